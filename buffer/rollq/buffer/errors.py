@@ -1,0 +1,88 @@
+"""The errors of rollq, one tree.
+
+RollqError
+ |- ConfigError          a setting, file or argument that makes no sense; says which and what is allowed
+ |- InvalidPrompt        a prompt line that cannot be used; names file and line
+ |- InvalidGroup         a result that cannot be trained on; names the field and the sample
+ |- CorruptFrame         bytes from Redis that fail their checksum or schema version
+ |- ServerError          the server cannot serve rollq
+ |   |- ServerUnavailable   nobody answers at the URL, or not in time
+ |   |- ServerRefused       wrong password, missing right, eviction policy, out of memory, read only
+ |- StoreLost            the run is not in this store (any more): it was flushed, restarted empty, or is another one
+ |- RunMismatch          the run exists with another model, tokenizer, schema or task settings
+ |- FencedError          the caller has been replaced: its epoch, attempt or nonce is old
+ |   |- TrainerHeld         another live trainer holds the run
+ |- StaleWorker          the worker's weights would already be too old at the next step
+ |- HistoryGone          the batches that a resume needs are no longer kept
+ |- CheckpointOverdue    too many batches are held for a checkpoint that does not come
+ |- ClaimTimeout         a batch did not fill in time; says what holds it back
+ |- WeightsError         weights that are missing, truncated or not the ones announced
+"""
+
+
+class RollqError(Exception):
+    """Base of every error that rollq raises on purpose."""
+
+
+class ConfigError(RollqError, ValueError):
+    """A setting, file or argument that makes no sense."""
+
+
+class InvalidPrompt(RollqError, ValueError):
+    """A prompt line that cannot be used."""
+
+
+class InvalidGroup(RollqError, ValueError):
+    """A generation result that cannot be trained on."""
+
+
+class CorruptFrame(RollqError, ValueError):
+    """Bytes that are not a frame of a known schema version, or fail their checksum."""
+
+
+class ServerError(RollqError):
+    """The Redis server cannot serve rollq."""
+
+
+class ServerUnavailable(ServerError, ConnectionError):
+    """Nobody answers at the URL, or not in time."""
+
+
+class ServerRefused(ServerError):
+    """The server answers, but refuses: password, rights, eviction policy, memory, role."""
+
+
+class StoreLost(RollqError):
+    """The store no longer holds this run, or holds another incarnation of it."""
+
+
+class RunMismatch(RollqError):
+    """The run exists, but with another model, tokenizer, schema or task settings."""
+
+
+class FencedError(RollqError):
+    """The caller was replaced: a newer trainer, attempt or nonce exists."""
+
+
+class TrainerHeld(FencedError):
+    """Another live trainer holds the run."""
+
+
+class StaleWorker(RollqError):
+    """The worker's weights would already be too old at the next step."""
+
+
+class HistoryGone(RollqError):
+    """The batches that a resume needs are no longer kept."""
+
+
+class CheckpointOverdue(RollqError):
+    """Too many batches are held for a checkpoint that does not come."""
+
+
+class ClaimTimeout(RollqError, TimeoutError):
+    """A batch did not fill in time."""
+
+
+class WeightsError(RollqError):
+    """Weights that are missing, truncated, or not the ones that were announced."""

@@ -1,0 +1,141 @@
+"""Every key that rollq owns: name, type, content, writer, lifetime. Nothing else in Python builds a key name.
+
+Keys of the run share the hash tag `{run}`, keys of a task `{run:task}`, so that a function finds all it touches in
+one slot. A group's own keys are also built inside the functions, by `group_key` and `rollout_key` of
+`lua/_common.lua`; a test holds the two to the same spelling.
+
+key                              type    content                                              writer      lifetime
+rollq:{run}:run                  hash    incarnation, schema, created_ms, fingerprints        admin       run
+rollq:{run}:tasks                set     task names                                           admin       run
+rollq:{run}:model_version        string  the live version, for people                         trainer     run
+rollq:{run}:model                hash    epoch, version, digest, uri, published_ms            trainer     run
+rollq:{run}:versions             hash    "epoch:version" -> digest, every one ever published  trainer     run
+rollq:{run}:trainer              hash    epoch, nonce, trainer_id, launch_id, deadline_ms     trainer     run
+rollq:{run}:workers              hash    worker -> its last report (JSON)                     worker      pruned after 1 h
+rollq:{run}:plan:<step>          hash    sizes per task and outcome of a step's claim         trainer     until checkpoint
+rollq:{run}:weights:<id>         string  one chunk of published weights                       trainer     last few versions
+rollq:{run}:events               channel wake-ups: put, publish, commit, admit                all         -
+rollq:{run:task}:clock           hash    what the task's functions check                      all         run
+rollq:{run:task}:progress        hash    cursor and cumulative counters                       functions   run
+rollq:{run:task}:<status>        zset    group ids                                            functions   run
+rollq:{run:task}:by_version      zset    completed + aborted by oldest version                functions   run
+rollq:{run:task}:suspects        zset    pending groups that a worker died with, by deaths    functions   run
+rollq:{run:task}:group:<id>      hash    one group's plain numbers, error, prompt             functions   until dropped
+rollq:{run:task}:rollout:<id>    hash    sample index -> frame                                functions   until dropped
+rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry                 functions   one lease
+rollq:{run:task}:manifest:<step> hash    the batch of a step, with cumulative counters        functions   until checkpoint
+"""
+
+import re
+from dataclasses import dataclass
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.schema import Status
+
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name`, or raise `ConfigError`: run and task names become part of keys and must be plain."""
+    if not NAME.fullmatch(name):
+        shown = name if len(name) <= 80 else name[:77] + "..."
+        raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """Keys of one run."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+
+    def _key(self, leaf: str) -> str:
+        return f"rollq:{{{self.run}}}:{leaf}"
+
+    @property
+    def info(self) -> str:
+        return self._key("run")
+
+    @property
+    def tasks(self) -> str:
+        return self._key("tasks")
+
+    @property
+    def model(self) -> str:
+        return self._key("model")
+
+    @property
+    def model_version(self) -> str:
+        return self._key("model_version")
+
+    @property
+    def versions(self) -> str:
+        return self._key("versions")
+
+    @property
+    def trainer(self) -> str:
+        return self._key("trainer")
+
+    @property
+    def workers(self) -> str:
+        return self._key("workers")
+
+    @property
+    def events(self) -> str:
+        return self._key("events")
+
+    def plan(self, step: int) -> str:
+        return self._key(f"plan:{step}")
+
+    def weights(self, epoch: int, version: int, part: int) -> str:
+        return self._key(f"weights:{epoch}:{version}:{part}")
+
+    def queue(self, pool: str | None = None) -> str:
+        """Name of the RQ queue of tickets (RQ puts `rq:queue:` before it)."""
+        return f"rollq-{self.run}" if pool is None else f"rollq-{self.run}-{check_name('pool', pool)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKeys:
+    """Keys of one task of one run."""
+
+    run: str
+    task: str
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+        check_name("task", self.task)
+
+    def _key(self, leaf: str) -> str:
+        return f"rollq:{{{self.run}:{self.task}}}:{leaf}"
+
+    @property
+    def clock(self) -> str:
+        return self._key("clock")
+
+    @property
+    def progress(self) -> str:
+        return self._key("progress")
+
+    @property
+    def by_version(self) -> str:
+        return self._key("by_version")
+
+    @property
+    def suspects(self) -> str:
+        return self._key("suspects")
+
+    def status(self, status: Status) -> str:
+        return self._key(status.value)
+
+    def group(self, group_id: int) -> str:
+        return self._key(f"group:{group_id}")
+
+    def rollout(self, group_id: int) -> str:
+        return self._key(f"rollout:{group_id}")
+
+    def manifest(self, step: int) -> str:
+        return self._key(f"manifest:{step}")

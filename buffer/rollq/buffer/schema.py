@@ -1,0 +1,175 @@
+"""What travels through rollq: prompts, samples, groups, leases and results, as frozen values.
+
+Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly its `response_ids`.
+`check_group` enforces it at the only door into the buffer (`Buffer.put`); everybody behind it relies on it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+NamedArrays = Mapping[str, npt.NDArray[Any]]
+
+NO_ARRAYS: NamedArrays = {}
+
+
+class Status(StrEnum):
+    """Where a group is. A group is in exactly one status set."""
+
+    PENDING = "pending"  # waits for a worker
+    RUNNING = "running"  # leased by a worker until a deadline
+    COMPLETED = "completed"  # ready to be trained
+    ABORTED = "aborted"  # interrupted; may hold partial tokens
+    EXPIRED = "expired"  # too stale; waits for a re-roll
+    FILTERED = "filtered"  # finished, but not worth training; kept for audit, capped
+    FAILED = "failed"  # out of attempts, invalid or quarantined; kept for audit, capped
+    CLAIMED = "claimed"  # handed to the trainer as part of a step's batch
+    ARCHIVED = "archived"  # trained; kept until a checkpoint covers it
+
+
+class SampleStatus(StrEnum):
+    """Where one sample of a group is. The values are the letters that Redis keeps, one per sample."""
+
+    PENDING = "p"  # nothing generated, or reset
+    COMPLETED = "c"  # finished and judged
+    ABORTED = "a"  # interrupted; its tokens may be continued
+    FAILED = "f"  # cannot be trained; the error says why
+
+
+class FinishReason(StrEnum):
+    """Why generation of a sample ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class VersionSpan(NamedTuple):
+    """`tokens` consecutive response tokens made by the weights (`epoch`, `version`)."""
+
+    epoch: int
+    version: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is asked once.
+
+    `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` are optional token
+    ids that win over it. `answer` is the reference that a judge compares with. `metadata` is free.
+    """
+
+    content: str | tuple[Mapping[str, Any], ...]
+    answer: Any = None
+    ids: tuple[int, ...] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """One stretch of model output with its context.
+
+    Shapes: `prompt_ids` int32 [P]; `response_ids` int32 [R]; `logprobs` float32 [R], behaviour logprobs in nats under
+    the distribution that was sampled from; `loss_mask` bool [R], False on what the environment wrote (None = all
+    True); `versions` cover R tokens in order. `arrays`: any named arrays, first dimension free.
+    """
+
+    prompt_ids: Int32Array
+    response_ids: Int32Array
+    logprobs: Float32Array
+    versions: tuple[VersionSpan, ...]
+    loss_mask: BoolArray | None = None
+    arrays: NamedArrays = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One trajectory: one or more segments that share one reward.
+
+    `sampling` holds every sampling parameter that was sent to the engine; `reward_parts` the named terms of `reward`.
+    """
+
+    segments: tuple[Segment, ...]
+    status: SampleStatus
+    finish_reason: FinishReason | None = None
+    reward: float | None = None
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    text: str = ""
+    error: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def response_tokens(self) -> int:
+        """Number of response tokens over all segments."""
+        return sum(len(segment.response_ids) for segment in self.segments)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Smallest version of any response token; None without tokens."""
+        return min((span.version for segment in self.segments for span in segment.versions), default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        """Largest version of any response token; None without tokens."""
+        return max((span.version for segment in self.segments for span in segment.versions), default=None)
+
+
+EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
+"""A sample of which nothing has been generated, or that was reset."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """One prompt and its samples, as the trainer gets them. `oldest_version` already counts dead epochs' tokens."""
+
+    task: str
+    group_id: int
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+    oldest_version: int
+    arrival: int
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lease:
+    """A worker's claim on one group until a deadline on the server's clock.
+
+    `samples` has one entry per sample: what earlier attempts left (completed, or aborted with partial tokens), else
+    `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. `suspect`: a worker died holding this group; `alone`: it
+    must be the only group in its engine.
+    """
+
+    task: str
+    group_id: int
+    attempt: int
+    nonce: str
+    tries: int
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+    step: int
+    evaluation: bool = False
+    suspect: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupResult:
+    """What a worker made of a lease. `filtered`: complete, but its filter found it not worth training."""
+
+    lease: Lease
+    samples: tuple[Sample, ...]
+    filtered: bool = False
+    error: str | None = None
+    generate_s: float = 0.0

@@ -1,0 +1,66 @@
+"""Settings that every role shares: the run, its server, its tasks. Read from `rollq.toml` by `rollq.cli.settings`.
+
+Unknown keys are errors everywhere. Each role adds its own section, defined in its own package.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, unknown keys refused, defaults validated."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RedisSettings(Settings):
+    """Where the servers are. `queue_url` defaults to `buffer_url`; passwords belong in `ROLLQ_REDIS_PASSWORD`."""
+
+    buffer_url: str = "redis://127.0.0.1:6379/0"
+    queue_url: str | None = None
+    password: SecretStr | None = None
+
+
+class TaskRules(Settings):
+    """What the buffer's functions need to know of a task; stored in its clock, the same for every role."""
+
+    batch_groups: int = Field(gt=0, description="groups of this task in one training batch")
+    group_size: int = Field(default=8, gt=0, le=1024, description="samples of one prompt")
+    max_staleness: int = Field(default=1, ge=0, description="how many syncs old a token may be when it is trained")
+    sync_weights_interval: int = Field(default=1, gt=0, description="train steps between two publications of weights")
+    order: Literal["staleness", "fifo"] = "staleness"
+    expiry: Literal["member", "group"] = "member"
+    expired: Literal["reroll", "drop"] = "reroll"
+    partial_rollout: bool = False
+    min_valid_samples: int | None = Field(default=None, gt=0, description="default: all of group_size")
+    max_tries: int = Field(default=3, gt=0, description="attempts that end in an engine error before a group fails")
+    max_deaths: int = Field(default=3, ge=2, description="workers that may die holding a group before it is quarantined")
+    lease_s: float = Field(default=30.0, gt=0)
+    audit_groups: int = Field(default=1000, ge=0, description="failed and filtered groups kept for audit, each")
+    max_uncheckpointed_steps: int = Field(default=100, gt=0)
+    resume: Literal["durable", "fresh"] = "durable"
+
+    @property
+    def stale_threshold(self) -> int:
+        """A token is too old when its staleness reaches this (train steps)."""
+        return (self.max_staleness + 1) * self.sync_weights_interval
+
+
+class TaskSettings(TaskRules):
+    """One task of `rollq.toml`: its prompts, its judge, its sampling, and the rules above."""
+
+    prompts: Path = Field(description="JSONL file")
+    prompt_field: str = "prompt"
+    answer_field: str = "answer"
+    on_bad_prompt: Literal["skip", "fail"] = "skip"
+    shuffle_seed: int = 0
+    judge: str = Field(default="exact_match", description="name of a built-in judge, or a dotted path of your own")
+    agent_loop: str = Field(default="single_turn", description="name of a built-in loop, or a dotted path of your own")
+    max_prompt_tokens: int = Field(default=4096, gt=0)
+    max_tokens: int = Field(default=1024, gt=0, description="new tokens of one sample")
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    stop: tuple[str, ...] = ()

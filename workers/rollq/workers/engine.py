@@ -1,0 +1,110 @@
+"""What a worker asks of an inference engine: token ids in; token ids, logprobs and version spans out.
+
+Invariant: every token returned carries the version of the weights that made it, and its logprob is of the
+distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on it.
+"""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rollq.buffer.schema import FinishReason, Float32Array, Int32Array, VersionSpan
+
+
+class WeightsVersion(NamedTuple):
+    """Identity of weights: after a rewind the same version number of a new epoch means other weights."""
+
+    epoch: int
+    version: int
+    digest: str
+
+
+class SwapMode(StrEnum):
+    """What happens to running requests when weights are swapped."""
+
+    WAIT = "wait"  # they finish on the old weights first
+    ABORT = "abort"  # they return what they have, finish reason `abort`
+    KEEP = "keep"  # they freeze, and go on under the new weights with a recomputed cache
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Every parameter of sampling, always sent explicitly. `top_k` 0 and `top_p` 1 mean no truncation."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as they are stored with the sample."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One sequence to generate. `prefix_ids` are response tokens that exist already (partial rollout); the engine goes
+    on after them and returns only what is new; `sampling.max_tokens` counts new tokens."""
+
+    prompt_ids: Int32Array
+    sampling: Sampling
+    prefix_ids: Int32Array | None = None
+    priority: int = 0  # smaller is sooner
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """New tokens of one request: `ids` int32 [R] with EOS included, `logprobs` float32 [R] in nats, `versions` covering R."""
+
+    ids: Int32Array
+    logprobs: Float32Array
+    versions: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+
+
+class EngineDead(RuntimeError):
+    """The engine cannot go on; the worker restarts it or exits."""
+
+
+class Engine(Protocol):
+    """An inference engine. All methods run on the worker's event loop."""
+
+    version: WeightsVersion
+
+    async def start(self) -> None:
+        """Load the model; afterwards `version` tells the weights that serve."""
+
+    async def generate(self, request: Request) -> Completion:
+        """Generate one sequence. Cancelling the task frees the request.
+
+        Raises `ValueError` for a request that can never work (a prompt longer than the context), `EngineDead` when
+        the engine is gone.
+        """
+
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+        """Serve the weights of directory `weights` (`model.safetensors`) as `version` from now on.
+
+        Raises `rollq.buffer.errors.WeightsError`, with the old weights still serving, when the directory does not hold
+        exactly the tensors (names and shapes) of the model.
+        """
+
+    async def close(self) -> None:
+        """Stop; running requests end with `EngineDead`."""
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer that loops and judges use."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Ids of a conversation through the chat template, ending where the assistant begins."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
