@@ -1,0 +1,90 @@
+"""What a run leaves on disk: a JSON line per train step (`metrics.jsonl`), one per look at the buffer (`depth.jsonl`).
+
+The trainer writes the first, whoever watches the run the second. A line that is still being written is skipped, and
+of a step that was trained again after a crash the last line counts, so a reader may look at any time.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+METRICS_FILE = "metrics.jsonl"
+DEPTH_FILE = "depth.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One train step. `rewards` is per task; `staleness_tokens` maps staleness to trained tokens."""
+
+    step: int
+    time_s: float  # seconds since 1970, when the step was committed
+    reward: float
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    tokens: int = 0
+    staleness_tokens: Mapping[int, int] = field(default_factory=dict)
+    wait_s: float = 0.0
+    train_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One look at the buffer. `depths`: task -> status -> groups; `progress`: task -> counter -> value; `workers`: name
+    -> its last report; `version`: the live weights, -1 before the first."""
+
+    time_s: float
+    depths: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    progress: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    version: int = -1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, one line of `depth.jsonl`."""
+        return {
+            "time_s": self.time_s,
+            "depths": {task: dict(statuses) for task, statuses in self.depths.items()},
+            "progress": {task: dict(counters) for task, counters in self.progress.items()},
+            "workers": {name: dict(report) for name, report in self.workers.items()},
+            "version": self.version,
+        }
+
+
+def read_steps(path: Path) -> list[StepRecord]:
+    """Steps of a `metrics.jsonl`, in order, each once. An absent file is a run that has not trained yet."""
+    steps = {int(line["step"]): _step(line) for line in read_lines(path)}
+    return [steps[step] for step in sorted(steps)]
+
+
+def read_snapshots(path: Path) -> list[Snapshot]:
+    """Looks of a `depth.jsonl`, in order."""
+    return [Snapshot(**line) for line in read_lines(path)]
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append one JSON line."""
+    with path.open("ab") as file:
+        file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """JSON objects of a file of lines; a last line without its newline is still being written and is left out."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n") and line.strip():
+            yield orjson.loads(line)
+
+
+def _step(line: Mapping[str, Any]) -> StepRecord:
+    return StepRecord(
+        step=int(line["step"]),
+        time_s=float(line["time_s"]),
+        reward=float(line["reward"]),
+        rewards={task: float(reward) for task, reward in line.get("rewards", {}).items()},
+        tokens=int(line.get("tokens", 0)),
+        staleness_tokens={int(age): int(tokens) for age, tokens in line.get("staleness_tokens", {}).items()},
+        wait_s=float(line.get("wait_s", 0.0)),
+        train_s=float(line.get("train_s", 0.0)),
+    )

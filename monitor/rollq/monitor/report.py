@@ -1,0 +1,212 @@
+"""The report of a finished run: `reward.png`, `staleness.png`, `depth.png`, an `index.html` that opens offline and
+shows them with the summary, and `report.json` with every number that was drawn.
+
+Pictures are drawn with matplotlib (extra `demo`) without a display. The page refers to nothing outside itself: images
+are embedded.
+"""
+
+import base64
+import html
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.schema import Status
+from rollq.monitor.records import Snapshot, StepRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#000000")
+SMOOTHING_STEPS = 20
+WORKING_STATUSES = tuple(
+    s.value for s in Status if s is not Status.ARCHIVED
+)  # the archive only grows: it would hide them
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2em auto; padding: 0 1em; color: #1b1b1b }}
+h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin-top: 2em }} img {{ width: 100%; border: 1px solid #ddd }}
+table {{ border-collapse: collapse }}
+td, th {{ padding: .15em 1.2em .15em 0; text-align: left; border-bottom: 1px solid #e5e5e5; vertical-align: top }}
+</style></head><body>
+<h1>{title}</h1>
+<table>{rows}</table>
+{figures}
+</body></html>
+"""
+
+
+def write_report(
+    folder: Path, title: str, summary: Mapping[str, Any], steps: Sequence[StepRecord], snapshots: Sequence[Snapshot]
+) -> Path:
+    """Write the report into `folder` (made when absent) and return the path of its page.
+
+    `summary` holds plain values; nested mappings become one table row per leaf. `summary["held_out"]`, when there,
+    maps `before` and `after` to a reward per task and is drawn into the reward curve.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, tuple[str, Callable[[], Figure]]] = {
+        "reward": ("Reward of the trained batches", lambda: reward_figure(steps, summary.get("held_out") or {})),
+        "staleness": ("Staleness of the trained tokens", lambda: staleness_figure(steps)),
+        "depth": ("Groups in the buffer", lambda: depth_figure(snapshots)),
+    }
+    parts = []
+    for name, (heading, draw) in figures.items():
+        path = folder / f"{name}.png"
+        draw().savefig(path, dpi=120)
+        image = base64.b64encode(path.read_bytes()).decode()
+        parts.append(f'<h2>{heading}</h2><img alt="{heading}" src="data:image/png;base64,{image}">')
+    (folder / "report.json").write_bytes(
+        orjson.dumps(report_data(summary, steps, snapshots), option=orjson.OPT_INDENT_2)
+    )
+    page = folder / "index.html"
+    rows = "".join(
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in _rows(summary)
+    )
+    page.write_text(PAGE.format(title=html.escape(title), rows=rows, figures="\n".join(parts)), encoding="utf-8")
+    return page
+
+
+def report_data(
+    summary: Mapping[str, Any], steps: Sequence[StepRecord], snapshots: Sequence[Snapshot]
+) -> dict[str, Any]:
+    """Everything that the page shows, as plain values; the curves as columns of equal length."""
+    return {
+        "summary": dict(summary),
+        "reward": {
+            "step": [s.step for s in steps],
+            "mean": [s.reward for s in steps],
+            "tasks": {task: [s.rewards.get(task) for s in steps] for task in _tasks(steps)},
+        },
+        "staleness": {
+            "step": [s.step for s in steps],
+            "tokens": {str(age): [s.staleness_tokens.get(age, 0) for s in steps] for age in _ages(steps)},
+        },
+        "depth": {
+            "time_s": [s.time_s for s in snapshots],
+            "tasks": {
+                task: {
+                    status.value: [s.depths.get(task, {}).get(status.value, 0) for s in snapshots] for status in Status
+                }
+                for task in sorted({task for s in snapshots for task in s.depths})
+            },
+        },
+        "steps": [
+            {"step": s.step, "time_s": s.time_s, "tokens": s.tokens, "wait_s": s.wait_s, "train_s": s.train_s}
+            for s in steps
+        ],
+    }
+
+
+def reward_figure(steps: Sequence[StepRecord], held_out: Mapping[str, Mapping[str, float]]) -> "Figure":
+    """Reward per step and task (pale), its running mean (bold), and held-out reward before and after (dots)."""
+    figure = _figure()
+    axes = figure.subplots()
+    last = steps[-1].step if steps else 1
+    for colour, task in zip(COLOURS, _tasks(steps), strict=False):
+        numbers = [s.step for s in steps if task in s.rewards]
+        rewards = [s.rewards[task] for s in steps if task in s.rewards]
+        axes.plot(numbers, rewards, color=colour, alpha=0.2, linewidth=0.8)
+        axes.plot(numbers, running_mean(rewards, SMOOTHING_STEPS), color=colour, linewidth=2, label=task)
+        ends = {step: held_out.get(when, {}).get(task) for step, when in ((0, "before"), (last, "after"))}
+        known = {step: reward for step, reward in ends.items() if reward is not None}
+        if known:
+            label = f"{task}, held-out"
+            axes.plot(list(known), list(known.values()), "o", color=colour, markeredgecolor="black", label=label)
+    axes.set(xlabel="train step", ylabel=f"mean reward (line: mean of {SMOOTHING_STEPS} steps)", ylim=(-0.02, 1.02))
+    _finish(axes)
+    return figure
+
+
+def staleness_figure(steps: Sequence[StepRecord]) -> "Figure":
+    """Share of trained tokens by staleness, as stacked areas over the steps."""
+    figure = _figure()
+    axes = figure.subplots()
+    ages = _ages(steps)
+    if ages:
+        shares = [running_mean([_share(step, age) for step in steps], SMOOTHING_STEPS) for age in ages]
+        labels = [f"staleness {age}" + (" (on policy)" if age == 0 else "") for age in ages]
+        axes.stackplot([s.step for s in steps], shares, labels=labels, colors=COLOURS[: len(ages)], alpha=0.8)
+    axes.set(xlabel="train step", ylabel=f"share of trained tokens (mean of {SMOOTHING_STEPS} steps)", ylim=(0, 1))
+    _finish(axes)
+    return figure
+
+
+def depth_figure(snapshots: Sequence[Snapshot]) -> "Figure":
+    """Groups per status over time, one panel per task; the archive, which only grows, is left out."""
+    tasks = _buffer_tasks(snapshots) or ["no task"]
+    figure = _figure(height_in=1.2 + 2.8 * len(tasks))
+    start_s = snapshots[0].time_s if snapshots else 0.0
+    times = [s.time_s - start_s for s in snapshots]
+    for axes, task in zip(figure.subplots(len(tasks), sharex=True, squeeze=False)[:, 0], tasks, strict=True):
+        for colour, status in zip(COLOURS, WORKING_STATUSES, strict=False):
+            depths = _depths(snapshots, task, status)
+            if any(depths):
+                axes.plot(times, depths, color=colour, linewidth=1.6, label=status)
+        axes.set(ylabel=f"{task}: groups")
+        axes.set_ylim(bottom=0)
+        _finish(axes)
+    axes.set_xlabel("seconds since the start")
+    return figure
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and the up to `window - 1` values before it."""
+    means, total = [], 0.0
+    for i, value in enumerate(values):
+        total += value - (values[i - window] if i >= window else 0.0)
+        means.append(total / min(i + 1, window))
+    return means
+
+
+def _figure(height_in: float = 4.5) -> "Figure":
+    try:
+        from matplotlib.figure import Figure  # not pyplot: no display, no global state
+    except ImportError as error:
+        raise ConfigError("the report's pictures need matplotlib: pip install 'rollq[demo]'") from error
+    return Figure(figsize=(9.0, height_in), layout="constrained")
+
+
+def _finish(axes: Any) -> None:
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _tasks(steps: Sequence[StepRecord]) -> list[str]:
+    return sorted({task for step in steps for task in step.rewards})
+
+
+def _ages(steps: Sequence[StepRecord]) -> list[int]:
+    return sorted({age for step in steps for age in step.staleness_tokens})
+
+
+def _share(step: StepRecord, age: int) -> float:
+    return step.staleness_tokens.get(age, 0) / max(1, sum(step.staleness_tokens.values()))
+
+
+def _buffer_tasks(snapshots: Sequence[Snapshot]) -> list[str]:
+    return sorted({task for snapshot in snapshots for task in snapshot.depths})
+
+
+def _depths(snapshots: Sequence[Snapshot], task: str, status: str) -> list[int]:
+    return [snapshot.depths.get(task, {}).get(status, 0) for snapshot in snapshots]
+
+
+def _rows(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for name, value in values.items():
+        label = f"{prefix}{name}".replace("_", " ")
+        rows += _rows(value, f"{label}, ") if isinstance(value, Mapping) else [(label, _shown(value))]
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    return f"{value:,}" if type(value) is int else str(value)

@@ -1,0 +1,20 @@
+"""Takes a `Snapshot` of a run through the buffer's read-only calls."""
+
+import time
+
+from rollq.buffer.replay import Buffer
+
+from rollq.monitor.records import Snapshot
+
+
+def take_snapshot(buffer: Buffer) -> Snapshot:
+    """Depths, counters, workers and live version as they are now."""
+    counts = [buffer.counts(task) for task in buffer.tasks()]
+    live = buffer.live_model()
+    return Snapshot(
+        time_s=time.time(),
+        depths={c.task: {status.value: n for status, n in c.statuses.items()} for c in counts},
+        progress={c.task: dict(c.progress) for c in counts},
+        workers=buffer.workers(),
+        version=live.version if live else -1,
+    )
