@@ -1,0 +1,140 @@
+"""What a group must be to enter the buffer. `Buffer.put` asks here; everybody behind it relies on the answer.
+
+A good group is the common case and is checked in one pass over all its samples, with few numpy calls: a call on a
+short array costs about as much as the rest of its sample. Only a bad one is searched for the offender.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.schema import Sample, SampleStatus, Segment
+
+LOGPROB_TOLERANCE = 1e-3
+"""A logprob may exceed 0 by this: float32 rounding of a log-softmax, not a wrong sign."""
+
+_INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
+
+
+def check_group(samples: Sequence[Sample], *, group_size: int, vocab_size: int | None = None) -> None:
+    """Raise `InvalidGroup`, naming the sample and the field, unless every sample can be trained on or kept.
+
+    Every sample: arrays of the dtype and shape that `Segment` states; logprobs, loss mask and version spans that cover
+    the response ids; finite logprobs, not above 0; ids from 0 and below `vocab_size`; versions from 0; a reward that
+    is finite or absent. A completed sample also has response ids and a reward.
+    """
+    if len(samples) != group_size:
+        raise InvalidGroup(f"the group has {len(samples)} samples, its task's group_size is {group_size}")
+    for index, sample in enumerate(samples):
+        problem = _sample_problem(sample)
+        if problem is not None:
+            raise InvalidGroup(f"sample {index}: {problem}")
+    segments = [segment for sample in samples for segment in sample.segments]
+    if segments and not (_ids_are_good(segments, vocab_size) and _logprobs_are_good(segments)):
+        raise InvalidGroup(_bad_value(samples, vocab_size))
+
+
+def _sample_problem(sample: Sample) -> str | None:
+    """Return what is wrong with the form of a sample; the values in its arrays are looked at for all at once."""
+    response_tokens = 0
+    for index, segment in enumerate(sample.segments):
+        problem = _segment_problem(segment)
+        if problem is not None:
+            return f"segments[{index}].{problem}" if len(sample.segments) > 1 else problem
+        response_tokens += len(segment.response_ids)
+    if sample.status is SampleStatus.COMPLETED:
+        if response_tokens == 0:
+            return "response_ids is empty in a completed sample"
+        if sample.reward is None:
+            return "reward is missing in a completed sample"
+    if sample.reward is not None and not _is_finite(sample.reward):
+        return f"reward is {sample.reward!r}, a finite number is needed"
+    for name, part in sample.reward_parts.items():
+        if not _is_finite(part):
+            return f"reward_parts[{name!r}] is {part!r}, a finite number is needed"
+    return None
+
+
+def _segment_problem(segment: Segment) -> str | None:
+    prompt, response, logprobs, mask = segment.prompt_ids, segment.response_ids, segment.logprobs, segment.loss_mask
+    if not (_is_vector(prompt, _INT32) and _is_vector(response, _INT32) and _is_vector(logprobs, _FLOAT32)):
+        return _wrong_vector(
+            prompt_ids=(prompt, _INT32), response_ids=(response, _INT32), logprobs=(logprobs, _FLOAT32)
+        )
+    count = len(response)
+    if len(logprobs) != count:
+        return f"logprobs has {len(logprobs)} entries for {count} response_ids"
+    if count and not len(prompt):
+        return "prompt_ids is empty: the first response token follows nothing"
+    if mask is not None:
+        if not _is_vector(mask, _BOOL):
+            return _wrong_vector(loss_mask=(mask, _BOOL))
+        if len(mask) != count:
+            return f"loss_mask has {len(mask)} entries for {count} response_ids"
+    covered = 0
+    for span in segment.versions:
+        epoch, version, tokens = span
+        if type(epoch) is not int or type(version) is not int or type(tokens) is not int:
+            return f"versions holds {span!r}, three plain ints are needed"
+        if epoch < 0 or version < 0 or tokens <= 0:
+            return f"versions holds {span!r}: epoch and version count from 0, tokens from 1"
+        covered += tokens
+    return None if covered == count else f"versions cover {covered} tokens of {count} response_ids"
+
+
+def _is_vector(array: Any, dtype: np.dtype[Any]) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == 1
+
+
+def _wrong_vector(**fields: tuple[Any, np.dtype[Any]]) -> str:
+    for name, (array, dtype) in fields.items():
+        if not _is_vector(array, dtype):
+            found = f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            return f"{name} is {found}, a one-dimensional numpy array of {dtype} is needed"
+    raise AssertionError("called without a wrong vector")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _ids_are_good(segments: Sequence[Segment], vocab_size: int | None) -> bool:
+    ids = np.concatenate([array for segment in segments for array in (segment.prompt_ids, segment.response_ids)])
+    # as unsigned, a negative id is larger than every vocabulary: one reduction instead of two
+    limit = 1 << 31 if vocab_size is None else vocab_size
+    return not len(ids) or int(ids.view(np.uint32).max()) < limit
+
+
+def _logprobs_are_good(segments: Sequence[Segment]) -> bool:
+    logprobs = np.concatenate([segment.logprobs for segment in segments])
+    # NaN comes through both reductions, and fails both comparisons
+    return not len(logprobs) or bool(logprobs.min() > -math.inf and logprobs.max() <= LOGPROB_TOLERANCE)
+
+
+def _bad_value(samples: Sequence[Sample], vocab_size: int | None) -> str:
+    """Name the first id or logprob that is out of range."""
+    top = (1 << 31) - 1 if vocab_size is None else vocab_size - 1
+    rules: dict[str, tuple[Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], str]] = {
+        "prompt_ids": (lambda ids: (ids < 0) | (ids > top), f"ids go from 0 to {top}"),
+        "response_ids": (lambda ids: (ids < 0) | (ids > top), f"ids go from 0 to {top}"),
+        "logprobs": (
+            lambda logprobs: ~(np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)),
+            "a finite number, not above 0, is needed",
+        ),
+    }
+    for sample_index, sample in enumerate(samples):
+        for segment_index, segment in enumerate(sample.segments):
+            owner = f"segments[{segment_index}]." if len(sample.segments) > 1 else ""
+            for name, (is_bad, rule) in rules.items():
+                array = getattr(segment, name)
+                bad = np.flatnonzero(is_bad(array))
+                if len(bad):
+                    return f"sample {sample_index}: {owner}{name}[{bad[0]}] is {array[bad[0]]}; {rule}"
+    raise AssertionError("called without a bad value")

@@ -1,0 +1,270 @@
+"""One sample as one frame of bytes, and one prompt as JSON: what Redis stores of them.
+
+A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX.size:])` reads it.
+
+    prefix         16 bytes, little endian: magic, version of this layout, length and CRC-32 of all that follows
+    header         8 bytes of length, then JSON: tensor name -> dtype, shape, offsets; padded to 8 bytes
+    ids            int32    prompt and response ids of every segment, one after the other
+    logprobs       float32  of every response id
+    loss_mask      bool     of every response id; absent when no segment has a mask
+    s<i>/<name>    any      the named arrays of segment i
+    meta           uint8    JSON: lengths and version spans of the segments, and everything else of the sample
+
+Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: whatever bytes
+arrive, `decode_sample` returns a sample or raises `CorruptFrame`.
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from rollq.buffer.checks import check_group
+from rollq.buffer.errors import CorruptFrame, InvalidGroup
+from rollq.buffer.schema import FinishReason, Sample, SampleStatus, Segment, VersionSpan
+
+MAGIC = b"RQSF"
+FRAME_VERSION = 1
+PREFIX = struct.Struct("<4sIII")
+MAX_FRAME_BYTES = 512 << 20
+"""Redis keeps no longer string."""
+
+_HEADER_LENGTH = struct.Struct("<Q")
+_HEADER_AT = PREFIX.size + _HEADER_LENGTH.size
+_DTYPES = {
+    tag: np.dtype(code)
+    for tag, code in {
+        "F64": "<f8", "F32": "<f4", "F16": "<f2", "C64": "<c8", "BOOL": "?",
+        "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
+    }.items()
+}  # fmt: skip
+_TAGS = {dtype: tag for tag, dtype in _DTYPES.items()}
+_STATUSES = {status.value: status for status in SampleStatus}
+_REASONS: dict[str | None, FinishReason | None] = {None: None, **{reason.value: reason for reason in FinishReason}}
+
+_Tensor = tuple[str, str, list[int], list[Any]]
+"""Name, safetensors dtype, shape, and the buffers that make up its data."""
+
+
+def encode_group(
+    samples: Sequence[Sample], *, group_size: int, vocab_size: int | None = None, max_bytes: int | None = None
+) -> list[bytes]:
+    """Check a group (see `check_group`) and return one frame per sample.
+
+    Raises `InvalidGroup` also when the frames together exceed `max_bytes`.
+    """
+    check_group(samples, group_size=group_size, vocab_size=vocab_size)
+    frames = []
+    for index, sample in enumerate(samples):
+        try:
+            frames.append(encode_sample(sample))
+        except InvalidGroup as error:
+            raise InvalidGroup(f"sample {index}: {error}") from error
+    total_bytes = sum(map(len, frames))
+    if max_bytes is not None and total_bytes > max_bytes:
+        raise InvalidGroup(f"the group takes {total_bytes} bytes encoded, more than the limit of {max_bytes} bytes")
+    return frames
+
+
+def encode_sample(sample: Sample) -> bytes:
+    """Return the frame of a sample that passed `check_group`.
+
+    `sampling` and `extra` are kept as JSON: tuples come back as lists, numpy scalars as numbers, NaN as None.
+    Raises `InvalidGroup`, naming the field, for what a frame cannot hold: an array of a dtype that safetensors
+    lacks, or a value that is not JSON.
+    """
+    ids: list[Any] = []
+    logprobs: list[Any] = []
+    layout = []
+    id_count = response_count = 0
+    for segment in sample.segments:
+        prompt, response = segment.prompt_ids, segment.response_ids
+        ids += (_contiguous(prompt), _contiguous(response))
+        logprobs.append(_contiguous(segment.logprobs))
+        layout.append(
+            (len(prompt), len(response), [tuple(span) for span in segment.versions], segment.loss_mask is not None)
+        )
+        id_count += len(prompt) + len(response)
+        response_count += len(response)
+    meta = _encode_meta(sample, layout)
+    tensors: list[_Tensor] = [("ids", "I32", [id_count], ids), ("logprobs", "F32", [response_count], logprobs)]
+    if any(entry[3] for entry in layout):
+        tensors.append(("loss_mask", "BOOL", [response_count], [_mask(segment) for segment in sample.segments]))
+    tensors.append(("meta", "U8", [len(meta)], [meta]))
+    if any(segment.arrays for segment in sample.segments):
+        tensors += _named_arrays(sample.segments)
+        tensors.sort(key=lambda tensor: -_DTYPES[tensor[1]].itemsize)
+    return _pack(tensors)
+
+
+def decode_sample(frame: bytes) -> Sample:
+    """Return the sample of a frame. Its arrays are read-only views of `frame`.
+
+    Raises `CorruptFrame` for anything but a whole and unchanged frame of a known version.
+    """
+    header_length = _check_prefix(frame)
+    start = _HEADER_AT + header_length
+    try:
+        header = orjson.loads(frame[_HEADER_AT:start])
+        begin, end = header.pop("meta")["data_offsets"]
+        meta = orjson.loads(frame[start + begin : start + end])
+        arrays = {name: _view(frame, start, entry) for name, entry in header.items()}
+        return _build_sample(meta, arrays)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CorruptFrame(
+            f"frame of {len(frame)} bytes: the checksum is right, but the content is not a sample: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def _mask(segment: Segment) -> Any:
+    """A segment without a mask beside one that has one: all True, so that the tensor covers every response id."""
+    return b"\1" * len(segment.response_ids) if segment.loss_mask is None else _contiguous(segment.loss_mask)
+
+
+def _encode_meta(sample: Sample, layout: list[Any]) -> bytes:
+    meta = {
+        "segments": layout,
+        "status": sample.status,
+        "finish_reason": sample.finish_reason,
+        "reward": None if sample.reward is None else float(sample.reward),
+        "reward_parts": {name: float(part) for name, part in sample.reward_parts.items()},
+        "text": sample.text,
+        "error": sample.error,
+        "sampling": sample.sampling,
+        "extra": sample.extra,
+    }
+    try:
+        return orjson.dumps(meta, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        raise InvalidGroup(_not_json(meta)) from None
+
+
+def _not_json(fields: Mapping[str, Any]) -> str:
+    """Say which field orjson cannot write, and why."""
+    for name, value in fields.items():
+        try:
+            orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+        except TypeError as error:
+            return f"{name} cannot be written as JSON: {error}"
+    raise AssertionError("each field alone is JSON, so all together are")
+
+
+def _named_arrays(segments: Sequence[Segment]) -> list[_Tensor]:
+    tensors: list[_Tensor] = []
+    for index, segment in enumerate(segments):
+        for name, array in segment.arrays.items():
+            tag = _TAGS.get(array.dtype) if isinstance(array, np.ndarray) else None
+            if tag is None:
+                found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+                raise InvalidGroup(
+                    f"segments[{index}].arrays[{name!r}] is {found}; a numpy array of a little-endian "
+                    f"dtype among {', '.join(_TAGS.values())} is needed"
+                )
+            tensors.append((f"s{index}/{name}", tag, list(array.shape), [_contiguous(array)]))
+    return tensors
+
+
+def _pack(tensors: list[_Tensor]) -> bytes:
+    header = {}
+    buffers = []
+    offset = 0
+    for name, tag, shape, data in tensors:
+        end = offset + sum([len(part) if type(part) is bytes else part.nbytes for part in data])
+        header[name] = {"dtype": tag, "shape": shape, "data_offsets": (offset, end)}
+        buffers += data
+        offset = end
+    try:
+        encoded = orjson.dumps(header)
+    except TypeError as error:
+        raise InvalidGroup(f"the name of an array cannot be written as JSON: {error}") from None
+    encoded += b" " * (-len(encoded) % 8)
+    body = b"".join((_HEADER_LENGTH.pack(len(encoded)), encoded, *buffers))
+    if len(body) > MAX_FRAME_BYTES - PREFIX.size:
+        raise InvalidGroup(f"a frame of {len(body)} bytes exceeds the {MAX_FRAME_BYTES} bytes of a Redis string")
+    return PREFIX.pack(MAGIC, FRAME_VERSION, len(body), zlib.crc32(body)) + body
+
+
+def _check_prefix(frame: bytes) -> int:
+    """Return the length of the safetensors header of an intact frame."""
+    size = len(frame)
+    if size < _HEADER_AT:
+        raise CorruptFrame(f"frame of {size} bytes is truncated: its prefix alone takes {_HEADER_AT}")
+    magic, version, length, checksum = PREFIX.unpack_from(frame)
+    if magic != MAGIC:
+        raise CorruptFrame(f"frame of {size} bytes begins with {magic!r}, not with {MAGIC!r}: it is not rollq's")
+    if version != FRAME_VERSION:
+        raise CorruptFrame(
+            f"frame of {size} bytes has schema version {version}, this rollq reads {FRAME_VERSION}: "
+            "use the version of rollq that wrote it"
+        )
+    if length != size - PREFIX.size:
+        raise CorruptFrame(f"frame of {size} bytes should have {length + PREFIX.size}: it was truncated or extended")
+    found = zlib.crc32(memoryview(frame)[PREFIX.size :])
+    if found != checksum:
+        raise CorruptFrame(
+            f"frame of {size} bytes has CRC-32 {found:#010x} instead of {checksum:#010x}: it was changed"
+        )
+    header_length: int = _HEADER_LENGTH.unpack_from(frame, PREFIX.size)[0]
+    if header_length > size - _HEADER_AT:
+        raise CorruptFrame(f"frame of {size} bytes claims a header of {header_length} bytes at byte {_HEADER_AT}")
+    return header_length
+
+
+def _view(frame: bytes, start: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """Return one tensor of the blob whose data begins at byte `start`."""
+    dtype = _DTYPES[entry["dtype"]]
+    begin, end = entry["data_offsets"]
+    count, odd_bytes = divmod(end - begin, dtype.itemsize)
+    if begin < 0 or count < 0 or odd_bytes:
+        raise ValueError(f"data offsets {begin} and {end} do not fit {dtype}")
+    array = np.frombuffer(frame, dtype, count, start + begin)
+    shape = entry["shape"]
+    return array if shape == [count] else array.reshape(shape)
+
+
+def _build_sample(meta: Mapping[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Sample:
+    ids, logprobs = arrays.pop("ids"), arrays.pop("logprobs")
+    masks = arrays.pop("loss_mask", logprobs)
+    named: list[dict[str, npt.NDArray[Any]]] = [{} for _ in meta["segments"]]
+    for key, array in arrays.items():
+        index, _, name = key.partition("/")
+        named[int(index[1:])][name] = array
+    segments = []
+    ids_at = response_at = 0
+    for (prompt_length, response_length, spans, masked), extra in zip(meta["segments"], named, strict=True):
+        response_ids_at = ids_at + prompt_length
+        response_end = response_at + response_length
+        segments.append(
+            Segment(
+                ids[ids_at:response_ids_at],
+                ids[response_ids_at : response_ids_at + response_length],
+                logprobs[response_at:response_end],
+                tuple([VersionSpan(*span) for span in spans]),
+                masks[response_at:response_end] if masked else None,
+                extra,
+            )
+        )
+        ids_at, response_at = response_ids_at + response_length, response_end
+    if ids_at != len(ids) or response_at != len(logprobs):
+        raise ValueError(f"lengths add up to {ids_at} ids and {response_at} logprobs of {len(ids)} and {len(logprobs)}")
+    return Sample(
+        tuple(segments),
+        _STATUSES[meta["status"]],
+        _REASONS[meta["finish_reason"]],
+        meta["reward"],
+        meta["reward_parts"],
+        meta["text"],
+        meta["error"],
+        meta["sampling"],
+        meta["extra"],
+    )
