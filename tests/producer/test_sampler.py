@@ -1,0 +1,88 @@
+import logging
+
+import pytest
+
+from rollq.buffer.errors import InvalidPrompt
+from rollq.buffer.schema import Prompt
+from rollq.producer.sampler import Sampler, shuffled
+
+
+class Rows:
+    """A source of `rows` prompts named by their row, of which `bad` cannot be used."""
+
+    def __init__(self, rows: int, bad: frozenset[int] = frozenset()) -> None:
+        self.rows = rows
+        self.bad = bad
+
+    def prompt(self, row: int) -> Prompt:
+        if row in self.bad:
+            raise InvalidPrompt(f"rows:{row + 1}: bad")
+        return Prompt(content=str(row))
+
+
+def contents(found: list[tuple[Prompt, int]]) -> list[str]:
+    return [str(prompt.content) for prompt, _ in found]
+
+
+def test_every_pass_holds_every_row_once_in_another_order() -> None:
+    sampler = Sampler(Rows(50), (7,), "skip")
+    first, second = contents(sampler.prompts_from(0, 50)), contents(sampler.prompts_from(50, 50))
+    assert sorted(first) == sorted(second) == sorted(map(str, range(50)))
+    assert first != second
+    assert first != list(map(str, range(50)))
+
+
+def test_the_order_depends_on_the_seeds_alone() -> None:
+    assert contents(Sampler(Rows(50), (7, 1), "skip").prompts_from(0, 80)) == contents(
+        Sampler(Rows(50), (7, 1), "skip").prompts_from(0, 80)
+    )
+    assert contents(Sampler(Rows(50), (7, 1), "skip").prompts_from(0, 50)) != contents(
+        Sampler(Rows(50), (7, 2), "skip").prompts_from(0, 50)
+    )
+
+
+def test_the_order_is_pinned_across_versions_and_machines() -> None:
+    assert shuffled(8, (0, 0)).tolist() == [4, 0, 1, 7, 6, 2, 5, 3]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 9, 10, 11, 25])
+def test_a_restart_at_any_cursor_continues_with_the_identical_suffix(cut: int) -> None:
+    source = Rows(10, bad=frozenset({2, 7}))
+    whole = Sampler(source, (3,), "skip").prompts_from(0, 30)
+    cursor = whole[cut - 1][1] if cut else 0
+    assert Sampler(source, (3,), "skip").prompts_from(cursor, 30 - cut) == whole[cut:]
+
+
+def test_bad_rows_are_skipped_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = Sampler(Rows(10, bad=frozenset({2, 7})), (3,), "skip")
+    with caplog.at_level(logging.WARNING):
+        found = sampler.prompts_from(0, 24)
+    assert not {"2", "7"} & set(contents(found))
+    assert found[-1][1] >= 29
+    assert sampler.bad_rows == {2, 7}
+    assert sorted(record.message for record in caplog.records) == [
+        "prompt skipped: rows:3: bad",
+        "prompt skipped: rows:8: bad",
+    ]
+
+
+def test_a_bad_row_is_fatal_by_setting() -> None:
+    with pytest.raises(InvalidPrompt, match="rows:3: bad"):
+        Sampler(Rows(10, bad=frozenset({2})), (3,), "fail").prompts_from(0, 10)
+
+
+def test_a_source_without_any_usable_row_is_an_error_and_not_an_endless_loop() -> None:
+    with pytest.raises(InvalidPrompt, match="none of the 3 rows can be used; the last one: rows:"):
+        Sampler(Rows(3, bad=frozenset({0, 1, 2})), (3,), "skip").prompts_from(0, 1)
+
+
+def test_a_flood_of_bad_rows_is_logged_only_at_its_start(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = Sampler(Rows(1000, bad=frozenset(range(1, 1000))), (3,), "skip")
+    with caplog.at_level(logging.WARNING):
+        sampler.prompts_from(0, 2)
+    assert len(caplog.records) == 101
+    assert len(sampler.bad_rows) == 999
+
+
+def test_a_negative_seed_is_a_seed_like_any_other() -> None:
+    assert sorted(shuffled(100, (-1, 2)).tolist()) == list(range(100))
