@@ -60,7 +60,8 @@ def _problem(prompt: Prompt) -> str | None:
     if not isinstance(content, str | tuple):
         return f"content is {type(content).__name__}, a text or a tuple of chat messages is needed"
     if isinstance(content, tuple):
-        for index, message in enumerate(content):
+        messages: tuple[Any, ...] = content
+        for index, message in enumerate(messages):
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 return f'content[{index}] is {message!r:.80}, a message {{"role": ..., "content": ...}} is needed'
     if ids is not None:
@@ -77,4 +78,4 @@ def _problem(prompt: Prompt) -> str | None:
 
 
 def _is_id(token: Any) -> bool:
-    return isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= token < 1 << 31
+    return isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= int(token) < 1 << 31
