@@ -1,0 +1,113 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollq.cli.processes import MAX_RESTARTS, Role, RoleFailed, Supervisor, describe_exit
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+STUBBORN = (
+    sys.executable,
+    "-c",
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",
+)
+PARENT = """
+import sys, time
+from pathlib import Path
+from rollq.cli.processes import Supervisor
+with Supervisor(Path(sys.argv[1]), {}) as supervisor:
+    role = supervisor.start("sleeper", ["/bin/sh", "-c", "sleep 600 & sleep 600"])
+    print(supervisor.group, flush=True)
+    time.sleep(600)
+"""
+
+
+def eventually(happened: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < deadline_s, "it did not happen within 10 s"
+        time.sleep(0.01)
+
+
+def wait(role: Role) -> None:
+    assert role.process is not None
+    role.process.wait()
+
+
+def alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> object:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_a_dead_role_is_started_again_and_told(tmp_path: Path) -> None:
+    with Supervisor(tmp_path, os.environ) as supervisor:
+        role = supervisor.start("sleeper", SLEEP)
+        assert supervisor.restart_dead() == []
+        assert role.process is not None
+        first = role.process
+        first.kill()
+        first.wait()
+        assert supervisor.restart_dead() == ["sleeper died (SIGKILL) and was started again"]
+        assert role.process.pid != first.pid
+
+
+def test_a_role_that_finishes_is_left_alone_but_only_when_it_may(tmp_path: Path) -> None:
+    with Supervisor(tmp_path, os.environ) as supervisor:
+        trainer = supervisor.start("trainer", (sys.executable, "-c", ""), finishes=True)
+        worker = supervisor.start("worker", (sys.executable, "-c", ""))
+        wait(trainer)
+        wait(worker)
+        assert supervisor.restart_dead() == ["worker died (exit status 0) and was started again"]
+        assert trainer.finished
+        assert not worker.finished
+
+
+def test_a_role_that_keeps_dying_fails_with_the_end_of_its_log(tmp_path: Path) -> None:
+    with Supervisor(tmp_path, os.environ) as supervisor:
+        role = supervisor.start("broken", (sys.executable, "-c", "raise SystemExit('no such model')"))
+        for _ in range(MAX_RESTARTS):
+            wait(role)
+            supervisor.restart_dead()
+        wait(role)
+        with pytest.raises(RoleFailed, match=r"(?s)broken died 6 times.*exit status 1.*no such model"):
+            supervisor.restart_dead()
+
+
+def test_stopping_kills_children_that_ignore_it_and_their_children(tmp_path: Path) -> None:
+    with Supervisor(tmp_path, os.environ) as supervisor:
+        role = supervisor.start("stubborn", STUBBORN)
+        supervisor.start("parent", ["/bin/sh", "-c", "sleep 600 & sleep 600"])
+        group = supervisor.group
+        eventually(lambda: "deaf" in supervisor.log(role).read_text())
+    eventually(lambda: not alive(group))
+
+
+def test_children_and_grandchildren_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        group = int(parent.stdout.readline())
+        assert alive(group)
+        parent.kill()
+    eventually(lambda: not alive(group))
+
+
+def test_exits_are_told_in_words() -> None:
+    assert describe_exit(3) == "exit status 3"
+    assert describe_exit(-9) == "SIGKILL"
