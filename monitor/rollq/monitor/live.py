@@ -11,7 +11,6 @@ from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +20,7 @@ from rollq.monitor.records import Snapshot, StepRecord
 BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT_STEPS = 20
 SPARKLINE_WIDTH = 46
+BAR_WIDTH = 78
 SHOWN_NOTES = 3
 SHOWN_TASKS = 2
 SHOWN_WORKERS = 4
@@ -123,9 +123,9 @@ def _headline(view: LiveView) -> Text:
     )
 
 
-def _progress(view: LiveView) -> ProgressBar:
-    step = view.steps[-1].step if view.steps else 0
-    return ProgressBar(total=view.total_steps, completed=step, width=78)
+def _progress(view: LiveView) -> Text:
+    done = BAR_WIDTH * (view.steps[-1].step if view.steps else 0) // view.total_steps
+    return Text.assemble(("━" * done, "green"), ("─" * (BAR_WIDTH - done), "dim"))
 
 
 def _reward_table(steps: Sequence[StepRecord]) -> Table:
