@@ -1,0 +1,150 @@
+"""The control loop of a producer process: looks at every task of the run, and schedules what may be scheduled now.
+
+The loop carries no data and keeps no state of its own: what is scheduled, the cursor and who is dead are decided by
+the buffer's functions, so any number of producers may run and any of them may die at any instant.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rollq.buffer.errors import ServerUnavailable
+from rollq.buffer.replay import Buffer, Counts
+from rollq.buffer.schema import Status
+from rollq.buffer.settings import TaskRules
+from rollq.producer.journal import Journal
+from rollq.producer.sampler import Sampler
+from rollq.producer.settings import ProducerSettings
+from rollq.producer.strategy import Plan, State, plan, step_of
+
+log = logging.getLogger(__name__)
+
+PROMPTS_PER_CALL = 64
+MIN_PAUSE_S = 0.02  # wake-ups that come faster than this are answered together
+RETRY_S = 1.0
+
+
+class Tickets(Protocol):
+    """The queue of work orders."""
+
+    def queued(self) -> int:
+        """Tickets that no worker has taken yet."""
+        ...
+
+    def enqueue(self, count: int) -> None:
+        """Add `count` tickets."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One task, and where its prompts come from."""
+
+    task: str
+    rules: TaskRules
+    sampler: Sampler
+
+
+class Producer:
+    """Schedules the groups of all `feeds` until told to stop."""
+
+    def __init__(self, buffer: Buffer, tickets: Tickets, settings: ProducerSettings, feeds: Sequence[Feed]) -> None:
+        self._buffer = buffer
+        self._tickets = tickets
+        self._settings = settings
+        self._feeds = feeds
+        self._journal = Journal()
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set; an absent server is waited for.
+
+        Raises `StoreLost` when the run is gone, `InvalidPrompt` when prompts cannot be used and that is fatal.
+        """
+        away = False
+        with self._buffer.events() as events:
+            while not stop.is_set():
+                try:
+                    self.tick()
+                except ServerUnavailable as error:
+                    if not away:
+                        log.warning("%s - production waits for it", error)
+                    away = True
+                    stop.wait(RETRY_S)
+                    continue
+                if away:
+                    log.info("the server is back, production goes on")
+                away = False
+                stop.wait(MIN_PAUSE_S)
+                events.wait(self._settings.tick_s)
+
+    def tick(self) -> None:
+        """One look at every task, then at the tickets."""
+        memory_fraction = self._buffer.memory_fraction()
+        waiting = sum(self._feed(feed, memory_fraction) for feed in self._feeds)
+        missing = math.ceil(waiting / self._settings.groups_per_job) - self._tickets.queued()
+        if missing > 0:
+            self._tickets.enqueue(missing)
+        self._journal.report(time.monotonic())
+
+    def _feed(self, feed: Feed, memory_fraction: float) -> int:
+        """Tidy one task up and top it up. Returns how many of its groups wait for a worker."""
+        reaped = self._buffer.reap(feed.task)
+        expired = self._buffer.expire(feed.task)
+        counts = self._buffer.counts(feed.task)
+        made = plan(self._settings, feed.rules, state_of(counts), memory_fraction)
+        recycled = self._recycle(feed, counts, made)
+        admitted = self._admit(feed, counts, made, recycled) if made.room > recycled else 0
+        self._journal.note(
+            feed.task,
+            made,
+            {
+                "new prompts": admitted,
+                "rolled again": recycled,
+                "expired": expired,
+                "taken from dead workers": reaped.requeued,
+                "quarantined": reaped.quarantined,
+            },
+        )
+        return counts.statuses.get(Status.PENDING, 0) + recycled + admitted
+
+    def _recycle(self, feed: Feed, counts: Counts, made: Plan) -> int:
+        pool = sum(counts.statuses.get(status, 0) for status in made.recycle)
+        if not made.room or not pool:
+            return 0
+        return self._buffer.recycle(
+            feed.task, epoch=counts.clock.epoch, target=made.target, limit=min(made.room, pool), statuses=made.recycle
+        )
+
+    def _admit(self, feed: Feed, counts: Counts, made: Plan, recycled: int) -> int:
+        """Admit new prompts up to the target; each call is for one train step."""
+        batch = feed.rules.batch_groups
+        cursor = int(counts.progress.get("cursor", 0))
+        index = made.outstanding + recycled
+        total = 0
+        while index < made.target:
+            step = step_of(index, batch)
+            target = min(made.target, step * batch)
+            prompts = feed.sampler.prompts_from(cursor, min(target - index, PROMPTS_PER_CALL))
+            admitted = self._buffer.admit(
+                feed.task, prompts, epoch=counts.clock.epoch, cursor=cursor, target=target, step=step
+            )
+            lost_race = not admitted.count and admitted.cursor != cursor
+            cursor = admitted.cursor
+            total += admitted.count
+            if not lost_race:
+                index = index + admitted.count if admitted.count == len(prompts) else target
+        return total
+
+
+def state_of(counts: Counts) -> State:
+    """The plain numbers that the strategy decides by."""
+    return State(
+        version=counts.clock.version,
+        control=counts.clock.control,
+        consumed=int(counts.progress.get("consumed", 0)),
+        statuses=dict(counts.statuses),
+    )

@@ -1,0 +1,31 @@
+import logging
+
+import pytest
+
+from rollq.producer.journal import REPORT_S, Journal
+from rollq.producer.strategy import Plan
+
+BUSY = Plan(target=8, outstanding=4, recycle=())
+STUCK = Plan(target=8, outstanding=8, recycle=(), reason="no trainer has begun an epoch yet")
+
+
+def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    journal = Journal()
+    for look in range(10):
+        journal.note("math", BUSY, {"new prompts": 2, "expired": 0})
+        journal.report(look * REPORT_S / 5)
+    for look in range(10, 40):
+        journal.note("math", STUCK, {"new prompts": 0})
+        journal.report(look * REPORT_S / 5)
+    assert caplog.messages == [
+        "task math: 2 new prompts; 4 of 8 groups scheduled",
+        "task math: 10 new prompts; 4 of 8 groups scheduled",
+        "task math: 8 new prompts; 8 of 8 groups scheduled",
+        "task math: nothing to schedule: no trainer has begun an epoch yet",
+    ]
+
+
+def test_what_dead_workers_held_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    Journal().note("math", BUSY, {"taken from dead workers": 3, "quarantined": 1})
+    assert caplog.messages == ["task math: 3 groups taken from dead workers", "task math: 1 groups quarantined"]
