@@ -5,17 +5,18 @@ the buffer's functions, so any number of producers may run and any of them may d
 """
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from rq import Queue
 
 from rollq.buffer.errors import ServerUnavailable
 from rollq.buffer.replay import Buffer, Counts
 from rollq.buffer.schema import Status
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
 from rollq.producer.journal import Journal
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings
@@ -26,18 +27,6 @@ log = logging.getLogger(__name__)
 PROMPTS_PER_CALL = 64
 MIN_PAUSE_S = 0.02  # wake-ups that come faster than this are answered together
 RETRY_S = 1.0
-
-
-class Tickets(Protocol):
-    """The queue of work orders."""
-
-    def queued(self) -> int:
-        """Tickets that no worker has taken yet."""
-        ...
-
-    def enqueue(self, count: int) -> None:
-        """Add `count` tickets."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +41,9 @@ class Feed:
 class Producer:
     """Schedules the groups of all `feeds` until told to stop."""
 
-    def __init__(self, buffer: Buffer, tickets: Tickets, settings: ProducerSettings, feeds: Sequence[Feed]) -> None:
+    def __init__(self, buffer: Buffer, queue: Queue, settings: ProducerSettings, feeds: Sequence[Feed]) -> None:
         self._buffer = buffer
-        self._tickets = tickets
+        self._queue = queue
         self._settings = settings
         self._feeds = feeds
         self._journal = Journal()
@@ -85,9 +74,9 @@ class Producer:
         """One look at every task, then at the tickets."""
         memory_fraction = self._buffer.memory_fraction()
         waiting = sum(self._feed(feed, memory_fraction) for feed in self._feeds)
-        missing = math.ceil(waiting / self._settings.groups_per_job) - self._tickets.queued()
-        if missing > 0:
-            self._tickets.enqueue(missing)
+        groups_per_job = self._settings.groups_per_job
+        missing = tickets_missing(waiting, tickets_queued(self._queue), groups_per_job)
+        enqueue_tickets(self._queue, self._buffer.run, missing, groups_per_job)
         self._journal.report(time.monotonic())
 
     def _feed(self, feed: Feed, memory_fraction: float) -> int:
