@@ -1,0 +1,105 @@
+"""What a finished run amounts to, in plain values: made from its records, shown to the user, kept in the report."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rollq.buffer.schema import Status
+from rollq.monitor.live import staleness_shares
+from rollq.monitor.records import Snapshot, StepRecord
+
+DROPPED = "dropped_"
+
+
+@dataclass(frozen=True, slots=True)
+class Conservation:
+    """Where the groups that were admitted are: archived, elsewhere in the buffer, or dropped under a counted reason
+    (`trained` once a checkpoint covers them)."""
+
+    admitted: int
+    archived: int
+    in_buffer: int
+    dropped: Mapping[str, int]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every admitted group is accounted for."""
+        return self.admitted == self.archived + self.in_buffer + sum(self.dropped.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "admitted": self.admitted,
+            "archived": self.archived,
+            "in_buffer": self.in_buffer,
+            "dropped": dict(self.dropped),
+            "holds": self.holds,
+        }
+
+
+def conservation(snapshot: Snapshot) -> Conservation:
+    """Account for the groups of all tasks, as `snapshot` shows them."""
+    dropped: dict[str, int] = {}
+    for counters in snapshot.progress.values():
+        for name, value in counters.items():
+            if name.startswith(DROPPED):
+                reason = name.removeprefix(DROPPED)
+                dropped[reason] = dropped.get(reason, 0) + int(value)
+    archived = sum(statuses.get(Status.ARCHIVED.value, 0) for statuses in snapshot.depths.values())
+    return Conservation(
+        admitted=sum(int(counters.get("admitted", 0)) for counters in snapshot.progress.values()),
+        archived=archived,
+        in_buffer=sum(sum(statuses.values()) for statuses in snapshot.depths.values()) - archived,
+        dropped=dropped,
+    )
+
+
+def groups_by_worker(snapshots: Iterable[Snapshot]) -> dict[str, int]:
+    """Groups that each worker process says it has finished, those that have died included."""
+    groups: dict[str, int] = {}
+    for snapshot in snapshots:
+        for name, report in snapshot.workers.items():
+            groups[name] = int(report.get("groups", 0))
+    return groups
+
+
+def summarize(
+    steps: Sequence[StepRecord],
+    snapshots: Sequence[Snapshot],
+    *,
+    held_out: Mapping[str, Mapping[str, float]],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Plain values for `summary.json`. `held_out`: `before` and `after` -> task -> reward; `facts` come first."""
+    return {
+        **facts,
+        "steps": steps[-1].step if steps else 0,
+        "trained_tokens": sum(step.tokens for step in steps),
+        "held_out": {when: {**rewards, "mean": _mean(rewards)} for when, rewards in held_out.items() if rewards},
+        "staleness_shares": {str(age): share for age, share in staleness_shares(steps).items()},
+        "groups_by_worker": groups_by_worker(snapshots),
+        "conservation": conservation(snapshots[-1]).as_dict() if snapshots else {},
+    }
+
+
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
+    """The summary for a terminal."""
+    lines = [f"{summary['steps']} steps, {summary['trained_tokens']:,} tokens trained in {summary['train_s']:.0f} s"]
+    before, after = (summary["held_out"].get(when, {}) for when in ("before", "after"))
+    for task in before:
+        gain = after[task] - before[task]
+        lines.append(f"held-out reward, {task}: {before[task]:.3f} -> {after[task]:.3f} ({gain:+.3f})")
+    shares = summary["staleness_shares"].items()
+    lines.append("trained tokens by staleness: " + ", ".join(f"{age}: {share:.1%}" for age, share in shares))
+    lines.append("groups by worker: " + ", ".join(f"{name}: {n:,}" for name, n in summary["groups_by_worker"].items()))
+    if kept := summary["conservation"]:
+        dropped = ", ".join(f"{n:,} {reason}" for reason, n in kept["dropped"].items()) or "none"
+        lines.append(
+            f"groups: {kept['admitted']:,} admitted = {kept['archived']:,} archived + {kept['in_buffer']:,} in the "
+            f"buffer + dropped ({dropped}){'' if kept['holds'] else ' - THIS DOES NOT ADD UP'}"
+        )
+    return lines
+
+
+def _mean(values: Mapping[str, float]) -> float:
+    return sum(values.values()) / len(values)
