@@ -100,14 +100,9 @@ class Supervisor:
         return notes
 
     def stop(self) -> None:
-        """SIGTERM to every child, in the order of their start; after `STOP_S` seconds SIGKILL to what is left.
-
-        From here on SIGINT and SIGTERM are ignored: what is left to do is bounded, and must not be cut short.
-        """
+        """SIGTERM to every child, in the order of their start; after `STOP_S` seconds SIGKILL to what is left."""
         if self._guardian is None:
             return
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         processes = [role.process for role in self.roles if role.process is not None]
         for process in processes:
             process.terminate()
