@@ -34,7 +34,7 @@ MAX_FRAME_BYTES = 512 << 20
 """Redis keeps no longer string."""
 
 _HEADER_LENGTH = struct.Struct("<Q")
-_HEADER_AT = PREFIX.size + _HEADER_LENGTH.size
+_HEAD = struct.Struct(PREFIX.format + "Q")
 _DTYPES = {
     tag: np.dtype(code)
     for tag, code in {
@@ -47,8 +47,8 @@ _TAGS = {dtype: tag for tag, dtype in _DTYPES.items()}
 _STATUSES = {status.value: status for status in SampleStatus}
 _REASONS: dict[str | None, FinishReason | None] = {None: None, **{reason.value: reason for reason in FinishReason}}
 
-_Tensor = tuple[str, str, list[int], list[Any]]
-"""Name, safetensors dtype, shape, and the buffers that make up its data."""
+_Tensor = tuple[str, str, list[int], int, list[Any]]
+"""Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
 
 
 def encode_group(
@@ -82,21 +82,25 @@ def encode_sample(sample: Sample) -> bytes:
     logprobs: list[Any] = []
     layout = []
     id_count = response_count = 0
+    masked = named = False
     for segment in sample.segments:
-        prompt, response = segment.prompt_ids, segment.response_ids
-        ids += (_contiguous(prompt), _contiguous(response))
-        logprobs.append(_contiguous(segment.logprobs))
-        layout.append(
-            (len(prompt), len(response), [tuple(span) for span in segment.versions], segment.loss_mask is not None)
-        )
+        prompt, response, mask = segment.prompt_ids, segment.response_ids, segment.loss_mask
+        ids += (prompt, response)
+        logprobs.append(segment.logprobs)
+        layout.append((len(prompt), len(response), [tuple(span) for span in segment.versions], mask is not None))
         id_count += len(prompt) + len(response)
         response_count += len(response)
+        masked = masked or mask is not None
+        named = named or bool(segment.arrays)
+    tensors: list[_Tensor] = [
+        ("ids", "I32", [id_count], 4 * id_count, ids),
+        ("logprobs", "F32", [response_count], 4 * response_count, logprobs),
+    ]
+    if masked:
+        tensors.append(("loss_mask", "BOOL", [response_count], response_count, [_mask(s) for s in sample.segments]))
     meta = _encode_meta(sample, layout)
-    tensors: list[_Tensor] = [("ids", "I32", [id_count], ids), ("logprobs", "F32", [response_count], logprobs)]
-    if any(entry[3] for entry in layout):
-        tensors.append(("loss_mask", "BOOL", [response_count], [_mask(segment) for segment in sample.segments]))
-    tensors.append(("meta", "U8", [len(meta)], [meta]))
-    if any(segment.arrays for segment in sample.segments):
+    tensors.append(("meta", "U8", [len(meta)], len(meta), [meta]))
+    if named:
         tensors += _named_arrays(sample.segments)
         tensors.sort(key=lambda tensor: -_DTYPES[tensor[1]].itemsize)
     return _pack(tensors)
@@ -107,14 +111,22 @@ def decode_sample(frame: bytes) -> Sample:
 
     Raises `CorruptFrame` for anything but a whole and unchanged frame of a known version.
     """
-    header_length = _check_prefix(frame)
-    start = _HEADER_AT + header_length
+    data_at = _check_prefix(frame)
     try:
-        header = orjson.loads(frame[_HEADER_AT:start])
+        header = orjson.loads(frame[_HEAD.size : data_at])
         begin, end = header.pop("meta")["data_offsets"]
-        meta = orjson.loads(frame[start + begin : start + end])
-        arrays = {name: _view(frame, start, entry) for name, entry in header.items()}
-        return _build_sample(meta, arrays)
+        meta = orjson.loads(frame[data_at + begin : data_at + end])
+        return Sample(
+            _decode_segments(frame, data_at, header, meta["segments"]),
+            _STATUSES[meta["status"]],
+            _REASONS[meta["finish_reason"]],
+            meta["reward"],
+            meta["reward_parts"],
+            meta["text"],
+            meta["error"],
+            meta["sampling"],
+            meta["extra"],
+        )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CorruptFrame(
             f"frame of {len(frame)} bytes: the checksum is right, but the content is not a sample: "
@@ -122,13 +134,9 @@ def decode_sample(frame: bytes) -> Sample:
         ) from error
 
 
-def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return array if array.flags.c_contiguous else array.copy(order="C")
-
-
 def _mask(segment: Segment) -> Any:
     """A segment without a mask beside one that has one: all True, so that the tensor covers every response id."""
-    return b"\1" * len(segment.response_ids) if segment.loss_mask is None else _contiguous(segment.loss_mask)
+    return b"\1" * len(segment.response_ids) if segment.loss_mask is None else segment.loss_mask
 
 
 def _encode_meta(sample: Sample, layout: list[Any]) -> bytes:
@@ -170,7 +178,7 @@ def _named_arrays(segments: Sequence[Segment]) -> list[_Tensor]:
                     f"segments[{index}].arrays[{name!r}] is {found}; a numpy array of a little-endian "
                     f"dtype among {', '.join(_TAGS.values())} is needed"
                 )
-            tensors.append((f"s{index}/{name}", tag, list(array.shape), [_contiguous(array)]))
+            tensors.append((f"s{index}/{name}", tag, list(array.shape), array.nbytes, [array]))
     return tensors
 
 
@@ -178,8 +186,8 @@ def _pack(tensors: list[_Tensor]) -> bytes:
     header = {}
     buffers = []
     offset = 0
-    for name, tag, shape, data in tensors:
-        end = offset + sum([len(part) if type(part) is bytes else part.nbytes for part in data])
+    for name, tag, shape, size_bytes, data in tensors:
+        end = offset + size_bytes
         header[name] = {"dtype": tag, "shape": shape, "data_offsets": (offset, end)}
         buffers += data
         offset = end
@@ -188,18 +196,27 @@ def _pack(tensors: list[_Tensor]) -> bytes:
     except TypeError as error:
         raise InvalidGroup(f"the name of an array cannot be written as JSON: {error}") from None
     encoded += b" " * (-len(encoded) % 8)
-    body = b"".join((_HEADER_LENGTH.pack(len(encoded)), encoded, *buffers))
+    try:
+        body = b"".join((_HEADER_LENGTH.pack(len(encoded)), encoded, *buffers))
+    except ValueError:  # only a contiguous array can be joined as it is
+        return _pack([(*tensor[:4], [_contiguous(data) for data in tensor[4]]) for tensor in tensors])
+    if len(body) != _HEADER_LENGTH.size + len(encoded) + offset:
+        raise InvalidGroup("arrays of a segment disagree in length or dtype: check_group says where")
     if len(body) > MAX_FRAME_BYTES - PREFIX.size:
         raise InvalidGroup(f"a frame of {len(body)} bytes exceeds the {MAX_FRAME_BYTES} bytes of a Redis string")
     return PREFIX.pack(MAGIC, FRAME_VERSION, len(body), zlib.crc32(body)) + body
 
 
+def _contiguous(data: Any) -> Any:
+    return data.copy(order="C") if isinstance(data, np.ndarray) else data
+
+
 def _check_prefix(frame: bytes) -> int:
-    """Return the length of the safetensors header of an intact frame."""
+    """Return the byte at which the arrays of an intact frame begin."""
     size = len(frame)
-    if size < _HEADER_AT:
-        raise CorruptFrame(f"frame of {size} bytes is truncated: its prefix alone takes {_HEADER_AT}")
-    magic, version, length, checksum = PREFIX.unpack_from(frame)
+    if size < _HEAD.size:
+        raise CorruptFrame(f"frame of {size} bytes is truncated: its first fields alone take {_HEAD.size}")
+    magic, version, length, checksum, header_length = _HEAD.unpack_from(frame)
     if magic != MAGIC:
         raise CorruptFrame(f"frame of {size} bytes begins with {magic!r}, not with {MAGIC!r}: it is not rollq's")
     if version != FRAME_VERSION:
@@ -211,60 +228,47 @@ def _check_prefix(frame: bytes) -> int:
         raise CorruptFrame(f"frame of {size} bytes should have {length + PREFIX.size}: it was truncated or extended")
     found = zlib.crc32(memoryview(frame)[PREFIX.size :])
     if found != checksum:
-        raise CorruptFrame(
-            f"frame of {size} bytes has CRC-32 {found:#010x} instead of {checksum:#010x}: it was changed"
-        )
-    header_length: int = _HEADER_LENGTH.unpack_from(frame, PREFIX.size)[0]
-    if header_length > size - _HEADER_AT:
-        raise CorruptFrame(f"frame of {size} bytes claims a header of {header_length} bytes at byte {_HEADER_AT}")
-    return header_length
+        raise CorruptFrame(f"frame of {size} bytes has CRC-32 {found:#010x}, not {checksum:#010x}: it was changed")
+    if header_length > size - _HEAD.size:
+        raise CorruptFrame(f"frame of {size} bytes claims a header of {header_length} bytes at byte {_HEAD.size}")
+    return _HEAD.size + int(header_length)
 
 
-def _view(frame: bytes, start: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """Return one tensor of the blob whose data begins at byte `start`."""
-    dtype = _DTYPES[entry["dtype"]]
+def _view(frame: bytes, data_at: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """Return one tensor of the blob whose data begins at byte `data_at`."""
     begin, end = entry["data_offsets"]
-    count, odd_bytes = divmod(end - begin, dtype.itemsize)
-    if begin < 0 or count < 0 or odd_bytes:
-        raise ValueError(f"data offsets {begin} and {end} do not fit {dtype}")
-    array = np.frombuffer(frame, dtype, count, start + begin)
-    shape = entry["shape"]
-    return array if shape == [count] else array.reshape(shape)
+    if not 0 <= begin <= end <= len(frame):  # numpy itself does not refuse a negative offset
+        raise ValueError(f"data offsets {begin} and {end}")
+    array: npt.NDArray[Any] = np.ndarray(entry["shape"], _DTYPES[entry["dtype"]], frame, data_at + begin)
+    if array.nbytes != end - begin:
+        raise ValueError(f"data offsets {begin} and {end} for {array.nbytes} bytes")
+    return array
 
 
-def _build_sample(meta: Mapping[str, Any], arrays: dict[str, npt.NDArray[Any]]) -> Sample:
-    ids, logprobs = arrays.pop("ids"), arrays.pop("logprobs")
-    masks = arrays.pop("loss_mask", logprobs)
-    named: list[dict[str, npt.NDArray[Any]]] = [{} for _ in meta["segments"]]
-    for key, array in arrays.items():
-        index, _, name = key.partition("/")
-        named[int(index[1:])][name] = array
+def _decode_segments(frame: bytes, data_at: int, header: dict[str, Any], layout: list[Any]) -> tuple[Segment, ...]:
+    """Return the segments. `header` describes the tensors but `meta`; `layout` is what `encode_sample` wrote."""
+    ids, logprobs = _view(frame, data_at, header.pop("ids")), _view(frame, data_at, header.pop("logprobs"))
+    mask = _view(frame, data_at, header.pop("loss_mask")) if "loss_mask" in header else None
+    arrays: list[dict[str, npt.NDArray[Any]]] = [{} for _ in layout]
+    for key, entry in header.items():
+        owner, _, name = key.partition("/")
+        arrays[int(owner[1:])][name] = _view(frame, data_at, entry)
     segments = []
-    ids_at = response_at = 0
-    for (prompt_length, response_length, spans, masked), extra in zip(meta["segments"], named, strict=True):
-        response_ids_at = ids_at + prompt_length
-        response_end = response_at + response_length
+    id_at = token_at = 0
+    for index, (prompt_length, response_length, spans, masked) in enumerate(layout):
+        response_at = id_at + prompt_length
+        ids_end, tokens_end = response_at + response_length, token_at + response_length
         segments.append(
             Segment(
-                ids[ids_at:response_ids_at],
-                ids[response_ids_at : response_ids_at + response_length],
-                logprobs[response_at:response_end],
-                tuple([VersionSpan(*span) for span in spans]),
-                masks[response_at:response_end] if masked else None,
-                extra,
+                ids[id_at:response_at],
+                ids[response_at:ids_end],
+                logprobs[token_at:tokens_end],
+                tuple(map(VersionSpan._make, spans)),
+                mask[token_at:tokens_end] if masked and mask is not None else None,
+                arrays[index],
             )
         )
-        ids_at, response_at = response_ids_at + response_length, response_end
-    if ids_at != len(ids) or response_at != len(logprobs):
-        raise ValueError(f"lengths add up to {ids_at} ids and {response_at} logprobs of {len(ids)} and {len(logprobs)}")
-    return Sample(
-        tuple(segments),
-        _STATUSES[meta["status"]],
-        _REASONS[meta["finish_reason"]],
-        meta["reward"],
-        meta["reward_parts"],
-        meta["text"],
-        meta["error"],
-        meta["sampling"],
-        meta["extra"],
-    )
+        id_at, token_at = ids_end, tokens_end
+    if id_at != len(ids) or token_at != len(logprobs):
+        raise ValueError(f"lengths add up to {id_at} ids and {token_at} logprobs of {len(ids)} and {len(logprobs)}")
+    return tuple(segments)

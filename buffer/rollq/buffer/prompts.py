@@ -72,8 +72,9 @@ def _problem(prompt: Prompt) -> str | None:
                 return f"ids[{index}] is {token!r:.80}, an integer from 0 to 2147483647 is needed"
     elif not content:
         return "content is empty, and there are no ids: nothing is asked"
-    if not isinstance(prompt.metadata, Mapping):
-        return f"metadata is {type(prompt.metadata).__name__}, a mapping is needed"
+    metadata: Any = prompt.metadata
+    if not isinstance(metadata, Mapping):
+        return f"metadata is {type(metadata).__name__}, a mapping is needed"
     return None
 
 
