@@ -4,26 +4,26 @@ Keys of the run share the hash tag `{run}`, keys of a task `{run:task}`, so that
 one slot. A group's own keys are also built inside the functions, by `group_key` and `rollout_key` of
 `lua/_common.lua`; a test holds the two to the same spelling.
 
-key                              type    content                                              writer      lifetime
-rollq:{run}:run                  hash    incarnation, schema, created_ms, fingerprints        admin       run
-rollq:{run}:tasks                set     task names                                           admin       run
-rollq:{run}:model_version        string  the live version, for people                         trainer     run
-rollq:{run}:model                hash    epoch, version, digest, uri, published_ms            trainer     run
-rollq:{run}:versions             hash    "epoch:version" -> digest, every one ever published  trainer     run
-rollq:{run}:trainer              hash    epoch, nonce, trainer_id, launch_id, deadline_ms     trainer     run
-rollq:{run}:workers              hash    worker -> its last report (JSON)                     worker      pruned after 1 h
-rollq:{run}:plan:<step>          hash    sizes per task and outcome of a step's claim         trainer     until checkpoint
-rollq:{run}:weights:<id>         string  one chunk of published weights                       trainer     last few versions
-rollq:{run}:events               channel wake-ups: put, publish, commit, admit                all         -
-rollq:{run:task}:clock           hash    what the task's functions check                      all         run
-rollq:{run:task}:progress        hash    cursor and cumulative counters                       functions   run
-rollq:{run:task}:<status>        zset    group ids                                            functions   run
-rollq:{run:task}:by_version      zset    completed + aborted by oldest version                functions   run
-rollq:{run:task}:suspects        zset    pending groups that a worker died with, by deaths    functions   run
-rollq:{run:task}:group:<id>      hash    one group's plain numbers, error, prompt             functions   until dropped
-rollq:{run:task}:rollout:<id>    hash    sample index -> frame                                functions   until dropped
-rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry                 functions   one lease
-rollq:{run:task}:manifest:<step> hash    the batch of a step, with cumulative counters        functions   until checkpoint
+key                              type    content                                       writer     lifetime
+rollq:{run}:run                  hash    incarnation, schema, fingerprints             admin      run
+rollq:{run}:tasks                set     task names                                    admin      run
+rollq:{run}:model_version        string  the live version, for people                  trainer    run
+rollq:{run}:model                hash    epoch, version, digest, uri, published_ms     trainer    run
+rollq:{run}:versions             hash    "epoch:version" -> digest, ever published     trainer    run
+rollq:{run}:trainer              hash    epoch, nonce, trainer_id, launch_id, deadline trainer    run
+rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
+rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
+rollq:{run}:weights:<id>         string  one chunk of published weights                trainer    last few versions
+rollq:{run}:events               channel wake-ups: put, publish, commit, admit         all        -
+rollq:{run:task}:clock           hash    what the task's functions check               all        run
+rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run
+rollq:{run:task}:<status>        zset    group ids                                     functions  run
+rollq:{run:task}:by_version      zset    completed + aborted by oldest version         functions  run
+rollq:{run:task}:suspects        zset    pending groups that workers died with         functions  run
+rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt            functions  until dropped
+rollq:{run:task}:rollout:<id>    hash    sample index -> frame                         functions  until dropped
+rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry          functions  one lease
+rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counters      functions  until checkpoint
 """
 
 import re

@@ -36,7 +36,7 @@ class TaskRules(Settings):
     partial_rollout: bool = False
     min_valid_samples: int | None = Field(default=None, gt=0, description="default: all of group_size")
     max_tries: int = Field(default=3, gt=0, description="attempts that end in an engine error before a group fails")
-    max_deaths: int = Field(default=3, ge=2, description="workers that may die holding a group before it is quarantined")
+    max_deaths: int = Field(default=3, ge=2, description="workers that may die with a group before its quarantine")
     lease_s: float = Field(default=30.0, gt=0)
     audit_groups: int = Field(default=1000, ge=0, description="failed and filtered groups kept for audit, each")
     max_uncheckpointed_steps: int = Field(default=100, gt=0)

@@ -1,0 +1,68 @@
+"""The producer's side of the buffer: prompts in, dead leases back, stale groups out."""
+
+from collections.abc import Sequence
+
+from rollq.buffer.core import BufferCore
+from rollq.buffer.prompts import encode_prompt
+from rollq.buffer.schema import Prompt, Status
+from rollq.buffer.values import Admitted, Reaped
+
+MAX_IDS_PER_CALL = 1000
+SWEEP_IDS_PER_CALL = 200
+"""Keeps one call of the sweep to a few milliseconds of the server's time, also with large groups."""
+
+
+class Admission(BufferCore):
+    """Calls of producers. Any number of them may run for one task."""
+
+    def admit(
+        self,
+        task: str,
+        prompts: Sequence[tuple[Prompt, int]],
+        *,
+        epoch: int,
+        cursor: int,
+        target: int,
+        step: int,
+        evaluation: bool = False,
+    ) -> Admitted:
+        """Turn prompts into pending groups, as many as `target` leaves room for, and move the cursor with them.
+
+        `prompts` are (prompt, dataset cursor after it); they are admitted from the front, and only if the cursor still
+        is `cursor` and the trainer's epoch still `epoch`. `target` bounds consumed + claimed + completed + running +
+        pending groups. `step` is the train step that they are for.
+        """
+        args = [item for prompt, after in prompts[:MAX_IDS_PER_CALL] for item in (after, encode_prompt(prompt))]
+        count, first_id, now = self._call_task("admit", task, epoch, cursor, target, step, int(evaluation), *args)
+        return Admitted(count, first_id, now)
+
+    def recycle(
+        self,
+        task: str,
+        *,
+        epoch: int,
+        target: int,
+        limit: int,
+        statuses: Sequence[Status] = (Status.ABORTED, Status.EXPIRED),
+    ) -> int:
+        """Send up to `limit` aborted and expired groups back to pending, within `target`. Returns how many went."""
+        if limit <= 0:
+            return 0
+        names = [status.value for status in statuses]
+        return int(self._call_task("recycle", task, epoch, target, min(limit, MAX_IDS_PER_CALL), *names))
+
+    def reap(self, task: str) -> Reaped:
+        """Take back the groups of workers whose lease ran out. Call it about once a second, from anywhere."""
+        requeued, quarantined, held = self._call_task("reap", task, MAX_IDS_PER_CALL)
+        return Reaped(requeued, quarantined, bool(held))
+
+    def expire(self, task: str) -> int:
+        """Move every completed or aborted group that is too stale to expired, or drop it. Returns how many.
+
+        Only tidies up: such groups stopped counting the moment the version or step moved.
+        """
+        total, more = 0, True
+        while more:
+            expired, dropped, more = self._call_task("expire", task, SWEEP_IDS_PER_CALL)
+            total += expired + dropped
+        return total

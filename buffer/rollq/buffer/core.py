@@ -1,0 +1,201 @@
+"""What every part of the buffer stands on: one server, one run, its incarnation, its tasks' clocks and rules."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Self
+
+import redis
+
+from rollq.buffer import functions
+from rollq.buffer.connection import Patience, connect, patiently
+from rollq.buffer.errors import StoreLost
+from rollq.buffer.events import Events
+from rollq.buffer.keys import RunKeys, TaskKeys
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.values import Clock, Control
+
+_TEXT_RULES = ("order", "expiry", "expired", "resume")
+
+
+class BufferCore:
+    """Connection, creation and clocks. Thread-safe; holds no state that another process could not rebuild."""
+
+    def __init__(self, client: redis.Redis, run: str, patience: Patience) -> None:
+        """Use `connect`. `client` must answer in bytes."""
+        self.client = client
+        self.run = run
+        self.keys = RunKeys(run)
+        self.patience = patience
+        self._incarnation: str | None = None
+        self._rules: dict[str, TaskRules] = {}
+
+    @classmethod
+    def connect(cls, url: str, run: str, *, password: str | None = None, patience: Patience | None = None) -> Self:
+        """Open the buffer of `run` on the server at `url`, and load the functions where they are missing.
+
+        Raises ConfigError (the run's name), ServerUnavailable, ServerRefused, RunMismatch.
+        """
+        RunKeys(run)
+        client = connect(url, password)
+        try:
+            functions.load_library(client)
+        except BaseException:
+            client.close()
+            raise
+        return cls(client, run, patience or Patience())
+
+    def close(self) -> None:
+        """Close the connections, and end every wait for the server."""
+        self.patience.closed.set()
+        self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # -- creation ---------------------------------------------------------------------------------------------------
+
+    def create_run(self, *, model: str = "", tokenizer: str = "") -> None:
+        """Create the run, or compare the fingerprints of model and tokenizer with those it was created with.
+
+        Raises RunMismatch, with both values.
+        """
+        reply = self._call("create_run", self.keys.info, secrets.token_hex(16), functions.SCHEMA, model, tokenizer)
+        self._incarnation = reply.decode()
+
+    @property
+    def incarnation(self) -> str:
+        """The run's identity in this store, learnt once. Raises StoreLost when the run is not there."""
+        if self._incarnation is None:
+            found = patiently(self.client, lambda: self.client.hget(self.keys.info, "incarnation"), self.patience)
+            if not isinstance(found, bytes):
+                raise StoreLost(
+                    f"run {self.run!r} is not in this store: it was never created here, or the store lost its data"
+                )
+            self._incarnation = found.decode()
+        return self._incarnation
+
+    def register_task(self, task: str, rules: TaskRules) -> None:
+        """Create the task with its rules, or compare them with those it has. Raises RunMismatch naming the rule."""
+        keys = task_keys(self.run, task)
+        epoch, nonce, version, from_step = self._call("add_task", self.keys.info, self.incarnation, task)
+        fields = [item for pair in encode_rules(rules).items() for item in pair]
+        self._call(
+            "register_task", keys.clock, self.incarnation, self.keys.events, epoch, nonce, version, from_step, *fields
+        )
+        self._rules[task] = rules
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    def tasks(self) -> list[str]:
+        """Names of the run's tasks, sorted."""
+        found: Iterable[bytes] = self._read(lambda: self.client.smembers(self.keys.tasks))
+        return sorted(name.decode() for name in found)
+
+    def clock(self, task: str) -> Clock:
+        """The task's clock. Raises StoreLost when the task, or this incarnation of the run, is gone."""
+        fields: Mapping[bytes, bytes] = self._read(lambda: self.client.hgetall(task_keys(self.run, task).clock))
+        return self._decode_clock(task, fields)
+
+    def rules(self, task: str) -> TaskRules:
+        """The rules that the task was registered with; they never change."""
+        if task not in self._rules:
+            self._rules[task] = self.clock(task).rules
+        return self._rules[task]
+
+    def events(self) -> Events:
+        """A subscription to the run's wake-ups."""
+        return Events(self.client, self.keys.events)
+
+    def memory_fraction(self) -> float:
+        """Used share of the server's `maxmemory`, 0 without a limit."""
+        info: Mapping[str, Any] = self._read(lambda: self.client.info("memory"))
+        limit = int(info.get("maxmemory", 0))
+        return int(info["used_memory"]) / limit if limit else 0.0
+
+    # -- for the parts ----------------------------------------------------------------------------------------------
+
+    def _call(self, name: str, key: str, *args: Any) -> Any:
+        return functions.call(self.client, self.patience, name, key, *args)
+
+    def _call_task(self, name: str, task: str, *args: Any) -> Any:
+        return self._call(name, task_keys(self.run, task).clock, self.incarnation, *args)
+
+    def _read(self, command: Any) -> Any:
+        return patiently(self.client, command, self.patience)
+
+    def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:
+        fields = {name.decode(): value.decode() for name, value in raw.items()}
+        if fields.get("incarnation") != self.incarnation:
+            raise StoreLost(
+                f"task {task!r} of run {self.run!r} is not in this store, or belongs to another incarnation of the run"
+            )
+        return Clock(
+            incarnation=fields["incarnation"],
+            epoch=int(fields["epoch"]),
+            step=int(fields["step"]),
+            version=int(fields["version"]),
+            committed=int(fields["committed"]),
+            claimed_step=int(fields["claimed_step"]),
+            checkpoint=int(fields["checkpoint"]),
+            history=int(fields["history"]),
+            control=Control(fields["control"]),
+            rules=decode_rules(fields),
+            floors={int(name[6:]): int(value) for name, value in fields.items() if name.startswith("floor:")},
+        )
+
+
+@lru_cache(maxsize=1024)
+def task_keys(run: str, task: str) -> TaskKeys:
+    """Keys of a task; checked and built once."""
+    return TaskKeys(run, task)
+
+
+def encode_rules(rules: TaskRules) -> dict[str, str | int]:
+    """A task's rules as the fields of its clock."""
+    return {
+        "threshold": rules.stale_threshold,
+        "batch_groups": rules.batch_groups,
+        "group_size": rules.group_size,
+        "max_staleness": rules.max_staleness,
+        "sync_interval": rules.sync_weights_interval,
+        "order": rules.order,
+        "expiry": rules.expiry,
+        "expired": rules.expired,
+        "partial": int(rules.partial_rollout),
+        "min_valid": rules.group_size if rules.min_valid_samples is None else rules.min_valid_samples,
+        "max_tries": rules.max_tries,
+        "max_deaths": rules.max_deaths,
+        "lease_ms": round(rules.lease_s * 1000),
+        "audit": rules.audit_groups,
+        "max_uncheckpointed": rules.max_uncheckpointed_steps,
+        "resume": rules.resume,
+    }
+
+
+def decode_rules(fields: Mapping[str, str]) -> TaskRules:
+    """The inverse of `encode_rules`."""
+    return TaskRules.model_validate(
+        {
+            "batch_groups": int(fields["batch_groups"]),
+            "group_size": int(fields["group_size"]),
+            "max_staleness": int(fields["max_staleness"]),
+            "sync_weights_interval": int(fields["sync_interval"]),
+            "partial_rollout": fields["partial"] == "1",
+            "min_valid_samples": int(fields["min_valid"]),
+            "max_tries": int(fields["max_tries"]),
+            "max_deaths": int(fields["max_deaths"]),
+            "lease_s": int(fields["lease_ms"]) / 1000,
+            "audit_groups": int(fields["audit"]),
+            "max_uncheckpointed_steps": int(fields["max_uncheckpointed"]),
+            **{name: fields[name] for name in _TEXT_RULES},
+        }
+    )
+
+
+def pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """The (name, value) pairs of a hash in a function's reply."""
+    return zip(flat[::2], flat[1::2], strict=True)

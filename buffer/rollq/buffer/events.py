@@ -1,0 +1,46 @@
+"""Wake-ups over pub/sub. They only save waiting: losing one costs at most one poll of whoever waits."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+import redis
+from redis import exceptions as driver
+
+
+class Events:
+    """A subscription to a run's channel; use it in `with`, from one thread."""
+
+    def __init__(self, client: redis.Redis, channel: str) -> None:
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        self._channel = channel
+
+    def __enter__(self) -> Self:
+        self._pubsub.subscribe(self._channel)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pubsub.close()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block until something has happened since the last wait, or for `timeout_s`. True when something has.
+
+        An unreachable server is a wait in vain: it sleeps, and the next wait subscribes again.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                if self._pubsub.get_message(timeout=left_s) is not None:
+                    self._drain()
+                    return True
+            except (driver.ConnectionError, driver.TimeoutError, OSError):
+                # the next get_message reconnects and subscribes again; until then there is nothing to listen to
+                time.sleep(min(0.25, max(0.0, deadline - time.monotonic())))
+        return False
+
+    def _drain(self) -> None:
+        """Take what else has arrived: one look at the buffer answers them all."""
+        while self._pubsub.get_message(timeout=0) is not None:
+            pass

@@ -1,0 +1,131 @@
+"""The library of Redis functions: assembled from `lua/*.lua`, loaded, called; its error codes become our errors.
+
+Nothing else in rollq calls FCALL. The schema version is part of the library's and every function's name, so that
+builds of two schemas can serve their runs side by side on one server.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import redis
+from redis import exceptions as driver
+
+from rollq.buffer.connection import Patience, patiently, reply_text
+from rollq.buffer.errors import (
+    CheckpointOverdue,
+    FencedError,
+    HistoryGone,
+    RollqError,
+    RunMismatch,
+    StaleWorker,
+    StoreLost,
+    TrainerHeld,
+)
+
+SCHEMA = 1
+LIBRARY = f"rollq_{SCHEMA}"
+READ_ONLY = frozenset({"counts", "inspect"})
+REFUSED_WHEN_FULL = frozenset({"admit"})
+"""Every other function also runs on a server whose memory is full, so that it can drain."""
+
+
+class EpochMoved(RollqError):
+    """A result counted its versions by an epoch that is over; counted again, it is welcome."""
+
+
+class NotClaimed(FencedError):
+    """A step that is not claimed cannot be committed or checkpointed, a committed one not released."""
+
+
+class VersionFalls(FencedError):
+    """Within an epoch the live version only grows, and a version has one set of weights."""
+
+
+ERRORS: Mapping[str, type[RollqError]] = {
+    "STORE_LOST": StoreLost,
+    "RUN_MISMATCH": RunMismatch,
+    "FENCED": FencedError,
+    "TRAINER_HELD": TrainerHeld,
+    "STALE_WORKER": StaleWorker,
+    "HISTORY_GONE": HistoryGone,
+    "CHECKPOINT_OVERDUE": CheckpointOverdue,
+    "EPOCH": EpochMoved,
+    "NOT_CLAIMED": NotClaimed,
+    "COMMITTED": NotClaimed,
+    "VERSION_FALLS": VersionFalls,
+}
+
+
+@cache
+def library_source() -> str:
+    """The Lua source of the whole library: shared part, functions in order of their names, registrations."""
+    folder = resources.files("rollq.buffer") / "lua"
+    names = sorted(path.name[:-4] for path in folder.iterdir() if path.name.endswith(".lua") and path.name[0] != "_")
+    parts = [f"#!lua name={LIBRARY}", (folder / "_common.lua").read_text()]
+    for name in names:
+        parts.append((folder / f"{name}.lua").read_text())
+        flags = [] if name in REFUSED_WHEN_FULL else ["'allow-oom'"]
+        if name in READ_ONLY:
+            flags = ["'no-writes'"]
+        parts.append(
+            f"redis.register_function{{function_name = '{LIBRARY}_{name}', callback = {name}, "
+            f"flags = {{ {', '.join(flags)} }}}}"
+        )
+    return "\n".join(parts)
+
+
+def load_library(client: redis.Redis) -> None:
+    """Load the library where it is missing; leave an identical one alone.
+
+    Raises `RunMismatch` when the server holds other functions of the same schema version.
+    """
+    source = library_source()
+    try:
+        client.function_load(source)
+    except driver.NoPermissionError:
+        return  # roles without that right rely on an administrator having loaded it
+    except driver.ResponseError as error:
+        if "already exists" not in str(error):
+            raise
+        found = client.function_list(library=LIBRARY, withcode=True)
+        code = _library_code(found)
+        if code != source:
+            raise RunMismatch(
+                f"the server holds another build of the functions {LIBRARY!r} "
+                f"({_digest(code)}, ours is {_digest(source)}): use the same rollq everywhere, or, when no role runs, "
+                f"`redis-cli function delete {LIBRARY}`"
+            ) from None
+
+
+def _library_code(listing: Any) -> str:
+    """The source in a reply to FUNCTION LIST WITHCODE, whichever of the protocol's shapes it has."""
+    entry = listing[0]
+    fields = entry if isinstance(entry, dict) else dict(zip(entry[::2], entry[1::2], strict=True))
+    code = fields.get(b"library_code", fields.get("library_code"))
+    return code.decode() if isinstance(code, bytes) else str(code)
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()[:12]
+
+
+def call(client: redis.Redis, patience: Patience, name: str, key: str, *args: Any) -> Any:
+    """Call function `name` on the slot of `key` and return its reply.
+
+    Every function is harmless to repeat, so outages are waited out. Raises the errors of `ERRORS`, `ServerError`.
+    """
+    command = "FCALL_RO" if name in READ_ONLY else "FCALL"
+    try:
+        return patiently(client, lambda: client.execute_command(command, f"{LIBRARY}_{name}", 1, key, *args), patience)
+    except driver.ResponseError as error:
+        raise translate(error) from error
+
+
+def translate(error: driver.ResponseError) -> Exception:
+    """Our error for a function's error reply; `error` itself when it is none of ours."""
+    code, _, message = reply_text(error).partition(" ")
+    kind = ERRORS.get(code.removeprefix("ROLLQ_")) if code.startswith("ROLLQ_") else None
+    return kind(message) if kind else error

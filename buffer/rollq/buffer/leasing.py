@@ -1,0 +1,256 @@
+"""The worker's side of the buffer: groups out under a lease, results in."""
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from rollq.buffer.codec import decode_sample, encode_group
+from rollq.buffer.core import BufferCore, pairs, task_keys
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.functions import EpochMoved
+from rollq.buffer.prompts import decode_prompt
+from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
+from rollq.buffer.values import Leased, LiveModel, PutOutcome
+
+log = logging.getLogger(__name__)
+
+MAX_GROUP_BYTES = 256 << 20
+MAX_CALL_BYTES = 8 << 20
+MAX_CALL_GROUPS = 256
+_NO_VERSION = "-"
+
+Floors = tuple[int, Mapping[int, int]]
+"""The live epoch, and by which version the tokens of each dead epoch count at most."""
+
+
+class Leasing(BufferCore):
+    """Calls of workers."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._floors: dict[str, Floors] = {}
+
+    def live_model(self) -> LiveModel | None:
+        """The weights to serve; None before the first trainer has begun."""
+        fields = self._read(lambda: self.client.hmget(self.keys.model, "epoch", "version", "digest", "uri"))
+        if fields[0] is None:
+            return None
+        return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode())
+
+    def lease(
+        self,
+        tasks: Sequence[str],
+        n: int,
+        *,
+        worker: str,
+        version: int,
+        epoch: int,
+        suspects_held: int = 0,
+        idle: bool = True,
+    ) -> Leased:
+        """Lease up to `n` of the best pending groups over `tasks`, for weights (`epoch`, `version`).
+
+        `worker` names this incarnation of the worker. `suspects_held`: suspects among its leases; `idle`: holds none.
+        Raises StaleWorker when its weights would already be too old at the next step, StoreLost.
+        """
+        found: list[Lease] = []
+        for task, share in self._shares(tasks, n).items():
+            reply = self._call_task(
+                "lease", task, worker, nonce := secrets.token_hex(8), epoch, version, share,
+                suspects_held, int(idle and not found),
+            )  # fmt: skip
+            if reply[0] == 1:
+                return Leased(tuple(found), drain=True)
+            leases = [_decode_lease(task, nonce, fields) for fields in reply[1:]]
+            found += leases
+            suspects_held += sum(lease.suspect for lease in leases)
+            if any(lease.alone for lease in leases):
+                break
+        return Leased(tuple(found), drain=False)
+
+    def _shares(self, tasks: Sequence[str], n: int) -> dict[str, int]:
+        """How many of the `n` best pending groups belong to each task."""
+        if len(tasks) == 1:
+            return {tasks[0]: n}
+        with self.client.pipeline(transaction=False) as pipe:
+            for task in tasks:
+                pipe.zrange(task_keys(self.run, task).status(Status.PENDING), 0, n - 1, withscores=True)
+            heads: list[list[tuple[bytes, float]]] = self._read(lambda: pipe.execute(raise_on_error=True))
+        best = sorted((score, index) for index, head in enumerate(heads) for _, score in head)[:n]
+        counted = Counter(tasks[index] for _, index in best)
+        return {task: counted[task] for task in tasks if counted[task]}
+
+    def renew(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Move the deadline of leases; returns those that are no longer the caller's."""
+        gone: list[Lease] = []
+        for task, mine in _by_task(leases).items():
+            lost = set(self._call_task("renew", task, *_fences(mine)))
+            gone += [lease for lease in mine if lease.group_id in lost]
+        return gone
+
+    def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
+        """Give groups back unfinished. `counted`: the try was spent, `error` says on what; out of tries, they fail.
+
+        Returns how many went back.
+        """
+        return sum(
+            int(self._call_task("hand_back", task, int(counted), error or "", *_fences(mine)))
+            for task, mine in _by_task(leases).items()
+        )
+
+    def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:
+        """File results, in order. The only way in which generated tokens enter the buffer.
+
+        A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat.
+        """
+        outcomes: list[PutOutcome | None] = [None] * len(results)
+        for task, indices in _indices_by_task(results).items():
+            encoded = [self._encode(results[index]) for index in indices]
+            for start, stop in _chunks(encoded):
+                words = self._put_chunk(
+                    task, [(results[i], e) for i, e in zip(indices[start:stop], encoded[start:stop], strict=True)]
+                )
+                for index, word in zip(indices[start:stop], words, strict=True):
+                    outcomes[index] = PutOutcome(word.decode())
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _encode(self, result: GroupResult) -> tuple[GroupResult, list[bytes], list[int]]:
+        """The result (failed, when it cannot be trained on), its new frames and their sample indices."""
+        lease = result.lease
+        kept = lease.samples
+        try:
+            frames = encode_group(result.samples, group_size=len(kept), max_bytes=MAX_GROUP_BYTES)
+        except InvalidGroup as error:
+            log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
+            failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
+            return GroupResult(lease, (failed,) * len(kept), error=str(error), generate_s=result.generate_s), [], []
+        new = [index for index, sample in enumerate(result.samples) if sample is not kept[index]]
+        return result, [frames[index] for index in new], new
+
+    def _put_chunk(
+        self, task: str, chunk: Sequence[tuple[GroupResult, tuple[GroupResult, list[bytes], list[int]]]]
+    ) -> list[bytes]:
+        while True:
+            epoch, floors = self._epoch_floors(task)
+            args: list[Any] = [epoch]
+            for original, (result, frames, new) in chunk:
+                args += _result_args(result, original.lease.samples, new, epoch, floors)
+                args.append(len(frames))
+                for index, frame in zip(new, frames, strict=True):
+                    args += (index, frame)
+            try:
+                words: list[bytes] = self._call_task("put", task, *args)
+            except EpochMoved:
+                del self._floors[task]
+            else:
+                return words
+
+    def _epoch_floors(self, task: str) -> Floors:
+        if task not in self._floors:
+            clock = self.clock(task)
+            self._floors[task] = (clock.epoch, clock.floors)
+        return self._floors[task]
+
+    def report_worker(self, worker: str, report: Mapping[str, Any]) -> None:
+        """Leave plain facts about a worker for monitors."""
+        self._call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)), 0)
+
+    def forget_worker(self, worker: str) -> None:
+        """A worker that stops takes its report along."""
+        self._call("report_worker", self.keys.info, self.incarnation, worker, b"", 1)
+
+
+def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
+    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, kept = fields
+    samples = [EMPTY_SAMPLE] * len(letters)
+    for index, frame in pairs(kept):
+        if letters[int(index)] != ord("p"):
+            samples[int(index)] = decode_sample(frame)
+    return Lease(
+        task=task,
+        group_id=group_id,
+        attempt=attempt,
+        nonce=nonce,
+        tries=tries,
+        prompt=decode_prompt(prompt),
+        samples=tuple(samples),
+        step=step,
+        evaluation=bool(evaluation),
+        suspect=bool(suspect),
+        alone=bool(alone),
+    )
+
+
+def _result_args(
+    result: GroupResult, kept: Sequence[Sample], new: Iterable[int], epoch: int, floors: Mapping[int, int]
+) -> list[Any]:
+    """The plain numbers that `put` decides by, in the order of its ARGV."""
+    lease, samples = result.lease, result.samples
+    oldest = [oldest_counted(sample, epoch, floors) for sample in samples]
+    versions = [version for version in oldest if version is not None]
+    newest = max((span.version for s in samples for g in s.segments for span in g.versions), default=-1)
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    tokens = [sample.response_tokens for sample in samples]
+    error = result.error or next((s.error for s in samples if s.status is SampleStatus.FAILED and s.error), "")
+    return [
+        lease.group_id,
+        lease.attempt,
+        lease.nonce,
+        "".join([sample.status.value for sample in samples]),
+        ",".join([_NO_VERSION if version is None else str(version) for version in oldest]),
+        min(versions, default=-1),
+        newest,
+        int(result.filtered),
+        sum(rewards) / len(rewards) if rewards else 0.0,
+        len(rewards),
+        sum([tokens[index] - kept[index].response_tokens for index in new]),
+        sum(tokens),
+        round(result.generate_s * 1000),
+        error,
+    ]
+
+
+def oldest_counted(sample: Sample, epoch: int, floors: Mapping[int, int]) -> int | None:
+    """Version of the oldest token, tokens of dead epochs counting as min(version, floor); None without tokens."""
+    oldest: int | None = None
+    for segment in sample.segments:
+        for span in segment.versions:
+            version = span.version if span.epoch >= epoch else min(span.version, floors.get(span.epoch, span.version))
+            if oldest is None or version < oldest:
+                oldest = version
+    return oldest
+
+
+def _fences(leases: Iterable[Lease]) -> list[Any]:
+    return [item for lease in leases for item in (lease.group_id, lease.attempt, lease.nonce)]
+
+
+def _by_task(leases: Iterable[Lease]) -> dict[str, list[Lease]]:
+    found: dict[str, list[Lease]] = {}
+    for lease in leases:
+        found.setdefault(lease.task, []).append(lease)
+    return found
+
+
+def _indices_by_task(results: Sequence[GroupResult]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for index, result in enumerate(results):
+        found.setdefault(result.lease.task, []).append(index)
+    return found
+
+
+def _chunks(encoded: Sequence[tuple[GroupResult, list[bytes], list[int]]]) -> Iterable[tuple[int, int]]:
+    """Ranges of results that go into one call: bounded in count and bytes, at least one each."""
+    start, size = 0, 0
+    for index, (_, frames, _new) in enumerate(encoded):
+        more = sum(map(len, frames))
+        if index > start and (size + more > MAX_CALL_BYTES or index - start >= MAX_CALL_GROUPS):
+            yield start, index
+            start, size = index, 0
+        size += more
+    if encoded:
+        yield start, len(encoded)

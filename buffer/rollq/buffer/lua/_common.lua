@@ -1,0 +1,204 @@
+-- Shared by every function of the library: key names, the clock, the moves between status sets.
+--
+-- KEYS[1] of every task function is the task's clock; its other keys share the clock's hash tag and are built here and
+-- nowhere else. KEYS[1] of every run function is the run's `run` hash, likewise.
+--
+-- Scores stay below 2^53, where doubles count exactly: 20 bits of version or step, 1 of evaluation, 32 of arrival.
+
+local ARRIVALS = 4294967296 -- 2^32
+local NO_TOKENS = 1048575   -- the "oldest version" of a group without tokens: it is never stale
+
+local function fail(code, message)
+  return redis.error_reply('ROLLQ_' .. code .. ' ' .. message)
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local function exact(number)
+  return string.format('%.0f', number)
+end
+
+local function group_key(prefix, id)
+  return prefix .. 'group:' .. id
+end
+
+local function rollout_key(prefix, id)
+  return prefix .. 'rollout:' .. id
+end
+
+local CLOCK_FIELDS = {
+  'incarnation', 'epoch', 'nonce', 'step', 'version', 'threshold', 'control', 'events', 'order', 'expiry', 'expired',
+  'group_size', 'min_valid', 'max_tries', 'max_deaths', 'lease_ms', 'audit', 'partial', 'committed', 'claimed_step',
+  'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms',
+}
+local CLOCK_STRINGS = {
+  incarnation = true, nonce = true, control = true, events = true, order = true, expiry = true, expired = true,
+  resume = true,
+}
+
+-- The task's clock as a table (numbers where they are numbers), with `prefix`; or nil and an error reply.
+local function read_clock(key, incarnation)
+  local values = redis.call('HMGET', key, unpack(CLOCK_FIELDS))
+  if values[1] ~= incarnation then
+    return nil, fail('STORE_LOST', 'the store holds ' .. (values[1] and 'another incarnation of this run' or 'no such task'))
+  end
+  local clock = { prefix = string.sub(key, 1, -6), key = key }
+  for i, field in ipairs(CLOCK_FIELDS) do
+    clock[field] = CLOCK_STRINGS[field] and values[i] or tonumber(values[i])
+  end
+  return clock
+end
+
+-- Like read_clock, for a trainer's call: epoch and nonce must be the live ones.
+local function read_clock_as_trainer(key, incarnation, epoch, nonce)
+  local clock, err = read_clock(key, incarnation)
+  if err then return nil, err end
+  if clock.epoch ~= tonumber(epoch) or clock.nonce ~= nonce then
+    return nil, fail('FENCED', 'epoch ' .. epoch .. ' was replaced by epoch ' .. clock.epoch)
+  end
+  return clock
+end
+
+-- Highest version that is too old to be trained at `step`.
+local function stale_version(clock, step)
+  return step - 1 - clock.threshold
+end
+
+-- Groups that are under way or wait for the trainer, plus those already trained: what the target is compared with.
+local function scheduled(prefix)
+  local total = tonumber(redis.call('HGET', prefix .. 'progress', 'consumed') or '0')
+  for _, status in ipairs({ 'pending', 'running', 'completed', 'claimed' }) do
+    total = total + redis.call('ZCARD', prefix .. status)
+  end
+  return total
+end
+
+local function pending_score(step, evaluation, arrival)
+  return (step * 2 + evaluation) * ARRIVALS + arrival
+end
+
+local function result_score(clock, oldest, arrival)
+  if clock.order == 'fifo' then return arrival end
+  return oldest * ARRIVALS + arrival
+end
+
+-- running|aborted|expired|archived|claimed -> pending. The caller has removed it from its old set.
+local function make_pending(clock, id, deaths)
+  local key = group_key(clock.prefix, id)
+  local fields = redis.call('HMGET', key, 'step', 'eval', 'arrival')
+  redis.call('HSET', key, 'status', 'pending')
+  redis.call('HDEL', key, 'nonce', 'worker', 'alone')
+  redis.call('ZADD', clock.prefix .. 'pending', pending_score(tonumber(fields[1]), tonumber(fields[2]), tonumber(fields[3])), id)
+  if deaths > 0 then redis.call('ZADD', clock.prefix .. 'suspects', deaths, id) end
+end
+
+-- Removes every trace of a group that is in no status set any more; counted under its reason.
+local function drop_group(clock, id, reason)
+  redis.call('UNLINK', group_key(clock.prefix, id), rollout_key(clock.prefix, id))
+  redis.call('HINCRBY', clock.prefix .. 'progress', 'dropped_' .. reason, 1)
+end
+
+-- Files a group under failed or filtered, and drops the oldest one past the cap.
+local function file_for_audit(clock, id, status, err)
+  local set = clock.prefix .. status
+  local key = group_key(clock.prefix, id)
+  redis.call('HSET', key, 'status', status)
+  if err ~= '' then redis.call('HSET', key, 'error', err) end
+  redis.call('HDEL', key, 'nonce', 'worker', 'alone')
+  redis.call('ZADD', set, redis.call('HGET', key, 'arrival'), id)
+  redis.call('HINCRBY', clock.prefix .. 'progress', status, 1)
+  if redis.call('ZCARD', set) > clock.audit then
+    local oldest = redis.call('ZPOPMIN', set)
+    drop_group(clock, oldest[1], status)
+  end
+end
+
+-- Files a group under completed or aborted and into the version index.
+local function file_result(clock, id, status, oldest, arrival)
+  redis.call('HSET', group_key(clock.prefix, id), 'status', status)
+  redis.call('ZADD', clock.prefix .. status, result_score(clock, oldest, arrival), id)
+  redis.call('ZADD', clock.prefix .. 'by_version', oldest == NO_TOKENS and '+inf' or oldest, id)
+end
+
+local function unfile_result(clock, id, status)
+  redis.call('ZREM', clock.prefix .. status, id)
+  redis.call('ZREM', clock.prefix .. 'by_version', id)
+end
+
+-- `versions` is one number per sample, comma separated; '-' = no tokens. Returns the new letters, the versions left,
+-- and the list of the samples reset: those too old, or all of them when expiry is by group.
+local function reset_stale(clock, letters, versions, stale)
+  local index, reset, kept_letters, kept_versions = 0, {}, {}, {}
+  for version in string.gmatch(versions, '[^,]+') do
+    local old = version ~= '-' and tonumber(version) <= stale
+    if old or clock.expiry == 'group' then
+      reset[#reset + 1] = index
+      kept_letters[#kept_letters + 1] = 'p'
+      kept_versions[#kept_versions + 1] = '-'
+    else
+      kept_letters[#kept_letters + 1] = string.sub(letters, index + 1, index + 1)
+      kept_versions[#kept_versions + 1] = version
+    end
+    index = index + 1
+  end
+  return table.concat(kept_letters), table.concat(kept_versions, ','), reset
+end
+
+-- Files a group under expired, or drops it, by setting. The caller has removed it from its old set and its stale samples.
+local function file_expired(clock, id, arrival)
+  redis.call('HINCRBY', clock.prefix .. 'progress', 'expired', 1)
+  if clock.expired == 'drop' then
+    drop_group(clock, id, 'expired')
+    return 'dropped'
+  end
+  local key = group_key(clock.prefix, id)
+  redis.call('HSET', key, 'status', 'expired')
+  redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'reward')
+  redis.call('ZADD', clock.prefix .. 'expired', arrival, id)
+  return 'expired'
+end
+
+-- Group ids of a manifest, as a list.
+local function manifest_ids(manifest)
+  local ids = {}
+  for id in string.gmatch(redis.call('HGET', manifest, 'ids') or '', '[^,]+') do
+    ids[#ids + 1] = id
+  end
+  return ids
+end
+
+-- Moves a whole batch from one status set to another, scored by step.
+local function move_batch(clock, ids, from, to, step)
+  for _, id in ipairs(ids) do
+    redis.call('ZREM', clock.prefix .. from, id)
+    redis.call('ZADD', clock.prefix .. to, step, id)
+    redis.call('HSET', group_key(clock.prefix, id), 'status', to)
+  end
+end
+
+-- A trained batch leaves claimed: kept for the checkpoint, or dropped at once when the run resumes fresh.
+local function file_trained(clock, manifest, step)
+  local ids = manifest_ids(manifest)
+  local progress = clock.prefix .. 'progress'
+  if clock.resume == 'fresh' then
+    for _, id in ipairs(ids) do
+      redis.call('ZREM', clock.prefix .. 'claimed', id)
+      drop_group(clock, id, 'trained')
+    end
+  else
+    move_batch(clock, ids, 'claimed', 'archived', step)
+  end
+  local consumed = redis.call('HINCRBY', progress, 'consumed', #ids)
+  redis.call('HSET', manifest, 'committed', 1, 'consumed', consumed)
+end
+
+local function read_run(key, incarnation)
+  local found = redis.call('HGET', key, 'incarnation')
+  if found ~= incarnation then
+    return nil, fail('STORE_LOST', 'the store holds ' .. (found and 'another incarnation of this run' or 'no such run'))
+  end
+  return string.sub(key, 1, -4)
+end

@@ -1,0 +1,36 @@
+-- Carries a new epoch into a task: fences the old trainer, sets clock and counters to the checkpoint's step.
+-- KEYS[1] clock   ARGV incarnation, epoch, nonce, from_step
+-- Returns the last step that may have a manifest: rewind is to be called for from_step + 1 up to it.
+-- Caller: trainer, every rank.   A repeat changes nothing.
+local function begin_epoch(keys, args)
+  local clock, err = read_clock(keys[1], args[1])
+  if err then return err end
+  local epoch, from_step = tonumber(args[2]), tonumber(args[4])
+  if clock.epoch > epoch then return fail('FENCED', 'epoch ' .. epoch .. ' was replaced by epoch ' .. clock.epoch) end
+  if clock.epoch == epoch then return clock.claimed_step end
+  if from_step < clock.history then
+    return fail('HISTORY_GONE', 'step ' .. from_step .. ' is older than what is kept; the oldest step to resume from is ' .. clock.history)
+  end
+  local progress = clock.prefix .. 'progress'
+  if from_step < clock.committed then
+    local consumed = from_step == 0 and '0' or redis.call('HGET', clock.prefix .. 'manifest:' .. from_step, 'consumed')
+    if not consumed then
+      return fail('HISTORY_GONE', 'the counters of step ' .. from_step .. ' are no longer kept; the oldest step to resume from is ' .. clock.history)
+    end
+    redis.call('HSET', progress, 'consumed', consumed)
+  end
+  -- the trainer's checkpoint wins: what it covers is trained, committed or not
+  for step = clock.committed + 1, math.min(from_step, clock.claimed_step) do
+    local manifest = clock.prefix .. 'manifest:' .. step
+    if redis.call('HEXISTS', manifest, 'ids') == 1 then file_trained(clock, manifest, step) end
+  end
+  local claimed_step = math.max(clock.claimed_step, from_step)
+  for old = 0, clock.epoch do
+    local floor = tonumber(redis.call('HGET', keys[1], 'floor:' .. old) or from_step)
+    redis.call('HSET', keys[1], 'floor:' .. old, math.min(floor, from_step))
+  end
+  redis.call('HSET', keys[1], 'epoch', epoch, 'nonce', args[3], 'step', from_step + 1, 'version', from_step,
+    'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', math.min(math.max(clock.checkpoint, clock.history), from_step))
+  redis.call('PUBLISH', clock.events, 'publish')
+  return claimed_step
+end

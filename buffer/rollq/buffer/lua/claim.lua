@@ -1,0 +1,48 @@
+-- completed -> claimed: the batch of one step, fixed for ever by its manifest.
+-- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, how many
+-- Returns 'batch' and per group id, oldest version, arrival, tries, tokens, reward; or 'short', how many are ready; or
+-- 'sweep' when stale groups stand in the way of first-in-first-out order and expire must run first.
+-- Caller: trainer, any rank.   A repeat returns the manifest's batch unchanged.
+local function describe_batch(clock, ids)
+  local reply = { 'batch' }
+  for _, id in ipairs(ids) do
+    local group = redis.call('HMGET', group_key(clock.prefix, id), 'oldest', 'arrival', 'tries', 'tokens', 'reward')
+    reply[#reply + 1] = { tonumber(id), tonumber(group[1]), tonumber(group[2]), tonumber(group[3]), tonumber(group[4]), group[5] }
+  end
+  return reply
+end
+
+local function claim(keys, args)
+  local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
+  if err then return err end
+  local step, want = tonumber(args[4]), tonumber(args[5])
+  local manifest = clock.prefix .. 'manifest:' .. step
+  if redis.call('HEXISTS', manifest, 'ids') == 1 then return describe_batch(clock, manifest_ids(manifest)) end
+  if step <= clock.committed then
+    return fail('HISTORY_GONE', 'step ' .. step .. ' was committed and its batch is no longer kept; the oldest step that can be replayed is ' .. clock.history + 1)
+  end
+  if step - clock.checkpoint > clock.max_uncheckpointed then
+    return fail('CHECKPOINT_OVERDUE', 'the last checkpoint is of step ' .. clock.checkpoint .. ', and ' .. clock.max_uncheckpointed
+      .. ' steps are held for the next one; call checkpoint(), or raise max_uncheckpointed_steps')
+  end
+  local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
+  local lowest = '-inf'
+  if clock.order == 'fifo' then
+    if redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', stale) > 0 then return { 'sweep' } end
+  elseif stale >= 0 then
+    lowest = exact((stale + 1) * ARRIVALS)
+  end
+  local ready = redis.call('ZCOUNT', completed, lowest, '+inf')
+  if ready < want then return { 'short', ready } end
+  local ids = {}
+  if want > 0 then ids = redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
+  for _, id in ipairs(ids) do
+    unfile_result(clock, id, 'completed')
+    redis.call('ZADD', clock.prefix .. 'claimed', step, id)
+    redis.call('HSET', group_key(clock.prefix, id), 'status', 'claimed')
+  end
+  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'version', clock.version, 'claimed_ms', now_ms())
+  redis.call('HSET', keys[1], 'claimed_step', math.max(clock.claimed_step, step))
+  redis.call('PUBLISH', clock.events, 'claim')
+  return describe_batch(clock, ids)
+end

@@ -1,0 +1,18 @@
+-- After a rewind to step s the tokens of dead versions count as min(version, s): corrects the version index.
+-- KEYS[1] clock   ARGV incarnation, epoch, nonce, from_step, limit
+-- Returns more 0|1: call again.   Caller: trainer, every rank, after rewind.   Idempotent by state.
+local function clamp(keys, args)
+  local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
+  if err then return err end
+  local from_step, limit = tonumber(args[4]), tonumber(args[5])
+  if clock.version ~= from_step then return 0 end -- newer weights are live, and their tokens are no dead ones
+  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', '(' .. from_step, '(+inf', 'LIMIT', 0, limit)
+  for _, id in ipairs(ids) do
+    local key = group_key(clock.prefix, id)
+    local group = redis.call('HMGET', key, 'status', 'versions', 'arrival')
+    local versions = string.gsub(group[2], '%d+', function(version) return tostring(math.min(tonumber(version), from_step)) end)
+    redis.call('HSET', key, 'versions', versions, 'oldest', from_step)
+    file_result(clock, id, group[1], from_step, tonumber(group[3]))
+  end
+  return #ids == limit and 1 or 0
+end

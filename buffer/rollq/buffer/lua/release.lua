@@ -1,0 +1,26 @@
+-- claimed -> completed, dropped or failed: a batch that will not be trained.
+-- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, mode return|drop|quarantine
+-- Returns how many groups it held.   Caller: trainer, rank 0.   A repeat finds no manifest and returns 0.
+local function release(keys, args)
+  local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
+  if err then return err end
+  local step, mode = tonumber(args[4]), args[5]
+  if step <= clock.committed then return fail('COMMITTED', 'step ' .. step .. ' is committed and cannot be released') end
+  local manifest = clock.prefix .. 'manifest:' .. step
+  local ids = manifest_ids(manifest)
+  for _, id in ipairs(ids) do
+    redis.call('ZREM', clock.prefix .. 'claimed', id)
+    if mode == 'return' then
+      local group = redis.call('HMGET', group_key(clock.prefix, id), 'oldest', 'arrival')
+      file_result(clock, id, 'completed', tonumber(group[1]), tonumber(group[2]))
+    elseif mode == 'drop' then
+      drop_group(clock, id, 'released')
+    else
+      file_for_audit(clock, id, 'failed', 'quarantined by the trainer at step ' .. step)
+    end
+  end
+  redis.call('UNLINK', manifest)
+  redis.call('HSET', keys[1], 'claimed_step', math.min(clock.claimed_step, step - 1))
+  redis.call('PUBLISH', clock.events, 'release')
+  return #ids
+end

@@ -1,0 +1,33 @@
+-- What becomes of a batch that was claimed or trained after the checkpoint's step.
+-- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, mode
+--   replay: archived -> claimed, the manifest stays (the same batch will be served again)
+--   return: -> completed      regenerate: -> pending, nothing kept but the prompt
+-- Returns how many groups it held.   Caller: trainer, every rank, after begin_epoch.   Idempotent by state.
+local function rewind(keys, args)
+  local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
+  if err then return err end
+  local step, mode = tonumber(args[4]), args[5]
+  if step <= clock.committed then return 0 end
+  local manifest = clock.prefix .. 'manifest:' .. step
+  local ids = manifest_ids(manifest)
+  if mode == 'replay' then
+    if redis.call('HDEL', manifest, 'committed', 'consumed') > 0 then move_batch(clock, ids, 'archived', 'claimed', step) end
+    return #ids
+  end
+  for _, id in ipairs(ids) do
+    local key = group_key(clock.prefix, id)
+    redis.call('ZREM', clock.prefix .. 'archived', id)
+    redis.call('ZREM', clock.prefix .. 'claimed', id)
+    if mode == 'return' then
+      local group = redis.call('HMGET', key, 'oldest', 'arrival')
+      file_result(clock, id, 'completed', tonumber(group[1]), tonumber(group[2]))
+    else
+      redis.call('UNLINK', rollout_key(clock.prefix, id))
+      redis.call('HSET', key, 'letters', string.rep('p', clock.group_size))
+      make_pending(clock, id, 0)
+    end
+  end
+  redis.call('UNLINK', manifest)
+  redis.call('HSET', keys[1], 'claimed_step', clock.committed)
+  return #ids
+end

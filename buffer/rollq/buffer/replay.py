@@ -1,0 +1,60 @@
+"""`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
+
+from typing import Any
+
+import orjson
+
+from rollq.buffer.core import pairs
+from rollq.buffer.leasing import Leasing
+from rollq.buffer.schema import Status
+from rollq.buffer.training import Training
+from rollq.buffer.values import Counts
+
+SILENT_WORKER_MS = 30_000
+
+
+class Buffer(Leasing, Training):
+    """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
+
+    >>> with Buffer.connect("redis://127.0.0.1:6379/0", "gsm8k") as buffer:
+    ...     buffer.counts("math").ready
+    """
+
+    def counts(self, task: str) -> Counts:
+        """Where a task stands, in one consistent read. Raises StoreLost."""
+        server_ms, ready, clock, progress, *statuses = self._call_task("counts", task)
+        return Counts(
+            task=task,
+            clock=self._decode_clock(task, dict(pairs(clock))),
+            statuses={Status(name.decode()): count for name, count in pairs(statuses)},
+            ready=ready,
+            progress={name.decode(): _number(value) for name, value in pairs(progress)},
+            server_ms=server_ms,
+        )
+
+    def inspect(self, task: str, group_id: int) -> dict[str, str]:
+        """What is known of one group without its payload; empty when there is no such group."""
+        found = self._call_task("inspect", task, group_id)
+        return {name.decode(): value.decode() for name, value in pairs(found)}
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """The last report of every worker that has spoken within half a minute, with `age_s`."""
+        seconds, microseconds = self._read(lambda: self.client.time())
+        now_ms = seconds * 1000 + microseconds // 1000
+        reports: dict[str, dict[str, Any]] = {}
+        for name, value in sorted(self._read(lambda: self.client.hgetall(self.keys.workers)).items()):
+            at_ms, _, report = value.partition(b" ")
+            age_ms = now_ms - int(at_ms)
+            if age_ms <= SILENT_WORKER_MS:
+                reports[name.decode()] = {**orjson.loads(report), "age_s": age_ms / 1000}
+        return reports
+
+    def check(self) -> None:
+        """Raise StoreLost unless the store still holds this incarnation of the run."""
+        for task in self.tasks() or [""]:
+            if task:
+                self._call_task("counts", task)
+
+
+def _number(value: bytes) -> float:
+    return float(value) if b"." in value or b"e" in value else int(value)

@@ -1,0 +1,209 @@
+"""The trainer's side of the buffer: epochs, batches, commits, checkpoints, published versions.
+
+Across tasks nothing is atomic, so every call here is written to be finished by the next caller: the run first, then
+every task, and back only when all are done.
+"""
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import orjson
+
+from rollq.buffer.admission import MAX_IDS_PER_CALL, Admission
+from rollq.buffer.codec import decode_sample
+from rollq.buffer.core import task_keys
+from rollq.buffer.errors import ConfigError, CorruptFrame, HistoryGone
+from rollq.buffer.prompts import decode_prompt
+from rollq.buffer.schema import EMPTY_SAMPLE, Group
+from rollq.buffer.values import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
+
+ResumeMode = Literal["replay", "return", "regenerate"]
+ReleaseMode = Literal["return", "drop", "quarantine"]
+TRAINER_LEASE_S = 30.0
+"""For so long after its last sign of life a trainer keeps others out; safety rests on epochs alone."""
+CHECKPOINT_IDS_PER_CALL = 200
+FETCH_GROUPS_PER_TRIP = 64
+
+
+class Training(Admission):
+    """Calls of the trainer; all but `claim` and `fetch` are rank 0's."""
+
+    def begin_epoch(
+        self,
+        *,
+        trainer_id: str,
+        launch_id: str,
+        from_step: int,
+        mode: ResumeMode = "replay",
+        uri: str,
+        digest: str,
+        takeover: bool = False,
+    ) -> TrainerEpoch:
+        """Take the run as its trainer, standing at `from_step` (0: initial weights), and publish those weights.
+
+        Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
+        sampled again (`regenerate`). The same `launch_id` gets the same epoch: every rank of a launch calls this.
+        Raises TrainerHeld, HistoryGone naming the oldest step to resume from, StoreLost.
+        """
+        if from_step < 0:
+            raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
+        tasks = self.tasks()
+        self._check_history(tasks, from_step)
+        epoch, nonce, at_step, as_mode = self._call(
+            "begin_epoch_run", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
+            mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover),
+        )  # fmt: skip
+        held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
+        last_claimed = at_step
+        for task in tasks:
+            claimed_step = self._call_task("begin_epoch", task, epoch, held.nonce, at_step)
+            for step in range(at_step + 1, claimed_step + 1):
+                self._call_task("rewind", task, epoch, held.nonce, step, as_mode)
+            while self._call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL):
+                pass
+            last_claimed = max(last_claimed, claimed_step)
+        if as_mode != b"replay":
+            self._forget_plans(held, at_step + 1, last_claimed)
+        return held
+
+    def _check_history(self, tasks: Iterable[str], from_step: int) -> None:
+        """Refuse a resume that cannot work before anything moves."""
+        for task in tasks:
+            clock = self.clock(task)
+            if from_step < clock.history:
+                raise HistoryGone(
+                    f"task {task!r}: step {from_step} is older than what is kept; "
+                    f"the oldest step to resume from is {clock.history}"
+                )
+
+    def renew_trainer(self, held: TrainerEpoch) -> None:
+        """Show that the trainer lives. Raises FencedError when it was replaced."""
+        lease_ms = round(TRAINER_LEASE_S * 1000)
+        self._call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms)
+
+    # -- batches ----------------------------------------------------------------------------------------------------
+
+    def claim(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> Claimed | Shortfall:
+        """Return the batch of `step`, `sizes[task]` groups of each task, or what is short. Does not wait.
+
+        The first outcome is stored: later calls, by any rank and after any crash, return the same batch. The step is
+        claimed for all tasks or for none. Raises FencedError, HistoryGone, CheckpointOverdue.
+        """
+        plan = ("plan", self.keys.info, self.incarnation, held.epoch, held.nonce, step, orjson.dumps(dict(sizes)))
+        standing, delivered = self._call(*plan, 0)
+        wanted: dict[str, int] = orjson.loads(standing)
+        missing = self._without_manifest(wanted, step)
+        if len(missing) > 1:
+            ready = {task: self._ready(task) for task in missing}
+            if any(ready[task] < wanted[task] for task in missing):
+                return _shortfall(step, ready, wanted)
+        groups: list[ClaimedGroup] = []
+        for task, size in wanted.items():
+            reply = self._claim_task(held, task, step, size)
+            if reply[0] != b"batch":
+                if not delivered:
+                    self._release(held, [other for other in missing if other != task], step, "return")
+                return _shortfall(step, {task: reply[1]}, wanted)
+            groups += [ClaimedGroup(task, *fields[:5], float(fields[5] or 0)) for fields in reply[1:]]
+        if not delivered:
+            self._call(*plan, 1)
+        return Claimed(step, tuple(groups))
+
+    def _claim_task(self, held: TrainerEpoch, task: str, step: int, size: int) -> Any:
+        if not 0 <= size <= MAX_IDS_PER_CALL:
+            raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
+        while True:
+            reply = self._call_task("claim", task, held.epoch, held.nonce, step, size)
+            if reply[0] != b"sweep":
+                return reply
+            self.expire(task)
+
+    def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
+        names = list(tasks)
+        with self.client.pipeline(transaction=False) as pipe:
+            for task in names:
+                pipe.hexists(task_keys(self.run, task).manifest(step), "ids")
+            found = self._read(lambda: pipe.execute())
+        return [task for task, exists in zip(names, found, strict=True) if not exists]
+
+    def _ready(self, task: str) -> int:
+        return int(self._call_task("counts", task)[1])
+
+    def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
+        """Read the payloads of claimed groups, in order. Raises CorruptFrame naming the group and sample."""
+        fetched: list[Group] = []
+        for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
+            part = groups[start : start + FETCH_GROUPS_PER_TRIP]
+            with self.client.pipeline(transaction=False) as pipe:
+                for group in part:
+                    keys = task_keys(self.run, group.task)
+                    pipe.hget(keys.group(group.group_id), "prompt")
+                    pipe.execute_command("HGETALL", keys.rollout(group.group_id))
+                replies = self._read(lambda pipe=pipe: pipe.execute())
+            fetched += [
+                self._decode_group(group, prompt, frames)
+                for group, prompt, frames in zip(part, replies[::2], replies[1::2], strict=True)
+            ]
+        return fetched
+
+    def _decode_group(self, group: ClaimedGroup, prompt: bytes | None, frames: Mapping[bytes, bytes]) -> Group:
+        if prompt is None:
+            raise CorruptFrame(f"group {group.group_id} of task {group.task!r} is not in the store any more")
+        samples = [EMPTY_SAMPLE] * self.rules(group.task).group_size
+        for index, frame in frames.items():
+            try:
+                samples[int(index)] = decode_sample(frame)
+            except CorruptFrame as error:
+                raise CorruptFrame(
+                    f"group {group.group_id} of task {group.task!r}, sample {int(index)}: {error}"
+                ) from error
+        return Group(
+            task=group.task,
+            group_id=group.group_id,
+            prompt=decode_prompt(prompt),
+            samples=tuple(samples),
+            oldest_version=group.oldest_version,
+            arrival=group.arrival,
+            tries=group.tries,
+        )
+
+    def release(self, held: TrainerEpoch, step: int, mode: ReleaseMode) -> int:
+        """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns how many groups."""
+        count = self._release(held, self.tasks(), step, mode)
+        self._forget_plans(held, step, step)
+        return count
+
+    def _release(self, held: TrainerEpoch, tasks: Iterable[str], step: int, mode: ReleaseMode) -> int:
+        return sum(int(self._call_task("release", task, held.epoch, held.nonce, step, mode)) for task in tasks)
+
+    def commit(self, held: TrainerEpoch, step: int) -> None:
+        """The batch of `step` has been trained. Harmless to repeat. Raises FencedError."""
+        for task in self.tasks():
+            self._call_task("commit", task, held.epoch, held.nonce, step)
+
+    def checkpoint(self, held: TrainerEpoch, step: int) -> None:
+        """A checkpoint covers `step` and all before: their batches will not be asked for again, and are dropped."""
+        for task in self.tasks():
+            before = self.clock(task).checkpoint
+            while self._call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
+                pass
+            self._forget_plans(held, before + 1, step)
+
+    def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
+        """Make weights the live ones: workers swap, and what is too stale stops counting at once.
+
+        Raises FencedError when the trainer was replaced or the version would fall.
+        """
+        self._call("publish_run", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
+        for task in self.tasks():
+            self._call_task("publish", task, held.epoch, held.nonce, version)
+
+    def _forget_plans(self, held: TrainerEpoch, first: int, last: int) -> None:
+        if first <= last:
+            self._call("forget_plans", self.keys.info, self.incarnation, held.epoch, held.nonce, first, last)
+
+
+def _shortfall(step: int, ready: Mapping[str, int], wanted: Mapping[str, int]) -> Shortfall:
+    short = {task: count for task, count in ready.items() if count < wanted[task]}
+    return Shortfall(step, short, {task: wanted[task] for task in short})

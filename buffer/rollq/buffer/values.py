@@ -1,0 +1,154 @@
+"""What the buffer answers: frozen values, one per question."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from rollq.buffer.schema import Lease, Status
+from rollq.buffer.settings import TaskRules
+
+NO_VERSION = -1
+"""The live version before any trainer has begun."""
+
+
+class Control(StrEnum):
+    """What the operator wants of a task."""
+
+    RUN = "run"
+    PAUSE = "pause"  # nothing new is admitted or leased
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A task's copy of what its functions check.
+
+    `step` is the train step that is trained next (from 1), `version` the live model version (`NO_VERSION` before the
+    first trainer), `committed` the last trained step, `checkpoint` the last one that a checkpoint covers, `history` the
+    oldest step to resume from. `floors`: tokens of the dead epoch e count as min(version, floors[e]).
+    """
+
+    incarnation: str
+    epoch: int
+    step: int
+    version: int
+    committed: int
+    claimed_step: int
+    checkpoint: int
+    history: int
+    control: Control
+    rules: TaskRules
+    floors: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Where a task stands. `ready`: completed groups that are fresh at the clock's step.
+
+    `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
+    expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left.
+    """
+
+    task: str
+    clock: Clock
+    statuses: Mapping[Status, int]
+    ready: int
+    progress: Mapping[str, float]
+    server_ms: int
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Groups that left the buffer, by reason (`trained` once a checkpoint covers them)."""
+        prefix = "dropped_"
+        return {name[len(prefix) :]: int(n) for name, n in self.progress.items() if name.startswith(prefix)}
+
+    @property
+    def unaccounted(self) -> int:
+        """Admitted groups that are in no status set and under no drop counter. Anything but 0 is a bug."""
+        return int(self.progress["admitted"]) - sum(self.statuses.values()) - sum(self.dropped.values())
+
+
+@dataclass(frozen=True, slots=True)
+class LiveModel:
+    """The weights that workers should serve."""
+
+    epoch: int
+    version: int
+    digest: str
+    uri: str
+
+
+class Admitted(NamedTuple):
+    """`count` prompts became groups `first_id` and up; the dataset's cursor is now `cursor`."""
+
+    count: int
+    first_id: int
+    cursor: int
+
+
+class Reaped(NamedTuple):
+    """Leases past their deadline: sent back, or quarantined. `held`: nobody is judged just after an outage."""
+
+    requeued: int
+    quarantined: int
+    held: bool
+
+
+class Leased(NamedTuple):
+    """What a worker got. `drain`: take nothing more until idle, then lease again: a suspect must run alone."""
+
+    leases: tuple[Lease, ...]
+    drain: bool
+
+
+class PutOutcome(StrEnum):
+    """Where a result was filed."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    EXPIRED = "expired"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    DROPPED = "dropped"  # too stale, and the task drops what expires
+    DUPLICATE = "duplicate"  # this very result is in already
+    REFUSED = "refused"  # the lease is no longer the caller's
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerEpoch:
+    """A trainer's hold of the run: the fencing token of its calls. `from_step` is the step of its checkpoint."""
+
+    epoch: int
+    nonce: str
+    from_step: int
+    trainer_id: str
+    launch_id: str
+
+
+class ClaimedGroup(NamedTuple):
+    """One group of a claimed batch, without its payload. `tokens`: response tokens; `reward`: mean over samples."""
+
+    task: str
+    group_id: int
+    oldest_version: int
+    arrival: int
+    tries: int
+    tokens: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The batch of a step; every call for the step gives the same one."""
+
+    step: int
+    groups: tuple[ClaimedGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """No batch yet: per task that is short, how many groups are ready and how many are wanted."""
+
+    step: int
+    ready: Mapping[str, int]
+    wanted: Mapping[str, int]
