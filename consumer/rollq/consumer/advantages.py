@@ -1,0 +1,77 @@
+"""Rewards to advantages, over the whole batch of a step, before it is split among ranks.
+
+Invariant: a sample that did not complete gets advantage 0 and takes no part in any baseline or deviation.
+`Batch` computes every rank's share from the same call, so gradients do not depend on the number of ranks.
+"""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from rollq.buffer.schema import BoolArray, Float32Array
+from rollq.buffer.settings import Settings
+
+Float64Array = npt.NDArray[np.float64]
+
+
+class AdvantageSettings(Settings):
+    """How a reward becomes an advantage: `(reward - baseline) / scale`.
+
+    baseline `group`, scale `group`: GRPO, (r - mean) / (std + eps) of the group (Shao et al. 2024, arXiv:2402.03300).
+    baseline `group`, scale `none`: Dr. GRPO, which drops the deviation because it favours questions that are nearly
+    always or nearly never solved (Liu et al. 2025, arXiv:2503.20783).
+    baseline `leave_one_out`: RLOO, r_i minus the mean of the group's other samples (Ahmadian et al. 2024,
+    arXiv:2402.14740).
+    baseline or scale `batch`: mean or deviation of all samples of the batch instead of the group's.
+    """
+
+    baseline: Literal["group", "leave_one_out", "batch"] = "group"
+    scale: Literal["none", "group", "batch"] = "group"
+    eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give 0")
+
+
+def advantages(
+    rewards: npt.ArrayLike, groups: npt.ArrayLike, valid: npt.ArrayLike, settings: AdvantageSettings
+) -> Float32Array:
+    """Advantages float32 [N] of N samples; 0 where `valid` is False.
+
+    `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N].
+    Deviations are of the population (divided by n), so a group of one has deviation 0 and advantage 0.
+    """
+    keep = np.asarray(valid, dtype=np.bool_)
+    group = np.asarray(groups, dtype=np.int64)
+    reward = np.where(keep, np.asarray(rewards, dtype=np.float64), 0.0)
+    if not keep.any():
+        return np.zeros(len(keep), dtype=np.float32)
+    everyone = np.zeros_like(group)
+    match settings.baseline:
+        case "group":
+            centred = reward - _mean(reward, group, keep)
+        case "batch":
+            centred = reward - _mean(reward, everyone, keep)
+        case "leave_one_out":
+            count = _count(group, keep)
+            # r_i - (sum - r_i) / (n - 1) = (r_i - mean) * n / (n - 1); alone, there is no baseline to learn from
+            centred = (reward - _mean(reward, group, keep)) * np.where(count > 1, count / np.maximum(count - 1, 1), 0.0)
+    if settings.scale != "none":
+        pool = group if settings.scale == "group" else everyone
+        centred = centred / (_deviation(reward, pool, keep) + settings.eps)
+    return np.where(keep, centred, 0.0).astype(np.float32)
+
+
+def _count(pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:
+    """Valid samples in each sample's pool, [N]."""
+    return np.bincount(pool[keep], minlength=int(pool.max()) + 1).astype(np.float64)[pool]
+
+
+def _mean(values: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:
+    """Mean over the valid samples of each sample's pool, [N]; 0 where none is valid."""
+    sums = np.bincount(pool, weights=np.where(keep, values, 0.0), minlength=int(pool.max()) + 1)[pool]
+    return np.asarray(sums / np.maximum(_count(pool, keep), 1.0))
+
+
+def _deviation(rewards: Float64Array, pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:
+    """Population standard deviation over the valid samples of each sample's pool, [N]."""
+    return np.asarray(np.sqrt(_mean((rewards - _mean(rewards, pool, keep)) ** 2, pool, keep)))

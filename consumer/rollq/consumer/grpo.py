@@ -1,0 +1,151 @@
+"""The GRPO family of losses on a micro-batch. Needs torch.
+
+Invariant: each token's weight comes from the counts of the whole batch, so the sum of the gradients over all
+micro-batches and ranks is the same however the batch was split. Ranks must therefore SUM gradients
+(`sum_gradients`), not average them.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings import Settings
+from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.micro_batch import MicroBatch
+
+
+class GrpoSettings(Settings):
+    """Variants of the loss.
+
+    aggregation `token`: every loss token of the batch counts the same (DAPO, Yu et al. 2025, arXiv:2503.14476).
+    aggregation `sequence`: mean over a sample's tokens, then over samples (GRPO, Shao et al. 2024, arXiv:2402.03300).
+    aggregation `constant`: sum over a sample's tokens divided by the constant `constant_tokens`, then mean over samples
+    (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
+    old_logprobs `behaviour`: ratios against the logprobs that the engine reported.
+    old_logprobs `recomputed`: ratios against the trainer's own weights before the update, times the truncated
+    importance weight min(old / behaviour, `importance_cap`) (Yao et al. 2025, "Your Efficient RL Framework Secretly
+    Brings You Off-Policy RL Training").
+    """
+
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    constant_tokens: int = Field(default=1024, gt=0, description="divisor of aggregation constant: the token limit")
+    clip_low: float = Field(default=0.2, ge=0, lt=1, description="ratios below 1 - clip_low are clipped")
+    clip_high: float = Field(default=0.2, ge=0, description="ratios above 1 + clip_high are clipped")
+    kl_coefficient: float = Field(default=0.0, ge=0, description="weight of the KL to a reference model")
+    old_logprobs: Literal["behaviour", "recomputed"] = "behaviour"
+    importance_cap: float = Field(default=2.0, gt=0, description="largest truncated importance weight")
+    entropy: bool = Field(default=False, description="measure the policy's entropy (one more pass over the logits)")
+
+
+class TokenLogprobs(NamedTuple):
+    """Of the n loss tokens of a micro-batch in row order: `logprobs` float32 [n], `entropy` float32 [n] or None."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor | None
+
+
+def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False) -> TokenLogprobs:
+    """Logprobs of the loss tokens of `micro` under logits / temperature, as the engine sampled them.
+
+    `model` is a Hugging Face causal LM or anything with its call signature. Packed rows rely on its finding sequence
+    boundaries in `position_ids` (transformers >= 5 builds the block-diagonal mask when no attention mask and no cache
+    are given).
+    """
+    logits = model(
+        input_ids=micro.input_ids,
+        position_ids=micro.position_ids,
+        attention_mask=micro.attention_mask,
+        use_cache=False,
+    ).logits
+    row, column = micro.loss_mask.nonzero(as_tuple=True)
+    # the loss tokens only, in float32: prompts are most of the tokens, and the vocabulary is wide
+    picked = logits[row, column - 1].float() / micro.temperature[row, column, None]
+    chosen = picked.gather(-1, micro.input_ids[row, column, None]).squeeze(-1)
+    normaliser = picked.logsumexp(-1)
+    if not entropy:
+        return TokenLogprobs(chosen - normaliser, None)
+    with torch.no_grad():
+        spread = normaliser - (picked.softmax(-1) * picked).sum(-1)
+    return TokenLogprobs(chosen - normaliser, spread)
+
+
+def grpo_loss(
+    model: Any,
+    micro: MicroBatch,
+    settings: GrpoSettings | None = None,
+    *,
+    old_logprobs: torch.Tensor | None = None,
+    reference_logprobs: torch.Tensor | None = None,
+    metrics: LossMetrics | None = None,
+) -> torch.Tensor:
+    """The micro-batch's part of the batch's loss, a scalar; the parts of all micro-batches and ranks add up to it.
+
+    `old_logprobs` [n]: with `settings.old_logprobs = recomputed`, those of the weights before the first update on this
+    batch (default: the current ones, right for one update per batch). `reference_logprobs` [n]: of the reference
+    model, needed when `settings.kl_coefficient` > 0. Both as from `token_logprobs`. `metrics` collects what is worth
+    logging.
+
+    The surrogate is PPO's clipped one (Schulman et al. 2017, arXiv:1707.06347); the KL is the k3 estimator
+    exp(d) - d - 1 with d = reference - new (Schulman 2020, "Approximating KL divergence").
+    """
+    settings = settings or GrpoSettings()
+    new, entropy = token_logprobs(model, micro, entropy=settings.entropy)
+    behaviour = micro.behaviour_logprobs[micro.loss_mask]
+    advantages = micro.advantages[micro.loss_mask]
+    if settings.old_logprobs == "behaviour":
+        old, importance = behaviour, torch.ones_like(behaviour)
+    else:
+        old = new.detach() if old_logprobs is None else old_logprobs
+        importance = (old - behaviour).exp().clamp(max=settings.importance_cap)
+    ratio = (new - old).exp()
+    clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high)
+    terms = -importance * torch.minimum(ratio * advantages, clipped * advantages)
+    if settings.kl_coefficient > 0:
+        terms = terms + settings.kl_coefficient * _kl_to_reference(new, reference_logprobs)
+    # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that its backward pass works
+    loss = (terms * _weights(micro, settings)).sum() + new.sum() * 0
+    if metrics is not None:
+        metrics.add(
+            loss=loss.detach(),
+            ratio=ratio.detach(),
+            was_clipped=(clipped * advantages < ratio * advantages).detach(),
+            mismatch=(new.detach() - behaviour),
+            staleness=micro.staleness[micro.loss_mask],
+            entropy=entropy,
+        )
+    return loss
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Add up the gradients of all ranks in place (all-reduce over the default process group)."""
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:  # every rank must take part
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+
+
+def _weights(micro: MicroBatch, settings: GrpoSettings) -> torch.Tensor:
+    """What each loss token counts in the batch's loss, float32 [n]."""
+    counts = micro.counts
+    tokens = micro.sample_loss_tokens[micro.loss_mask]
+    match settings.aggregation:
+        case "token":
+            return torch.full_like(tokens, 1 / max(counts.loss_tokens, 1))
+        case "sequence":
+            return 1 / (tokens * counts.samples)
+        case "constant":
+            return torch.full_like(tokens, 1 / (settings.constant_tokens * max(counts.samples, 1)))
+
+
+def _kl_to_reference(new: torch.Tensor, reference: torch.Tensor | None) -> torch.Tensor:
+    if reference is None:
+        raise ConfigError(
+            "kl_coefficient > 0 needs reference_logprobs: token_logprobs(reference_model, micro).logprobs"
+        )
+    difference = reference - new
+    return difference.exp() - difference - 1

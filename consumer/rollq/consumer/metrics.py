@@ -1,0 +1,73 @@
+"""What a step's loss tells about off-policyness, summed over its micro-batches. Needs torch."""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+
+class LossMetrics:
+    """Sums over the loss tokens of a step; `result` turns them into means.
+
+    Importance weights here are w = exp(new - behaviour), the trainer's weights before the update against the engine.
+    """
+
+    def __init__(self) -> None:
+        self._loss = 0.0
+        self._on_policy_error = 0.0
+        # staleness -> [tokens, sum w, sum w^2, sum of k3, sum of ratios, clipped tokens, sum of entropies]
+        self._sums: dict[int, torch.Tensor] = defaultdict(lambda: torch.zeros(7, dtype=torch.float64))
+
+    def add(
+        self,
+        *,
+        loss: torch.Tensor,
+        ratio: torch.Tensor,
+        was_clipped: torch.Tensor,
+        mismatch: torch.Tensor,
+        staleness: torch.Tensor,
+        entropy: torch.Tensor | None,
+    ) -> None:
+        """Add a micro-batch: `loss` scalar; the others [n] per loss token, `mismatch` = new - behaviour logprobs."""
+        self._loss += float(loss)
+        weight = mismatch.double().exp()
+        columns = torch.stack(
+            [
+                torch.ones_like(weight),
+                weight,
+                weight**2,
+                weight - mismatch - 1,
+                ratio.double(),
+                was_clipped.double(),
+                torch.zeros_like(weight) if entropy is None else entropy.double(),
+            ]
+        ).cpu()
+        ages = staleness.cpu()
+        for age in sorted(set(ages.tolist())):
+            self._sums[age] += columns[:, ages == age].sum(1)
+        fresh = mismatch[staleness == 0]
+        if len(fresh):
+            self._on_policy_error = max(self._on_policy_error, float(fresh.abs().max()))
+
+    def result(self) -> dict[str, Any]:
+        """Plain numbers: means over loss tokens, and by staleness the share of tokens and the effective sample size.
+
+        mismatch_kl: KL(behaviour || new), k3 estimator w - log w - 1 (Schulman 2020). effective_sample_size:
+        (sum w)^2 / (n sum w^2) in (0, 1] (Kong 1992). on_policy_error: largest |new - behaviour| of a token of
+        staleness 0, which should be rounding alone.
+        """
+        total = sum(self._sums.values(), torch.zeros(7, dtype=torch.float64))
+        tokens = max(float(total[0]), 1.0)
+        return {
+            "loss": self._loss,
+            "loss_tokens": int(total[0]),
+            "mismatch_kl": float(total[3]) / tokens,
+            "ratio": float(total[4]) / tokens,
+            "clip_fraction": float(total[5]) / tokens,
+            "entropy": float(total[6]) / tokens,
+            "on_policy_error": self._on_policy_error,
+            "staleness": {str(age): float(sums[0]) / tokens for age, sums in sorted(self._sums.items())},
+            "effective_sample_size": {
+                str(age): float(sums[1] ** 2 / (sums[0] * sums[2])) for age, sums in sorted(self._sums.items())
+            },
+        }

@@ -1,0 +1,85 @@
+"""Which sequences go to which rank and micro-batch: pure decisions over lengths.
+
+Invariant: every rank computes the same plan from the same lengths, each sequence is in exactly one micro-batch, and
+every rank has the same number of micro-batches (some may be empty), so that collective operations line up.
+"""
+
+import heapq
+from collections.abc import Sequence
+
+from rollq.buffer.errors import ConfigError
+
+
+def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
+    """Split sequences over `bins` so that token counts are close: longest first, each to the lightest bin.
+
+    Greedy longest-processing-time scheduling; at most 4/3 of the best heaviest bin (Graham 1969).
+    """
+    shares: list[list[int]] = [[] for _ in range(bins)]
+    heap = [(0, index) for index in range(bins)]
+    for sequence in _longest_first(range(len(lengths)), lengths):
+        load, index = heapq.heappop(heap)
+        shares[index].append(sequence)
+        heapq.heappush(heap, (load + lengths[sequence], index))
+    return shares
+
+
+def plan(lengths: Sequence[int], ranks: int, max_tokens: int, *, padded: bool = False) -> list[list[list[int]]]:
+    """Micro-batches as sequence indices, `[rank][micro_batch][...]`, each of at most `max_tokens` tokens.
+
+    Packed, a micro-batch costs the sum of its lengths; padded, its rows times its longest.
+    Raises `ConfigError` when one sequence alone is longer than `max_tokens`.
+    """
+    longest = max(range(len(lengths)), key=lengths.__getitem__, default=None)
+    if longest is not None and lengths[longest] > max_tokens:
+        raise ConfigError(
+            f"sequence {longest} has {lengths[longest]} tokens, more than max_tokens={max_tokens!r} of a micro-batch: "
+            f"raise max_tokens to at least {lengths[longest]}, or generate shorter samples"
+        )
+    fill = _fill_padded if padded else _fill_packed
+    ranked = [fill(share, lengths, max_tokens) for share in balance(lengths, ranks)]
+    count = max(1, *(len(bins) for bins in ranked))
+    return [_split_to(bins, count) for bins in ranked]
+
+
+def _longest_first(sequences: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    return sorted(sequences, key=lambda index: (-lengths[index], index))
+
+
+def _fill_packed(share: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """As few bins as a greedy fill finds; the lightest bin takes the next sequence, so that bins are even."""
+    bins: list[list[int]] = []
+    heap: list[tuple[int, int]] = []
+    for sequence in _longest_first(share, lengths):
+        if heap and heap[0][0] + lengths[sequence] <= max_tokens:
+            load, index = heapq.heappop(heap)
+        else:
+            load, index = 0, len(bins)
+            bins.append([])
+        bins[index].append(sequence)
+        heapq.heappush(heap, (load + lengths[sequence], index))
+    return bins
+
+
+def _fill_padded(share: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Runs of similar lengths: a bin is as wide as its first sequence."""
+    bins: list[list[int]] = []
+    for sequence in _longest_first(share, lengths):
+        if not bins or (len(bins[-1]) + 1) * lengths[bins[-1][0]] > max_tokens:
+            bins.append([])
+        bins[-1].append(sequence)
+    return bins
+
+
+def _split_to(bins: list[list[int]], count: int) -> list[list[int]]:
+    """The same sequences in exactly `count` bins: the fullest are halved, empty ones fill the rest."""
+    bins = list(bins)
+    while len(bins) < count:
+        fullest = max(range(len(bins)), key=lambda index: len(bins[index]), default=None)
+        if fullest is None or len(bins[fullest]) < 2:
+            bins.append([])
+            continue
+        half = len(bins[fullest]) // 2
+        bins.append(bins[fullest][half:])
+        bins[fullest] = bins[fullest][:half]
+    return bins

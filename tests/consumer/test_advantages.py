@@ -1,0 +1,53 @@
+"""Advantages against the formulas, worked by hand."""
+
+import numpy as np
+import pytest
+
+from rollq.consumer.advantages import AdvantageSettings, advantages
+
+REWARDS = [1.0, 0.0, 0.0, 0.0, 2.0, 4.0]
+GROUPS = [0, 0, 0, 0, 1, 1]
+ALL = [True] * 6
+
+
+def test_grpo_subtracts_the_group_mean_and_divides_by_its_deviation() -> None:
+    got = advantages(REWARDS, GROUPS, ALL, AdvantageSettings())
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, [3**0.5, *[-(3**-0.5)] * 3, -1, 1], rtol=1e-5)
+
+
+def test_without_scale_the_advantage_is_the_distance_from_the_group_mean() -> None:
+    got = advantages(REWARDS, GROUPS, ALL, AdvantageSettings(scale="none"))
+    np.testing.assert_allclose(got, [0.75, -0.25, -0.25, -0.25, -1, 1], rtol=1e-6)
+
+
+def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
+    got = advantages(REWARDS, GROUPS, ALL, AdvantageSettings(baseline="leave_one_out", scale="none"))
+    np.testing.assert_allclose(got, [1, -1 / 3, -1 / 3, -1 / 3, -2, 2], rtol=1e-6)
+
+
+def test_batch_baseline_and_scale_ignore_the_groups() -> None:
+    got = advantages(REWARDS, GROUPS, ALL, AdvantageSettings(baseline="batch", scale="batch"))
+    rewards = np.array(REWARDS)
+    np.testing.assert_allclose(got, (rewards - rewards.mean()) / rewards.std(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("baseline", ["group", "leave_one_out", "batch"])
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+def test_a_failed_sample_gets_zero_and_does_not_move_the_others(baseline: str, scale: str) -> None:
+    settings = AdvantageSettings.model_validate({"baseline": baseline, "scale": scale})
+    without = advantages([1.0, 0.0, 5.0, 2.0], [0, 0, 1, 1], [True] * 4, settings)
+    with_failed = advantages([1.0, 99.0, 0.0, 5.0, 2.0], [0, 0, 0, 1, 1], [True, False, True, True, True], settings)
+    assert with_failed[1] == 0
+    np.testing.assert_allclose(with_failed[[0, 2, 3, 4]], without)
+
+
+@pytest.mark.parametrize("baseline", ["group", "leave_one_out"])
+def test_a_group_of_one_valid_sample_teaches_nothing(baseline: str) -> None:
+    settings = AdvantageSettings.model_validate({"baseline": baseline})
+    assert advantages([3.0, 1.0], [0, 0], [True, False], settings).tolist() == [0.0, 0.0]
+
+
+def test_equal_rewards_give_zero_and_nothing_valid_gives_zeros() -> None:
+    assert advantages([2.0] * 3, [0] * 3, [True] * 3, AdvantageSettings()).tolist() == [0.0] * 3
+    assert advantages([np.nan] * 2, [0] * 2, [False] * 2, AdvantageSettings()).tolist() == [0.0] * 2

@@ -1,0 +1,156 @@
+"""Groups to sequences and micro-batches: alignment, masks, staleness, counts, named arrays."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from consumer_groups import make_group, make_sample, make_segment, random_groups
+
+from rollq.buffer.errors import ConfigError, InvalidGroup
+from rollq.buffer.schema import Segment, VersionSpan
+from rollq.consumer import Batch
+
+
+def test_the_package_imports_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import rollq.consumer"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_entry_t_of_every_array_belongs_to_token_t() -> None:
+    segment = make_segment([7, 8], [9, 10, 11], version=2, logprobs=[-0.1, -0.2, -0.3], loss_mask=[True, False, True])
+    [sequence] = Batch.build(5, [make_group(make_sample(segment, temperature=0.5))]).sequences
+    assert sequence.ids.tolist() == [7, 8, 9, 10, 11]
+    assert sequence.loss_mask.tolist() == [False, False, True, False, True]
+    np.testing.assert_allclose(sequence.logprobs, [0, 0, -0.1, -0.2, -0.3])
+    assert sequence.versions.tolist() == [-1, -1, 2, 2, 2]
+    assert sequence.staleness.tolist() == [0, 0, 2, 2, 2]
+    assert sequence.temperature == 0.5
+
+
+def test_a_dead_epoch_counts_as_at_most_its_floor_in_staleness_only() -> None:
+    segment = Segment(
+        prompt_ids=np.array([1], np.int32),
+        response_ids=np.array([2, 3, 4], np.int32),
+        logprobs=np.zeros(3, np.float32),
+        versions=(VersionSpan(1, 81, 1), VersionSpan(1, 79, 1), VersionSpan(2, 81, 1)),
+    )
+    [sequence] = Batch.build(82, [make_group(make_sample(segment))], floors={1: 80}).sequences
+    assert sequence.versions.tolist() == [-1, 81, 79, 81]
+    assert sequence.epochs.tolist() == [-1, 1, 1, 2]
+    assert sequence.staleness.tolist() == [0, 1, 2, 0]
+
+
+def test_the_first_token_of_a_sequence_is_never_in_the_loss() -> None:
+    [sequence] = Batch.build(1, [make_group(make_sample(make_segment([], [4, 5])))]).sequences
+    assert sequence.loss_mask.tolist() == [False, True]
+
+
+def test_advantages_are_counted_per_sample_not_per_segment() -> None:
+    two = make_sample(make_segment([1], [2, 3]), make_segment([1, 2, 3], [4]), reward=1.0)
+    one = make_sample(make_segment([1], [5]), reward=0.0)
+    batch = Batch.build(1, [make_group(two, one)])
+    assert [sequence.sample for sequence in batch.sequences] == [0, 0, 1]
+    assert [sequence.sample_loss_tokens for sequence in batch.sequences] == [3, 3, 1]
+    np.testing.assert_allclose(batch.advantages, [1, -1], rtol=1e-5)
+
+
+def test_failed_samples_are_left_out_of_sequences_counts_and_baseline() -> None:
+    good = make_sample(make_segment([1], [2, 3]), reward=1.0)
+    other = make_sample(make_segment([1], [2]), reward=0.0)
+    failed = make_sample(make_segment([1], [2, 3, 4]), reward=None)
+    batch = Batch.build(1, [make_group(good, failed, other), make_group(failed, group_id=1)])
+    assert batch.valid.tolist() == [True, False, True, False]
+    np.testing.assert_allclose(batch.advantages, [1, 0, -1, 0], rtol=1e-5)
+    assert (batch.counts.loss_tokens, batch.counts.samples, batch.counts.groups) == (3, 2, 1)
+    assert len(batch.sequences) == 2
+
+
+def test_other_rewards_give_other_advantages() -> None:
+    batch = Batch.build(1, random_groups(0))
+    swapped = batch.with_rewards(batch.rewards[::-1])
+    assert swapped.sequences is batch.sequences
+    assert not np.allclose(swapped.advantages, batch.advantages)
+
+
+def test_packed_micro_batches_hold_whole_sequences_with_their_own_positions() -> None:
+    batch = Batch.build(3, random_groups(1))
+    seen = 0
+    for micro in batch.micro_batches(max_tokens=48):
+        assert micro.cu_seqlens is not None
+        assert micro.attention_mask is None
+        assert micro.input_ids.shape[0] == 1
+        assert micro.cu_seqlens.dtype == torch.int32
+        for index, start, end in zip(micro.sequences, micro.cu_seqlens[:-1], micro.cu_seqlens[1:], strict=True):
+            sequence = batch.sequences[index]
+            assert micro.input_ids[0, start:end].tolist() == sequence.ids.tolist()
+            assert micro.position_ids[0, start:end].tolist() == list(range(len(sequence.ids)))
+            assert micro.loss_mask[0, start:end].tolist() == sequence.loss_mask.tolist()
+            assert micro.behaviour_logprobs[0, start:end].tolist() == sequence.logprobs.tolist()
+            assert micro.staleness[0, start:end].tolist() == sequence.staleness.tolist()
+            assert set(micro.advantages[0, start:end].tolist()) == {float(batch.advantages[sequence.sample])}
+            assert set(micro.sequence_index[0, start:end].tolist()) == {index}
+            seen += 1
+        assert micro.input_ids.shape[1] <= 48
+    assert seen == len(batch.sequences)
+
+
+def test_to_torch_pads_a_sequence_per_row() -> None:
+    batch = Batch.build(3, random_groups(1))
+    padded = batch.to_torch()
+    assert padded.attention_mask is not None
+    assert padded.cu_seqlens is None
+    assert padded.input_ids.shape == (len(batch.sequences), max(len(s.ids) for s in batch.sequences))
+    for row, index in enumerate(padded.sequences):
+        length = len(batch.sequences[index].ids)
+        assert padded.input_ids[row, :length].tolist() == batch.sequences[index].ids.tolist()
+        assert padded.attention_mask[row].sum() == length
+        assert not padded.loss_mask[row, length:].any()
+        assert (padded.versions[row, length:] == -1).all()
+
+
+def test_every_rank_has_as_many_micro_batches_and_their_loss_tokens_add_up() -> None:
+    shares = [Batch.build(1, random_groups(2), rank=rank, world_size=4).micro_batches(40) for rank in range(4)]
+    assert len({len(share) for share in shares}) == 1
+    counts = shares[0][0].counts
+    assert sum(int(micro.loss_mask.sum()) for share in shares for micro in share) == counts.loss_tokens
+
+
+def test_a_rank_without_sequences_gets_one_masked_token() -> None:
+    groups = [make_group(make_sample(make_segment([1], [2])))]
+    [micro] = Batch.build(1, groups, rank=1, world_size=2).micro_batches(8)
+    assert micro.input_ids.shape == (1, 1)
+    assert not micro.loss_mask.any()
+
+
+def test_named_arrays_per_token_reach_the_micro_batch_aligned() -> None:
+    response = {"reference": np.array([5.0, 6.0], np.float32)}
+    whole = {"reference": np.array([1.0, 2.0, 3.0], np.float32)}
+    samples = (make_sample(make_segment([1], [2, 3], arrays=arrays)) for arrays in (response, whole))
+    padded = Batch.build(1, [make_group(*samples)]).to_torch(arrays=["reference"])
+    assert sorted(padded.arrays["reference"].tolist()) == [[0.0, 5.0, 6.0], [1.0, 2.0, 3.0]]
+
+
+def test_named_arrays_of_any_further_shape_keep_it() -> None:
+    routed = np.arange(12, dtype=np.uint8).reshape(2, 3, 2)
+    [micro] = Batch.build(
+        1, [make_group(make_sample(make_segment([1], [2, 3], arrays={"routed": routed})))]
+    ).micro_batches(8, arrays=["routed"])
+    assert micro.arrays["routed"].dtype == torch.uint8
+    assert micro.arrays["routed"][0, 1:].tolist() == routed.tolist()
+
+
+def test_a_missing_or_misshapen_array_is_named() -> None:
+    batch = Batch.build(
+        1, [make_group(make_sample(make_segment([1], [2, 3], arrays={"image": np.zeros(9)})), group_id=4)]
+    )
+    with pytest.raises(InvalidGroup, match=r"group 4.*no array 'teacher'.*\['image'\]"):
+        batch.to_torch(arrays=["teacher"])
+    with pytest.raises(InvalidGroup, match=r"'image'.*shape \(9,\).*2 response tokens"):
+        batch.to_torch(arrays=["image"])
+
+
+def test_a_sequence_longer_than_a_micro_batch_is_a_clear_error() -> None:
+    with pytest.raises(ConfigError, match="max_tokens"):
+        Batch.build(1, [make_group(make_sample(make_segment([1], [2, 3])))]).micro_batches(2)
