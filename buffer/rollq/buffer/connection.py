@@ -181,6 +181,7 @@ def open_client(url: str, password: str | None = None) -> redis.Redis:
     check_url(url)
     # One retry at once replaces a pooled connection that died unnoticed; everything longer is `patiently`'s to decide.
     retry = Retry(NoBackoff(), 1, supported_errors=(driver.ConnectionError,))
+    tcp_options = {} if url.startswith("unix:") else {"socket_keepalive": True}
     try:
         client = redis.Redis.from_url(
             url,
@@ -188,8 +189,8 @@ def open_client(url: str, password: str | None = None) -> redis.Redis:
             protocol=2,
             socket_timeout=SOCKET_TIMEOUT_S,
             socket_connect_timeout=CONNECT_TIMEOUT_S,
-            socket_keepalive=True,
             retry=retry,
+            **tcp_options,
         )
         client.connection_pool.make_connection()
     except (ValueError, TypeError) as error:
@@ -211,7 +212,7 @@ def check_url(url: str) -> None:
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(f"server URL {shown!r}: must begin with redis://, rediss:// or unix://")
     if parts.scheme == "unix":
-        if not parts.path.startswith("/"):
+        if parts.hostname or not parts.path.startswith("/"):
             raise ConfigError(f"server URL {shown!r}: needs an absolute path, as in unix:///run/valkey.sock")
         return
     if not parts.hostname or port == 0:

@@ -126,17 +126,17 @@ class EmbeddedServer:
         self.stop()  # what is left of a server that died
         binary = self.binary or embedded_binary()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        free_port = self.port is None and self.socket_path is None
-        for tries_left in reversed(range(PORT_TRIES if free_port else 1)):
-            if free_port:
-                self.port = free_loopback_port(self.bind)
+        any_port = self.port is None and self.socket_path is None
+        for tries_left in reversed(range(PORT_TRIES if any_port else 1)):
+            if any_port:
+                self.port = free_port(self.bind)
             try:
                 self._launch(binary)
                 self._await_answer()
                 return
             except BaseException as error:
                 self.stop()
-                if free_port:
+                if any_port:
                     self.port = None
                 if not (isinstance(error, PortTaken) and tries_left):
                     raise
@@ -291,7 +291,7 @@ def embedded_binary() -> Path:
     )
 
 
-def free_loopback_port(bind: str) -> int:
+def free_port(bind: str) -> int:
     """A port on which nobody listens at this moment; whoever starts a server there must be ready to try another."""
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     for port in random.sample(PORTS, k=200):

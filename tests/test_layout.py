@@ -1,0 +1,104 @@
+"""The architecture, checked on the source itself: who may import whom, and what nobody may use."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+MAY_IMPORT = {
+    "buffer": {"buffer"},
+    "producer": {"producer", "buffer"},
+    "workers": {"workers", "buffer"},
+    "consumer": {"consumer", "buffer"},
+    "monitor": {"monitor", "producer", "workers", "consumer", "buffer"},
+    "cli": {"cli", "monitor", "producer", "workers", "consumer", "buffer"},
+}
+
+UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+UNSAFE_CALLS = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+    "torch.load",
+    "torch.save",
+    "np.load",
+    "numpy.load",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "os.system",
+    "os.popen",
+}
+
+SOURCES = sorted(path for part in MAY_IMPORT for path in (ROOT / part / "rollq").rglob("*.py"))
+SHIPPED = SOURCES + sorted(path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import hides who is imported"
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def called_names(tree: ast.AST) -> Iterator[str]:
+    return (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def wrong_imports(part: str, source: str) -> set[str]:
+    """The parts of rollq that `source`, a module of `part`, imports against the rules."""
+    modules = (module.split(".") for module in imported_modules(ast.parse(source)))
+    return {names[1] for names in modules if names[0] == "rollq" and len(names) > 1} - MAY_IMPORT[part]
+
+
+def unsafe_uses(source: str) -> set[str]:
+    """Modules and calls in `source` that would run what they read."""
+    tree = ast.parse(source)
+    return {module for module in imported_modules(tree) if module.split(".")[0] in UNSAFE_MODULES} | (
+        set(called_names(tree)) & UNSAFE_CALLS
+    )
+
+
+def test_every_part_of_rollq_is_known_here() -> None:
+    assert {path.parent.name for path in ROOT.glob("*/rollq")} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_imports_run_one_way(path: Path) -> None:
+    assert wrong_imports(path.relative_to(ROOT).parts[0], path.read_text()) == set()
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=name_of)
+def test_nothing_that_is_read_can_run(path: Path) -> None:
+    assert unsafe_uses(path.read_text()) == set()
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=name_of)
+def test_every_module_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_rollq_stays_a_namespace_shared_by_its_parts() -> None:
+    assert [name_of(path) for path in ROOT.glob("*/rollq/__init__.py")] == []
+
+
+def test_every_package_is_marked_and_documented() -> None:
+    folders = {path.parent for path in SOURCES}
+    assert [name_of(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_these_checks_see_what_they_look_for() -> None:
+    assert wrong_imports("workers", "from rollq.producer.sampler import Sampler") == {"producer"}
+    assert wrong_imports("buffer", "from rollq import cli") == {"cli"}
+    assert wrong_imports("cli", "import rollq.buffer.keys") == set()
+    assert unsafe_uses("import pickle as p\ntorch.load(f)\nmodel.eval()") == {"pickle", "torch.load"}
