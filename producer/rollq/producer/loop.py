@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 from rq import Queue
 
-from rollq.buffer.errors import ServerUnavailable
-from rollq.buffer.replay import Buffer, Counts
+from rollq.buffer.errors import ServerError, ServerUnavailable
+from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
+from rollq.buffer.values import Counts
 from rollq.producer.journal import Journal
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import Plan, State, plan, step_of
+from rollq.producer.strategy import MEMORY_LIMIT, Plan, State, plan, step_of
 
 log = logging.getLogger(__name__)
 
@@ -49,34 +50,46 @@ class Producer:
         self._journal = Journal()
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set; an absent server is waited for.
+        """Work until `stop` is set. A server that is away, or full, is waited for.
 
-        Raises `StoreLost` when the run is gone, `InvalidPrompt` when prompts cannot be used and that is fatal.
+        Raises `StoreLost` when the run is gone, `ServerRefused` when the server takes away a right, `InvalidPrompt`
+        when prompts cannot be used and that is fatal.
         """
-        away = False
+        waits = False
         with self._buffer.events() as events:
             while not stop.is_set():
                 try:
                     self.tick()
-                except ServerUnavailable as error:
-                    if not away:
-                        log.warning("%s - production waits for it", error)
-                    away = True
+                except ServerError as error:
+                    if not self._passes(error):
+                        raise
+                    if not waits and not stop.is_set():
+                        log.warning("%s - production waits", error)
+                    waits = True
                     stop.wait(RETRY_S)
                     continue
-                if away:
-                    log.info("the server is back, production goes on")
-                away = False
+                if waits:
+                    log.info("the server serves again, production goes on")
+                waits = False
                 stop.wait(MIN_PAUSE_S)
                 events.wait(self._settings.tick_s)
+
+    def _passes(self, error: ServerError) -> bool:
+        """Whether waiting helps: a full server drains unaided, one that refuses for another reason does not."""
+        try:
+            return isinstance(error, ServerUnavailable) or self._buffer.memory_fraction() >= MEMORY_LIMIT
+        except ServerUnavailable:
+            return True
 
     def tick(self) -> None:
         """One look at every task, then at the tickets."""
         memory_fraction = self._buffer.memory_fraction()
         waiting = sum(self._feed(feed, memory_fraction) for feed in self._feeds)
         groups_per_job = self._settings.groups_per_job
-        missing = tickets_missing(waiting, tickets_queued(self._queue), groups_per_job)
-        enqueue_tickets(self._queue, self._buffer.run, missing, groups_per_job)
+        patience = self._buffer.patience
+        queued = tickets_queued(self._queue, patience=patience)
+        missing = tickets_missing(waiting, queued, groups_per_job)
+        enqueue_tickets(self._queue, self._buffer.run, missing, groups_per_job, patience=patience)
         self._journal.report(time.monotonic())
 
     def _feed(self, feed: Feed, memory_fraction: float) -> int:
