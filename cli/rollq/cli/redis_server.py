@@ -1,0 +1,47 @@
+"""`rollq redis`: the embedded server in the foreground."""
+
+import os
+import signal
+from pathlib import Path
+
+import click
+
+from rollq.buffer.errors import ConfigError, ServerUnavailable
+from rollq.cli.logs import log_options
+from rollq.cli.stop import stop_on_signals
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("rollq-redis"),
+    show_default=True,
+    help="Folder of the data; made when absent, kept for the next start.",
+)
+@click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="TCP port.")
+@click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on; others need a password.")
+@click.option("--password-env", metavar="NAME", help="Environment variable that holds the server's password.")
+@log_options
+def redis(directory: Path, port: int, bind: str, password_env: str | None) -> None:
+    """Run a Redis-compatible server here until Ctrl-C, its data safe on disk.
+
+    \b
+    Example:
+      rollq redis --dir data
+      ROLLQ_REDIS_PASSWORD=... rollq redis --bind 0.0.0.0 --password-env ROLLQ_REDIS_PASSWORD
+    """
+    from rollq.buffer.server import EmbeddedServer
+
+    password = None
+    if password_env is not None:
+        password = os.environ.get(password_env)
+        if not password:
+            raise ConfigError(f"--password-env {password_env!r}: this environment variable is not set, or empty")
+    stop = stop_on_signals()
+    with EmbeddedServer(directory, port=port, bind=bind, password=password) as server:
+        click.echo(f"serving at {server.url}, data in {directory.absolute()}; Ctrl-C stops it")
+        while not stop.wait(0.2):
+            if not server.running:
+                raise ServerUnavailable(f"the server ended by itself; see {str(server.log_path)!r}")

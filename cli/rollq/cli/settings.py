@@ -1,0 +1,148 @@
+"""`rollq.toml`: every role's settings in one file, the same file for every role. See examples/rollq.toml.
+
+Paths in it are relative to the file. Secrets and URLs may come from the environment instead, which wins:
+`ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_PASSWORD`, or `ROLLQ_REDIS_PASSWORD_FILE` that names a
+file holding the password.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self, TypeVar
+
+import orjson
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+
+from rollq.buffer.connection import check_url
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.keys import check_name
+from rollq.buffer.settings import RedisSettings, Settings, TaskSettings
+from rollq.cli.explain import explain
+from rollq.consumer.settings import TrainerSettings
+from rollq.producer.settings import ProducerSettings
+from rollq.workers.settings import WorkerSettings
+
+ENVIRONMENT = {
+    "ROLLQ_RUN": "run",
+    "ROLLQ_REDIS_URL": "redis.buffer_url",
+    "ROLLQ_QUEUE_URL": "redis.queue_url",
+    "ROLLQ_REDIS_PASSWORD": "redis.password",
+}
+"""Environment variable -> key that it overrides."""
+
+PASSWORD_FILE = "ROLLQ_REDIS_PASSWORD_FILE"
+
+AnySettings = TypeVar("AnySettings", bound=BaseModel)
+
+
+def _run_name(name: str) -> str:
+    return check_name("run", name)
+
+
+def _task_name(name: str) -> str:
+    return check_name("task", name)
+
+
+class RollqSettings(Settings):
+    """The whole of `rollq.toml`."""
+
+    run: Annotated[str, AfterValidator(_run_name)] = Field(description="name of the run; a namespace in Redis")
+    seed: int = Field(default=0, description="of everything that is drawn at random")
+    redis: RedisSettings = RedisSettings()
+    tasks: dict[Annotated[str, AfterValidator(_task_name)], TaskSettings] = Field(min_length=1)
+    producer: ProducerSettings = ProducerSettings()
+    worker: WorkerSettings
+    trainer: TrainerSettings
+
+    @property
+    def queue_url(self) -> str:
+        """URL of the server that carries the tickets."""
+        return self.redis.queue_url or self.redis.buffer_url
+
+    @property
+    def password(self) -> str | None:
+        """The servers' password. Never print it."""
+        return self.redis.password.get_secret_value() if self.redis.password else None
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        for url in (self.redis.buffer_url, self.queue_url):
+            check_url(url)
+        for name, task in self.tasks.items():
+            if task.min_valid_samples is not None and task.min_valid_samples > task.group_size:
+                raise ValueError(
+                    f"tasks.{name}.min_valid_samples = {task.min_valid_samples}: must not exceed group_size = "
+                    f"{task.group_size}"
+                )
+        for key in ("sync_weights_interval", "resume"):  # the trainer publishes and resumes for all tasks together
+            values = {name: getattr(task, key) for name, task in self.tasks.items()}
+            if len(set(values.values())) > 1:
+                raise ValueError(f"tasks.*.{key}: must be the same for every task of a run, not {values}")
+        return self
+
+
+def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> RollqSettings:
+    """Read and check `rollq.toml`; paths come back absolute. `environment` defaults to that of the process.
+
+    Raises `ConfigError` with one line per problem.
+    """
+    environment = os.environ if environment is None else environment
+    data = _read_toml(path)
+    origins = _override(data, environment)
+    try:
+        settings = RollqSettings.model_validate_json(orjson.dumps(data), strict=True)
+    except ValidationError as error:
+        problems = explain(error, RollqSettings, origins)
+        raise ConfigError(
+            "\n  ".join([f"{path}:", *problems]) if len(problems) > 1 else f"{path}: {problems[0]}"
+        ) from None
+    except TypeError as error:
+        raise ConfigError(f"{path}: holds a value that no setting takes: {error}") from error
+    return anchored(settings, path.absolute().parent)
+
+
+def anchored(settings: AnySettings, folder: Path) -> AnySettings:
+    """`settings` with every relative path in it made absolute, from `folder`."""
+    return settings.model_copy(update={name: _anchored(value, folder) for name, value in settings})
+
+
+def _anchored(value: Any, folder: Path) -> Any:
+    if isinstance(value, Path):
+        return folder / value.expanduser()
+    if isinstance(value, BaseModel):
+        return anchored(value, folder)
+    if isinstance(value, dict):
+        return {key: _anchored(item, folder) for key, item in value.items()}
+    return value
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"settings file {str(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _override(data: dict[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Put values of the environment into `data`. Returns key -> variable for those that were."""
+    values = {name: environment[name] for name in ENVIRONMENT if environment.get(name)}
+    if PASSWORD_FILE in environment and "ROLLQ_REDIS_PASSWORD" not in values:
+        values["ROLLQ_REDIS_PASSWORD"] = _password_from(Path(environment[PASSWORD_FILE]))
+    for name, value in values.items():
+        section, _, key = ENVIRONMENT[name].rpartition(".")
+        owner = data.setdefault(section, {}) if section else data
+        if isinstance(owner, dict):
+            owner[key] = value
+    return {ENVIRONMENT[name]: name for name in values}
+
+
+def _password_from(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{PASSWORD_FILE} = {str(path)!r}: cannot be read: {error.strerror}") from error

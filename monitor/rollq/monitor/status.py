@@ -1,0 +1,126 @@
+"""Where a run stands: read from the buffer and the queue of tickets, shown as a table or as JSON."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+from rq import Queue
+
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import Status
+from rollq.buffer.tickets import tickets_queued
+from rollq.buffer.values import Counts, LiveModel
+
+STATUS_VERSION = 1
+"""Of the JSON that `as_json` makes; grows when a field changes its meaning or goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """One task. `ready`: completed groups that are fresh enough for `step`; `statuses` and `progress` count groups."""
+
+    task: str
+    step: int  # to be trained next
+    version: int  # live weights, -1 before the first trainer
+    epoch: int
+    control: str
+    batch_groups: int
+    stale_threshold: int
+    ready: int
+    statuses: Mapping[str, int]
+    progress: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """A run as it is now. `tickets`: work orders that no worker has taken; `workers`: name -> its last report."""
+
+    run: str
+    model: LiveModel | None
+    tickets: int
+    tasks: tuple[TaskStatus, ...]
+    workers: Mapping[str, Mapping[str, Any]]
+
+
+def read_status(buffer: Buffer, queue: Queue) -> RunStatus:
+    """Look at a run. Reads only. Raises `StoreLost` when the server does not hold it."""
+    return RunStatus(
+        run=buffer.run,
+        model=buffer.live_model(),
+        tickets=tickets_queued(queue),
+        tasks=tuple(_task_status(buffer.counts(task)) for task in sorted(buffer.tasks())),
+        workers=buffer.workers(),
+    )
+
+
+def as_json(status: RunStatus) -> str:
+    """One JSON object with the fields of `RunStatus`."""
+    return orjson.dumps({"schema": STATUS_VERSION, **asdict(status)}, option=orjson.OPT_INDENT_2).decode()
+
+
+def as_table(status: RunStatus) -> str:
+    """The same for people, at most 100 columns wide as long as names are short."""
+    lines = [f"run {status.run}: {_model_line(status.model)}; {status.tickets} tickets queued", ""]
+    header = ["task", "step", "ready", *(status_.value for status_ in Status)]
+    rows = [
+        [task.task, str(task.step), f"{task.ready}/{task.batch_groups}", *(str(n) for n in task.statuses.values())]
+        for task in status.tasks
+    ]
+    lines += _aligned([header, *rows])
+    lines += [f"task {task.task} is set to {task.control!r}" for task in status.tasks if task.control != "run"]
+    lines += ["", *(_worker_lines(status.workers) or ["no worker has reported lately"])]
+    return "\n".join(lines)
+
+
+def _task_status(counts: Counts) -> TaskStatus:
+    clock = counts.clock
+    return TaskStatus(
+        task=counts.task,
+        step=clock.step,
+        version=clock.version,
+        epoch=clock.epoch,
+        control=clock.control,
+        batch_groups=clock.rules.batch_groups,
+        stale_threshold=clock.rules.stale_threshold,
+        ready=counts.ready,
+        statuses={status.value: counts.statuses.get(status, 0) for status in Status},
+        progress=dict(sorted(counts.progress.items())),
+    )
+
+
+def _model_line(model: LiveModel | None) -> str:
+    if model is None:
+        return "no weights published yet"
+    return f"weights version {model.version} (epoch {model.epoch}, {model.digest[:12]})"
+
+
+def _worker_lines(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    if not workers:
+        return []
+    columns = sorted({key for report in workers.values() for key, value in report.items() if _is_plain(value)})
+    rows = [[name, *(_cell(report.get(column)) for column in columns)] for name, report in sorted(workers.items())]
+    return _aligned([["worker", *columns], *rows])
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _cell(value: Any) -> str:
+    if not _is_plain(value) or value is None:
+        return "-"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """Rows as lines: first column to the left, the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
