@@ -11,6 +11,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from rollq.buffer.server import EmbeddedServer
+
+if TYPE_CHECKING:
+    from rollq.buffer.replay import Buffer
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +41,15 @@ def server_url(server: EmbeddedServer) -> str:
 def run_name() -> str:
     """A run that no other test knows."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def buffer(server_url: str, run_name: str) -> "Iterator[Buffer]":
+    """A buffer of a run of its own on the shared server; the run is not created yet."""
+    from rollq.buffer.replay import Buffer
+
+    with Buffer.connect(server_url, run_name) as buffer:
+        yield buffer
 
 
 @pytest.fixture
