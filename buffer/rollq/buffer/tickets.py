@@ -1,0 +1,159 @@
+"""Tickets: the RQ jobs of rollq. A ticket says "generate up to n groups of this run" and nothing else.
+
+Invariant: nothing that RQ stores is ever executed or imported. Values are orjson; the only function that a job may
+name is `rollq.generate`, from the table below; a job's callbacks, webhooks, retries and repeats are dropped when it is
+read.
+Producers enqueue tickets, workers pop them; `rq info -j rollq.buffer.tickets.TicketJob -S
+rollq.buffer.tickets.TicketSerializer` looks at them safely.
+"""
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from rq import Queue
+from rq.exceptions import DeserializationError
+from rq.job import Job
+from rq.queue import EnqueueData
+
+from rollq.buffer.connection import Patience, open_client, patiently
+from rollq.buffer.errors import RollqError
+from rollq.buffer.keys import RunKeys, check_name
+
+GENERATE = "rollq.generate"
+RESULT_TTL_S = 60  # short, but not 0: RQ deletes at once with blocking reads, three times slower
+FAILURE_TTL_S = 24 * 3600  # RQ's default is a year
+MAX_GROUPS = 4096
+ENQUEUE_BATCH = 500
+
+
+class TicketRefused(RollqError, ValueError):
+    """A job in the queue that is not a ticket of this run. It is never executed."""
+
+
+class TicketSerializer:
+    """orjson for everything that RQ stores: arguments, meta, results."""
+
+    @staticmethod
+    def dumps(value: Any) -> bytes:
+        return orjson.dumps(value)
+
+    @staticmethod
+    def loads(data: bytes) -> Any:
+        return orjson.loads(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An order to generate up to `groups` groups of `run`."""
+
+    run: str
+    groups: int
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+        if not isinstance(self.groups, int) or isinstance(self.groups, bool) or not 0 < self.groups <= MAX_GROUPS:
+            raise TicketRefused(f"ticket for {self.groups!r} groups: an integer from 1 to {MAX_GROUPS} is allowed")
+
+
+FUNCTIONS: Mapping[str, Callable[..., Ticket]] = MappingProxyType({GENERATE: Ticket})
+"""Every function that a job may name."""
+
+
+class TicketJob(Job):
+    """RQ's job, without RQ's habit of importing what Redis names."""
+
+    def restore(self, raw_data: Any) -> None:
+        super().restore(raw_data)
+        self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
+        self.webhooks = []
+        self.retries_left = self.repeats_left = None
+        if "unserialized" in self.meta:
+            self.meta = {}
+
+    @property
+    def func(self) -> Callable[..., Ticket]:
+        """The function that the job names. Raises `TicketRefused` for all but those of the table."""
+        try:
+            name, instance = self.func_name, self.instance
+        except DeserializationError as error:
+            raise TicketRefused(f"job {self.id!r}: its data is not a ticket in orjson; it was not executed") from error
+        if not isinstance(name, str) or name not in FUNCTIONS or instance is not None:
+            raise TicketRefused(f"job {self.id!r} names {name!r}, which is not allowed; only {sorted(FUNCTIONS)} are")
+        return FUNCTIONS[name]
+
+    @property
+    def success_callback(self) -> None:
+        return None
+
+    @property
+    def failure_callback(self) -> None:
+        return None
+
+    @property
+    def stopped_callback(self) -> None:
+        return None
+
+    def ticket(self, run: str) -> Ticket:
+        """The ticket that this job is. Raises `TicketRefused` when it is none, or one of another run."""
+        function = self.func
+        try:
+            ticket = function(*self.args, **self.kwargs)
+        except (TypeError, ValueError) as error:
+            raise TicketRefused(f"job {self.id!r} is no ticket: {error}") from error
+        if ticket.run != run:
+            raise TicketRefused(f"job {self.id!r} is a ticket of run {ticket.run!r}, not of {run!r}")
+        return ticket
+
+
+def open_queue(url: str, run: str, *, pool: str | None = None, password: str | None = None) -> Queue:
+    """The queue of tickets of a run (of one named pool of its workers) on the Redis server at `url`. Does no I/O.
+
+    Raises ConfigError for a URL that names no server.
+    """
+    client = open_client(url, password)
+    client.set_retry(Retry(NoBackoff(), 0))  # a pop that the driver repeats moves two tickets and reports one
+    return Queue(RunKeys(run).queue(pool), connection=client, job_class=TicketJob, serializer=TicketSerializer)
+
+
+def enqueue_tickets(
+    queue: Queue, run: str, count: int, groups_per_job: int, *, patience: Patience | None = None
+) -> list[str]:
+    """Enqueue `count` tickets for `groups_per_job` groups of `run` each; return their job ids.
+
+    Surplus tickets are harmless. Raises ServerUnavailable or ServerRefused when the server does not take them in time.
+    """
+    ticket = Ticket(run, groups_per_job)
+    jobs = [_job_data(ticket) for _ in range(count)]
+    for start in range(0, count, ENQUEUE_BATCH):
+        patiently(queue.connection, partial(queue.enqueue_many, jobs[start : start + ENQUEUE_BATCH]), patience)
+    return [job.job_id for job in jobs if job.job_id is not None]
+
+
+def _job_data(ticket: Ticket) -> EnqueueData:
+    return Queue.prepare_data(
+        GENERATE,
+        kwargs={"run": ticket.run, "groups": ticket.groups},
+        job_id=f"ticket-{secrets.token_hex(8)}",
+        timeout=-1,  # groups have an attempt timeout of their own
+        result_ttl=RESULT_TTL_S,
+        failure_ttl=FAILURE_TTL_S,
+        description=f"generate {ticket.groups} groups of {ticket.run}",
+    )
+
+
+def tickets_queued(queue: Queue, *, patience: Patience | None = None) -> int:
+    """How many tickets wait in the queue; those in the hands of a worker do not count."""
+    return patiently(queue.connection, lambda: queue.count, patience)
+
+
+def tickets_missing(pending: int, queued: int, groups_per_job: int) -> int:
+    """How many tickets to enqueue so that every pending group has one."""
+    return max(0, math.ceil(pending / groups_per_job) - queued)

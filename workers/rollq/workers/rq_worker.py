@@ -1,0 +1,372 @@
+"""The RQ side of a worker: hundreds of tickets in flight in one process, visible to and commanded by RQ's tools.
+
+`RqWorker` registers and heartbeats like any RQ worker, pops tickets (crash-safe, through RQ's intermediate queue),
+hands them in batches to a `TicketWork`, and has the `ledger` write RQ's records. It knows nothing of groups, engines
+or leases.
+
+Invariant: a popped ticket is either given to the work, refused into RQ's failed-job log, or put back. What Redis says
+is data: jobs that are not tickets of this run are never executed.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from math import inf
+from typing import Any, Protocol, TypeVar
+
+from redis.client import PubSub, PubSubWorkerThread
+from redis.exceptions import OutOfMemoryError, RedisError
+from rq import Queue, worker_registration
+from rq.exceptions import NoSuchJobError
+from rq.job import JobStatus
+from rq.worker import BaseWorker, WorkerStatus
+
+from rollq.buffer.connection import Patience, patiently
+from rollq.buffer.errors import RunMismatch, StoreLost
+from rollq.buffer.tickets import Ticket, TicketJob, TicketRefused
+from rollq.workers.ledger import Ledger, Record
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WORKER_TTL_S = 30  # RQ adds 60 s to it
+HEARTBEAT_S = 10
+MAINTENANCE_S = 600
+BLOCK_S = 1
+"""How long a pop may block, and so how long a stop may wait for it."""
+MAX_POP = 128
+HAND_BACK_S = 2.0
+"""What is left to cancelled tickets to give their groups back."""
+
+
+class Taken(Protocol):
+    """What was found to do for one ticket. `groups`: names of the groups, for people; empty = nothing was pending."""
+
+    groups: Sequence[str]
+
+    async def run(self) -> None:
+        """Do it. When cancelled, give everything back."""
+
+
+class TicketWork(Protocol):
+    """Whoever does the tickets' work."""
+
+    async def room(self) -> int:
+        """Wait until groups may be taken; return how many. 0 after `stop`."""
+
+    async def take(self, tickets: Sequence[Ticket]) -> Sequence[Taken]:
+        """Find work for tickets, one answer each."""
+
+    def stop(self) -> None:
+        """From now on `room` is 0 and `take` finds nothing."""
+
+
+class RqWorker(BaseWorker):
+    """An RQ worker that keeps as many tickets in flight as its work has room for."""
+
+    job_class = TicketJob
+
+    def __init__(self, queue: Queue, run: str, work: TicketWork, *, name: str = "worker", grace_s: float = 30.0):
+        super().__init__(
+            [queue],
+            name=f"{name}-{secrets.token_hex(4)}",  # RQ refuses the name of a killed worker until its key expires
+            connection=queue.connection,
+            job_class=TicketJob,
+            serializer=queue.serializer,
+            worker_ttl=WORKER_TTL_S,
+            maintenance_interval=MAINTENANCE_S,
+            prepare_for_work=False,
+        )
+        self.hostname, self.pid = socket.gethostname(), os.getpid()
+        self.fatal: BaseException | None = None
+        self._run = run
+        self._queue = queue
+        self._work = work
+        self._grace_s = grace_s
+        self._closing = threading.Event()
+        self._patience = Patience(unanswered_s=inf, unready_s=inf, closed=self._closing)
+        self._ledger = Ledger(queue, self.name, self.key, self._patience)
+        self._stopping = asyncio.Event()
+        self._forced = asyncio.Event()
+        self._in_flight: dict[str, tuple[asyncio.Task[None], Record]] = {}
+        self._groups_per_ticket = 1
+        self._threads = ThreadPoolExecutor(2, "rq")
+        self._ledger_thread = ThreadPoolExecutor(1, "rq-ledger")
+
+    @property
+    def dequeue_timeout(self) -> int:
+        """How long a pop may block, s; RQ derives its socket timeout from it."""
+        return BLOCK_S
+
+    async def run(self) -> None:
+        """Work until told to stop; then let tickets in flight finish within the grace period.
+
+        Raises `ServerUnavailable` or `ServerRefused` when it cannot register, and what stopped it when that is final
+        (`StoreLost`, `RunMismatch`).
+        """
+        self._loop = asyncio.get_running_loop()
+        await self._call(self._register)
+        helpers = [
+            asyncio.create_task(self._heartbeats()),
+            asyncio.create_task(self._ledger.run(self._ledger_thread)),
+        ]
+        try:
+            await self._intake()
+            await self._finish()
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.wait(helpers)
+            self._closing.set()  # waits for an absent server end here
+            await self._say_goodbye()
+        if self.fatal is not None:
+            raise self.fatal
+
+    def request_shutdown(self) -> None:
+        """Stop: no new tickets. The second call gives up the tickets in flight. Must run on the event loop."""
+        if self._stopping.is_set():
+            log.warning("worker %s: stopping at once", self.name)
+            self._forced.set()
+            return
+        log.info("worker %s: stopping; %d tickets in flight may finish", self.name, len(self._in_flight))
+        self._stopping.set()
+        self._work.stop()
+
+    def install_signals(self) -> None:
+        """Stop on SIGTERM and SIGINT. Must run on the event loop of the main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.request_shutdown)
+
+    # tickets
+
+    async def _intake(self) -> None:
+        while not self._stopping.is_set():
+            room = await self._work.room()
+            if not room:
+                return
+            ids = await self._call(self._pop, min(MAX_POP, max(1, room // self._groups_per_ticket)))
+            if not ids:
+                continue
+            if self._stopping.is_set():
+                await self._call(self._put_back, ids)
+                return
+            jobs = await self._call(self._fetch, ids)
+            try:
+                await self._start(self._accept(jobs))
+            except (StoreLost, RunMismatch) as error:
+                await self._call(self._put_back, ids)
+                self._die(error)
+
+    def _accept(self, jobs: Sequence[TicketJob]) -> list[tuple[Record, Ticket]]:
+        """Keep the tickets; file everything else as failed."""
+        accepted = []
+        for job in jobs:
+            record = Record(job)
+            try:
+                accepted.append((record, job.ticket(self._run)))
+            except TicketRefused as error:
+                log.error("%s", error)
+                record.end(JobStatus.FAILED, f"{type(error).__name__}: {error}")
+                self._ledger.note(record)
+        return accepted
+
+    async def _start(self, accepted: Sequence[tuple[Record, Ticket]]) -> None:
+        if not accepted:
+            return
+        tickets = [ticket for _, ticket in accepted]
+        self._groups_per_ticket = max(ticket.groups for ticket in tickets)
+        for (record, _), taken in zip(accepted, await self._work.take(tickets), strict=True):
+            record.groups = taken.groups
+            if taken.groups:
+                task = asyncio.create_task(self._perform(record, taken))
+                self._in_flight[record.job.id] = (task, record)
+            else:
+                record.end(JobStatus.FINISHED)
+            self._ledger.note(record)
+
+    async def _perform(self, record: Record, taken: Taken) -> None:
+        try:
+            await taken.run()
+        except asyncio.CancelledError:
+            # Cancelled by `stop-job`, which set the status, or at the end of the grace period. Its groups were given
+            # back, so nothing is left to do for this ticket: it counts as finished.
+            if record.status is JobStatus.STARTED:
+                record.end(JobStatus.FINISHED)
+        except (StoreLost, RunMismatch) as error:
+            record.end(JobStatus.FAILED, f"{type(error).__name__}: {error}")
+            self._die(error)
+        except Exception as error:  # a ticket's failure is filed with RQ and harms no other
+            log.exception("ticket %s failed", record.job.id)
+            record.end(JobStatus.FAILED, "".join(traceback.format_exception(error)))
+        else:
+            record.end(JobStatus.FINISHED)
+        finally:
+            del self._in_flight[record.job.id]
+            self._ledger.note(record)
+
+    def _die(self, error: BaseException) -> None:
+        self.fatal = self.fatal or error
+        if not self._stopping.is_set():
+            self.request_shutdown()
+        self._forced.set()
+
+    async def _finish(self) -> None:
+        """Wait for the tickets in flight, at most for the grace period; then cancel what is left."""
+        tasks = [task for task, _ in self._in_flight.values()]
+        if not tasks:
+            return
+        forced = asyncio.create_task(self._forced.wait())
+        done = asyncio.create_task(asyncio.wait(tasks))
+        await asyncio.wait([forced, done], timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        done.cancel()
+        rest = [task for task in tasks if not task.done()]
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=HAND_BACK_S)
+
+    # commands that block; each runs in a thread
+
+    async def _call(self, function: Callable[..., T], *args: Any) -> T:
+        return await self._loop.run_in_executor(self._threads, partial(function, *args))
+
+    def _pop(self, limit: int) -> list[bytes]:
+        """Up to `limit` ids of jobs; waits a moment for the first one."""
+        source, target = self._queue.key, self._queue.intermediate_queue_key
+
+        def pop() -> list[Any]:
+            try:
+                first = self.connection.blmove(source, target, BLOCK_S)
+            except OutOfMemoryError:
+                # LMOVE is refused when memory is full, BLPOP is not. It may lose a ticket, which costs nothing.
+                popped: Any = self.connection.blpop([source], BLOCK_S)
+                return [] if popped is None else [popped[1]]
+            if first is None or limit == 1:
+                return [] if first is None else [first]
+            with self.connection.pipeline(transaction=False) as pipe:
+                for _ in range(limit - 1):
+                    pipe.lmove(source, target)
+                more = pipe.execute(raise_on_error=False)
+            return [first, *(id for id in more if isinstance(id, bytes))]
+
+        return [] if self._closing.is_set() else patiently(self.connection, pop, self._patience)
+
+    def _fetch(self, ids: Sequence[bytes]) -> list[TicketJob]:
+        """The jobs of popped ids. What is not even a job is dropped with a log line."""
+
+        def fetch() -> list[Any]:
+            with self.connection.pipeline(transaction=False) as pipe:
+                for job_id in ids:
+                    pipe.hgetall(TicketJob.redis_job_namespace_prefix.encode() + job_id)
+                return pipe.execute(raise_on_error=False)
+
+        jobs = []
+        for job_id, fields in zip(ids, patiently(self.connection, fetch, self._patience), strict=True):
+            job = self._restore(job_id, fields)
+            if job is None:
+                self.connection.lrem(self._queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]
+            else:
+                jobs.append(job)
+        return jobs
+
+    def _restore(self, job_id: bytes, fields: Any) -> TicketJob | None:
+        try:
+            job = TicketJob(job_id.decode(), connection=self.connection, serializer=self.serializer)
+        except ValueError as error:
+            log.error("queue %s holds %r, which is no job id: %s", self._queue.name, job_id, error)
+            return None
+        if not fields:
+            log.info("job %s is no more; nothing to do for it", job.id)
+            return None
+        try:
+            job.restore(fields)
+        except (NoSuchJobError, ValueError, TypeError, AttributeError, KeyError) as error:
+            log.error("job %s is malformed: %s: %s", job.id, type(error).__name__, error)
+            job = TicketJob(job.id, connection=self.connection, serializer=self.serializer)
+            job.data = b""
+        job.origin = self._queue.name
+        return job
+
+    def _put_back(self, ids: Sequence[bytes]) -> None:
+        with self.connection.pipeline(transaction=False) as pipe:
+            for job_id in reversed(ids):
+                pipe.lrem(self._queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]
+                pipe.lpush(self._queue.key, job_id)
+            pipe.execute(raise_on_error=False)
+
+    # registration, heartbeats, commands
+
+    def _register(self) -> None:
+        patiently(self.connection, self.register_birth)
+        self.subscribe()  # type: ignore[no-untyped-call]
+        self.set_state(WorkerStatus.STARTED)
+        log.info("worker %s listens on %s", self.name, self._queue.name)
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await self._loop.run_in_executor(self._ledger_thread, self._beat, bool(self._in_flight))
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _beat(self, busy: bool) -> None:
+        def beat() -> None:
+            with self.connection.pipeline(transaction=False) as pipe:
+                self.heartbeat(pipeline=pipe)
+                self.set_state(WorkerStatus.BUSY if busy else WorkerStatus.IDLE, pipeline=pipe)
+                pipe.hset(self.key, mapping=self.serialize())  # the key may have expired during an outage
+                worker_registration.register(self, pipe)
+                pipe.execute(raise_on_error=False)  # full memory refuses it; the next one may pass
+
+        patiently(self.connection, beat, self._patience)
+        self._ledger.beat()
+        if self.should_run_maintenance_tasks:
+            patiently(self.connection, self.clean_registries, self._patience)
+
+    async def _say_goodbye(self) -> None:
+        try:
+            await self._ledger.flush(self._ledger_thread)
+            await self._call(self.teardown)
+        except (RedisError, OSError) as error:
+            log.warning("worker %s: could not sign off: %s", self.name, error)
+        self._threads.shutdown(wait=False)
+        self._ledger_thread.shutdown(wait=False)
+
+    def handle_payload(self, message: Any) -> None:
+        """Obey a command of RQ's (`rq.command`). Runs in the thread of the subscription."""
+        try:
+            payload = json.loads(message["data"])
+            command, job_id = payload["command"], payload.get("job_id")
+        except (ValueError, TypeError, KeyError, AttributeError):
+            log.warning("worker %s: ignored a command that is none: %.200r", self.name, message.get("data"))
+            return
+        if command == "shutdown":
+            self._loop.call_soon_threadsafe(self.request_shutdown)
+        elif command == "stop-job":
+            self._loop.call_soon_threadsafe(self._stop_ticket, job_id)
+        else:
+            log.warning("worker %s: ignored command %.80r, which means nothing here", self.name, command)
+
+    def _stop_ticket(self, job_id: Any) -> None:
+        entry = self._in_flight.get(job_id)
+        if entry is None:
+            log.info("worker %s: asked to stop job %.80r, which does not run here", self.name, job_id)
+            return
+        task, record = entry
+        record.end(JobStatus.STOPPED, "stopped by RQ's stop-job command")
+        task.cancel()
+
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: PubSub, pubsub_thread: PubSubWorkerThread) -> None:
+        """Keep listening for commands through outages; the driver subscribes again when the server is back."""
+        if not isinstance(exc, RedisError | OSError):
+            raise exc
+        self._closing.wait(1.0)
