@@ -1,7 +1,7 @@
 """What every part of the buffer stands on: one server, one run, its incarnation, its tasks' clocks and rules."""
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Self
 
@@ -91,9 +91,14 @@ class BufferCore:
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def tasks(self) -> list[str]:
-        """Names of the run's tasks, sorted."""
-        found: Iterable[bytes] = self._read(lambda: self.client.smembers(self.keys.tasks))
-        return sorted(name.decode() for name in found)
+        """Names of the run's tasks, sorted. Raises StoreLost when the run is gone, which an empty list would hide."""
+        with self.client.pipeline(transaction=True) as pipe:
+            pipe.hget(self.keys.info, "incarnation")
+            pipe.smembers(self.keys.tasks)
+            found, names = self._read(lambda: pipe.execute())
+        if found is None or found.decode() != self.incarnation:
+            raise StoreLost(f"run {self.run!r} is not in this store any more, or another incarnation of it is")
+        return sorted(name.decode() for name in names)
 
     def clock(self, task: str) -> Clock:
         """The task's clock. Raises StoreLost when the task, or this incarnation of the run, is gone."""

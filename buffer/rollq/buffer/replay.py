@@ -49,12 +49,6 @@ class Buffer(Leasing, Training):
                 reports[name.decode()] = {**orjson.loads(report), "age_s": age_ms / 1000}
         return reports
 
-    def check(self) -> None:
-        """Raise StoreLost unless the store still holds this incarnation of the run."""
-        for task in self.tasks() or [""]:
-            if task:
-                self._call_task("counts", task)
-
 
 def _number(value: bytes) -> float:
     return float(value) if b"." in value or b"e" in value else int(value)

@@ -1,0 +1,163 @@
+"""A small world for buffer tests: a run with tasks, hand-made results, and the invariants that must always hold."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollq.buffer.core import task_keys
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import (
+    FinishReason,
+    GroupResult,
+    Lease,
+    Prompt,
+    Sample,
+    SampleStatus,
+    Segment,
+    Status,
+    VersionSpan,
+)
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.values import Claimed, PutOutcome, TrainerEpoch
+
+
+def make_sample(
+    version: int, *, epoch: int = 1, reward: float | None = 1.0, tokens: int = 3, status: str = "c"
+) -> Sample:
+    """A sample whose `tokens` response tokens were all made by one version."""
+    segment = Segment(
+        prompt_ids=np.array([1, 2], dtype=np.int32),
+        response_ids=np.arange(tokens, dtype=np.int32),
+        logprobs=np.full(tokens, -0.5, dtype=np.float32),
+        versions=(VersionSpan(epoch, version, tokens),),
+    )
+    return Sample(
+        segments=(segment,),
+        status=SampleStatus(status),
+        finish_reason=FinishReason.STOP if status == "c" else FinishReason.ABORT,
+        reward=reward if status == "c" else None,
+    )
+
+
+@dataclass
+class World:
+    """One run on a real server, seen through one `Buffer`."""
+
+    buffer: Buffer
+    held: TrainerEpoch = field(init=False)
+
+    def start(
+        self, from_step: int = 0, *, mode: str = "replay", launch_id: str = "launch-1", **rules: dict[str, object]
+    ) -> "World":
+        """Create run and tasks (`name={rule: value}`), and begin an epoch."""
+        self.buffer.create_run()
+        for task, given in (rules or {"math": {}}).items():
+            self.buffer.register_task(task, TaskRules.model_validate({"batch_groups": 2, "group_size": 2, **given}))
+        self.held = self.begin(from_step, mode=mode, launch_id=launch_id)
+        return self
+
+    def begin(
+        self,
+        from_step: int,
+        *,
+        mode: str = "replay",
+        launch_id: str,
+        trainer_id: str = "trainer",
+        takeover: bool = False,
+    ) -> TrainerEpoch:
+        self.held = self.buffer.begin_epoch(
+            trainer_id=trainer_id, launch_id=launch_id, from_step=from_step, mode=mode,  # type: ignore[arg-type]
+            uri=f"file:///weights/{from_step}", digest=f"digest-{launch_id}", takeover=takeover,
+        )  # fmt: skip
+        return self.held
+
+    def admit(self, n: int, task: str = "math", *, target: int = 1_000_000) -> int:
+        """Admit `n` new prompts; returns how many went in."""
+        clock = self.buffer.clock(task)
+        cursor = int(self.buffer.counts(task).progress["cursor"])
+        prompts = [(Prompt(f"{task} {cursor + i}", answer=str(i)), cursor + i + 1) for i in range(n)]
+        return self.buffer.admit(task, prompts, epoch=clock.epoch, cursor=cursor, target=target, step=clock.step).count
+
+    def lease(
+        self,
+        n: int,
+        task: str = "math",
+        *,
+        version: int | None = None,
+        worker: str = "worker",
+        idle: bool = True,
+        suspects_held: int = 0,
+    ) -> tuple[Lease, ...]:
+        clock = self.buffer.clock(task)
+        live = clock.version if version is None else version
+        return self.buffer.lease(
+            [task], n, worker=worker, version=live, epoch=clock.epoch, idle=idle, suspects_held=suspects_held
+        ).leases
+
+    def put(
+        self, leases: Sequence[Lease], *, version: int | None = None, epoch: int | None = None, **sample: object
+    ) -> list[PutOutcome]:
+        """Put completed results for `leases`, all tokens by one version (default: the live one)."""
+        results = []
+        for lease in leases:
+            clock = self.buffer.clock(lease.task)
+            made = make_sample(clock.version if version is None else version, epoch=epoch or clock.epoch, **sample)  # type: ignore[arg-type]
+            results.append(GroupResult(lease, (made,) * len(lease.samples)))
+        return self.buffer.put(results)
+
+    def complete(self, n: int, task: str = "math", *, version: int | None = None) -> None:
+        """Take `n` new prompts all the way to completed."""
+        assert self.admit(n, task) == n
+        assert len(leases := self.lease(n, task)) == n
+        assert set(self.put(leases, version=version)) == {PutOutcome.COMPLETED}
+
+    def claim(self, step: int, **sizes: int) -> Claimed:
+        claimed = self.buffer.claim(self.held, step, sizes or {"math": 2})
+        assert isinstance(claimed, Claimed), claimed
+        return claimed
+
+    def train(self, step: int, **sizes: int) -> Claimed:
+        """One whole train step: claim, publish, commit."""
+        claimed = self.claim(step, **sizes)
+        self.buffer.publish(self.held, step, uri=f"file:///weights/{step}", digest=f"digest-{step}")
+        self.buffer.commit(self.held, step)
+        return claimed
+
+    def statuses(self, task: str = "math") -> dict[str, int]:
+        """Groups by status, zeros left out."""
+        return {status.value: n for status, n in self.buffer.counts(task).statuses.items() if n}
+
+    def check(self) -> None:
+        """Assert what must hold at every moment: conservation, one status per group, indexes that match payloads."""
+        for task in self.buffer.tasks():
+            check_task(self.buffer, task)
+
+
+def check_task(buffer: Buffer, task: str) -> None:
+    counts = buffer.counts(task)
+    assert counts.unaccounted == 0, counts
+    keys = task_keys(buffer.run, task)
+    client: Any = buffer.client  # the driver's types cover replies of every protocol and mode at once
+    where: dict[bytes, str] = {}
+    for status in Status:
+        for group_id in client.zrange(keys.status(status), 0, -1):
+            assert group_id not in where, f"group {group_id!r} is {where[group_id]} and {status.value}"
+            where[group_id] = status.value
+    for group_id, filed in where.items():
+        found = client.hmget(keys.group(int(group_id)), "status", "letters")
+        assert found[0] == filed.encode(), (group_id, filed, found)
+        frames = {int(index) for index in client.hkeys(keys.rollout(int(group_id)))}
+        generated = {i for i, letter in enumerate(found[1].decode()) if letter != "p"}
+        assert frames <= generated, (group_id, frames, found)
+        if filed in ("completed", "claimed", "archived"):
+            assert frames == generated, (group_id, frames, found)
+    stored = {key.rsplit(b":", 1)[1] for key in client.scan_iter(match=keys.group(0)[:-1] + "*")}
+    assert stored == set(where), stored ^ set(where)
+    payloads = {key.rsplit(b":", 1)[1] for key in client.scan_iter(match=keys.rollout(0)[:-1] + "*")}
+    assert payloads <= set(where), payloads - set(where)
+    indexed = set(client.zrange(keys.by_version, 0, -1))
+    assert indexed == {g for g, filed in where.items() if filed in ("completed", "aborted")}
+    suspects = set(client.zrange(keys.suspects, 0, -1))
+    assert suspects <= {g for g, filed in where.items() if filed == "pending"}
