@@ -11,7 +11,7 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -60,6 +60,20 @@ def fresh_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="session")
+def openssl() -> Path:
+    """The `openssl` command. In CI it must be there."""
+    found = shutil.which("openssl")
+    return Path(found) if found else missing("no openssl on the PATH")
+
+
+def missing(what: str) -> NoReturn:
+    """Fail in CI, where everything is installed, and skip on a machine that has only Python."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
 def redis_binary() -> Path:
     """The system's `redis-server`, version 7.0 or newer. In CI it must be there."""
     found = shutil.which("redis-server")
@@ -68,10 +82,7 @@ def redis_binary() -> Path:
         match = re.search(r"v=(\d+)", version)
         if match and int(match[1]) >= 7:
             return Path(found)
-    message = "no redis-server >= 7.0 on the PATH (Debian: apt-get install redis-server)"
-    if os.environ.get("CI") == "true":
-        pytest.fail(message)
-    pytest.skip(message)
+    missing("no redis-server >= 7.0 on the PATH (Debian: apt-get install redis-server)")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 import logging
 import os
 import signal
+import subprocess
 import threading
 import traceback
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from rollq.buffer.connection import (
     unfit,
 )
 from rollq.buffer.errors import ConfigError, RollqError, ServerError, ServerRefused, ServerUnavailable
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.server import EmbeddedServer, embedded_binary, free_port
 
 AT_ONCE = Patience(unanswered_s=0, unready_s=0)
 
@@ -108,6 +109,28 @@ def test_a_client_tells_its_address_without_its_login(url: str, shown: str) -> N
 def test_remedies_reach_the_same_server(url: str, command: str) -> None:
     with open_client(url) as client:
         assert cli_command(client, "ping") == command
+
+
+def with_options(binary: Path, script: Path, *options: str) -> Path:
+    """A program at `script` that runs the server `binary` with further options."""
+    script.write_text(f'#!/bin/sh\nexec {binary} "$@" {" ".join(options)}\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_tls_is_checked_and_used(tmp_path: Path, openssl: Path, redis_binary: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    new = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+    files = ("-keyout", str(key), "-out", str(certificate))
+    subprocess.run([openssl, *new, *names, *files], check=True, capture_output=True)
+    port = free_port("127.0.0.1")
+    tls = f"--tls-port {port} --tls-cert-file {certificate} --tls-key-file {key} --tls-auth-clients no"
+    with EmbeddedServer(tmp_path / "s", binary=with_options(redis_binary, tmp_path / "tls-server", tls)):
+        with connect(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}") as client:
+            assert client.ping()
+        with pytest.raises(ServerUnavailable, match=rf"^rediss://127\.0\.0\.1:{port}/0: .*certificate verify failed"):
+            connect(f"rediss://127.0.0.1:{port}")
 
 
 # --- servers that do not serve
@@ -248,6 +271,36 @@ def test_errors_in_a_pipeline_are_understood_like_others(fresh_server: EmbeddedS
 
 
 # --- patience
+
+
+def test_a_server_that_loads_its_data_is_waited_for(tmp_path: Path) -> None:
+    slow = "--key-load-delay 50 --loading-process-events-interval-bytes 1024"
+    server = EmbeddedServer(tmp_path / "s", binary=with_options(embedded_binary(), tmp_path / "slow-server", slow))
+    with server, connect(server.url) as client:
+        with client.pipeline(transaction=False) as pipe:
+            for number in range(20_000):
+                pipe.set(f"key:{number}", "x" * 100)
+            pipe.execute()
+        server.kill()
+        starting = threading.Thread(target=server.start)
+        starting.start()
+        with pytest.raises(redis.BusyLoadingError):
+            wait_for_loading(client)
+        with connect(server.url) as other:
+            assert other.dbsize() == 20_000
+        starting.join()
+
+
+def wait_for_loading(client: redis.Redis) -> None:
+    """Send PING until it is answered; raises what the server says while it loads."""
+    while True:
+        try:
+            client.ping()
+        except redis.BusyLoadingError:
+            raise
+        except redis.ConnectionError:
+            continue
+        return
 
 
 def set_key(client: redis.Redis) -> Callable[[], object]:
