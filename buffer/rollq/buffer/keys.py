@@ -13,7 +13,8 @@ rollq:{run}:versions             hash    "epoch:version" -> digest, ever publish
 rollq:{run}:trainer              hash    epoch, nonce, trainer_id, launch_id, deadline trainer    run
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
-rollq:{run}:weights:<id>         string  one chunk of published weights                trainer    last few versions
+rollq:{run}:weights              list    digests of the weights held here, oldest first trainer   run
+rollq:{run}:weights:<digest>:<n> string  one chunk of published weights                trainer    last few versions
 rollq:{run}:events               channel wake-ups: put, publish, commit, admit         all        -
 rollq:{run:task}:clock           hash    what the task's functions check               all        run
 rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run
@@ -90,8 +91,13 @@ class RunKeys:
     def plan(self, step: int) -> str:
         return self._key(f"plan:{step}")
 
-    def weights(self, epoch: int, version: int, part: int) -> str:
-        return self._key(f"weights:{epoch}:{version}:{part}")
+    @property
+    def weights_held(self) -> str:
+        return self._key("weights")
+
+    def weights(self, digest: str, part: int) -> str:
+        """Named by content: the weights that open an epoch are stored before the epoch has a number."""
+        return self._key(f"weights:{digest}:{part}")
 
     def queue(self, pool: str | None = None) -> str:
         """Name of the RQ queue of tickets (RQ puts `rq:queue:` before it)."""
