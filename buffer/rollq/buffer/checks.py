@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.schema import Sample, SampleStatus, Segment
+from rollq.buffer.schema import Sample, SampleStatus, Segment, VersionSpan
 
 LOGPROB_TOLERANCE = 1e-3
 """A logprob may exceed 0 by this: float32 rounding of a log-softmax, not a wrong sign."""
@@ -77,9 +77,11 @@ def _segment_problem(segment: Segment) -> str | None:
             return f"loss_mask has {len(mask)} entries for {count} response_ids"
     covered = 0
     for span in segment.versions:
+        if type(span) is not VersionSpan:
+            return f"versions holds {span!r}, a VersionSpan is needed"
         epoch, version, tokens = span
         if type(epoch) is not int or type(version) is not int or type(tokens) is not int:
-            return f"versions holds {span!r}, three plain ints are needed"
+            return f"versions holds {span!r}, plain ints are needed"
         if epoch < 0 or version < 0 or tokens <= 0:
             return f"versions holds {span!r}: epoch and version count from 0, tokens from 1"
         covered += tokens

@@ -127,7 +127,7 @@ def decode_sample(frame: bytes) -> Sample:
             meta["sampling"],
             meta["extra"],
         )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CorruptFrame(
             f"frame of {len(frame)} bytes: the checksum is right, but the content is not a sample: "
             f"{type(error).__name__}: {error}"
@@ -196,19 +196,17 @@ def _pack(tensors: list[_Tensor]) -> bytes:
     except TypeError as error:
         raise InvalidGroup(f"the name of an array cannot be written as JSON: {error}") from None
     encoded += b" " * (-len(encoded) % 8)
+    parts: list[Any] = [_HEADER_LENGTH.pack(len(encoded)), encoded, *buffers]
     try:
-        body = b"".join((_HEADER_LENGTH.pack(len(encoded)), encoded, *buffers))
-    except ValueError:  # only a contiguous array can be joined as it is
-        return _pack([(*tensor[:4], [_contiguous(data) for data in tensor[4]]) for tensor in tensors])
+        body = b"".join(parts)
+    except TypeError:  # an array that is not contiguous: rare, so looked for only now
+        parts = [np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts]
+        body = b"".join(parts)
     if len(body) != _HEADER_LENGTH.size + len(encoded) + offset:
         raise InvalidGroup("arrays of a segment disagree in length or dtype: check_group says where")
     if len(body) > MAX_FRAME_BYTES - PREFIX.size:
         raise InvalidGroup(f"a frame of {len(body)} bytes exceeds the {MAX_FRAME_BYTES} bytes of a Redis string")
     return PREFIX.pack(MAGIC, FRAME_VERSION, len(body), zlib.crc32(body)) + body
-
-
-def _contiguous(data: Any) -> Any:
-    return data.copy(order="C") if isinstance(data, np.ndarray) else data
 
 
 def _check_prefix(frame: bytes) -> int:
@@ -248,7 +246,7 @@ def _view(frame: bytes, data_at: int, entry: Mapping[str, Any]) -> npt.NDArray[A
 def _decode_segments(frame: bytes, data_at: int, header: dict[str, Any], layout: list[Any]) -> tuple[Segment, ...]:
     """Return the segments. `header` describes the tensors but `meta`; `layout` is what `encode_sample` wrote."""
     ids, logprobs = _view(frame, data_at, header.pop("ids")), _view(frame, data_at, header.pop("logprobs"))
-    mask = _view(frame, data_at, header.pop("loss_mask")) if "loss_mask" in header else None
+    mask: Any = _view(frame, data_at, header.pop("loss_mask")) if "loss_mask" in header else None
     arrays: list[dict[str, npt.NDArray[Any]]] = [{} for _ in layout]
     for key, entry in header.items():
         owner, _, name = key.partition("/")
@@ -264,7 +262,7 @@ def _decode_segments(frame: bytes, data_at: int, header: dict[str, Any], layout:
                 ids[response_at:ids_end],
                 logprobs[token_at:tokens_end],
                 tuple(map(VersionSpan._make, spans)),
-                mask[token_at:tokens_end] if masked and mask is not None else None,
+                mask[token_at:tokens_end] if masked else None,
                 arrays[index],
             )
         )

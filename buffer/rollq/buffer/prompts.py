@@ -9,6 +9,9 @@ import orjson
 from rollq.buffer.errors import CorruptFrame, InvalidPrompt
 from rollq.buffer.schema import Prompt
 
+MAX_ID = (1 << 31) - 1
+"""Token ids are int32."""
+
 _FIELDS = {"content", "answer", "ids", "metadata"}
 
 
@@ -67,16 +70,13 @@ def _problem(prompt: Prompt) -> str | None:
     if ids is not None:
         if not isinstance(ids, tuple) or not ids:
             return f"ids is {ids!r:.80}, a tuple of token ids or None is needed"
-        for index, token in enumerate(ids):
-            if not _is_id(token):
-                return f"ids[{index}] is {token!r:.80}, an integer from 0 to 2147483647 is needed"
+        if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in set(map(type, ids))):
+            return "ids holds something else than integers"
+        if min(ids) < 0 or max(ids) > MAX_ID:
+            return f"ids go from {min(ids)} to {max(ids)}, token ids go from 0 to {MAX_ID}"
     elif not content:
         return "content is empty, and there are no ids: nothing is asked"
     metadata: Any = prompt.metadata
     if not isinstance(metadata, Mapping):
         return f"metadata is {type(metadata).__name__}, a mapping is needed"
     return None
-
-
-def _is_id(token: Any) -> bool:
-    return isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= int(token) < 1 << 31

@@ -1,0 +1,107 @@
+"""Prompts keep what they ask, and are refused when nothing usable is asked."""
+
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollq.buffer.errors import CorruptFrame, InvalidPrompt
+from rollq.buffer.prompts import decode_prompt, encode_prompt
+from rollq.buffer.schema import Prompt
+
+PROFILE = settings(derandomize=True, max_examples=200, deadline=None, database=None)
+
+CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "3 + 4?", "name": None})
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        Prompt("What is 3 + 4?"),
+        Prompt("¿Cuánto es 3 + 4? 🧮\n\0", answer="7"),
+        Prompt(CHAT, answer={"value": 7, "unit": None}, metadata={"source": ["a", {"line": 3}]}),
+        Prompt("", ids=(0, 5, 2**31 - 1)),
+        Prompt((), ids=(1,)),
+        Prompt("x", answer=[1.5, True, None, ""]),
+    ],
+)
+def test_a_prompt_comes_back_as_it_was(prompt: Prompt) -> None:
+    assert decode_prompt(encode_prompt(prompt)) == prompt
+
+
+def test_numpy_values_become_plain_ones() -> None:
+    prompt = Prompt(
+        "x", answer=np.float64(0.5), ids=(np.int64(4),), metadata={"n": np.int32(3), "v": np.arange(2)}  # type: ignore[arg-type]
+    )  # fmt: skip
+    decoded = decode_prompt(encode_prompt(prompt))
+    assert decoded == Prompt("x", answer=0.5, ids=(4,), metadata={"n": 3, "v": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"content": ""}, "content is empty"),
+        ({"content": ()}, "content is empty"),
+        ({"content": None}, "content is NoneType"),
+        ({"content": [{"role": "user", "content": "x"}]}, "content is list"),
+        ({"content": ("x",)}, r"content\[0\] is 'x'"),
+        ({"content": (*CHAT, {"content": "x"})}, r"content\[2\] is"),
+        ({"content": ({"role": 3, "content": "x"},)}, r"content\[0\] is"),
+        ({"ids": ()}, r"ids is \(\)"),
+        ({"ids": [1]}, r"ids is \[1\]"),
+        ({"ids": (1, 2.0)}, "ids holds something else than integers"),
+        ({"ids": (1, True)}, "ids holds something else than integers"),
+        ({"ids": (1, -1)}, "ids go from -1 to 1"),
+        ({"ids": (2**31,)}, "ids go from 2147483648"),
+        ({"metadata": None}, "metadata is NoneType"),
+        ({"metadata": {"x": {1, 2}}}, "cannot be written as JSON"),
+        ({"answer": "\ud800"}, "cannot be written as JSON"),
+        ({"answer": 2**70}, "cannot be written as JSON"),
+    ],
+)
+def test_an_unusable_prompt_is_refused_by_field(changes: dict[str, Any], problem: str) -> None:
+    fields: dict[str, Any] = {"content": "x"}
+    with pytest.raises(InvalidPrompt, match=problem):
+        encode_prompt(Prompt(**(fields | changes)))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"[]", "not an object with the fields"),
+        (b'{"content":"x"}', "not an object with the fields"),
+        (b'{"content":"x","answer":null,"ids":null,"metadata":{},"more":1}', "not an object with the fields"),
+        (b'{"content":{},"answer":null,"ids":null,"metadata":{}}', "content is dict"),
+        (b'{"content":"x","answer":null,"ids":[],"metadata":{}}', "ids is"),
+        (b'{"content":"x","answer":null,"ids":[1.5],"metadata":{}}', "ids holds"),
+        (b'{"content":"x","answer":null,"ids":null,"metadata":[]}', "metadata is list"),
+    ],
+)
+def test_bytes_that_are_no_prompt_are_corrupt(data: bytes, problem: str) -> None:
+    with pytest.raises(CorruptFrame, match=problem):
+        decode_prompt(data)
+
+
+@PROFILE
+@given(st.binary(max_size=60))
+def test_random_bytes_are_corrupt(data: bytes) -> None:
+    with pytest.raises(CorruptFrame):
+        decode_prompt(data)
+
+
+@PROFILE
+@given(st.integers(min_value=0), st.integers(0, 255))
+def test_a_changed_byte_gives_a_prompt_or_corrupt(position: int, value: int) -> None:
+    data = bytearray(encode_prompt(Prompt(CHAT, ids=(1, 2), metadata={"a": 1})))
+    data[position % len(data)] = value
+    try:
+        prompt = decode_prompt(bytes(data))
+    except CorruptFrame:
+        return
+    assert orjson.loads(encode_prompt(prompt)) == orjson.loads(bytes(data))
