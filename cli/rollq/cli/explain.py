@@ -4,6 +4,7 @@ No line shows a password: values of secret keys are left out, those of URLs are 
 """
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -13,10 +14,44 @@ from pydantic_core import ErrorDetails
 
 from rollq.buffer.connection import mask_url
 
+_WORDS = {
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "tuple_type": "must be a list",
+    "path_type": "must be a path in quotes",
+    "string_type": "must be a text in quotes",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
+}
+"""TOML's words for what pydantic says in Python's."""
+
+_KEPT = {(bool, bool), (int, int), (float, float), (int, float)}
+"""Types in the file and in the settings that mean the same."""
+
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Mapping[str, str]) -> list[str]:
     """One line per problem. `origins`: key path -> environment variable that its value came from."""
     return [_line(details, model, origins) for details in error.errors(include_url=False)]
+
+
+def bent_values(data: Any, value: Any, path: str = "") -> Iterator[str]:
+    """One line per value of the file that pydantic bent to another type ("8" to 8, 1 to true): TOML has types.
+
+    `data` is what the file held, `value` what it became.
+    """
+    if isinstance(data, dict):
+        for key, item in data.items():
+            became = value[key] if isinstance(value, Mapping) else getattr(value, key)
+            yield from bent_values(item, became, f"{path}.{key}" if path else key)
+    elif isinstance(data, float) and not math.isfinite(data):
+        yield f"{path} = {data}: must be a finite number"
+    elif isinstance(value, bool | int | float) and (type(data), type(value)) not in _KEPT:
+        yield f"{path}{_shown(path, data)}: {_WORDS[f'{type(value).__name__}_type']}"
 
 
 def _line(details: ErrorDetails, model: type[BaseModel], origins: Mapping[str, str]) -> str:
@@ -26,7 +61,8 @@ def _line(details: ErrorDetails, model: type[BaseModel], origins: Mapping[str, s
         return f"{path}: unknown key{_hint(details, model)}"
     if kind == "missing":
         return f"{path}: is required, but missing"
-    allowed = str(details["ctx"]["error"]) if kind == "value_error" else _lower(details["msg"])
+    message = _WORDS.get(kind, details["msg"].replace("Input should be", "must be", 1))
+    allowed = str(details["ctx"]["error"]) if kind == "value_error" else message
     source = f" (from {origins[path]})" if path in origins else ""
     return f"{path}{_shown(path, details['input'])}: {allowed}{source}" if path else allowed
 
@@ -35,12 +71,8 @@ def _shown(path: str, value: Any) -> str:
     leaf = path.rpartition(".")[2]
     if "password" in leaf or not isinstance(value, str | int | float | bool | list):
         return ""
-    text = repr(mask_url(value) if isinstance(value, str) else value)
+    text = mask_url(repr(value))
     return f" = {text if len(text) <= 80 else text[:77] + '...'}"
-
-
-def _lower(message: str) -> str:
-    return message.replace("Input should be", "must be", 1)
 
 
 def _hint(details: ErrorDetails, model: type[BaseModel]) -> str:

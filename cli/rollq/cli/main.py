@@ -2,7 +2,6 @@
 
 import difflib
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -10,35 +9,39 @@ import click
 from rollq.buffer.errors import ConfigError, RollqError
 
 COMMANDS = {
-    "demo": "rollq.cli.demo",
-    "redis": "rollq.cli.redis_server",
-    "produce": "rollq.cli.roles",
-    "work": "rollq.cli.roles",
-    "train": "rollq.cli.roles",
-    "status": "rollq.cli.views",
-    "rq-info": "rollq.cli.views",
+    "demo": ("rollq.cli.demo", "Train a tiny model here, all roles in one command."),
+    "redis": ("rollq.cli.redis_server", "Run a Redis-compatible server here."),
+    "produce": ("rollq.cli.roles", "Schedule prompts."),
+    "work": ("rollq.cli.roles", "Generate and judge groups."),
+    "train": ("rollq.cli.roles", "Train on batches of groups and publish weights."),
+    "status": ("rollq.cli.views", "Show how far a run is."),
+    "rq-info": ("rollq.cli.views", "Show the run's queue and workers as RQ has them."),
 }
-"""Name of a command -> module that holds it, under the same name with underscores."""
+"""Name of a command -> module that holds it under the same name with underscores, and one line about it."""
 
 
 class Commands(click.Group):
-    """Commands by name, each from a module of its own; rollq's errors end as one line and an exit status."""
+    """Commands by name, imported when they run; rollq's errors end as one line and an exit status."""
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return [name for name, module in COMMANDS.items() if find_spec(module)]
+        return list(COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in self.list_commands(context):
+        if name not in COMMANDS:
             return None
-        command = getattr(import_module(COMMANDS[name]), name.replace("-", "_"))
+        command = getattr(import_module(COMMANDS[name][0]), name.replace("-", "_"))
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and self.get_command(context, args[0]) is None:
-            close = difflib.get_close_matches(args[0], self.list_commands(context), n=1)
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else "See `rollq --help`."
             raise click.UsageError(f"No such command {args[0]!r}. {hint}", context)
         return super().resolve_command(context, args)

@@ -1,7 +1,6 @@
 """`rollq redis`: the embedded server in the foreground."""
 
 import os
-import signal
 from pathlib import Path
 
 import click

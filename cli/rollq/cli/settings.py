@@ -11,17 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-import orjson
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from rollq.consumer.settings import TrainerSettings
+from rollq.workers.settings import WorkerSettings
 
 from rollq.buffer.connection import check_url
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.keys import check_name
 from rollq.buffer.settings import RedisSettings, Settings, TaskSettings
-from rollq.cli.explain import explain
-from rollq.consumer.settings import TrainerSettings
+from rollq.cli.explain import bent_values, explain
 from rollq.producer.settings import ProducerSettings
-from rollq.workers.settings import WorkerSettings
 
 ENVIRONMENT = {
     "ROLLQ_RUN": "run",
@@ -55,19 +54,9 @@ class RollqSettings(Settings):
     worker: WorkerSettings
     trainer: TrainerSettings
 
-    @property
-    def queue_url(self) -> str:
-        """URL of the server that carries the tickets."""
-        return self.redis.queue_url or self.redis.buffer_url
-
-    @property
-    def password(self) -> str | None:
-        """The servers' password. Never print it."""
-        return self.redis.password.get_secret_value() if self.redis.password else None
-
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        for url in (self.redis.buffer_url, self.queue_url):
+        for url in (self.redis.buffer_url, self.redis.queue_url or self.redis.buffer_url):
             check_url(url)
         for name, task in self.tasks.items():
             if task.min_valid_samples is not None and task.min_valid_samples > task.group_size:
@@ -91,15 +80,16 @@ def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> R
     data = _read_toml(path)
     origins = _override(data, environment)
     try:
-        settings = RollqSettings.model_validate_json(orjson.dumps(data), strict=True)
+        settings = RollqSettings.model_validate(data)
     except ValidationError as error:
-        problems = explain(error, RollqSettings, origins)
-        raise ConfigError(
-            "\n  ".join([f"{path}:", *problems]) if len(problems) > 1 else f"{path}: {problems[0]}"
-        ) from None
-    except TypeError as error:
-        raise ConfigError(f"{path}: holds a value that no setting takes: {error}") from error
+        raise _refusal(path, explain(error, RollqSettings, origins)) from None
+    if bent := list(bent_values(data, settings)):
+        raise _refusal(path, bent)
     return anchored(settings, path.absolute().parent)
+
+
+def _refusal(path: Path, problems: list[str]) -> ConfigError:
+    return ConfigError("\n  ".join([f"{path}:", *problems]) if len(problems) > 1 else f"{path}: {problems[0]}")
 
 
 def anchored(settings: AnySettings, folder: Path) -> AnySettings:
@@ -128,21 +118,27 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 
+def password_from(environment: Mapping[str, str]) -> str | None:
+    """The servers' password in the environment, directly or in the file that it names; None without one."""
+    if environment.get("ROLLQ_REDIS_PASSWORD"):
+        return environment["ROLLQ_REDIS_PASSWORD"]
+    path = environment.get(PASSWORD_FILE)
+    if not path:
+        return None
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{PASSWORD_FILE} = {path!r}: cannot be read: {error}") from error
+
+
 def _override(data: dict[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
     """Put values of the environment into `data`. Returns key -> variable for those that were."""
-    values = {name: environment[name] for name in ENVIRONMENT if environment.get(name)}
-    if PASSWORD_FILE in environment and "ROLLQ_REDIS_PASSWORD" not in values:
-        values["ROLLQ_REDIS_PASSWORD"] = _password_from(Path(environment[PASSWORD_FILE]))
-    for name, value in values.items():
-        section, _, key = ENVIRONMENT[name].rpartition(".")
-        owner = data.setdefault(section, {}) if section else data
-        if isinstance(owner, dict):
-            owner[key] = value
-    return {ENVIRONMENT[name]: name for name in values}
-
-
-def _password_from(path: Path) -> str:
-    try:
-        return path.read_text("utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"{PASSWORD_FILE} = {str(path)!r}: cannot be read: {error.strerror}") from error
+    values = {key: environment.get(name) for name, key in ENVIRONMENT.items()}
+    values["redis.password"] = password_from(environment)
+    for path, value in values.items():
+        if value:
+            section, _, key = path.rpartition(".")
+            owner = data.setdefault(section, {}) if section else data
+            if isinstance(owner, dict):
+                owner[key] = value
+    return {key: name for name, key in ENVIRONMENT.items() if values[key]}

@@ -1,0 +1,34 @@
+"""RQ's own view of a run: its queue, registries and workers, read without running anything that Redis names.
+
+`rq info` itself is not safe to use on a queue that others can write to: it cleans registries, and so loads jobs with
+the classes that it was told. This view counts instead, with the ticket's own job class and serializer.
+"""
+
+from rq import Queue
+from rq.worker import Worker
+
+from rollq.buffer.connection import patiently
+
+
+def rq_lines(queue: Queue) -> list[str]:
+    """One line for the queue, one per registered worker. Raises ServerUnavailable, ServerRefused."""
+    return patiently(queue.connection, lambda: [_queue_line(queue), *_worker_lines(queue)])
+
+
+def _queue_line(queue: Queue) -> str:
+    registries = {
+        "executing": queue.started_job_registry,
+        "finished": queue.finished_job_registry,
+        "failed": queue.failed_job_registry,
+    }
+    counts = [f"{registry.get_job_count(cleanup=False)} {name}" for name, registry in registries.items()]
+    return f"queue {queue.name}: {queue.count} queued, {', '.join(counts)}"
+
+
+def _worker_lines(queue: Queue) -> list[str]:
+    workers = Worker.all(queue=queue, job_class=queue.job_class, serializer=queue.serializer)
+    return [
+        f"worker {worker.name} ({worker.hostname}, process {worker.pid}): {worker.get_state()}; "
+        f"{worker.successful_job_count} finished, {worker.failed_job_count} failed"
+        for worker in sorted(workers, key=lambda worker: str(worker.name))
+    ] or ["no worker is registered"]

@@ -1,0 +1,121 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.settings import RollqSettings, load_settings
+
+MINIMAL = """
+run = "r"
+[tasks.math]
+prompts = "data/math.jsonl"
+batch_groups = 4
+{more}
+[worker]
+[trainer]
+"""
+
+
+def load(tmp_path: Path, text: str = MINIMAL, more: str = "", **environment: str) -> RollqSettings:
+    path = tmp_path / "rollq.toml"
+    path.write_text(text.replace("{more}", more))
+    return load_settings(path, environment)
+
+
+def problem(tmp_path: Path, text: str = MINIMAL, more: str = "", **environment: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text, more, **environment)
+    return str(caught.value)
+
+
+def test_a_short_file_gets_defaults(tmp_path: Path) -> None:
+    settings = load(tmp_path)
+    assert (settings.run, settings.seed, settings.producer.strategy) == ("r", 0, "async")
+    assert settings.tasks["math"].group_size == 8
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    assert load(tmp_path).tasks["math"].prompts == tmp_path / "data" / "math.jsonl"
+
+
+def test_urls_secrets_and_the_run_come_from_the_environment_first(tmp_path: Path) -> None:
+    settings = load(
+        tmp_path,
+        MINIMAL + '[redis]\nbuffer_url = "redis://file:1/0"\n',
+        ROLLQ_REDIS_URL="redis://environment:2/0",
+        ROLLQ_QUEUE_URL="redis://queue:3/0",
+        ROLLQ_REDIS_PASSWORD="hunter2",
+        ROLLQ_RUN="other",
+    )
+    assert (settings.redis.buffer_url, settings.redis.queue_url) == ("redis://environment:2/0", "redis://queue:3/0")
+    assert settings.redis.password is not None
+    assert settings.redis.password.get_secret_value() == "hunter2"
+    assert settings.run == "other"
+    assert "hunter2" not in repr(settings)
+
+
+def test_the_password_may_lie_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2\n")
+    settings = load(tmp_path, ROLLQ_REDIS_PASSWORD_FILE=str(tmp_path / "secret"))
+    assert settings.redis.password is not None
+    assert settings.redis.password.get_secret_value() == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("group_sise = 8", "rollq.toml: tasks.math.group_sise: unknown key; did you mean 'group_size'?"),
+        ('group_size = "8"', "rollq.toml: tasks.math.group_size = '8': must be a whole number"),
+        ("group_size = 0", "tasks.math.group_size = 0: must be greater than 0"),
+        ("partial_rollout = 1", "tasks.math.partial_rollout = 1: must be true or false"),
+        ("temperature = nan", "tasks.math.temperature = nan: must be greater than 0"),
+        ('order = "lifo"', "tasks.math.order = 'lifo': must be 'staleness' or 'fifo'"),
+        ("min_valid_samples = 9", "tasks.math.min_valid_samples = 9: must not exceed group_size = 8"),
+        ("lease_s = inf", "tasks.math.lease_s = inf: must be a finite number"),
+        ("max_tokens = 8.0", "tasks.math.max_tokens = 8.0: must be a whole number"),
+        ("prompt_field = 2001-02-03", "tasks.math.prompt_field: must be a text in quotes"),
+        ('[tasks."a:b"]\nprompts = "p"\nbatch_groups = 1', "task name 'a:b': 1 to 64 characters of A-Z a-z 0-9"),
+        (
+            '[tasks.code]\nprompts = "p"\nbatch_groups = 1\nsync_weights_interval = 2',
+            "tasks.*.sync_weights_interval: must be the same for every task of a run, not {'math': 1, 'code': 2}",
+        ),
+        ('[producer]\nstrategy = "sync"\nover_sample = 1', "producer: over_sample needs strategy = 'async'"),
+        ('[redis]\nbuffer_url = "http://x"', "must begin with redis://"),
+        ('[redis]\nqueue_url = "redis://:hunter2@"', "redis://***@"),
+        ("[producers]", "producers: unknown key; did you mean 'producer'?"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_message(tmp_path: Path, more: str, message: str) -> None:
+    found = problem(tmp_path, more=more)
+    assert message in found
+    assert "hunter2" not in found
+
+
+@pytest.mark.parametrize("text", ['run = "r', "run = 1\nrun = 2", "\x00"])
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
+    assert "rollq.toml: not TOML: " in problem(tmp_path, text)
+
+
+def test_a_file_without_tasks_is_refused(tmp_path: Path) -> None:
+    assert "tasks: is required, but missing" in problem(tmp_path, 'run = "r"\n[worker]\n[trainer]\n')
+
+
+def test_a_bad_value_of_the_environment_names_its_variable(tmp_path: Path) -> None:
+    assert problem(tmp_path, ROLLQ_RUN="a b").endswith("(from ROLLQ_RUN)")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml' cannot be read: No such file"):
+        load_settings(tmp_path / "none.toml", {})
+
+
+def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rollq.toml").write_bytes(b'run = "\xff"')
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 7"):
+        load_settings(tmp_path / "rollq.toml", {})
+
+
+def test_a_password_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    environment: Mapping[str, str] = {"ROLLQ_REDIS_PASSWORD_FILE": str(tmp_path / "none")}
+    assert "ROLLQ_REDIS_PASSWORD_FILE" in problem(tmp_path, **environment)
