@@ -36,7 +36,7 @@ def test_a_dead_epoch_counts_as_at_most_its_floor_in_staleness_only() -> None:
         logprobs=np.zeros(3, np.float32),
         versions=(VersionSpan(1, 81, 1), VersionSpan(1, 79, 1), VersionSpan(2, 81, 1)),
     )
-    [sequence] = Batch.build(82, [make_group(make_sample(segment))], floors={1: 80}).sequences
+    [sequence] = Batch.build(82, [make_group(make_sample(segment))], floors={"math": {1: 80}}).sequences
     assert sequence.versions.tolist() == [-1, 81, 79, 81]
     assert sequence.epochs.tolist() == [-1, 1, 1, 2]
     assert sequence.staleness.tolist() == [0, 1, 2, 0]

@@ -12,8 +12,9 @@ from tiny_qwen3 import flat_gradient, tiny_qwen3
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import AdvantageSettings, Batch
-from rollq.consumer.grpo import GrpoSettings, grpo_loss, token_logprobs
+from rollq.consumer.grpo import grpo_loss, token_logprobs
 from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.settings import GrpoSettings
 
 VARIANTS = [
     GrpoSettings(),

@@ -88,12 +88,12 @@ class Batch:
         step: int,
         groups: Sequence[Group],
         *,
-        floors: Mapping[int, int] | None = None,
+        floors: Mapping[str, Mapping[int, int]] | None = None,
         settings: AdvantageSettings | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> "Batch":
-        """Build the batch of `step`. `floors`: dead epoch -> version that its tokens count as, at most."""
+        """Build the batch of `step`. `floors`: task -> dead epoch -> version that its tokens count as, at most."""
         settings = settings or AdvantageSettings()
         flat = [(index, sample) for index, group in enumerate(groups) for sample in group.samples]
         valid = np.array([_is_valid(sample) for _, sample in flat], dtype=np.bool_)
@@ -101,9 +101,9 @@ class Batch:
         sample_groups = np.array([index for index, _ in flat], dtype=np.int64)
         sequences = tuple(
             sequence
-            for index, (_, sample) in enumerate(flat)
+            for index, (owner, sample) in enumerate(flat)
             if valid[index]
-            for sequence in _sequences(sample, index, step, floors or {})
+            for sequence in _sequences(sample, index, step, (floors or {}).get(groups[owner].task, {}))
         )
         return cls(
             step=step,

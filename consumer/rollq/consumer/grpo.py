@@ -6,39 +6,15 @@ micro-batches and ranks is the same however the batch was split. Ranks must ther
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import Settings
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
-
-
-class GrpoSettings(Settings):
-    """Variants of the loss.
-
-    aggregation `token`: every loss token of the batch counts the same (DAPO, Yu et al. 2025, arXiv:2503.14476).
-    aggregation `sequence`: mean over a sample's tokens, then over samples (GRPO, Shao et al. 2024, arXiv:2402.03300).
-    aggregation `constant`: sum over a sample's tokens divided by the constant `constant_tokens`, then mean over samples
-    (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
-    old_logprobs `behaviour`: ratios against the logprobs that the engine reported.
-    old_logprobs `recomputed`: ratios against the trainer's own weights before the update, times the truncated
-    importance weight min(old / behaviour, `importance_cap`) (Yao et al. 2025, "Your Efficient RL Framework Secretly
-    Brings You Off-Policy RL Training").
-    """
-
-    aggregation: Literal["token", "sequence", "constant"] = "token"
-    constant_tokens: int = Field(default=1024, gt=0, description="divisor of aggregation constant: the token limit")
-    clip_low: float = Field(default=0.2, ge=0, lt=1, description="ratios below 1 - clip_low are clipped")
-    clip_high: float = Field(default=0.2, ge=0, description="ratios above 1 + clip_high are clipped")
-    kl_coefficient: float = Field(default=0.0, ge=0, description="weight of the KL to a reference model")
-    old_logprobs: Literal["behaviour", "recomputed"] = "behaviour"
-    importance_cap: float = Field(default=2.0, gt=0, description="largest truncated importance weight")
-    entropy: bool = Field(default=False, description="measure the policy's entropy (one more pass over the logits)")
+from rollq.consumer.settings import GrpoSettings
 
 
 class TokenLogprobs(NamedTuple):

@@ -1,0 +1,233 @@
+"""`Consumer`: a trainer's place in a run. It takes each step's batch, hands out weights, and commits what was trained.
+
+Invariant: the step moves only by `commit`, so asking again for a step, after whatever failure, gives the same batch.
+Safety rests on the epoch that `connect` begins; the thread that renews the trainer's lease only keeps others polite.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rollq.buffer.connection import Patience
+from rollq.buffer.errors import ClaimTimeout, ConfigError, RollqError, ServerError
+from rollq.buffer.replay import Buffer
+from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
+from rollq.buffer.values import Claimed, TrainerEpoch
+from rollq.consumer.batch import Batch
+from rollq.consumer.settings import ConsumerSettings
+from rollq.consumer.waiting import explain_wait
+from rollq.consumer.weights import WeightsOutlet
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""Longest pause between two looks at the buffer, should a wake-up be lost."""
+RENEW_S = TRAINER_LEASE_S / 3
+
+
+class Consumer:
+    """Iterate over it for batches; see `connect`. Every method is called alike on every rank.
+
+    Only rank 0 publishes, commits, checkpoints and releases; there these calls must come after a barrier of the ranks
+    that train, on the others they only move the step.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        held: TrainerEpoch,
+        sizes: Mapping[str, int],
+        settings: ConsumerSettings,
+    ) -> None:
+        """Use `connect`. Takes over `buffer` and closes it."""
+        self._buffer = buffer
+        self._held = held
+        self._sizes = dict(sizes)
+        self._settings = settings
+        self._stop = buffer.patience.closed
+        self._step = held.from_step + 1
+        self._outlet = WeightsOutlet(buffer, settings.transport, settings.weights_dir)
+        self._events = buffer.events()
+        self._closing = threading.Event()
+        self._fenced: RollqError | None = None
+        self._renewal = threading.Thread(target=self._renew, name="rollq-trainer-lease", daemon=True)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        *,
+        run: str,
+        weights: Path | Mapping[str, Any],
+        batch: Mapping[str, int] | None = None,
+        resume_from: int = 0,
+        settings: ConsumerSettings | None = None,
+        password: str | None = None,
+        stop: threading.Event | None = None,
+    ) -> Self:
+        """Take the run `run` as its trainer, standing at step `resume_from` (0: nothing trained yet).
+
+        `weights` are those of that step, a folder with model.safetensors or a state dict: workers get them at once.
+        `batch`: groups per task in a batch; default: each task's `batch_groups`. Setting `stop` ends the iteration,
+        also while the server is away; leaving the consumer sets it.
+
+        Raises `TrainerHeld` while another trainer lives, `HistoryGone` when `resume_from` is too old, `StoreLost`,
+        `ServerUnavailable`, `ServerRefused`, `ConfigError`, `WeightsError`.
+        """
+        settings = settings or ConsumerSettings()
+        stop = stop or threading.Event()
+        buffer = Buffer.connect(url, run, password=password, patience=Patience(closed=stop))
+        try:
+            sizes = batch_sizes(buffer, batch)
+            stored = WeightsOutlet(buffer, settings.transport, settings.weights_dir).put(weights)
+            held = buffer.begin_epoch(
+                trainer_id=settings.trainer_id,
+                launch_id=settings.launch_id or secrets.token_hex(8),
+                from_step=resume_from,
+                mode=settings.mode,
+                uri=stored.uri,
+                digest=stored.digest,
+                takeover=settings.takeover,
+            )
+            if held.from_step != resume_from:
+                raise ConfigError(
+                    f"launch_id {held.launch_id!r} has begun at step {held.from_step}, not at {resume_from}: "
+                    "a new launch needs a new launch_id"
+                )
+            return cls(buffer, held, sizes, settings)
+        except BaseException:
+            buffer.close()
+            raise
+
+    def __enter__(self) -> Self:
+        self._events.__enter__()
+        if self._settings.rank == 0:
+            self._renewal.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._events.__exit__(kind, error, trace)
+        self._buffer.close()
+        if self._renewal.is_alive():
+            self._renewal.join(timeout=5)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this trainer began."""
+        return self._held.epoch
+
+    @property
+    def step(self) -> int:
+        """The step that is trained next."""
+        return self._step
+
+    @property
+    def sync_weights_interval(self) -> int:
+        """Steps between two publications of weights; the smallest of the tasks'."""
+        return min(self._buffer.rules(task).sync_weights_interval for task in self._sizes)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Wait for the batch of the current step; this rank's share of it is what its micro-batches hold.
+
+        Raises `ClaimTimeout` saying what holds it back, `FencedError`, `CheckpointOverdue`, `CorruptFrame`,
+        `StoreLost`.
+        """
+        claimed = self._claim()
+        if claimed is None:
+            raise StopIteration
+        return Batch.build(
+            claimed.step,
+            self._buffer.fetch(claimed.groups),
+            floors={task: self._buffer.clock(task).floors for task in self._sizes},
+            settings=self._settings.advantages,
+            rank=self._settings.rank,
+            world_size=self._settings.world_size,
+        )
+
+    def publish(self, weights: Path | Mapping[str, Any], version: int | None = None) -> None:
+        """Give workers new weights, a folder with model.safetensors or a state dict: groups too old expire at once.
+
+        `version` is the step after which they come; default: the current step, whose batch has just been trained.
+        Raises `WeightsError`, `FencedError`.
+        """
+        if self._settings.rank == 0:
+            stored = self._outlet.put(weights)
+            version = self._step if version is None else version
+            self._checked().publish(self._held, version, uri=stored.uri, digest=stored.digest)
+
+    def commit(self, batch: Batch) -> None:
+        """The batch has been trained: the next one is of the step after it. Raises `FencedError`."""
+        if self._settings.rank == 0:
+            self._checked().commit(self._held, batch.step)
+        self._step = batch.step + 1
+
+    def checkpoint(self, step: int) -> None:
+        """A checkpoint on disk covers `step`: batches up to it are not asked for again, and leave the buffer."""
+        if self._settings.rank == 0:
+            self._checked().checkpoint(self._held, step)
+
+    def release(self, batch: Batch, mode: ReleaseMode) -> None:
+        """Give a batch up: `return` it, `drop` it, or `quarantine` it for audit. The step then gets another one."""
+        if self._settings.rank == 0:
+            self._checked().release(self._held, batch.step, mode)
+
+    def _claim(self) -> Claimed | None:
+        """The current step's batch; None when told to stop."""
+        started_s = time.monotonic()
+        timeout_s = self._settings.timeout_s
+        while not self._stop.is_set():
+            try:
+                outcome = self._checked().claim(self._held, self._step, self._sizes)
+            except ServerError:
+                if self._stop.is_set():
+                    return None
+                raise
+            if isinstance(outcome, Claimed):
+                return outcome
+            if timeout_s is not None and time.monotonic() - started_s >= timeout_s:
+                counts = [self._buffer.counts(task) for task in self._sizes]
+                raise ClaimTimeout(explain_wait(outcome, counts, workers=len(self._buffer.workers())))
+            left_s = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - started_s)
+            self._events.wait(min(POLL_S, max(left_s, 0.0)))
+        return None
+
+    def _checked(self) -> Buffer:
+        """The buffer, unless the renewing thread has learnt that the run is lost to us."""
+        if self._fenced is not None:
+            raise self._fenced
+        return self._buffer
+
+    def _renew(self) -> None:
+        while not self._closing.wait(RENEW_S):
+            try:
+                self._buffer.renew_trainer(self._held)
+            except ServerError as error:
+                if not self._closing.is_set():
+                    log.warning("cannot renew the trainer's lease: %s", error)
+            except RollqError as error:  # fenced, or the store is lost: final
+                self._fenced = error
+                return
+
+
+def batch_sizes(buffer: Buffer, batch: Mapping[str, int] | None) -> dict[str, int]:
+    """Groups per task in a batch: as given, or each task's own. Raises `ConfigError` for a task that is not there."""
+    tasks = buffer.tasks()
+    if batch is None:
+        batch = {task: buffer.rules(task).batch_groups for task in tasks}
+    unknown = sorted(set(batch) - set(tasks))
+    if unknown or not batch:
+        raise ConfigError(
+            f"batch {dict(batch)!r}: run {buffer.run!r} has the tasks {tasks!r}; a producer registers them"
+        )
+    return dict(batch)

@@ -1,0 +1,139 @@
+"""Weights of a model in a form that workers can load. The tensors' bytes are safetensors; torch is imported late.
+
+Invariant: a folder appears under its name only when it is complete and on disk.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollq.buffer.core import BufferCore
+from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.buffer.weights import (
+    WEIGHTS_FILE,
+    StoredWeights,
+    check_redis_size,
+    locate_weights,
+    store_weights,
+)
+from rollq.consumer.settings import Transport
+
+KEPT_FOLDERS = 3
+_PREFIX = "weights-"
+_NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
+
+
+def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
+    """A state dict (name -> torch tensor) as the bytes of a safetensors file.
+
+    Of tensors that share memory (tied embeddings) only the first is written, as `save_pretrained` does.
+    """
+    from safetensors.torch import save
+
+    seen: set[tuple[int, int]] = set()
+    kept: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        identity = (tensor.data_ptr(), tensor.numel())
+        if tensor.numel() and identity in seen:
+            continue
+        seen.add(identity)
+        kept[name] = tensor.detach().cpu().contiguous()
+    return save(kept, metadata={"format": "pt"})
+
+
+def write_model(folder: Path, weights: bytes, config_from: Path | None = None) -> Path:
+    """Write `folder`/model.safetensors, with the configuration and tokenizer files of `config_from` beside it.
+
+    `folder` is replaced when it exists, and appears whole or not at all.
+    """
+    unfinished = start_folder(folder)
+    if config_from is not None:
+        for path in config_from.iterdir():
+            if path.is_file() and path.suffix not in _NOT_CONFIG and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, unfinished / path.name)
+    write_synced(unfinished / WEIGHTS_FILE, weights)
+    return finish_folder(unfinished, folder)
+
+
+def start_folder(folder: Path) -> Path:
+    """An empty folder beside `folder`, to be filled and then renamed by `finish_folder`."""
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    return unfinished
+
+
+def finish_folder(unfinished: Path, folder: Path) -> Path:
+    """Give a filled folder its name, once everything in it is on disk."""
+    _sync_folder(unfinished)
+    if folder.exists():
+        shutil.rmtree(folder)
+    unfinished.rename(folder)
+    _sync_folder(folder.parent)
+    return folder
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a file and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class WeightsOutlet:
+    """Puts weights where workers find them: into Redis, or into `folder`, which they share."""
+
+    def __init__(self, buffer: BufferCore, transport: Transport, folder: Path | None) -> None:
+        self._buffer = buffer
+        self._transport = transport
+        self._folder = folder
+
+    def put(self, weights: Path | Mapping[str, Any]) -> StoredWeights:
+        """Store a folder's model.safetensors or a state dict.
+
+        A folder given for transport `path` is announced in place: it must stay until newer weights are published.
+        Raises `WeightsError`, `ConfigError` for a state dict by transport `path` without a folder to write to.
+        """
+        if self._transport == "redis":
+            return store_weights(self._buffer, self._read(weights))
+        if isinstance(weights, Path):
+            return locate_weights(weights)
+        if self._folder is None:
+            raise ConfigError("transport 'path' needs weights_dir, a folder that the trainer and all workers share")
+        data = to_safetensors(weights)
+        digest = hashlib.sha256(data).hexdigest()
+        folder = self._folder / f"{_PREFIX}{digest[:16]}"
+        if folder.exists():
+            folder.touch()  # the newest again
+        else:
+            write_model(folder, data)
+        keep_newest(self._folder, f"{_PREFIX}*", KEPT_FOLDERS)
+        return StoredWeights(folder.absolute().as_uri(), digest)
+
+    def _read(self, weights: Path | Mapping[str, Any]) -> bytes:
+        if not isinstance(weights, Path):
+            return to_safetensors(weights)
+        path = weights / WEIGHTS_FILE
+        try:
+            check_redis_size(path.stat().st_size)
+            return path.read_bytes()
+        except OSError as error:
+            raise WeightsError(f"weights {str(path)!r} cannot be read: {error.strerror}") from error
+
+
+def keep_newest(parent: Path, pattern: str, count: int) -> None:
+    """Remove all but the `count` last changed folders of `parent` whose name matches `pattern`."""
+    for old in sorted(parent.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-count]:
+        shutil.rmtree(old)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
