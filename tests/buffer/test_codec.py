@@ -317,6 +317,22 @@ def test_random_bytes_are_corrupt(data: bytes) -> None:
         decode_sample(checksummed(data))
 
 
+@pytest.mark.parametrize("mask", [0x01, 0x10, 0x80, 0xFF])
+def test_a_changed_byte_behind_a_right_checksum_is_a_sample_or_corrupt(mask: int) -> None:
+    body = encode_sample(a_sample(a_segment(arrays={"x": np.arange(3.0)})))[PREFIX.size :]
+    refused = 0
+    for position in range(len(body)):
+        changed = bytearray(body)
+        changed[position] ^= mask
+        try:
+            decoded = decode_sample(checksummed(bytes(changed)))
+        except CorruptFrame:
+            refused += 1
+        else:
+            assert isinstance(decoded, Sample)
+    assert refused > 100
+
+
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where the parts of a JSON value are."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
