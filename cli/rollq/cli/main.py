@@ -55,8 +55,8 @@ class Commands(click.Group):
             context.exit(2 if isinstance(error, ConfigError) else 1)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="rollq", message="%(prog)s %(version)s")
+@click.group("rollq", cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="rollq", prog_name="rollq", message="%(prog)s %(version)s")
 def main() -> None:
     """Rollout queue and replay buffer for RL post-training of language models.
 

@@ -103,8 +103,13 @@ def _anchored(value: Any, folder: Path) -> Any:
     if isinstance(value, BaseModel):
         return anchored(value, folder)
     if isinstance(value, dict):
-        return {key: _anchored(item, folder) for key, item in value.items()}
+        return {key: _anchored(_path_option(key, item), folder) for key, item in value.items()}
     return value
+
+
+def _path_option(key: str, value: Any) -> Any:
+    """An engine's options are plain values until it checks them; its model is a folder."""
+    return Path(value) if key == "model" and isinstance(value, str) else value
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rollq.cli.main import COMMANDS, main
+
+
+def rollq(*args: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, args, env=environment)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    result = rollq(name, "--help")
+    assert result.exit_code == 0
+    assert f"  rollq {name}" in result.output.partition("Example:")[2]
+
+
+def test_help_lists_every_command_without_loading_any() -> None:
+    code = (
+        "import sys; from rollq.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "finally: print([m for m in ('torch', 'numpy', 'redis', 'rq', 'pydantic') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.rstrip().endswith("[]")
+    assert all(f"\n  {name}  " in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_does_not_import_torch(name: str) -> None:
+    code = (
+        "import sys; from rollq.cli.main import main\n"
+        f"try: main([{name!r}, '--help'])\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.rstrip().endswith("False")
+
+
+def test_the_version_is_told() -> None:
+    assert rollq("--version").output.startswith("rollq ")
+
+
+def test_a_misspelt_command_gets_a_suggestion() -> None:
+    result = rollq("produse", "rollq.toml")
+    assert (result.exit_code, "Did you mean 'produce'?" in result.output) == (2, True)
+
+
+def test_a_misspelt_option_gets_a_suggestion() -> None:
+    result = rollq("status", "--jsn")
+    assert (result.exit_code, "--json" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("role", ["produce", "work", "train", "status", "rq-info"])
+def test_bad_settings_end_every_command_with_one_line_and_status_2(role: str, tmp_path: Path) -> None:
+    result = rollq(role, str(tmp_path / "none.toml"))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: settings file ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["status", "rq-info"])
+@pytest.mark.parametrize("args", [[], ["--url", "redis://x"], ["--run", "r"], ["a.toml", "--run", "r"]])
+def test_a_view_wants_either_a_file_or_a_url_with_a_run(command: str, args: list[str]) -> None:
+    result = rollq(command, *args)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: give either FILE (rollq.toml), or both --url and --run\n",
+    )
+
+
+def test_a_server_that_nobody_runs_is_a_clear_error() -> None:
+    result = rollq("status", "--url", "redis://127.0.0.1:1/0", "--run", "r")
+    assert result.exit_code == 1
+    assert "error: redis://127.0.0.1:1/0" in result.stderr
+
+
+def test_a_url_that_makes_no_sense_is_refused_without_its_password() -> None:
+    result = rollq("status", "--url", "http://:hunter2@host", "--run", "r")
+    assert result.exit_code == 2
+    assert "must begin with redis://" in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_a_wrong_password_is_a_clear_error_that_does_not_show_it(tmp_path: Path) -> None:
+    from rollq.buffer.server import EmbeddedServer
+
+    with EmbeddedServer(tmp_path, password="right") as server:
+        result = rollq("status", "--url", server.url, "--run", "r", ROLLQ_REDIS_PASSWORD="hunter2")
+        assert result.exit_code == 1
+        assert "ROLLQ_REDIS_PASSWORD" in result.stderr
+        assert "hunter2" not in result.output
+
+
+def test_a_run_that_is_not_there_is_a_clear_error(server_url: str, run_name: str) -> None:
+    result = rollq("status", "--url", server_url, "--run", run_name)
+    assert (result.exit_code, f"run {run_name!r} is not in this store" in result.stderr) == (1, True)
+
+
+def test_a_run_name_that_is_no_name_is_refused(server_url: str) -> None:
+    result = rollq("status", "--url", server_url, "--run", "a:b{c}*")
+    assert (result.exit_code, "run name 'a:b{c}*'" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--bind", "0.0.0.0"], "a server that others can reach needs a password"),
+        (["--bind", "here"], "must be an IP address"),
+        (["--password-env", "ROLLQ_NOT_SET"], "'ROLLQ_NOT_SET': this environment variable is not set"),
+        (["--port", "0"], "--port"),
+    ],
+)
+def test_a_server_that_makes_no_sense_is_not_started(args: list[str], message: str, tmp_path: Path) -> None:
+    result = rollq("redis", "--dir", str(tmp_path / "d"), *args)
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -1,0 +1,71 @@
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import Prompt
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.tickets import enqueue_tickets, open_queue
+from rollq.monitor.rq_info import rq_lines
+from rollq.monitor.status import RunStatus, as_json, as_table, read_status
+
+
+@pytest.fixture
+def buffer(server_url: str, run_name: str) -> Iterator[Buffer]:
+    with Buffer.connect(server_url, run_name) as buffer:
+        buffer.create_run()
+        for task in ("math", "code"):
+            buffer.register_task(task, TaskRules(batch_groups=4))
+        yield buffer
+
+
+def look(buffer: Buffer, url: str) -> RunStatus:
+    return read_status(buffer, open_queue(url, buffer.run))
+
+
+def test_a_run_that_nobody_trains_yet_says_so(buffer: Buffer, server_url: str) -> None:
+    text = as_table(look(buffer, server_url))
+    assert "no weights published yet; 0 tickets queued" in text
+    assert "no worker has reported lately" in text
+
+
+def test_groups_tickets_weights_and_workers_are_shown(buffer: Buffer, server_url: str) -> None:
+    buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="abcdef0123456789")
+    buffer.admit("math", [(Prompt("p"), i + 1) for i in range(3)], epoch=1, cursor=0, target=8, step=1)
+    buffer.report_worker("worker-1", {"version": 0, "tokens_per_s": 1234.5678, "nested": {"a": 1}})
+    enqueue_tickets(open_queue(server_url, buffer.run), buffer.run, 2, 1)
+    found = look(buffer, server_url)
+    lines = as_table(found).splitlines()
+    assert lines[0] == f"run {buffer.run}: weights version 0 (epoch 1, abcdef012345); 2 tickets queued"
+    assert [line.split()[:4] for line in lines[2:5]] == [
+        ["task", "step", "ready", "pending"],
+        ["code", "1", "0/4", "0"],
+        ["math", "1", "0/4", "3"],
+    ]
+    assert "worker-1" in lines[-1]
+    assert "1235" in lines[-1]
+    assert len({len(line) for line in lines[2:5]}) == 1
+
+
+def test_json_holds_the_same_as_plain_values(buffer: Buffer, server_url: str) -> None:
+    buffer.report_worker("worker-1", {"version": 0})
+    data = orjson.loads(as_json(look(buffer, server_url)))
+    assert data["run"] == buffer.run
+    assert data["model"] is None
+    assert [task["task"] for task in data["tasks"]] == ["code", "math"]
+    assert data["tasks"][0]["statuses"]["pending"] == 0
+    assert data["tasks"][0]["progress"]["cursor"] == 0
+    assert data["workers"]["worker-1"]["version"] == 0
+
+
+def test_rqs_view_counts_tickets_and_loads_nothing(server_url: str, run_name: str) -> None:
+    queue = open_queue(server_url, run_name)
+    enqueue_tickets(queue, run_name, 3, 1)
+    # a job whose data is a pickle, as anybody with access to the queue could plant it
+    queue.connection.hset(f"rq:job:{run_name}", mapping={"data": b"\x80\x04cos\nsystem\n", "created_at": "x"})
+    queue.connection.rpush(queue.key, run_name)
+    assert rq_lines(queue) == [
+        f"queue rollq-{run_name}: 4 queued, 0 executing, 0 finished, 0 failed",
+        "no worker is registered",
+    ]
