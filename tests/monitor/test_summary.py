@@ -3,7 +3,7 @@ from dataclasses import replace
 from rollq.monitor.records import Snapshot, StepRecord
 from rollq.monitor.summary import (
     conservation,
-    groups_by_worker,
+    samples_by_worker,
     summarize,
     summary_lines,
 )
@@ -23,16 +23,13 @@ def test_groups_are_conserved_when_each_is_archived_in_the_buffer_or_counted_as_
     assert not conservation(replace(END, depths={})).holds
 
 
-def test_a_worker_that_died_keeps_the_groups_it_made() -> None:
-    looks = [
-        Snapshot(1, workers={"a": {"groups": 5}, "b": {"groups": 7}}),
-        Snapshot(2, workers={"b": {"groups": 9}, "c": {"groups": 1}}),
-    ]
-    assert groups_by_worker(looks) == {"a": 5, "b": 9, "c": 1}
+def test_a_worker_that_died_keeps_the_samples_it_made() -> None:
+    steps = [StepRecord(1, 1.0, 0.5, workers={"a": 5, "b": 3}), StepRecord(2, 2.0, 0.5, workers={"b": 8})]
+    assert samples_by_worker(steps) == {"a": 5, "b": 11}
 
 
 def test_the_summary_says_what_was_learned_and_where_the_groups_are() -> None:
-    steps = [StepRecord(n, float(n), 0.5, {"sums": 0.5}, 100, {0: 25, 1: 75}) for n in range(1, 4)]
+    steps = [StepRecord(n, float(n), 0.5, {"sums": 0.5}, 100, {0: 25, 1: 75}, workers={"w": 8}) for n in range(1, 4)]
     held_out = {"before": {"sums": 0.25, "sort": 0.75}, "after": {"sums": 0.5, "sort": 1.0}}
     summary = summarize(steps, [END], held_out=held_out, facts={"seed": 3, "train_s": 12.0})
     assert summary["seed"] == 3
@@ -43,6 +40,7 @@ def test_the_summary_says_what_was_learned_and_where_the_groups_are() -> None:
         "3 steps, 300 tokens trained in 12 s",
         "held-out reward, mean: 0.500 -> 0.750 (+0.250)",
         "0: 25.0%, 1: 75.0%",
+        "w: 24",
         "45 admitted = 30 archived + 7 in the buffer + dropped (7 trained, 1 expired)",
     ):
         assert part in text, part

@@ -17,7 +17,8 @@ DEPTH_FILE = "depth.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One train step. `rewards` is per task; `staleness_tokens` maps staleness to trained tokens."""
+    """One train step. `rewards` is per task; `staleness_tokens` maps staleness to trained tokens; `workers` maps the
+    workers that made the batch to their samples in it."""
 
     step: int
     time_s: float  # seconds since 1970, when the step was committed
@@ -27,6 +28,7 @@ class StepRecord:
     staleness_tokens: Mapping[int, int] = field(default_factory=dict)
     wait_s: float = 0.0
     train_s: float = 0.0
+    workers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +89,5 @@ def _step(line: Mapping[str, Any]) -> StepRecord:
         staleness_tokens={int(age): int(tokens) for age, tokens in line.get("staleness_tokens", {}).items()},
         wait_s=float(line.get("wait_s", 0.0)),
         train_s=float(line.get("train_s", 0.0)),
+        workers={worker: int(samples) for worker, samples in line.get("workers", {}).items()},
     )

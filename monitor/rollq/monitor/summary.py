@@ -1,5 +1,6 @@
 """What a finished run amounts to, in plain values: made from its records, shown to the user, kept in the report."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,13 +55,12 @@ def conservation(snapshot: Snapshot) -> Conservation:
     )
 
 
-def groups_by_worker(snapshots: Iterable[Snapshot]) -> dict[str, int]:
-    """Groups that each worker process says it has finished, those that have died included."""
-    groups: dict[str, int] = {}
-    for snapshot in snapshots:
-        for name, report in snapshot.workers.items():
-            groups[name] = int(report.get("groups", 0))
-    return groups
+def samples_by_worker(steps: Iterable[StepRecord]) -> dict[str, int]:
+    """Trained samples that each worker process made, those that have died included."""
+    samples: Counter[str] = Counter()
+    for step in steps:
+        samples.update(step.workers)
+    return dict(sorted(samples.items()))
 
 
 def summarize(
@@ -77,7 +77,7 @@ def summarize(
         "trained_tokens": sum(step.tokens for step in steps),
         "held_out": {when: {**rewards, "mean": _mean(rewards)} for when, rewards in held_out.items() if rewards},
         "staleness_shares": {str(age): share for age, share in staleness_shares(steps).items()},
-        "groups_by_worker": groups_by_worker(snapshots),
+        "samples_by_worker": samples_by_worker(steps),
         "conservation": conservation(snapshots[-1]).as_dict() if snapshots else {},
     }
 
@@ -91,7 +91,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"held-out reward, {task}: {before[task]:.3f} -> {after[task]:.3f} ({gain:+.3f})")
     shares = summary["staleness_shares"].items()
     lines.append("trained tokens by staleness: " + ", ".join(f"{age}: {share:.1%}" for age, share in shares))
-    lines.append("groups by worker: " + ", ".join(f"{name}: {n:,}" for name, n in summary["groups_by_worker"].items()))
+    made = ", ".join(f"{name}: {samples:,}" for name, samples in summary["samples_by_worker"].items())
+    lines.append(f"trained samples by worker: {made}")
     if kept := summary["conservation"]:
         dropped = ", ".join(f"{n:,} {reason}" for reason, n in kept["dropped"].items()) or "none"
         lines.append(
