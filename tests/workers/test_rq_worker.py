@@ -18,7 +18,7 @@ from rq.serializers import JSONSerializer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
-from rollq.workers.rq_worker import RqWorker
+from rollq.workers.rq_worker import RqWorker, incarnation_name
 
 
 class Order:
@@ -90,7 +90,7 @@ def serve(
 
     async def play() -> tuple[RqWorker, Work]:
         its_work = work()
-        worker = RqWorker(queue, run, its_work, grace_s=10)
+        worker = RqWorker(queue, run, its_work, name=incarnation_name("worker"), grace_s=10)
         serving = asyncio.create_task(worker.run())
         try:
             await scene(worker, its_work)
@@ -166,8 +166,8 @@ def test_rq_sees_the_worker_its_job_and_the_groups_it_took(queue: Queue, run_nam
     assert status_of(queue, job_id) is JobStatus.FINISHED
 
 
-def test_a_worker_that_was_killed_does_not_block_the_name_of_its_successor(queue: Queue, run_name: str) -> None:
-    names = {RqWorker(queue, run_name, Work(), name="gpu-0").name for _ in range(3)}
+def test_a_worker_that_was_killed_does_not_block_the_name_of_its_successor() -> None:
+    names = {incarnation_name("gpu-0") for _ in range(3)}
     assert len(names) == 3
     assert all(name.startswith("gpu-0-") for name in names)
 

@@ -31,7 +31,7 @@ from rq.job import JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
 from rollq.buffer.connection import Patience, patiently
-from rollq.buffer.errors import RunMismatch, StoreLost
+from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
 from rollq.buffer.tickets import Ticket, TicketJob, TicketRefused
 from rollq.workers.ledger import Ledger, Record
 
@@ -50,9 +50,11 @@ HAND_BACK_S = 2.0
 
 
 class Taken(Protocol):
-    """What was found to do for one ticket. `groups`: names of the groups, for people; empty = nothing was pending."""
+    """What was found to do for one ticket."""
 
-    groups: Sequence[str]
+    @property
+    def groups(self) -> Sequence[str]:
+        """Names of the groups, for people; empty when nothing was pending."""
 
     async def run(self) -> None:
         """Do it. When cancelled, give everything back."""
@@ -71,15 +73,21 @@ class TicketWork(Protocol):
         """From now on `room` is 0 and `take` finds nothing."""
 
 
+def incarnation_name(name: str) -> str:
+    """`name` with a random part: RQ refuses the name of a killed worker until its key expires."""
+    return f"{name}-{secrets.token_hex(4)}"
+
+
 class RqWorker(BaseWorker):
     """An RQ worker that keeps as many tickets in flight as its work has room for."""
 
     job_class = TicketJob
 
-    def __init__(self, queue: Queue, run: str, work: TicketWork, *, name: str = "worker", grace_s: float = 30.0):
+    def __init__(self, queue: Queue, run: str, work: TicketWork, *, name: str, grace_s: float):
+        """`name`: see `incarnation_name`. `grace_s`: how long tickets in flight may go on after a stop."""
         super().__init__(
             [queue],
-            name=f"{name}-{secrets.token_hex(4)}",  # RQ refuses the name of a killed worker until its key expires
+            name=name,
             connection=queue.connection,
             job_class=TicketJob,
             serializer=queue.serializer,
@@ -112,7 +120,7 @@ class RqWorker(BaseWorker):
         """Work until told to stop; then let tickets in flight finish within the grace period.
 
         Raises `ServerUnavailable` or `ServerRefused` when it cannot register, and what stopped it when that is final
-        (`StoreLost`, `RunMismatch`).
+        (`StoreLost`, `RunMismatch`, `ServerRefused`, or what `give_up` was told).
         """
         self._loop = asyncio.get_running_loop()
         await self._call(self._register)
@@ -120,6 +128,8 @@ class RqWorker(BaseWorker):
             asyncio.create_task(self._heartbeats()),
             asyncio.create_task(self._ledger.run(self._ledger_thread)),
         ]
+        for helper in helpers:
+            helper.add_done_callback(self._helper_ended)
         try:
             await self._intake()
             await self._finish()
@@ -141,6 +151,18 @@ class RqWorker(BaseWorker):
         log.info("worker %s: stopping; %d tickets in flight may finish", self.name, len(self._in_flight))
         self._stopping.set()
         self._work.stop()
+
+    def give_up(self, error: BaseException) -> None:
+        """Stop at once for a final reason, which `run` raises."""
+        self.fatal = self.fatal or error
+        if not self._stopping.is_set():
+            self.request_shutdown()
+        self._forced.set()
+
+    def _helper_ended(self, helper: "asyncio.Task[None]") -> None:
+        error = None if helper.cancelled() else helper.exception()
+        if error is not None:
+            self.give_up(error)
 
     def install_signals(self) -> None:
         """Stop on SIGTERM and SIGINT. Must run on the event loop of the main thread."""
@@ -165,7 +187,7 @@ class RqWorker(BaseWorker):
                 await self._start(self._accept(jobs))
             except (StoreLost, RunMismatch) as error:
                 await self._call(self._put_back, ids)
-                self._die(error)
+                self.give_up(error)
 
     def _accept(self, jobs: Sequence[TicketJob]) -> list[tuple[Record, Ticket]]:
         """Keep the tickets; file everything else as failed."""
@@ -204,7 +226,7 @@ class RqWorker(BaseWorker):
                 record.end(JobStatus.FINISHED)
         except (StoreLost, RunMismatch) as error:
             record.end(JobStatus.FAILED, f"{type(error).__name__}: {error}")
-            self._die(error)
+            self.give_up(error)
         except Exception as error:  # a ticket's failure is filed with RQ and harms no other
             log.exception("ticket %s failed", record.job.id)
             record.end(JobStatus.FAILED, "".join(traceback.format_exception(error)))
@@ -213,12 +235,6 @@ class RqWorker(BaseWorker):
         finally:
             del self._in_flight[record.job.id]
             self._ledger.note(record)
-
-    def _die(self, error: BaseException) -> None:
-        self.fatal = self.fatal or error
-        if not self._stopping.is_set():
-            self.request_shutdown()
-        self._forced.set()
 
     async def _finish(self) -> None:
         """Wait for the tickets in flight, at most for the grace period; then cancel what is left."""
@@ -336,7 +352,7 @@ class RqWorker(BaseWorker):
         try:
             await self._ledger.flush(self._ledger_thread)
             await self._call(self.teardown)
-        except (RedisError, OSError) as error:
+        except (RedisError, ServerError, OSError) as error:
             log.warning("worker %s: could not sign off: %s", self.name, error)
         self._threads.shutdown(wait=False)
         self._ledger_thread.shutdown(wait=False)

@@ -1,0 +1,87 @@
+"""Keeps an engine alive, and says whether it serves weights that the trainer published.
+
+Invariant: `published` is set exactly while a live engine serves weights that came through `swap`; groups are leased
+only then, so that no token claims a version which its engine never loaded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from rollq.workers.engine import Completion, Engine, EngineDead, Request, SwapMode, WeightsVersion
+
+log = logging.getLogger(__name__)
+
+
+class EngineHost:
+    """One engine at a time, made anew when it dies, up to `restarts` times."""
+
+    def __init__(self, make: Callable[[], Engine], restarts: int) -> None:
+        self._make = make
+        self._restarts_left = restarts
+        self._engine: Engine | None = None
+        self._death = asyncio.Event()
+        self._reason = "it has not been started"
+        self.published = asyncio.Event()
+
+    @property
+    def version(self) -> WeightsVersion | None:
+        """The weights that serve now; None while no engine lives."""
+        return None if self._engine is None else self._engine.version
+
+    async def start(self) -> None:
+        """Make and start an engine. Raises what the engine raises when it cannot start."""
+        engine = self._make()
+        await engine.start()
+        self._engine = engine
+
+    async def keep_alive(self) -> None:
+        """Restart the engine whenever it dies. Raises `EngineDead` when it has died too often."""
+        while True:
+            await self._death.wait()
+            if self._restarts_left == 0:
+                raise EngineDead(f"the engine died once too often: {self._reason}")
+            self._restarts_left -= 1
+            log.error("the engine died: %s; starting it again, %d restarts left", self._reason, self._restarts_left)
+            self._death.clear()
+            await self.start()
+
+    async def generate(self, request: Request) -> Completion:
+        """See `Engine.generate`."""
+        engine = self._living()
+        try:
+            return await engine.generate(request)
+        except EngineDead as error:
+            await self._bury(engine, error)
+            raise
+
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+        """See `Engine.swap`."""
+        engine = self._living()
+        try:
+            await engine.swap(weights, version, mode)
+        except EngineDead as error:
+            await self._bury(engine, error)
+            raise
+        if engine is self._engine:
+            self.published.set()
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        engine, self._engine = self._engine, None
+        self.published.clear()
+        if engine is not None:
+            await engine.close()
+
+    def _living(self) -> Engine:
+        if self._engine is None:
+            raise EngineDead(f"there is no engine: {self._reason}")
+        return self._engine
+
+    async def _bury(self, engine: Engine, error: EngineDead) -> None:
+        """Let go of a dead engine. All its requests come here; the first one acts."""
+        if engine is self._engine:
+            self._reason = str(error)
+            await self.close()
+            self._death.set()

@@ -1,0 +1,109 @@
+"""Weight following: the engine serves what the trainer published last.
+
+Invariant: weights reach the engine only when their bytes are those that were announced; refused or failed ones leave
+the old version serving, are logged once, and are tried again. A wake-up saves waiting; a lost one costs one poll.
+"""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Executor
+from math import inf
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.replay import Buffer
+from rollq.buffer.values import Control, LiveModel
+from rollq.buffer.weights import load_weights
+from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
+from rollq.workers.engine_host import EngineHost
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+REST_S = 0.05
+"""At most so often are wake-ups answered: every put of every worker is one."""
+RETRY_S = 2.0
+
+
+class Following:
+    """Loads what is published, and knows whether the run is paused."""
+
+    def __init__(
+        self, buffer: Buffer, tasks: tuple[str, ...], host: EngineHost, mode: SwapMode, folder: Path | None
+    ) -> None:
+        self.paused = False
+        self.changed: Callable[[], None] = lambda: None
+        self._buffer = buffer
+        self._tasks = tasks
+        self._host = host
+        self._mode = mode
+        self._given_folder = folder
+        self._refused: WeightsVersion | None = None
+        self._looked_s = -inf
+
+    def __enter__(self) -> "Following":
+        parent = self._given_folder
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="rollq-weights-", dir=parent))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def run(self, executor: Executor) -> None:
+        """Follow until cancelled. Raises `StoreLost`."""
+        loop = asyncio.get_running_loop()
+        with self._buffer.events() as events:
+            while True:
+                await self.look(executor)
+                await asyncio.sleep(REST_S)
+                await loop.run_in_executor(executor, events.wait, POLL_S)
+
+    async def look(self, executor: Executor) -> None:
+        """Serve the live model, if it is another than the one that serves."""
+        loop = asyncio.get_running_loop()
+        if monotonic() - self._looked_s >= POLL_S:
+            self._looked_s = monotonic()
+            self._note_pause(await loop.run_in_executor(executor, self._read_paused))
+        live = await loop.run_in_executor(executor, self._buffer.live_model)
+        if live is None or self._host.version is None:
+            return
+        wanted = WeightsVersion(live.epoch, live.version, live.digest)
+        if wanted == self._host.version and self._host.published.is_set():
+            return
+        try:
+            folder = await loop.run_in_executor(executor, self._load, live)
+            await self._host.swap(folder, wanted, self._mode)
+        except WeightsError as error:
+            if wanted != self._refused:
+                log.error("weights of version %d refused, the old ones go on serving: %s", wanted.version, error)
+            self._refused = wanted
+            await asyncio.sleep(RETRY_S)
+        except EngineDead as error:
+            log.warning("the engine died while it took weights of version %d: %s", wanted.version, error)
+        else:
+            log.info("serving weights of version %d (epoch %d)", wanted.version, wanted.epoch)
+            self._refused = None
+            self.changed()
+
+    def _read_paused(self) -> bool:
+        return all(self._buffer.clock(task).control is Control.PAUSE for task in self._tasks)
+
+    def _note_pause(self, paused: bool) -> None:
+        if paused != self.paused:
+            log.info("the run is paused: no new groups" if paused else "the run goes on")
+            self.paused = paused
+            self.changed()
+
+    def _load(self, live: LiveModel) -> Path:
+        if not live.uri:  # nothing to load: only an engine that reads no weights takes an empty folder
+            return self._folder
+        return load_weights(self._buffer, live.uri, live.digest, self._folder)

@@ -1,0 +1,162 @@
+"""Leases for tickets: how many groups a worker takes, and when.
+
+Invariant: groups are leased only while there is room, the engine serves published weights and the run is not paused. At
+most one suspect (a group that a worker died with) is held at a time; one on its last try has the engine to itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
+from time import monotonic
+
+from rollq.buffer.errors import StaleWorker
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import Lease
+from rollq.buffer.tickets import Ticket
+from rollq.workers.engine import WeightsVersion
+from rollq.workers.engine_host import EngineHost
+from rollq.workers.following import Following
+from rollq.workers.generation import Generation
+from rollq.workers.renewal import Held, LeaseTable
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How long to wait for news before looking again."""
+
+
+class Order:
+    """The groups that one ticket got."""
+
+    def __init__(self, leases: Sequence[Lease], tasks: Sequence["asyncio.Task[None]"]) -> None:
+        self.groups = [f"{lease.task}/{lease.group_id}" for lease in leases]
+        self._tasks = tasks
+
+    async def run(self) -> None:
+        """Wait for the groups. When cancelled, break them off."""
+        try:
+            await asyncio.wait(self._tasks)
+        except asyncio.CancelledError:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+            raise
+        for task in self._tasks:
+            task.result()
+
+
+class Intake:
+    """The `TicketWork` of a rollq worker."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        generation: Generation,
+        table: LeaseTable,
+        host: EngineHost,
+        following: Following,
+        executor: Executor,
+        *,
+        tasks: Sequence[str],
+        worker: str,
+        capacity: int,
+    ) -> None:
+        self._buffer = buffer
+        self._generation = generation
+        self._table = table
+        self._host = host
+        self._following = following
+        self._executor = executor
+        self._tasks = tasks
+        self._worker = worker
+        self._capacity = capacity
+        self._draining = False
+        self._stopped = False
+        self._news = asyncio.Event()
+        self._stale_version: WeightsVersion | None = None
+        following.changed = self._news.set
+
+    async def room(self) -> int:
+        """Wait until groups may be taken; return how many. 0 after `stop`."""
+        while not self._stopped:
+            if self._may_take():
+                return self._capacity - len(self._table)
+            await self._wait_for_news()
+        return 0
+
+    async def take(self, tickets: Sequence[Ticket]) -> Sequence[Order]:
+        """Lease groups for all tickets in one call and start them."""
+        wanted = min(sum(ticket.groups for ticket in tickets), self._capacity - len(self._table))
+        asked_s, leases = await self._lease(wanted)
+        if self._stopped and leases:
+            await self._generation.hand_back(leases)
+            leases = ()
+        orders, at = [], 0
+        for ticket in tickets:
+            share = leases[at : at + ticket.groups]
+            at += len(share)
+            orders.append(Order(share, [self._start(lease, asked_s) for lease in share]))
+        return orders
+
+    def stop(self) -> None:
+        """From now on nothing is leased."""
+        self._stopped = True
+        self._news.set()
+
+    def _may_take(self) -> bool:
+        if not self._host.published.is_set() or self._following.paused:
+            return False
+        if self._draining:
+            return len(self._table) == 0
+        return len(self._table) < self._capacity and not any(held.lease.alone for held in self._table)
+
+    async def _lease(self, wanted: int) -> tuple[float, Sequence[Lease]]:
+        """Lease up to `wanted` groups; waits out a drain and weights that are too old. Empty after `stop`."""
+        while not self._stopped:
+            version = self._host.version
+            if version is None or not self._may_take():
+                await self._wait_for_news()
+                continue
+            asked_s = monotonic()
+            call = partial(
+                self._buffer.lease,
+                self._tasks,
+                wanted,
+                worker=self._worker,
+                version=version.version,
+                epoch=version.epoch,
+                suspects_held=sum(held.lease.suspect for held in self._table),
+                idle=len(self._table) == 0,
+            )
+            try:
+                leased = await asyncio.get_running_loop().run_in_executor(self._executor, call)
+            except StaleWorker as error:
+                if version != self._stale_version:
+                    log.warning("waiting for newer weights: %s", error)
+                self._stale_version = version
+                await self._wait_for_news()
+                continue
+            self._draining = leased.drain
+            if leased.leases or not leased.drain:
+                return asked_s, leased.leases
+        return 0.0, ()
+
+    def _start(self, lease: Lease, asked_s: float) -> "asyncio.Task[None]":
+        held = self._table.add(lease, asked_s)
+        held.task = asyncio.create_task(self._generation.run(held))
+        held.task.add_done_callback(partial(self._ended, held))
+        return held.task
+
+    def _ended(self, held: Held, task: "asyncio.Task[None]") -> None:
+        self._table.remove(held)
+        self._news.set()
+
+    async def _wait_for_news(self) -> None:
+        self._news.clear()
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._news.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,138 @@
+"""Judges: what a finished sample is worth.
+
+A judge is a function of (prompt, sample), sync or async, that returns a reward: a number, or named parts that add up to
+it. Invariant: a judge that raises, takes too long or returns no finite number makes a *failed* sample with the reason
+kept, never a reward of 0; and it never holds up the other samples of its worker.
+"""
+
+import asyncio
+import inspect
+import logging
+import math
+import re
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rollq.buffer.schema import Prompt, Sample, SampleStatus
+from rollq.workers.plugins import load_plugin
+
+log = logging.getLogger(__name__)
+
+Reward = float | Mapping[str, float]
+JudgeFunction = Callable[[Prompt, Sample], Reward | Awaitable[Reward]]
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+MAX_THREADS = 64
+"""Calls of one blocking judge under way at the same time; those that hang count until they end."""
+
+
+def exact_match(prompt: Prompt, sample: Sample) -> float:
+    """1 when the text equals the answer, spaces around both left out; else 0."""
+    return float(sample.text.strip() == str(prompt.answer).strip())
+
+
+def last_number(prompt: Prompt, sample: Sample) -> float:
+    """1 when the last number of the text equals the last number of the answer (`#### 42` of GSM8K); else 0.
+
+    Raises `ValueError` when the answer holds no number: such a prompt cannot be judged.
+    """
+    expected = _last_number(str(prompt.answer))
+    if expected is None:
+        raise ValueError(f"the answer {prompt.answer!r:.80} holds no number")
+    return float(_last_number(sample.text) == expected)
+
+
+def _last_number(text: str) -> float | None:
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+BUILT_IN: Final[Mapping[str, JudgeFunction]] = {"exact_match": exact_match, "last_number": last_number}
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A judge by its name, with the time it may take for one sample."""
+
+    name: str
+    function: JudgeFunction
+    timeout_s: float
+    threads: asyncio.Semaphore
+
+    @classmethod
+    def named(cls, name: str, timeout_s: float) -> "Judge":
+        """A built-in judge, or one's own by dotted path. Raises `ConfigError` when there is none of that name."""
+        return cls(name, load_plugin("judge", name, BUILT_IN), timeout_s, asyncio.Semaphore(MAX_THREADS))
+
+    async def judge(self, prompt: Prompt, sample: Sample) -> Sample:
+        """The sample with its reward; failed, with the reason, when it could not be judged."""
+        try:
+            reward, parts = check_reward(await self._call(prompt, sample))
+        except TimeoutError as error:
+            return self._fail(sample, str(error) or f"took longer than {self.timeout_s:g} s")
+        except Exception as error:
+            log.warning("judge %s failed", self.name, exc_info=True)
+            return self._fail(sample, f"{type(error).__name__}: {error}")
+        return replace(sample, reward=reward, reward_parts=parts)
+
+    def _fail(self, sample: Sample, reason: str) -> Sample:
+        return replace(sample, status=SampleStatus.FAILED, error=f"judge {self.name!r}: {reason}")
+
+    async def _call(self, prompt: Prompt, sample: Sample) -> Any:
+        if self.name in BUILT_IN:  # known to be quick
+            return self.function(prompt, sample)
+        async with asyncio.timeout(self.timeout_s):
+            if inspect.iscoroutinefunction(self.function):
+                return await self.function(prompt, sample)
+            await self.threads.acquire()
+            answer = await in_thread(self.function, prompt, sample, done=self.threads.release)
+            return await answer if inspect.isawaitable(answer) else answer
+
+
+def check_reward(answer: Any) -> tuple[float, dict[str, float]]:
+    """The reward and its parts. Raises `ValueError` unless all are finite numbers."""
+    parts = {str(name): _finite(part) for name, part in answer.items()} if isinstance(answer, Mapping) else {}
+    return (_finite(sum(parts.values())) if isinstance(answer, Mapping) else _finite(answer)), parts
+
+
+def _finite(value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"returned {value!r:.80}; a number, or a mapping of names to numbers, is needed") from None
+    if not math.isfinite(number):
+        raise ValueError(f"returned {number!r}; a finite number is needed")
+    return number
+
+
+async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
+    """Await `function(*args)` in a thread of its own, which no exit waits for; `done` is called when it has ended.
+
+    A thread pool will not do: a call that hangs would hold one of its threads, and the end of the process.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(result: Any, error: BaseException | None) -> None:
+        done()
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = function(*args)
+        except BaseException as raised:  # noqa: BLE001 - it is delivered to whoever awaits
+            error = raised
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name="judge", daemon=True).start()
+    return await future

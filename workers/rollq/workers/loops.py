@@ -1,0 +1,170 @@
+"""Agent loops: how one sample comes about, from a prompt to its last token.
+
+Invariant: tokens that exist already (a rollout that was interrupted) are continued, never made again, and keep the
+versions that made them. A loop returns a sample that is completed, aborted or failed with a reason; rewards come later.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+
+from rollq.buffer.schema import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.workers.engine import Completion, Request, Sampling, Tokenizer
+from rollq.workers.plugins import load_plugin
+
+log = logging.getLogger(__name__)
+
+STATUS_OF: Final = {
+    FinishReason.STOP: SampleStatus.COMPLETED,
+    FinishReason.LENGTH: SampleStatus.COMPLETED,
+    FinishReason.TOOL_CALLS: SampleStatus.COMPLETED,
+    FinishReason.ABORT: SampleStatus.ABORTED,
+    FinishReason.ERROR: SampleStatus.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """One sample to generate. `previous` is what earlier attempts left of it; `sampling` includes its seed."""
+
+    prompt: Prompt
+    prompt_ids: Int32Array
+    previous: Sample
+    sampling: Sampling
+    max_prompt_tokens: int
+    priority: int
+    tokenizer: Tokenizer
+    generate: Callable[[Request], Awaitable[Completion]]
+
+
+class AgentLoop(Protocol):
+    """Makes one sample. `resumable`: it goes on from `Rollout.previous`; others get an empty one and start again."""
+
+    resumable: ClassVar[bool]
+
+    async def run(self, rollout: Rollout) -> Sample:
+        """Make the sample. An exception fails this sample alone; `EngineDead` must be let through."""
+        ...
+
+
+class SingleTurn:
+    """One prompt, one answer."""
+
+    resumable: ClassVar[bool] = True
+
+    async def run(self, rollout: Rollout) -> Sample:
+        sampling = rollout.sampling
+        if len(rollout.prompt_ids) > rollout.max_prompt_tokens:
+            return failed(
+                f"the prompt has {len(rollout.prompt_ids)} tokens, max_prompt_tokens is {rollout.max_prompt_tokens}"
+            )
+        segment = rollout.previous.segments[-1] if rollout.previous.segments else None
+        prefix = None if segment is None else segment.response_ids
+        reason = spent(prefix, sampling.max_tokens, rollout.tokenizer.eos_ids)
+        if reason is None:
+            left = sampling if prefix is None else replace(sampling, max_tokens=sampling.max_tokens - len(prefix))
+            request = Request(rollout.prompt_ids, left, prefix_ids=prefix, priority=rollout.priority)
+            completion = await rollout.generate(request)
+            reason = parse_reason(completion.finish_reason)
+            segment = join(rollout.prompt_ids, segment, completion)
+        return finish(rollout, segment, reason)
+
+
+def spent(prefix: Int32Array | None, max_tokens: int, eos_ids: frozenset[int]) -> FinishReason | None:
+    """How a response that exists already has ended; None when tokens are still to come."""
+    if prefix is None or len(prefix) == 0:
+        return None
+    if int(prefix[-1]) in eos_ids:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(prefix) >= max_tokens else None
+
+
+def parse_reason(raw: object) -> FinishReason:
+    """An engine's finish reason, whatever its case; `ERROR`, with a log line, for none and for unknown ones."""
+    try:
+        return FinishReason(str(raw).lower())
+    except ValueError:
+        log.warning("the engine gave finish reason %r: the sample failed", raw)
+        return FinishReason.ERROR
+
+
+def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Segment:
+    """The segment `before`, with the tokens of `new` after its own; all of them new without one.
+
+    Raises `ValueError` when the engine's logprobs or versions do not cover its tokens.
+    """
+    covered = sum(span.tokens for span in new.versions)
+    if len(new.logprobs) != len(new.ids) or covered != len(new.ids):
+        raise ValueError(
+            f"the engine gave {len(new.ids)} tokens with {len(new.logprobs)} logprobs and versions for {covered}"
+        )
+    if before is None or len(before.response_ids) == 0:
+        return Segment(prompt_ids, new.ids, new.logprobs, new.versions)
+    return Segment(
+        prompt_ids=before.prompt_ids,
+        response_ids=np.concatenate([before.response_ids, new.ids]),
+        logprobs=np.concatenate([before.logprobs, new.logprobs]),
+        versions=join_spans(before.versions, new.versions),
+    )
+
+
+def join_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
+    """Spans in a row; those of the same weights that meet become one."""
+    if first and second and first[-1][:2] == second[0][:2]:
+        epoch, version, tokens = first[-1]
+        second = (VersionSpan(epoch, version, tokens + second[0].tokens), *second[1:])
+        first = first[:-1]
+    return first + second
+
+
+def finish(rollout: Rollout, segment: Segment | None, reason: FinishReason) -> Sample:
+    """The sample of one segment. Completed without a single token is failed."""
+    status = STATUS_OF[reason]
+    ids = [] if segment is None else segment.response_ids.tolist()
+    error = None
+    if status is SampleStatus.COMPLETED and not ids:
+        status, error = SampleStatus.FAILED, f"the engine finished ({reason.value}) without a token"
+    elif status is SampleStatus.FAILED:
+        error = "the engine reported an error, or no known finish reason"
+    return Sample(
+        segments=(segment,) if segment is not None and ids else (),
+        status=status,
+        finish_reason=reason,
+        text=rollout.tokenizer.decode(ids),
+        error=error,
+        sampling=rollout.sampling.as_dict(),
+    )
+
+
+def failed(reason: str) -> Sample:
+    """A sample without tokens that cannot be made."""
+    return Sample(segments=(), status=SampleStatus.FAILED, finish_reason=FinishReason.ERROR, error=reason)
+
+
+def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
+    """Ids int32 [P] of a prompt: its own, else its text, or its messages through the chat template."""
+    if prompt.ids is not None:
+        return np.array(prompt.ids, dtype=np.int32)
+    if isinstance(prompt.content, str):
+        return np.array(tokenizer.encode(prompt.content), dtype=np.int32)
+    return np.array(tokenizer.chat([dict(message) for message in prompt.content]), dtype=np.int32)
+
+
+def sample_seed(run_seed: int, task: str, group_id: int, index: int, attempt: int) -> int:
+    """The seed of one sample in one attempt, 63 bits; the same on every worker."""
+    name = f"{run_seed}/{task}/{group_id}/{index}/{attempt}"
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
+BUILT_IN: Final[Mapping[str, Callable[[], AgentLoop]]] = {"single_turn": SingleTurn}
+
+
+def make_loop(name: str) -> AgentLoop:
+    """A built-in agent loop, or one's own class by dotted path. Raises `ConfigError` when there is none such."""
+    made: Any = load_plugin("agent loop", name, BUILT_IN)()
+    loop: AgentLoop = made
+    return loop

@@ -1,0 +1,25 @@
+"""Code of the user's, named in local configuration: a built-in's name, or a dotted path. Never from Redis."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from rollq.buffer.errors import ConfigError
+
+
+def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
+    """The built-in called `name`, or what the dotted path `package.module.attribute` leads to.
+
+    Raises `ConfigError` naming `kind` ("judge", "agent loop") when there is no such thing.
+    """
+    if name in builtins:
+        return builtins[name]
+    module_name, _, attribute = name.rpartition(".")
+    if not module_name:
+        raise ConfigError(f"{kind} {name!r}: use {', '.join(sorted(builtins))}, or a dotted path of your own")
+    try:
+        return getattr(import_module(module_name), attribute)
+    except ImportError as error:
+        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error}") from error
+    except AttributeError as error:
+        raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from error

@@ -1,0 +1,102 @@
+"""The leases that a worker holds: renewed in one call, and given up in time.
+
+Invariant: generation for a group goes on only while its lease is known to be good. The local deadline counts from the
+moment before the call that set the deadline in Redis, so it never lies behind it; a worker that is cut off stops by
+itself. A result that is finished is not cut off: it is offered, and the buffer decides.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from time import monotonic
+
+from rollq.buffer.schema import Lease
+
+log = logging.getLogger(__name__)
+
+CHECKS_PER_RENEWAL = 4
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One lease in hand. `finished`: it is not cut off any more. `gone`: it is no longer the worker's."""
+
+    lease: Lease
+    deadline_s: float
+    task: "asyncio.Task[None] | None" = None
+    finished: bool = False
+    gone: bool = False
+
+
+def _key(lease: Lease) -> tuple[str, int, str]:
+    return lease.task, lease.group_id, lease.nonce
+
+
+class LeaseTable:
+    """The leases in hand."""
+
+    def __init__(self, lease_s: Mapping[str, float], renew: Callable[[Sequence[Lease]], list[Lease]]) -> None:
+        self._lease_s = lease_s
+        self._renew_call = renew
+        self._period_s = min(lease_s.values()) / 3
+        self._held: dict[tuple[str, int, str], Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(list(self._held.values()))
+
+    def add(self, lease: Lease, asked_s: float) -> Held:
+        """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
+        held = Held(lease, asked_s + self._lease_s[lease.task])
+        self._held[_key(lease)] = held
+        return held
+
+    def remove(self, held: Held) -> None:
+        """The group is finished with."""
+        self._held.pop(_key(held.lease), None)
+
+    async def run(self, executor: Executor) -> None:
+        """Renew at a third of the lease; cut off what is past its local deadline. Until cancelled."""
+        loop = asyncio.get_running_loop()
+        renewing: asyncio.Task[None] | None = None
+        renewed_s = monotonic()
+        while True:
+            await asyncio.sleep(self._period_s / CHECKS_PER_RENEWAL)
+            now_s = monotonic()
+            self._cut_off(now_s)
+            if renewing is not None and renewing.done():
+                renewing.result()
+                renewing = None
+            if renewing is None and self._held and now_s - renewed_s >= self._period_s:
+                renewed_s = now_s
+                renewing = loop.create_task(self._renew(executor))
+
+    async def _renew(self, executor: Executor) -> None:
+        held = list(self._held.values())
+        asked_s = monotonic()
+        leases = [entry.lease for entry in held]
+        lost = await asyncio.get_running_loop().run_in_executor(executor, self._renew_call, leases)
+        gone = {_key(lease) for lease in lost}
+        for entry in held:
+            if _key(entry.lease) in gone:
+                entry.gone = True
+                self._stop(entry, "its lease is gone: it was taken over")
+            else:
+                entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
+
+    def _cut_off(self, now_s: float) -> None:
+        for held in list(self._held.values()):
+            if now_s >= held.deadline_s:
+                self._stop(held, "its lease could not be renewed in time")
+
+    @staticmethod
+    def _stop(held: Held, why: str) -> None:
+        if held.finished or held.task is None or held.task.done():
+            return
+        log.warning("stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, why)
+        held.finished = True
+        held.task.cancel()

@@ -1,0 +1,165 @@
+"""One worker process from its settings to its end: engine, weights, leases, tickets and reports, wired together.
+
+Invariant: whichever part fails for good (the run is gone, the engine died once too often) ends all parts, groups in
+hand are given back where the server still takes them, and the reason is raised.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from rq import Queue
+
+from rollq.buffer.errors import RollqError
+from rollq.buffer.replay import Buffer
+from rollq.buffer.settings import TaskSettings
+from rollq.workers.byte_tokenizer import ByteTokenizer
+from rollq.workers.engine import Tokenizer
+from rollq.workers.engine_host import EngineHost
+from rollq.workers.engines import make_engine
+from rollq.workers.following import Following
+from rollq.workers.generation import Generation
+from rollq.workers.intake import Intake
+from rollq.workers.recipes import make_recipes
+from rollq.workers.renewal import LeaseTable
+from rollq.workers.rq_worker import RqWorker, incarnation_name
+from rollq.workers.settings import WorkerSettings
+from rollq.workers.tokenizer import HfTokenizer
+
+log = logging.getLogger(__name__)
+
+BUFFER_THREADS = 8
+"""Calls of the buffer under way: lease, put, hand back, renew, report, follow, wake-ups, and one to spare."""
+REPORT_S = 1.0
+LAST_WORDS_S = 2.0
+
+
+def run_worker(
+    buffer: Buffer, queue: Queue, tasks: Mapping[str, TaskSettings], settings: WorkerSettings, *, seed: int = 0
+) -> None:
+    """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call it in the main thread.
+
+    `buffer` and `queue` are the caller's to close. An outage of either server is waited out, however long.
+    Raises `ConfigError`, `StoreLost`, `RunMismatch`, `ServerError` at the start, and `EngineDead` when the engine died
+    more often than `settings.engine_restarts`.
+    """
+    buffer.patience = replace(buffer.patience, unanswered_s=inf, unready_s=inf)
+    asyncio.run(Worker(buffer, queue, tasks, settings, seed).run())
+
+
+class Worker:
+    """The parts of one worker. Must be made where an event loop may later run it once."""
+
+    def __init__(
+        self, buffer: Buffer, queue: Queue, tasks: Mapping[str, TaskSettings], settings: WorkerSettings, seed: int
+    ) -> None:
+        name = incarnation_name(settings.name)
+        self._buffer = buffer
+        self._engine_name = settings.engine
+        self._threads = ThreadPoolExecutor(BUFFER_THREADS, "buffer")
+        self.host = EngineHost(partial(make_engine, settings.engine, settings.options), settings.engine_restarts)
+        self.following = Following(buffer, tuple(tasks), self.host, settings.swap, settings.weights_folder)
+        self.table = LeaseTable({task: rules.lease_s for task, rules in tasks.items()}, buffer.renew)
+        self.generation = Generation(
+            buffer,
+            self.host,
+            make_recipes(tasks, settings, seed),
+            make_tokenizer(settings),
+            self._threads,
+            worker=name,
+            attempt_timeout_s=settings.attempt_timeout_s,
+        )
+        self.intake = Intake(
+            buffer,
+            self.generation,
+            self.table,
+            self.host,
+            self.following,
+            self._threads,
+            tasks=tuple(tasks),
+            worker=name,
+            capacity=settings.groups_in_flight,
+        )
+        self.rq = RqWorker(queue, buffer.run, self.intake, name=name, grace_s=settings.grace_s)
+
+    async def run(self) -> None:
+        """Work until told to stop. Raises what ended it for good."""
+        self.rq.install_signals()
+        with self.following:
+            try:
+                await self.host.start()
+                await self._serve()
+            finally:
+                await self._end()
+
+    async def _serve(self) -> None:
+        background = [
+            asyncio.create_task(part)
+            for part in (
+                self.following.run(self._threads),
+                self.table.run(self._threads),
+                self.host.keep_alive(),
+                self._report(),
+            )
+        ]
+        serving = asyncio.create_task(self.rq.run())
+        await asyncio.wait([serving, *background], return_when=asyncio.FIRST_COMPLETED)
+        for part in background:
+            if part.done() and (error := part.exception()) is not None:
+                self.rq.give_up(error)
+        try:
+            await serving
+        finally:
+            for part in background:
+                part.cancel()
+            await asyncio.wait(background)
+
+    async def _end(self) -> None:
+        """Give back what is still held, sign off, stop the engine."""
+        loop = asyncio.get_running_loop()
+        rest = [held.lease for held in self.table]
+        with suppress(RollqError, TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                if rest:
+                    await loop.run_in_executor(self._threads, self._buffer.hand_back, rest)
+                await loop.run_in_executor(self._threads, self._buffer.forget_worker, self.rq.name)
+        await self.host.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _report(self) -> None:
+        """Tell monitors every second what this worker does."""
+        loop = asyncio.get_running_loop()
+        facts = {"pid": os.getpid(), "host": socket.gethostname(), "engine": self._engine_name}
+        tokens, at_s = 0, monotonic()
+        while True:
+            totals, version, now_s = self.generation.totals, self.host.version, monotonic()
+            report: dict[str, Any] = facts | {
+                "version": -1 if version is None else version.version,
+                "epoch": -1 if version is None else version.epoch,
+                "in_flight": len(self.table),
+                "tokens_per_s": round((totals.tokens - tokens) / max(now_s - at_s, 1e-3), 1),
+                "groups": totals.groups,
+                "samples": totals.samples,
+                "failed_samples": totals.failed_samples,
+                "tokens": totals.tokens,
+                "refused": totals.refused,
+            }
+            tokens, at_s = totals.tokens, now_s
+            await loop.run_in_executor(self._threads, self._buffer.report_worker, self.rq.name, report)
+            await asyncio.sleep(REPORT_S)
+
+
+def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
+    """The tokenizer of the settings, else that of the engine's model, else bytes."""
+    folder = settings.tokenizer or settings.options.get("model")
+    return ByteTokenizer() if folder is None else HfTokenizer(Path(folder))

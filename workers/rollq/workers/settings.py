@@ -1,0 +1,25 @@
+"""Settings of a worker: section `[worker]` of `rollq.toml`."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rollq.buffer.settings import Settings
+from rollq.workers.engine import SwapMode
+
+
+class WorkerSettings(Settings):
+    """One worker: its engine, how much it takes at once, how it follows the weights, when it gives up."""
+
+    engine: str = Field(default="transformers", description="name of a built-in engine: transformers, simulated")
+    options: dict[str, Any] = Field(default_factory=dict, description="settings of the engine, such as its model")
+    tokenizer: Path | None = Field(default=None, description="folder of the tokenizer; default: the engine's model")
+    name: str = Field(default="worker", pattern=r"^[A-Za-z0-9_-]{1,32}$", description="a random part is added to it")
+    groups_in_flight: int = Field(default=256, gt=0, description="groups that are generated at the same time")
+    swap: SwapMode = Field(default=SwapMode.KEEP, description="what happens to running requests at new weights")
+    weights_folder: Path | None = Field(default=None, description="for downloaded weights; default: a temporary one")
+    attempt_timeout_s: float = Field(default=1800, gt=0, description="longest that one attempt at a group may take")
+    judge_timeout_s: float = Field(default=60, gt=0, description="longest that judging one sample may take")
+    grace_s: float = Field(default=30, ge=0, description="how long groups in flight may go on after a stop signal")
+    engine_restarts: int = Field(default=3, ge=0, description="engine deaths survived; 0: exit at the first")
