@@ -12,20 +12,23 @@ run = "r"
 prompts = "data/math.jsonl"
 batch_groups = 4
 {more}
-[worker]
 [trainer]
+model = "model"
+output = "out"
+steps = 10
+{trainer}
 """
 
 
-def load(tmp_path: Path, text: str = MINIMAL, more: str = "", **environment: str) -> RollqSettings:
+def load(tmp_path: Path, text: str = MINIMAL, more: str = "", trainer: str = "", **environment: str) -> RollqSettings:
     path = tmp_path / "rollq.toml"
-    path.write_text(text.replace("{more}", more))
+    path.write_text(text.replace("{more}", more).replace("{trainer}", trainer))
     return load_settings(path, environment)
 
 
-def problem(tmp_path: Path, text: str = MINIMAL, more: str = "", **environment: str) -> str:
+def problem(tmp_path: Path, text: str = MINIMAL, more: str = "", trainer: str = "", **environment: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, text, more, **environment)
+        load(tmp_path, text, more, trainer, **environment)
     return str(caught.value)
 
 
@@ -36,7 +39,17 @@ def test_a_short_file_gets_defaults(tmp_path: Path) -> None:
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
-    assert load(tmp_path).tasks["math"].prompts == tmp_path / "data" / "math.jsonl"
+    settings = load(tmp_path, trainer='[worker.options]\nmodel = "tiny"\n')
+    assert settings.trainer is not None
+    assert settings.tasks["math"].prompts == tmp_path / "data" / "math.jsonl"
+    assert (settings.trainer.model, settings.trainer.output) == (tmp_path / "model", tmp_path / "out")
+    assert settings.worker.options == {"model": tmp_path / "tiny"}
+
+
+def test_absolute_paths_and_home_stay_where_they_are(tmp_path: Path) -> None:
+    text = 'run = "r"\n[tasks.a]\nprompts = "/data/a.jsonl"\nbatch_groups = 1\n'
+    assert load(tmp_path, text).tasks["a"].prompts == Path("/data/a.jsonl")
+    assert load(tmp_path, text.replace("/data", "~")).tasks["a"].prompts == Path.home() / "a.jsonl"
 
 
 def test_urls_secrets_and_the_run_come_from_the_environment_first(tmp_path: Path) -> None:
@@ -92,13 +105,29 @@ def test_what_makes_no_sense_is_refused_in_one_message(tmp_path: Path, more: str
     assert "hunter2" not in found
 
 
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        (
+            "checkpoint_every = 101",
+            "trainer.checkpoint_every = 101: must not exceed tasks.math.max_uncheck",
+        ),
+        ("micro_batch_tokens = 5000", "trainer.micro_batch_tokens = 5000: must hold one sample of tasks.math"),
+        ("learning_rat = 1.0", "trainer.learning_rat: unknown key; did you mean 'learning_rate'?"),
+        ("[trainer.loss]\nclip_lo = 1", "trainer.loss.clip_lo: unknown key; did you mean 'clip_low'?"),
+    ],
+)
+def test_a_trainer_that_does_not_fit_the_tasks_is_refused(tmp_path: Path, trainer: str, message: str) -> None:
+    assert message in problem(tmp_path, trainer=trainer)
+
+
 @pytest.mark.parametrize("text", ['run = "r', "run = 1\nrun = 2", "\x00"])
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
     assert "rollq.toml: not TOML: " in problem(tmp_path, text)
 
 
 def test_a_file_without_tasks_is_refused(tmp_path: Path) -> None:
-    assert "tasks: is required, but missing" in problem(tmp_path, 'run = "r"\n[worker]\n[trainer]\n')
+    assert "tasks: is required, but missing" in problem(tmp_path, 'run = "r"\n')
 
 
 def test_a_bad_value_of_the_environment_names_its_variable(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
-from rollq.consumer.settings import TrainerSettings
-from rollq.workers.settings import WorkerSettings
 
 from rollq.buffer.connection import check_url
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.keys import check_name
 from rollq.buffer.settings import RedisSettings, Settings, TaskSettings
 from rollq.cli.explain import bent_values, explain
+from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings
+from rollq.workers.settings import WorkerSettings
 
 ENVIRONMENT = {
     "ROLLQ_RUN": "run",
@@ -51,8 +51,8 @@ class RollqSettings(Settings):
     redis: RedisSettings = RedisSettings()
     tasks: dict[Annotated[str, AfterValidator(_task_name)], TaskSettings] = Field(min_length=1)
     producer: ProducerSettings = ProducerSettings()
-    worker: WorkerSettings
-    trainer: TrainerSettings
+    worker: WorkerSettings = WorkerSettings()
+    trainer: TrainerSettings | None = Field(default=None, description="of `rollq train`; not for a trainer of your own")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
@@ -68,7 +68,23 @@ class RollqSettings(Settings):
             values = {name: getattr(task, key) for name, task in self.tasks.items()}
             if len(set(values.values())) > 1:
                 raise ValueError(f"tasks.*.{key}: must be the same for every task of a run, not {values}")
+        if self.trainer:
+            self._trainer_fits(self.trainer)
         return self
+
+    def _trainer_fits(self, trainer: TrainerSettings) -> None:
+        for name, task in self.tasks.items():
+            if trainer.checkpoint_every > task.max_uncheckpointed_steps:
+                raise ValueError(
+                    f"trainer.checkpoint_every = {trainer.checkpoint_every}: must not exceed "
+                    f"tasks.{name}.max_uncheckpointed_steps = {task.max_uncheckpointed_steps}"
+                )
+            longest = task.max_prompt_tokens + task.max_tokens
+            if longest > trainer.micro_batch_tokens:
+                raise ValueError(
+                    f"trainer.micro_batch_tokens = {trainer.micro_batch_tokens}: must hold one sample of "
+                    f"tasks.{name}, max_prompt_tokens + max_tokens = {longest}"
+                )
 
 
 def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> RollqSettings:

@@ -1,0 +1,72 @@
+"""examples/rollq.toml documents every setting; it must not lie."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from rollq.buffer.settings import RedisSettings, TaskSettings
+from rollq.cli.settings import RollqSettings, load_settings
+from rollq.consumer.advantages import AdvantageSettings
+from rollq.consumer.settings import GrpoSettings, TrainerSettings
+from rollq.producer.settings import ProducerSettings
+from rollq.workers.settings import WorkerSettings
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "rollq.toml"
+SECTIONS: dict[str, type[BaseModel]] = {
+    "redis": RedisSettings,
+    "tasks.sum": TaskSettings,
+    "producer": ProducerSettings,
+    "worker": WorkerSettings,
+    "trainer": TrainerSettings,
+    "trainer.loss": GrpoSettings,
+    "trainer.advantages": AdvantageSettings,
+}
+EXAMPLES = {"options"}
+"""Keys whose value in the file is an example and not the default."""
+
+
+def documented(section: str, *, with_off: bool) -> dict[str, Any]:
+    """Keys of a section as the example has them; `with_off`: also those that are off by default."""
+    text = EXAMPLE.read_text()
+    data: Any = tomllib.loads(re.sub(r"(?m)^#(\w+ = )", r"\1", text) if with_off else text)
+    for part in section.split("."):
+        data = data[part]
+    return dict(data)
+
+
+def test_the_example_loads() -> None:
+    settings = load_settings(EXAMPLE, {})
+    assert settings.tasks["sum"].prompts == EXAMPLE.parent / "sum.jsonl"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_is_documented(section: str) -> None:
+    assert set(documented(section, with_off=True)) == set(SECTIONS[section].model_fields)
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_default_that_is_shown_is_the_real_one(section: str) -> None:
+    model = SECTIONS[section]
+    settings = model.model_validate(documented(section, with_off=False))
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if default is not PydanticUndefined and name not in EXAMPLES:
+            assert getattr(settings, name) == default, name
+
+
+def test_the_engines_options_are_documented_too() -> None:
+    from rollq.workers.engines.transformers import TransformersSettings
+
+    options = documented("worker", with_off=True)["options"]
+    assert set(options) == set(TransformersSettings.model_fields)
+    assert TransformersSettings(**options) == TransformersSettings(model=Path(options["model"]))
+
+
+def test_every_section_is_documented() -> None:
+    sections = {section.partition(".")[0] for section in SECTIONS}
+    assert set(RollqSettings.model_fields) == sections | {"run", "seed"}
