@@ -1,0 +1,101 @@
+"""A Hugging Face tokenizer folder behind the `Tokenizer` protocol, and fingerprints of tokenizer and model.
+
+Invariant: two roles with the same fingerprints turn the same text into the same ids, and build the same network.
+The run compares fingerprints at registration; nothing here uses the network.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rollq.buffer.errors import ConfigError
+
+TOKENIZER_FILE = "tokenizer.json"
+CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+# What transformers writes into config.json that says nothing about the network.
+NOT_ARCHITECTURE = frozenset(
+    {"_name_or_path", "name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
+)
+
+
+class HfTokenizer:
+    """`Tokenizer` over a folder written by `save_pretrained`. No special tokens are added and none are left out."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `ConfigError` when the folder holds no fast tokenizer, or transformers is not installed."""
+        _read(folder, TOKENIZER_FILE)
+        try:
+            from transformers import AutoTokenizer  # only a worker that uses one needs the package
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"a tokenizer needs the package {error.name!r}: pip install 'rollq[torch]'") from error
+        self._folder = folder
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer_eos = self._tokenizer.eos_token_id
+        self._eos_ids = model_eos_ids(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` alone: no beginning or end token is added."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of `ids` without special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Ids of a conversation through the chat template, ending where the assistant begins.
+
+        Raises `ConfigError` when the tokenizer has no chat template.
+        """
+        if self._tokenizer.chat_template is None:
+            raise ConfigError(
+                f"the tokenizer in {str(self._folder)!r} has no chat template: use prompts that are text, or add one"
+            )
+        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return self.encode(text)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a response, of the tokenizer and of the model's generation config."""
+        return self._eos_ids
+
+
+def model_eos_ids(folder: Path) -> frozenset[int]:
+    """End-of-sequence ids that the model folder names: those of generation_config.json, else of config.json."""
+    for name in (GENERATION_CONFIG_FILE, CONFIG_FILE):
+        if (folder / name).exists():
+            eos = _read(folder, name).get("eos_token_id")
+            if eos is not None:
+                return frozenset(eos if isinstance(eos, list) else [eos])
+    return frozenset()
+
+
+def tokenizer_fingerprint(folder: Path) -> str:
+    """sha256 of the content of tokenizer.json, whatever its whitespace and order of keys."""
+    return _digest(_read(folder, TOKENIZER_FILE))
+
+
+def model_fingerprint(folder: Path) -> str:
+    """sha256 of the architecture in config.json: two checkpoints of one model have the same, weights do not count."""
+    config = _read(folder, CONFIG_FILE)
+    return _digest({key: value for key, value in config.items() if key not in NOT_ARCHITECTURE})
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object of the folder; `ConfigError` when it is missing or is none."""
+    path = folder / name
+    try:
+        content = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}; give the folder that save_pretrained wrote") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{str(path)!r} holds no JSON object; give the folder that save_pretrained wrote")
+    return content
