@@ -1,0 +1,37 @@
+"""The engines that ship with rollq, by name. A module is imported when asked for: only `transformers` needs torch.
+
+A worker's settings name an engine of this table and nothing else; options are checked by the engine's own settings.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from rollq.buffer.errors import ConfigError
+from rollq.workers.engine import Engine
+
+ENGINES: Mapping[str, tuple[str, str, str]] = {
+    "transformers": ("rollq.workers.engines.transformers", "TransformersEngine", "TransformersSettings"),
+    "simulated": ("rollq.workers.engines.simulated", "SimulatedEngine", "SimulatedSettings"),
+}
+
+
+def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
+    """The engine called `name`, not started; `options` are the fields of its settings class.
+
+    Raises `ConfigError` for an unknown name, bad options, or a package that is not installed.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"unknown engine {name!r}: use one of {', '.join(sorted(ENGINES))}")
+    module_name, engine_name, settings_name = ENGINES[name]
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"engine {name!r} needs the package {error.name!r}: pip install 'rollq[torch]'") from error
+    try:
+        settings = getattr(module, settings_name)(**options)
+    except ValidationError as error:
+        raise ConfigError(f"options of engine {name!r}: {error}") from error
+    return cast(Engine, getattr(module, engine_name)(settings))

@@ -1,0 +1,25 @@
+"""Which requests can never work, and how many tokens the others may make. The same for every engine."""
+
+from rollq.workers.engine import Request
+
+
+def token_limit(request: Request, context_tokens: int) -> int:
+    """Most new tokens that `request` may get in a context of `context_tokens`.
+
+    Raises `ValueError` for an empty or too long prompt, and for sampling parameters that make no distribution.
+    """
+    sampling = request.sampling
+    if len(request.prompt_ids) == 0:
+        raise ValueError("prompt_ids is empty: at least one token is needed")
+    if sampling.max_tokens < 1:
+        raise ValueError(f"max_tokens is {sampling.max_tokens!r}: at least 1 is needed")
+    if not sampling.temperature > 0:
+        raise ValueError(
+            f"temperature is {sampling.temperature!r}: it must be above 0 (for greedy decoding use top_k=1)"
+        )
+    if not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
+        raise ValueError(f"top_p {sampling.top_p!r} must be in (0, 1], top_k {sampling.top_k!r} at least 0")
+    used = len(request.prompt_ids) + (0 if request.prefix_ids is None else len(request.prefix_ids))
+    if used >= context_tokens:
+        raise ValueError(f"prompt and prefix have {used} tokens and leave no room in a context of {context_tokens}")
+    return min(sampling.max_tokens, context_tokens - used)

@@ -1,0 +1,137 @@
+"""An engine that generates nothing: it replays a table of response lengths at a set speed, for load tests.
+
+Invariant: everything that `Engine` promises about aborts, swaps and version spans holds, with time in place of a model.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from pydantic import Field
+
+from rollq.buffer.schema import FinishReason
+from rollq.buffer.settings import Settings
+from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
+from rollq.workers.engines.limits import token_limit
+from rollq.workers.engines.spans import version_spans
+
+
+class SimulatedSettings(Settings):
+    """What is replayed, and how fast."""
+
+    lengths: tuple[int, ...] = Field(default=(128,), min_length=1, description="response lengths, EOS included")
+    tokens_per_s: float = Field(default=50.0, gt=0, description="speed of one sequence")
+    seed: int = Field(default=0, description="order in which the lengths are taken")
+    filler_id: int = Field(default=0, ge=0, description="id of every token but EOS")
+    eos_id: int = Field(default=1, ge=0)
+    logprob: float = Field(default=-1.0, le=0, description="logprob of every token, nats")
+    context_tokens: int = Field(default=131_072, gt=1)
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """One sequence under way. It makes `tokens` new tokens; `swaps` holds (version, tokens made before it)."""
+
+    tokens: int
+    started_s: float
+    swaps: list[tuple[WeightsVersion, int]]
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SimulatedEngine:
+    """`Engine` over a clock: the i-th request takes the i-th length of the table, shuffled by the seed."""
+
+    def __init__(self, settings: SimulatedSettings) -> None:
+        self.version = WeightsVersion(0, 0, "")
+        self._settings = settings
+        self._lengths = random.Random(settings.seed).sample(settings.lengths, len(settings.lengths))
+        self._arrivals = count()
+        self._running: set[_Running] = set()
+        self._open = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._swap_lock = asyncio.Lock()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Nothing to load."""
+        self._open.set()
+
+    async def generate(self, request: Request) -> Completion:
+        """Wait for as long as the tokens take; see `Engine.generate`."""
+        tokens, finish_reason = self._plan(request)
+        await self._open.wait()
+        self._check_alive()
+        run = _Running(tokens, self._now_s(), [(self.version, 0)])
+        self._running.add(run)
+        self._idle.clear()
+        try:
+            async with asyncio.timeout(tokens / self._settings.tokens_per_s):
+                await run.interrupted.wait()
+        except TimeoutError:
+            return self._complete(run, tokens, finish_reason)
+        finally:
+            self._running.discard(run)
+            if not self._running:
+                self._idle.set()
+        self._check_alive()
+        return self._complete(run, run.tokens, FinishReason.ABORT)
+
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+        """Count as `version` from now on; `weights` are not read."""
+        async with self._swap_lock:
+            self._check_alive()
+            if mode is SwapMode.WAIT:
+                await self._drain()
+            for run in self._running:
+                if mode is SwapMode.ABORT:
+                    run.tokens = self._made(run)
+                    run.interrupted.set()
+                else:
+                    run.swaps.append((version, self._made(run)))
+            self.version = version
+
+    async def _drain(self) -> None:
+        """Let running requests finish while new ones wait."""
+        self._open.clear()
+        try:
+            await self._idle.wait()
+        finally:
+            self._open.set()
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise EngineDead("the engine is closed")
+
+    async def close(self) -> None:
+        """Stop; running requests end with `EngineDead`."""
+        self._closed = True
+        self._open.set()
+        for run in self._running:
+            run.interrupted.set()
+
+    def _plan(self, request: Request) -> tuple[int, FinishReason]:
+        """Number of new tokens and how they end."""
+        limit = token_limit(request, self._settings.context_tokens)
+        made = 0 if request.prefix_ids is None else len(request.prefix_ids)
+        length = max(1, self._lengths[next(self._arrivals) % len(self._lengths)] - made)
+        return (length, FinishReason.STOP) if length <= limit else (limit, FinishReason.LENGTH)
+
+    def _complete(self, run: _Running, tokens: int, finish_reason: FinishReason) -> Completion:
+        ids = np.full(tokens, self._settings.filler_id, dtype=np.int32)
+        if finish_reason is FinishReason.STOP:
+            ids[-1] = self._settings.eos_id
+        logprobs = np.full(tokens, self._settings.logprob, dtype=np.float32)
+        return Completion(ids, logprobs, version_spans(run.swaps, tokens), finish_reason)
+
+    def _made(self, run: _Running) -> int:
+        """Tokens that the time so far gives; the last one is still to come."""
+        return min(int((self._now_s() - run.started_s) * self._settings.tokens_per_s), run.tokens - 1)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()

@@ -1,0 +1,21 @@
+"""Version spans from the moments at which the weights changed. Both engines stamp their tokens with it."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from rollq.buffer.schema import VersionSpan
+from rollq.workers.engine import WeightsVersion
+
+
+def version_spans(starts: Sequence[tuple[WeightsVersion, int]], tokens: int) -> tuple[VersionSpan, ...]:
+    """Spans over `tokens` tokens. `starts` holds (version, index of its first token), in order, from index 0.
+
+    >>> version_spans([(WeightsVersion(1, 4, ""), 0), (WeightsVersion(1, 5, ""), 2)], 3)
+    (VersionSpan(epoch=1, version=4, tokens=2), VersionSpan(epoch=1, version=5, tokens=1))
+    """
+    ends = [*(first for _, first in starts), tokens]
+    return tuple(
+        VersionSpan(version.epoch, version.version, end - first)
+        for (version, _), (first, end) in zip(starts, pairwise(ends), strict=False)
+        if end > first
+    )

@@ -1,0 +1,61 @@
+"""Weights on disk to weights in a model. Invariant: a model is changed only after everything about the file is known
+to be right, so that a bad file leaves the old weights serving."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from rollq.buffer.errors import WeightsError
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that a weights file of `model` holds, by name: each shared tensor once, under its first name.
+
+    With tied embeddings that leaves `lm_head.weight` out, as `save_pretrained` does.
+    """
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    persistent = model.state_dict().keys()
+    tensors.update((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+    return tensors
+
+
+def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Read and check `folder`/model.safetensors against `model`, which is not changed.
+
+    Raises `WeightsError` unless the file is whole and holds exactly the tensors (names and shapes) of the model.
+    """
+    path = folder / WEIGHTS_FILE
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
+    expected = weight_tensors(model)
+    missing, unknown = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or unknown:
+        raise WeightsError(
+            f"weights {str(path)!r} are of another model: they lack {_few(missing)} and have unknown {_few(unknown)}"
+        )
+    for name, tensor in expected.items():
+        if found[name].shape != tensor.shape:
+            raise WeightsError(
+                f"weights {str(path)!r} are of another model: {name!r} has shape {tuple(found[name].shape)}, "
+                f"the model's is {tuple(tensor.shape)}"
+            )
+    return found
+
+
+@torch.no_grad()
+def copy_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> None:
+    """Put what `read_weights` returned into `model`, in place, in the model's dtype and on its device."""
+    for name, tensor in weight_tensors(model).items():
+        tensor.copy_(weights[name])
+
+
+def _few(names: list[str]) -> str:
+    """The first names of a list, for a message."""
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "none"
