@@ -1,0 +1,57 @@
+"""Makes the demo's prompt files. Invariant: the same code gives the same bytes, and no held-out prompt is trained on.
+
+    python -m rollq.cli.data.make_prompts [FOLDER]
+
+`sum` asks for the sum of two two-digit numbers ("12+34=", "46"), `sort` for four digits in ascending order
+("sort 3142=", "1234").
+"""
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+
+SEED = 7
+TRAIN_PROMPTS = 4000
+HELDOUT_PROMPTS = 256
+
+
+def all_sums() -> Iterator[tuple[str, str]]:
+    """Every (prompt, answer) of two two-digit numbers: 8,100 pairs."""
+    for a in range(10, 100):
+        for b in range(10, 100):
+            yield f"{a}+{b}=", str(a + b)
+
+
+def all_sorts() -> Iterator[tuple[str, str]]:
+    """Every (prompt, answer) of four digits: 10,000 pairs."""
+    for number in range(10_000):
+        digits = f"{number:04d}"
+        yield f"sort {digits}=", "".join(sorted(digits))
+
+
+TASKS = {"sum": all_sums, "sort": all_sorts}
+
+
+def prompt_files() -> dict[str, bytes]:
+    """Content of every prompt file, by file name."""
+    files = {}
+    for task, questions in TASKS.items():
+        rows = [orjson.dumps({"prompt": prompt, "answer": answer}) + b"\n" for prompt, answer in questions()]
+        random.Random(f"{SEED} {task}").shuffle(rows)
+        files[f"{task}_heldout.jsonl"] = b"".join(rows[:HELDOUT_PROMPTS])
+        files[f"{task}.jsonl"] = b"".join(rows[HELDOUT_PROMPTS : HELDOUT_PROMPTS + TRAIN_PROMPTS])
+    return files
+
+
+def main() -> None:
+    """Write the files into the folder given, or beside this module."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    for name, content in prompt_files().items():
+        (folder / name).write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()
