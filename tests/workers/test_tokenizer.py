@@ -1,0 +1,76 @@
+"""The tokenizer adapter and the fingerprints by which roles find out that they disagree."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.tiny import make_model, make_tokenizer, save
+from rollq.workers.tokenizer import HfTokenizer, model_fingerprint, tokenizer_fingerprint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save(tmp_path, make_model(258, seed=0), make_tokenizer())
+    return tmp_path
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | changes, option=orjson.OPT_INDENT_2))
+
+
+@pytest.mark.parametrize("text", ["12+34=", "sort 3142=", "", " two  spaces\n", "naïve ≤ 日本 🙂"])
+def test_text_survives_encoding_without_extra_tokens(folder: Path, text: str) -> None:
+    tokenizer = HfTokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode(text)) == len(text.encode())
+
+
+def test_special_tokens_are_left_out_of_text(folder: Path) -> None:
+    tokenizer = HfTokenizer(folder)
+    (eos,) = tokenizer.eos_ids
+    assert tokenizer.decode([*tokenizer.encode("46"), eos]) == "46"
+
+
+def test_eos_ids_are_those_of_tokenizer_and_generation_config(folder: Path) -> None:
+    rewrite(folder / "generation_config.json", eos_token_id=[5, 6])
+    assert HfTokenizer(folder).eos_ids == {1, 5, 6}
+
+
+def test_a_conversation_ends_where_the_assistant_begins(folder: Path) -> None:
+    tokenizer = HfTokenizer(folder)
+    ids = tokenizer.chat([{"role": "user", "content": "12+34="}])
+    assert tokenizer.decode(ids) == "user: 12+34=\nassistant: "
+
+
+def test_a_tokenizer_without_chat_template_says_so(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="no chat template"):
+        HfTokenizer(folder).chat([{"role": "user", "content": "hello"}])
+
+
+def test_a_folder_without_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        HfTokenizer(tmp_path)
+
+
+def test_fingerprints_see_content_and_not_its_form(folder: Path) -> None:
+    tokenizer, model = tokenizer_fingerprint(folder), model_fingerprint(folder)
+    rewrite(folder / "tokenizer.json")
+    rewrite(folder / "config.json", transformers_version="0.0", dtype="bfloat16")
+    assert (tokenizer_fingerprint(folder), model_fingerprint(folder)) == (tokenizer, model)
+
+
+def test_fingerprints_see_another_vocabulary_and_another_architecture(folder: Path) -> None:
+    tokenizer, model = tokenizer_fingerprint(folder), model_fingerprint(folder)
+    rewrite(folder / "tokenizer.json", added_tokens=[])
+    rewrite(folder / "config.json", num_hidden_layers=3)
+    assert tokenizer_fingerprint(folder) != tokenizer
+    assert model_fingerprint(folder) != model
+
+
+def test_fingerprints_do_not_see_weights(folder: Path) -> None:
+    before = model_fingerprint(folder)
+    save(folder, make_model(258, seed=1), make_tokenizer())
+    assert model_fingerprint(folder) == before
