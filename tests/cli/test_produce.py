@@ -9,7 +9,7 @@ import pytest
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Status
-from rollq.buffer.server import EmbeddedServer, free_loopback_port
+from rollq.buffer.server import EmbeddedServer, free_port
 from rollq.cli.settings import load_settings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
@@ -125,11 +125,11 @@ def test_prompts_that_are_not_there_are_refused_before_anything_is_created(
     assert process.returncode == 2
     assert log.startswith("error: prompts file ")
     with Buffer.connect(server_url, run_name) as buffer, pytest.raises(StoreLost):
-        buffer.check()
+        buffer.tasks()
 
 
 def test_the_embedded_server_serves_until_ctrl_c(tmp_path: Path) -> None:
-    port = free_loopback_port("127.0.0.1")
+    port = free_port("127.0.0.1")
     command = [sys.executable, "-m", "rollq.cli.main", "redis", "--dir", str(tmp_path / "d"), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

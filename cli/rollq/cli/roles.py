@@ -1,13 +1,20 @@
 """The roles, one process each: `rollq produce`, `rollq work`, `rollq train`."""
 
 import logging
+import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from rollq.buffer.errors import ConfigError, RollqError
 from rollq.cli.logs import log_options
 from rollq.cli.stop import stop_on_signals
+
+if TYPE_CHECKING:
+    from rollq.workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -44,3 +51,75 @@ def produce(file: Path) -> None:
         log.info("producing for run %r", settings.run)
         Producer(buffer, Place.of(settings).queue(), settings.producer, feeds).run(stop)
     log.info("stopped")
+
+
+@click.command()
+@settings_file
+@click.option("--name", help="Name of this worker, instead of [worker] name; a random part is added.")
+@log_options
+def work(file: Path, name: str | None) -> None:
+    """Generate and judge groups with one engine until told to stop; one process per GPU.
+
+    Judges and agent loops of your own are imported from the folder of FILE, or from what is installed.
+
+    \b
+    Example:
+      rollq work rollq.toml
+      CUDA_VISIBLE_DEVICES=1 rollq work rollq.toml --name gpu1
+    """
+    from rollq.cli.settings import load_settings
+    from rollq.cli.setup import Place, fingerprints, open_run
+    from rollq.workers.engine import EngineDead
+    from rollq.workers.run import run_worker
+
+    settings = load_settings(file)
+    worker = settings.worker if name is None else _renamed(settings.worker, name)
+    sys.path.append(str(file.absolute().parent))
+    model = worker.options.get("model")
+    with open_run(settings, threading.Event(), **fingerprints(model, worker.tokenizer or model)) as buffer:
+        log.info("working for run %r as %s", settings.run, worker.name)
+        try:
+            run_worker(buffer, Place.of(settings).queue(), settings.tasks, worker, seed=settings.seed)
+        except EngineDead as error:
+            raise RollqError(f"the engine is gone: {error}") from error
+    log.info("stopped")
+
+
+@click.command()
+@settings_file
+@log_options
+def train(file: Path) -> None:
+    """Train on batches of groups with the reference GRPO trainer, and publish the weights.
+
+    Goes on from the newest checkpoint in its output folder. SIGTERM or Ctrl-C saves one and ends it.
+
+    \b
+    Example:
+      rollq train rollq.toml
+    """
+    from rollq.cli.settings import load_settings
+    from rollq.cli.setup import Place, fingerprints, open_run
+
+    settings = load_settings(file)
+    trainer = settings.trainer
+    if trainer is None:
+        raise ConfigError(f"{file}: has no table [trainer], which `rollq train` needs")
+    try:
+        from rollq.consumer.trainer import train as run_trainer
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"`rollq train` needs the package {error.name!r}: pip install 'rollq[torch]'") from error
+    stop = stop_on_signals()
+    # closing the buffer sets its event, so it gets one of its own
+    with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model)):
+        place = Place.of(settings)
+    step = run_trainer(place.buffer_url, place.run, trainer, password=place.password, seed=settings.seed, stop=stop)
+    log.info("stopped after step %d of %d", step, trainer.steps)
+
+
+def _renamed(worker: "WorkerSettings", name: str) -> "WorkerSettings":
+    from pydantic import ValidationError
+
+    try:
+        return type(worker).model_validate({**dict(worker), "name": name})
+    except ValidationError as error:
+        raise ConfigError(f"--name {name!r}: 1 to 32 characters of A-Z a-z 0-9 _ - are allowed") from error

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 from rq import Queue
@@ -43,6 +44,19 @@ class Place:
     def queue(self) -> Queue:
         """The run's queue of tickets, not connected yet."""
         return open_queue(self.queue_url, self.run, password=self.password)
+
+
+def fingerprints(model: Path | None, tokenizer: Path | None) -> dict[str, str]:
+    """What `open_run` compares: of the model's architecture and of the tokenizer; empty for what there is not.
+
+    Raises `ConfigError` for a folder that holds no model.
+    """
+    from rollq.workers.tokenizer import TOKENIZER_FILE, model_fingerprint, tokenizer_fingerprint
+
+    return {
+        "model": model_fingerprint(model) if model else "",
+        "tokenizer": tokenizer_fingerprint(tokenizer) if tokenizer and (tokenizer / TOKENIZER_FILE).exists() else "",
+    }
 
 
 def open_run(settings: RollqSettings, stop: threading.Event, *, model: str = "", tokenizer: str = "") -> Buffer:
