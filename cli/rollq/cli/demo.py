@@ -1,0 +1,181 @@
+"""`rollq demo`: the whole path on this machine, from prompts to a model that has learned, in a few minutes.
+
+It does what a user would do on several terminals: makes a model, writes a `rollq.toml`, starts a server and the roles
+by their public commands, and watches them. Everything lies in one folder.
+"""
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from rollq.buffer.replay import Buffer
+from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.settings import TaskSettings
+from rollq.cli.demo_files import DemoFolder, DemoTask, own_tasks, user_tasks
+from rollq.cli.demo_settings import RUN, DemoOptions, demo_settings, task_settings, toml
+from rollq.cli.demo_watch import Watch
+from rollq.cli.interrupts import interrupt_once
+from rollq.cli.processes import Supervisor
+from rollq.monitor.records import read_snapshots, read_steps
+from rollq.monitor.report import write_report
+from rollq.monitor.summary import summarize, summary_lines
+
+Rewards = Mapping[str, float]
+
+AFTER_S = 25.0
+"""Time kept back for what follows the training: evaluation of the last weights, and the report."""
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), help="New folder for everything.  [default: rollq-demo-<time>]")
+@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Train steps.")
+@click.option("--minutes", type=click.FloatRange(0.5), default=4.0, show_default=True, help="Most time for it all.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of model, prompts and sampling.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts (JSONL), judged by the last number.")
+@click.option("--prompt-field", default="prompt", show_default=True, help="Field of --prompts that is asked.")
+@click.option("--answer-field", default="answer", show_default=True, help="Field of --prompts with the answer.")
+@click.option("--max-staleness", type=click.IntRange(0), default=1, show_default=True, help="In syncs of weights.")
+@click.option("--sync", is_flag=True, help="Generate and train in turns, to compare with.")
+@click.option("--shuffle-rewards", is_flag=True, help="Shuffle each batch's rewards: a control that must not learn.")
+@click.option("--warm-up-steps", type=click.IntRange(1), default=600, show_default=True, help="Supervised steps first.")
+@click.option("--workers", type=click.IntRange(1, 16), default=2, show_default=True, help="Worker processes.")
+@click.option("--live/--no-live", default=True, help="Live view, if this is a terminal; else a line now and then.")
+def demo(out: Path | None, **choices: Any) -> None:
+    """Train a tiny language model with GRPO here: server, producer, workers and trainer in one command.
+
+    \b
+    Example:
+      rollq demo
+      rollq demo --prompts questions.jsonl --prompt-field question --steps 20
+    """
+    out = out or Path(f"rollq-demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    try:
+        with interrupt_once():
+            run_demo(DemoOptions(out=out.absolute(), **choices))
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped; what was made so far lies in {out}")
+        sys.exit(130)
+
+
+def run_demo(options: DemoOptions) -> dict[str, Any]:
+    """Run a demo from nothing to its report; returns the summary.
+
+    Raises `ConfigError` for options that make no sense, `RoleFailed` when a role cannot be kept running.
+    """
+    deadline_s = time.monotonic() + 60 * options.minutes
+    folder = DemoFolder(options.out)
+    folder.create()
+    _stay_in(folder)
+    click.echo(f"rollq demo: everything is written to {folder.root}")
+    tasks = _tasks(options, folder)
+    _make_model(folder, options)
+    before = _held_out(options, tasks, folder.model, "before")
+    with EmbeddedServer(folder.server) as server:
+        folder.config.write_text(toml(demo_settings(options, folder, tasks, server.url)), "utf-8")
+        _tell_by_hand(folder, server)
+        started_s = time.monotonic()
+        limit_s = deadline_s - AFTER_S - started_s
+        watch = Watch(folder.root.name, folder.metrics, folder.depths, options.steps, limit_s)
+        finished = _run_roles(options, folder, server, watch)
+    train_s = time.monotonic() - started_s
+    after = _held_out(options, tasks, folder.trained_model, "after")
+    facts = {"seed": options.seed, "mode": _mode(options), "in_time": finished, "train_s": train_s}
+    return _report(folder, facts, {"before": before, "after": after})
+
+
+def _stay_in(folder: DemoFolder) -> None:
+    """Keep libraries' caches and temporary files of this process and its children inside the folder."""
+    os.environ.update(folder.environment())
+    tempfile.tempdir = None  # it may have been chosen already
+
+
+def _tasks(options: DemoOptions, folder: DemoFolder) -> list[DemoTask]:
+    if options.prompts is None:
+        return own_tasks(folder)
+    return user_tasks(folder, options.prompts, options.prompt_field, options.answer_field, options.seed)
+
+
+def _make_model(folder: DemoFolder, options: DemoOptions) -> None:
+    from rollq.cli import tiny  # torch takes seconds to import: not before it is needed
+
+    own = own_tasks(folder)
+    click.echo(
+        f"warm-up: a new Qwen3 (0.3 M parameters) learns sums and sorting in {options.warm_up_steps} supervised steps,"
+        f" {tiny.WRONG_ANSWERS:.0%} of the answers wrong on purpose: it knows the right one, but does not prefer it"
+    )
+    made = tiny.make_tiny_model(
+        folder.model,
+        [question for task in own for question in tiny.read_questions(task.prompts)],
+        {task.name: tiny.read_questions(task.held_out) for task in own},
+        seed=options.seed,
+        steps=options.warm_up_steps,
+        progress=sys.stdout.isatty(),
+    )
+    click.echo(
+        f"warm-up: loss {made.loss:.3f}; probability of a right answer on held-out prompts {_list(made.accuracy)}"
+    )
+
+
+def _held_out(options: DemoOptions, tasks: Sequence[DemoTask], model: Path, when: str) -> Rewards:
+    from rollq.cli.held_out import held_out_rewards
+
+    held_out = {task.name: TaskSettings(**{**task_settings(options, task), "prompts": task.held_out}) for task in tasks}
+    rewards = held_out_rewards(model, held_out, options.seed)
+    click.echo(f"held-out reward {when}: {_list(rewards)}")
+    return rewards
+
+
+def _tell_by_hand(folder: DemoFolder, server: EmbeddedServer) -> None:
+    """How to run the same roles on terminals of one's own."""
+    config = shlex.quote(str(folder.config))
+    click.echo(f"server: {server.url}; look at it with `rollq status {config}`")
+    click.echo(f"by hand: rollq redis --dir {shlex.quote(str(folder.server))} --port {server.port}; then, each on a ")
+    click.echo(f"terminal, rollq produce {config}; rollq work {config}; rollq train {config}")
+
+
+def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer, watch: Watch) -> bool:
+    """Run producer, workers and trainer until the trainer is done (True) or the time is up (False)."""
+    command = (sys.executable, "-m", "rollq.cli.main")
+    with Buffer.connect(server.url, RUN) as buffer:
+        with Supervisor(folder.logs, _role_environment()) as supervisor:
+            trainer = supervisor.start("trainer", (*command, "train", str(folder.config)), finishes=True)
+            supervisor.start("producer", (*command, "produce", str(folder.config)))
+            for number in range(1, options.workers + 1):
+                name = f"worker-{number}"
+                supervisor.start(name, (*command, "work", str(folder.config), "--name", name))
+            finished = watch.until_finished(buffer, supervisor, trainer, live=options.live)
+        watch.look(buffer)  # at rest: what is shown adds up
+    return finished
+
+
+def _role_environment() -> dict[str, str]:
+    """The environment of the roles: ours, without settings of other runs."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("ROLLQ_")}
+
+
+def _report(
+    folder: DemoFolder, facts: Mapping[str, Any], held_out: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    steps, snapshots = read_steps(folder.metrics), read_snapshots(folder.depths)
+    summary = summarize(steps, snapshots, held_out=held_out, facts=facts)
+    folder.summary.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
+    page = write_report(folder.report, f"rollq demo, seed {facts['seed']}, {facts['mode']}", summary, steps, snapshots)
+    click.echo("\n".join(["", *summary_lines(summary), f"report: {page}"]))
+    return summary
+
+
+def _mode(options: DemoOptions) -> str:
+    mode = "synchronous" if options.sync else f"asynchronous, max_staleness {options.max_staleness}"
+    return mode + (", rewards shuffled (control)" if options.shuffle_rewards else "")
+
+
+def _list(rewards: Rewards) -> str:
+    return ", ".join(f"{task} {reward:.3f}" for task, reward in rewards.items())

@@ -1,0 +1,90 @@
+"""What a demo is asked for, and the `rollq.toml` that follows from it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollq.cli.demo_files import DemoFolder, DemoTask
+
+RUN = "demo"
+GROUP_SIZE = 8
+LEARNING_RATE = 1e-3
+LEASE_S = 5.0  # a killed worker's groups are taken over this soon
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the user asked for. `minutes` bounds the whole demo; `sync` implies `max_staleness` 0."""
+
+    out: Path
+    steps: int
+    minutes: float
+    seed: int
+    prompts: Path | None
+    prompt_field: str
+    answer_field: str
+    max_staleness: int
+    sync: bool
+    shuffle_rewards: bool
+    warm_up_steps: int
+    workers: int
+    live: bool
+
+
+def demo_settings(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str) -> dict[str, Any]:
+    """The content of the demo's `rollq.toml`."""
+    return {
+        "run": RUN,
+        "seed": options.seed,
+        "redis": {"buffer_url": url},
+        "tasks": {task.name: task_settings(options, task) for task in tasks},
+        "producer": {"strategy": "sync" if options.sync else "async"},
+        "worker": {"grace_s": 1.0, "options": {"model": str(folder.model), "device": "cpu"}},
+        "trainer": {
+            "model": str(folder.model),
+            "output": str(folder.trainer),
+            "steps": options.steps,
+            "learning_rate": LEARNING_RATE,
+            "layout": "padded",  # answers are short and of similar length
+            "threads": 1,
+            "shuffle_rewards": options.shuffle_rewards,
+        },
+    }
+
+
+def task_settings(options: DemoOptions, task: DemoTask) -> dict[str, Any]:
+    """One `[tasks.<name>]` of it."""
+    return {
+        "prompts": str(task.prompts),
+        "prompt_field": task.prompt_field,
+        "answer_field": task.answer_field,
+        "judge": task.judge,
+        "max_tokens": task.max_tokens,
+        "batch_groups": task.batch_groups,
+        "group_size": GROUP_SIZE,
+        "max_staleness": 0 if options.sync else options.max_staleness,
+        "lease_s": LEASE_S,
+        "shuffle_seed": options.seed,
+    }
+
+
+def toml(settings: Mapping[str, Any]) -> str:
+    """Settings as TOML: plain values first, then a table for each mapping."""
+    return "\n".join(_toml_lines(settings, ())) + "\n"
+
+
+def _toml_lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    lines = [f"[{'.'.join(path)}]"] if path else []
+    lines += [f"{key} = {_toml_value(value)}" for key, value in settings.items() if not isinstance(value, Mapping)]
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            lines += ["", *_toml_lines(value, (*path, key))]
+    return lines
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    return json.dumps(str(value), ensure_ascii=False)  # a JSON string is a TOML basic string

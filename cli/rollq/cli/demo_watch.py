@@ -1,0 +1,100 @@
+"""Watches a demo while its roles run: restarts who dies, records the buffer's depths, shows the live view."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from rollq.buffer.errors import StoreLost
+from rollq.buffer.replay import Buffer
+from rollq.cli.processes import Role, Supervisor
+from rollq.monitor.live import LiveView, clock, plain_line, render
+from rollq.monitor.records import Snapshot, append_line, read_steps
+from rollq.monitor.snapshot import take_snapshot
+
+TICK_S = 1.0
+PLAIN_EVERY_S = 5.0
+KEPT_NOTES = 5
+
+
+@dataclass(slots=True)
+class Watch:
+    """One demo under way. `metrics` is written by the trainer, `depths` by this."""
+
+    title: str
+    metrics: Path
+    depths: Path
+    total_steps: int
+    limit_s: float
+    started_s: float = field(default_factory=time.monotonic)
+    snapshot: Snapshot = field(default_factory=lambda: Snapshot(time_s=0.0))
+    notes: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started_s
+
+    def until_finished(self, buffer: Buffer, supervisor: Supervisor, trainer: Role, *, live: bool) -> bool:
+        """Return when the trainer has finished: True; or False when the time is up and it was told to stop.
+
+        Raises `RoleFailed` when a role cannot be kept running.
+        """
+        with self._display(live) as show:
+            while not trainer.finished:
+                if self.elapsed_s > self.limit_s:
+                    return False
+                assert trainer.process is not None
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    trainer.process.wait(TICK_S)
+                self.notes.extend(f"{clock(self.elapsed_s)} {note}" for note in supervisor.restart_dead())
+                self.look(buffer)
+                show(self.view())
+        return True
+
+    def look(self, buffer: Buffer) -> None:
+        """Take a snapshot and keep it; before the first role has made the run there is nothing to see."""
+        with contextlib.suppress(StoreLost):
+            self.snapshot = take_snapshot(buffer)
+            append_line(self.depths, self.snapshot.as_dict())
+
+    def view(self) -> LiveView:
+        """What is shown now."""
+        return LiveView(
+            title=self.title,
+            total_steps=self.total_steps,
+            elapsed_s=self.elapsed_s,
+            limit_s=self.limit_s,
+            steps=read_steps(self.metrics),
+            snapshot=self.snapshot,
+            notes=tuple(self.notes),
+        )
+
+    @contextlib.contextmanager
+    def _display(self, live: bool) -> Iterator[Callable[[LiveView], None]]:
+        """The live view on a terminal; elsewhere a line every few seconds, and each note once."""
+        if live and sys.stdout.isatty():
+            with Live(console=Console(), auto_refresh=False) as screen:
+                yield lambda view: screen.update(render(view), refresh=True)
+            return
+        shown: list[str] = []
+        next_s = 0.0
+
+        def show(view: LiveView) -> None:
+            nonlocal next_s
+            for note in view.notes:
+                if note not in shown:
+                    shown.append(note)
+                    click.echo(note)
+            if view.elapsed_s >= next_s:
+                click.echo(plain_line(view))
+                next_s = view.elapsed_s + PLAIN_EVERY_S
+
+        yield show

@@ -1,0 +1,80 @@
+"""A `rollq demo` in a process of its own, and what can be seen of it from outside."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rollq.monitor.records import StepRecord, read_steps
+
+PATIENCE_S = 120
+
+
+class DemoProcess:
+    """A demo in `folder`; its output is collected in `folder`'s neighbour `<name>.out`."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.output = folder.with_name(f"{folder.name}.out")
+        command = [sys.executable, "-m", "rollq.cli.main", "demo", "--no-live", "--out", str(folder), *options]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+    def text(self) -> str:
+        """What it has printed."""
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+    def steps(self) -> list[StepRecord]:
+        """The steps that it has trained."""
+        return read_steps(self.folder / "trainer" / "metrics.jsonl")
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        """Wait for something to happen while the demo runs."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not happened():
+            assert self.process.poll() is None, f"the demo ended early:\n{self.text()}"
+            assert time.monotonic() < deadline_s, f"it did not happen within {PATIENCE_S} s:\n{self.text()}"
+            time.sleep(0.02)
+
+    def pids(self) -> list[int]:
+        """Every living process of the demo but itself: they are known by the folder in their environment."""
+        return [pid for pid in _pids() if pid != self.process.pid and str(self.folder) in _read(pid, "environ")]
+
+    def role_pids(self, command: str) -> list[int]:
+        """Processes that run `rollq <command>` in this demo."""
+        words = f"\0{command}\0{self.folder}"
+        return [pid for pid in self.pids() if words in _read(pid, "cmdline")]
+
+    def port(self) -> int:
+        """The server's port, from what the demo printed."""
+        found = re.search(r"redis://127\.0\.0\.1:(\d+)", self.text())
+        assert found is not None
+        return int(found[1])
+
+    def kill_role(self, command: str) -> None:
+        """SIGKILL to one process of a role."""
+        os.kill(self.role_pids(command)[0], signal.SIGKILL)
+
+
+def eventually(happened: Callable[[], bool]) -> None:
+    """Wait for what the kernel still has to do, such as ending a process that was killed."""
+    deadline_s = time.monotonic() + 5
+    while not happened():
+        assert time.monotonic() < deadline_s, "it did not happen within 5 s"
+        time.sleep(0.02)
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _read(pid: int, name: str) -> str:
+    """A file of /proc; empty when the process is gone, is a zombie, or is not ours."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
