@@ -63,6 +63,32 @@ def test_bad_settings_end_every_command_with_one_line_and_status_2(role: str, tm
     assert result.stderr.count("\n") == 1
 
 
+def settings_file(folder: Path, more: str = "") -> str:
+    path = folder / "rollq.toml"
+    path.write_text('run = "r"\n[tasks.a]\nprompts = "a.jsonl"\nbatch_groups = 1\n' + more)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("args", "more", "message"),
+    [
+        (["train"], "", "has no table [trainer]"),
+        (["train"], '[trainer]\nmodel = "m"\noutput = "o"\nsteps = 1\n', "config.json"),
+        (["work"], '[worker.options]\nmodel = "m"\n', "config.json"),
+        (["work", "--name", "a b"], "", "--name 'a b': 1 to 32 characters"),
+        (["work"], '[worker]\nname = "a b"\n', "worker.name = 'a b': "),
+        (["produce"], "", "a.jsonl' cannot be read"),
+        (["produce"], "[producr]\n", "producr: unknown key; did you mean 'producer'?"),
+    ],
+)
+def test_a_role_that_makes_no_sense_is_not_started(args: list[str], more: str, message: str, tmp_path: Path) -> None:
+    name, *options = args
+    result = rollq(name, settings_file(tmp_path, more), *options)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
 @pytest.mark.parametrize("command", ["status", "rq-info"])
 @pytest.mark.parametrize("args", [[], ["--url", "redis://x"], ["--run", "r"], ["a.toml", "--run", "r"]])
 def test_a_view_wants_either_a_file_or_a_url_with_a_run(command: str, args: list[str]) -> None:

@@ -15,6 +15,19 @@ from rollq.buffer.values import Counts, LiveModel
 STATUS_VERSION = 1
 """Of the JSON that `as_json` makes; grows when a field changes its meaning or goes."""
 
+WORKER_COLUMNS = (
+    "engine",
+    "epoch",
+    "version",
+    "in_flight",
+    "tokens_per_s",
+    "groups",
+    "failed_samples",
+    "refused",
+    "age_s",
+)
+"""What the table shows of a worker's report; JSON has all of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
@@ -96,21 +109,15 @@ def _model_line(model: LiveModel | None) -> str:
 
 
 def _worker_lines(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    if not workers:
-        return []
-    columns = sorted({key for report in workers.values() for key, value in report.items() if _is_plain(value)})
+    columns = [column for column in WORKER_COLUMNS if any(column in report for report in workers.values())]
     rows = [[name, *(_cell(report.get(column)) for column in columns)] for name, report in sorted(workers.items())]
-    return _aligned([["worker", *columns], *rows])
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)
+    return _aligned([["worker", *columns], *rows]) if rows else []
 
 
 def _cell(value: Any) -> str:
-    if not _is_plain(value) or value is None:
+    if value is None:
         return "-"
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = f"{value:,.1f}" if isinstance(value, float) else str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
 
 
