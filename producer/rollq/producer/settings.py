@@ -17,7 +17,8 @@ class ProducerSettings(Settings):
         default=0.0, ge=0, description="async only: groups scheduled beyond the bound, as a share of a batch"
     )
     groups_per_job: int = Field(default=1, gt=0, le=1000, description="groups that one RQ ticket may take")
-    tick_s: float = Field(default=1.0, gt=0, le=60, description="longest pause between two looks at the buffer")
+    # the buffer takes 3 s without anybody reaping for an outage, and then judges no worker dead
+    tick_s: float = Field(default=1.0, gt=0, le=2, description="longest pause between two looks at the buffer")
 
     @model_validator(mode="after")
     def _sync_has_no_surplus(self) -> Self:
