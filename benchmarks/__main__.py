@@ -1,0 +1,41 @@
+"""`python -m benchmarks`: measure, print the table, write the JSON."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from benchmarks import claim_at_size, exchange, expiry, machine, report
+from benchmarks.results import Result
+
+BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
+    "exchange": exchange.measure,
+    "claim": claim_at_size.measure,
+    "expiry": expiry.measure,
+}
+RESULTS = Path("benchmarks/results.json")
+PAGE = Path("docs/benchmarks.md")
+
+
+@click.command(help=__doc__)
+@click.option("--only", multiple=True, type=click.Choice(list(BENCHMARKS)), help="Measure only this; may be repeated.")
+@click.option("--quick", is_flag=True, help="Few repetitions on small data: to see that it runs, not how fast.")
+@click.option("--output", type=click.Path(path_type=Path), default=RESULTS, show_default=True, help="The JSON.")
+@click.option("--write-docs", is_flag=True, help=f"Also put the table into {PAGE}.")
+def main(only: Sequence[str], quick: bool, output: Path, write_docs: bool) -> None:
+    described = {**machine.describe(), "load_per_core_before": round(machine.load_per_core(), 2)}
+    results = []
+    for name, measure in BENCHMARKS.items():
+        if not only or name in only:
+            click.echo(f"measuring {name} ...", err=True)
+            results += measure(quick)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_bytes(report.as_json(described, results))
+    report.print_table(described, results)
+    click.echo(f"written to {output}", err=True)
+    if write_docs:
+        report.write_docs(PAGE, described, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Claim of a batch out of very many completed groups, against out of few: it must not depend on how many there are."""
+
+import time
+
+from benchmarks.fill import fill
+from benchmarks.results import Result, ratios, take_turns
+from benchmarks.world import TASK, run, server
+from rollq.buffer.replay import Buffer
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.values import Claimed, TrainerEpoch
+
+BATCH_GROUPS = 256
+GROUP_SIZE = 8
+FEW = 1_000
+MANY = 1_000_000
+RULES = TaskRules(batch_groups=BATCH_GROUPS, group_size=GROUP_SIZE, max_staleness=100_000)
+
+
+def measure(quick: bool) -> list[Result]:
+    """One figure: time of a claim of 256 out of 1,000,000 over the time of one out of 1,000."""
+    many = 20_000 if quick else MANY
+    with (
+        server() as small,
+        server() as large,
+        run(small.url, "few", RULES) as (few_buffer, few_epoch),
+        run(large.url, "many", RULES) as (many_buffer, many_epoch),
+    ):
+        fill(few_buffer, [(0, FEW)], GROUP_SIZE)
+        fill(many_buffer, [(0, many)], GROUP_SIZE)
+        few_side, many_side = Claims(few_buffer, few_epoch), Claims(many_buffer, many_epoch)
+        take_turns(2, few_side.seconds, many_side.seconds)
+        of_few, of_many = take_turns(3 if quick else 40, few_side.seconds, many_side.seconds)
+    result = Result(
+        name="claim-at-size",
+        what=f"claim of {BATCH_GROUPS} groups out of {many:,} completed, against out of {FEW:,}",
+        unit="times as long",
+        target=2.0,
+        better="lower",
+        values=ratios(of_many, of_few),
+        details={
+            "of_few_ms": sorted(of_few)[len(of_few) // 2] * 1e3,
+            "of_many_ms": sorted(of_many)[len(of_many) // 2] * 1e3,
+        },
+    )
+    return [result]
+
+
+class Claims:
+    """Batches of one run, one step after the other. Timed: claim, without the payloads."""
+
+    def __init__(self, buffer: Buffer, epoch: TrainerEpoch) -> None:
+        self.buffer = buffer
+        self.epoch = epoch
+        self.step = 0
+
+    def seconds(self) -> float:
+        """One repetition; leaves as many completed groups as it found."""
+        self.step += 1
+        started = time.perf_counter()
+        claimed = self.buffer.claim(self.epoch, self.step, {TASK: BATCH_GROUPS})
+        elapsed_s = time.perf_counter() - started
+        if not isinstance(claimed, Claimed):
+            raise RuntimeError(f"nothing to claim: {claimed}")
+        self.buffer.commit(self.epoch, self.step)
+        self.buffer.checkpoint(self.epoch, self.step)
+        fill(self.buffer, [(0, BATCH_GROUPS)], GROUP_SIZE)
+        return elapsed_s

@@ -1,0 +1,92 @@
+"""A new version that makes 10,000 of 1,000,000 groups too old: effective at once, swept without holding the server."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import redis
+
+from benchmarks.fill import fill
+from benchmarks.results import Result
+from benchmarks.world import TASK, run, server
+from rollq.buffer.settings import TaskRules
+
+GROUP_SIZE = 8
+TOTAL = 1_000_000
+STALE = 10_000
+LOGGED_US = 100
+"""Calls shorter than this are not looked at."""
+
+
+def measure(quick: bool) -> list[Result]:
+    """Three figures: publish until readiness excludes the stale, the whole sweep, the longest call of the sweep."""
+    total, stale, bumps = (20_000, 1_000, 2) if quick else (TOTAL, STALE, 9)
+    effective_ms, sweep_s, longest_ms, ping_ms = [], [], [], []
+    rules = TaskRules(batch_groups=256, group_size=GROUP_SIZE, max_staleness=0)
+    with server() as running, run(running.url, "bump", rules) as (buffer, epoch):
+        # the groups of version v are too old as soon as v + 1 is published
+        fill(buffer, [*((v, stale) for v in range(bumps)), (bumps, total - bumps * stale)], GROUP_SIZE)
+        ready = total
+        for version in range(1, bumps + 1):
+            started = time.perf_counter()
+            buffer.publish(epoch, version, uri="", digest=str(version))
+            found = buffer.counts(TASK).ready
+            effective_ms.append((time.perf_counter() - started) * 1e3)
+            ready -= stale
+            if found != ready:
+                raise RuntimeError(f"{found} groups are ready, {ready} are fresh")
+            with watched(running.url) as seen:
+                started = time.perf_counter()
+                expired = buffer.expire(TASK)
+                sweep_s.append(time.perf_counter() - started)
+            if expired != stale:
+                raise RuntimeError(f"{expired} groups were swept, {stale} are stale")
+            longest_ms.append(seen.longest_call_ms)
+            ping_ms.append(seen.longest_ping_ms)
+    bump = f"version bump that expires {stale:,} of {total:,}"
+    return [
+        Result("expiry-effective", f"{bump}: until readiness excludes them", "ms", 5.0, "lower", tuple(effective_ms)),
+        Result("expiry-sweep", f"{bump}: the sweep", "s", 1.0, "lower", tuple(sweep_s)),
+        Result(
+            name="expiry-hold",
+            what=f"{bump}: longest call of the sweep, on the server",
+            unit="ms",
+            target=10.0,
+            better="lower",
+            values=tuple(longest_ms),
+            details={"worst_call_ms": max(longest_ms), "worst_ping_of_another_client_ms": max(ping_ms)},
+        ),
+    ]
+
+
+class Seen:
+    """What `watched` saw."""
+
+    longest_call_ms = 0.0
+    longest_ping_ms = 0.0
+
+
+@contextmanager
+def watched(url: str) -> Iterator[Seen]:
+    """Ping the server from another client all the time, and find the longest call in its slow log."""
+    seen, ended = Seen(), threading.Event()
+    with redis.Redis.from_url(url) as client:
+        client.config_set("slowlog-log-slower-than", LOGGED_US)
+        client.config_set("slowlog-max-len", 10_000)
+        client.slowlog_reset()
+
+        def ping() -> None:
+            while not ended.is_set():
+                started = time.perf_counter()
+                client.ping()
+                seen.longest_ping_ms = max(seen.longest_ping_ms, (time.perf_counter() - started) * 1e3)
+
+        pinger = threading.Thread(target=ping, daemon=True)
+        pinger.start()
+        yield seen
+        ended.set()
+        pinger.join()
+        calls = [entry["duration"] for entry in client.slowlog_get(10_000) if entry["command"].startswith(b"FCALL")]
+        seen.longest_call_ms = max(calls, default=LOGGED_US) / 1e3
+        client.config_set("slowlog-log-slower-than", -1)

@@ -1,0 +1,42 @@
+"""What was measured on: figures mean nothing without it."""
+
+import os
+import platform
+import re
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import redis
+
+from benchmarks.world import server
+
+
+def describe() -> dict[str, str | int]:
+    """CPU, cores, versions of Python, the server and the clients, and the date."""
+    with server() as running, redis.Redis.from_url(running.url) as client:
+        valkey = client.info("server")["valkey_version"]
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "server": f"Valkey {valkey}, append-only file everysec",
+        "client": f"redis-py {version('redis')}, hiredis {version('hiredis')}",
+        "rq": f"rq {version('rq')}",
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def load_per_core() -> float:
+    """Runnable processes per core over the last minute: above 1, others share the machine."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+def _cpu_model() -> str:
+    """The kernel's name of the CPU; the platform's where there is no /proc."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
