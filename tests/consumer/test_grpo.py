@@ -147,7 +147,7 @@ def test_metrics_by_staleness_follow_their_formulas() -> None:
     result = metrics.result()
     weights = np.exp(mismatch.numpy().astype(np.float64))
     assert result["loss"] == pytest.approx(0.25)
-    assert result["staleness"] == {"0": 0.5, "1": 0.5}
+    assert result["staleness_tokens"] == {"0": 2, "1": 2}
     assert result["effective_sample_size"]["1"] == pytest.approx(
         weights[2:].sum() ** 2 / (2 * (weights[2:] ** 2).sum())
     )

@@ -20,7 +20,9 @@ def tiny_qwen3(seed: int = 0, *, tied: bool = False, attention: str = "sdpa") ->
         initializer_range=0.2,
     )
     config._attn_implementation = attention
-    return Qwen3ForCausalLM(config).eval()
+    model = Qwen3ForCausalLM(config)
+    model.eval()
+    return model
 
 
 def flat_gradient(model: torch.nn.Module) -> torch.Tensor:

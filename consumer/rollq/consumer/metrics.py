@@ -49,24 +49,33 @@ class LossMetrics:
         if len(fresh):
             self._on_policy_error = max(self._on_policy_error, float(fresh.abs().max()))
 
+    @property
+    def loss(self) -> float:
+        """The loss so far."""
+        return self._loss
+
+    @property
+    def on_policy_error(self) -> float:
+        """Largest |new - behaviour| logprob of a token of staleness 0, which should be rounding alone."""
+        return self._on_policy_error
+
     def result(self) -> dict[str, Any]:
-        """Plain numbers: means over loss tokens, and by staleness the share of tokens and the effective sample size.
+        """Plain numbers: means over loss tokens, and by staleness the tokens and their effective sample size.
 
         mismatch_kl: KL(behaviour || new), k3 estimator w - log w - 1 (Schulman 2020). effective_sample_size:
-        (sum w)^2 / (n sum w^2) in (0, 1] (Kong 1992). on_policy_error: largest |new - behaviour| of a token of
-        staleness 0, which should be rounding alone.
+        (sum w)^2 / (n sum w^2) in (0, 1] (Kong 1992).
         """
         total = sum(self._sums.values(), torch.zeros(7, dtype=torch.float64))
         tokens = max(float(total[0]), 1.0)
         return {
             "loss": self._loss,
-            "loss_tokens": int(total[0]),
+            "tokens": int(total[0]),
             "mismatch_kl": float(total[3]) / tokens,
             "ratio": float(total[4]) / tokens,
             "clip_fraction": float(total[5]) / tokens,
             "entropy": float(total[6]) / tokens,
             "on_policy_error": self._on_policy_error,
-            "staleness": {str(age): float(sums[0]) / tokens for age, sums in sorted(self._sums.items())},
+            "staleness_tokens": {str(age): int(sums[0]) for age, sums in sorted(self._sums.items())},
             "effective_sample_size": {
                 str(age): float(sums[1] ** 2 / (sums[0] * sums[2])) for age, sums in sorted(self._sums.items())
             },

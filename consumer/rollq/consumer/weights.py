@@ -51,11 +51,16 @@ def write_model(folder: Path, weights: bytes, config_from: Path | None = None) -
     """
     unfinished = start_folder(folder)
     if config_from is not None:
-        for path in config_from.iterdir():
-            if path.is_file() and path.suffix not in _NOT_CONFIG and not path.name.endswith(".index.json"):
-                shutil.copyfile(path, unfinished / path.name)
+        copy_config(config_from, unfinished)
     write_synced(unfinished / WEIGHTS_FILE, weights)
     return finish_folder(unfinished, folder)
+
+
+def copy_config(source: Path, folder: Path) -> None:
+    """Copy configuration and tokenizer files of a Hugging Face folder: all files but weights."""
+    for path in source.iterdir():
+        if path.is_file() and path.suffix not in _NOT_CONFIG and not path.name.endswith(".index.json"):
+            shutil.copyfile(path, folder / path.name)
 
 
 def start_folder(folder: Path) -> Path:

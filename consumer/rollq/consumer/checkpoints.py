@@ -1,0 +1,79 @@
+"""Checkpoints of the reference trainer: a folder that `from_pretrained` loads, with the optimizer's state beside it.
+
+Invariant: a checkpoint holds its own step, and appears whole or not at all. The buffer's promise that no batch is
+trained twice rests on that: weights and step can not disagree.
+"""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+import torch
+from safetensors.torch import load_file, save
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights import WEIGHTS_FILE
+from rollq.consumer.weights import copy_config, finish_folder, start_folder, to_safetensors, write_synced
+
+KEPT = 2
+STATE_FILE = "trainer.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+
+
+class Checkpoint(NamedTuple):
+    """`folder` holds the weights after train step `step`."""
+
+    step: int
+    folder: Path
+
+
+def newest_checkpoint(output: Path) -> Checkpoint | None:
+    """The checkpoint of the highest step in a trainer's output folder; None when there is none."""
+    folders = sorted(_folders(output).glob("step-*"))
+    if not folders:
+        return None
+    return Checkpoint(orjson.loads((folders[-1] / STATE_FILE).read_bytes())["step"], folders[-1])
+
+
+def save_checkpoint(
+    output: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, config_from: Path
+) -> Checkpoint:
+    """Write the checkpoint of `step`, with configuration and tokenizer from `config_from`; keep the last `KEPT`."""
+    folder = _folders(output) / f"step-{step:08d}"
+    unfinished = start_folder(folder)
+    copy_config(config_from, unfinished)
+    write_synced(unfinished / WEIGHTS_FILE, to_safetensors(model.state_dict()))
+    write_synced(unfinished / OPTIMIZER_FILE, save(_optimizer_tensors(model, optimizer)))
+    write_synced(unfinished / STATE_FILE, orjson.dumps({"step": step}))
+    finish_folder(unfinished, folder)
+    for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
+        shutil.rmtree(old)
+    return Checkpoint(step, folder)
+
+
+def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give `optimizer` the state it had for each parameter of `model`.
+
+    Raises `WeightsError` when the checkpoint speaks of parameters that the model does not have.
+    """
+    parameters = dict(model.named_parameters())
+    for key, tensor in load_file(folder / OPTIMIZER_FILE).items():
+        name, _, slot = key.rpartition(".")
+        if name not in parameters:
+            raise WeightsError(f"checkpoint {str(folder)!r} is of another model: it has optimizer state for {name!r}")
+        parameter = parameters[name]
+        # scalars (the count of updates) stay on the CPU, where the optimizer keeps them
+        optimizer.state[parameter][slot] = tensor.to(parameter.device) if tensor.ndim else tensor
+
+
+def _folders(output: Path) -> Path:
+    return output / "checkpoints"
+
+
+def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    return {
+        f"{name}.{key}": value.contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }

@@ -1,0 +1,40 @@
+"""What was trained, kept on disk so that it can be verified afterwards: every batch's tokens, every version's weights.
+
+folder/batches/step-<step>.safetensors: T tokens of n sequences, concatenated
+    ids, versions, epochs, staleness int32 [T]; logprobs float32 [T]; loss_mask bool [T]; cu_seqlens int64 [n + 1];
+    temperature float32 [n]; advantages float32 [n]; group_ids int64 [n]; metadata `tasks`: JSON, a name per sequence
+folder/weights/epoch-<epoch>-version-<version>/: what `from_pretrained` loads
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from safetensors.numpy import save
+
+from rollq.consumer.batch import Batch
+from rollq.consumer.weights import to_safetensors, write_model, write_synced
+
+
+def record_batch(folder: Path, batch: Batch) -> None:
+    """Write the whole batch (all ranks) of a step."""
+    sequences = batch.sequences
+    owners = [batch.groups[batch.sample_groups[sequence.sample]] for sequence in sequences]
+    per_token = ("ids", "versions", "epochs", "staleness", "logprobs", "loss_mask")
+    arrays = {name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in per_token}
+    arrays |= {
+        "cu_seqlens": np.cumsum([0, *(len(sequence.ids) for sequence in sequences)]),
+        "temperature": np.array([sequence.temperature for sequence in sequences], np.float32),
+        "advantages": np.array([batch.advantages[sequence.sample] for sequence in sequences], np.float32),
+        "group_ids": np.array([group.group_id for group in owners]),
+    }
+    path = folder / "batches" / f"step-{batch.step:08d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_synced(path, save(arrays, {"tasks": orjson.dumps([group.task for group in owners]).decode()}))
+
+
+def record_weights(folder: Path, epoch: int, version: int, tensors: Mapping[str, Any], config_from: Path) -> None:
+    """Write the weights of a version, loadable on their own."""
+    write_model(folder / "weights" / f"epoch-{epoch}-version-{version}", to_safetensors(tensors), config_from)

@@ -1,0 +1,259 @@
+"""The reference GRPO trainer: one process, one model, one update per batch. Copy it and change it.
+
+A step is: claim -> gradients -> update -> publish -> commit -> perhaps checkpoint. Whatever is interrupted before the
+checkpoint is done again from the checkpoint before, on the same batches.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import orjson
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollq.buffer.errors import InvalidGroup, ServerError
+from rollq.consumer.batch import Batch
+from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
+from rollq.consumer.consumer import Consumer
+from rollq.consumer.grpo import grpo_loss, token_logprobs
+from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.recording import record_batch, record_weights
+from rollq.consumer.settings import ConsumerSettings, TrainerSettings
+
+log = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def train(
+    url: str,
+    run: str,
+    settings: TrainerSettings,
+    *,
+    password: str | None = None,
+    seed: int = 0,
+    stop: threading.Event | None = None,
+) -> int:
+    """Train from the newest checkpoint in `settings.output`, or from `settings.model`; returns the last trained step.
+
+    Setting `stop` ends it between two micro-batches, with a checkpoint. Raises `FencedError` when another trainer took
+    over, `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` when batches or logprobs are unusable.
+    """
+    stop = stop or threading.Event()
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    torch.manual_seed(seed)
+    checkpoint = newest_checkpoint(settings.output)
+    learner = Learner(settings, checkpoint)
+    consumer = Consumer.connect(
+        url,
+        run=run,
+        weights=settings.model if checkpoint is None else checkpoint.folder,
+        resume_from=0 if checkpoint is None else checkpoint.step,
+        settings=ConsumerSettings(
+            trainer_id=settings.trainer_id,
+            takeover=settings.takeover,
+            mode=settings.mode,
+            timeout_s=settings.timeout_s,
+            transport=settings.transport,
+            weights_dir=settings.output / "weights",
+            advantages=settings.advantages,
+        ),
+        password=password,
+        stop=stop,
+    )
+    with consumer:
+        return Trainer(consumer, learner, settings, seed, stop).run()
+
+
+class Learner:
+    """The model and its optimizer: batches in, updates out."""
+
+    def __init__(self, settings: TrainerSettings, checkpoint: Checkpoint | None) -> None:
+        self._settings = settings
+        source = settings.model if checkpoint is None else checkpoint.folder
+        self.model = _load_model(source, settings)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        if checkpoint is not None:
+            load_optimizer(checkpoint.folder, self.model, self.optimizer)
+        self._reference = _load_model(settings.model, settings) if settings.loss.kl_coefficient > 0 else None
+
+    def gradients(self, batch: Batch, stop: threading.Event) -> LossMetrics | None:
+        """Add up the gradients of all micro-batches; None when told to stop on the way."""
+        metrics = LossMetrics()
+        self.optimizer.zero_grad()
+        padded = self._settings.layout == "padded"
+        for micro in batch.micro_batches(self._settings.micro_batch_tokens, padded=padded):
+            if stop.is_set():
+                return None
+            micro = micro.to(self._settings.device)
+            loss = grpo_loss(
+                self.model,
+                micro,
+                self._settings.loss,
+                reference_logprobs=self._reference_logprobs(micro),
+                metrics=metrics,
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
+        return metrics
+
+    def update(self) -> float | None:
+        """Step along the clipped gradient; returns its norm. One that is not finite changes nothing: None."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip))
+        if not math.isfinite(norm):
+            return None
+        self.optimizer.step()
+        return norm
+
+    @torch.no_grad()
+    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
+        return None if self._reference is None else token_logprobs(self._reference, micro).logprobs
+
+
+class Trainer:
+    """The loop over steps."""
+
+    def __init__(
+        self, consumer: Consumer, learner: Learner, settings: TrainerSettings, seed: int, stop: threading.Event
+    ) -> None:
+        self._consumer = consumer
+        self._learner = learner
+        self._settings = settings
+        self._seed = seed
+        self._stop = stop
+        self._bad_batches = 0
+        self._trained = self._saved = consumer.step - 1
+
+    def run(self) -> int:
+        """Train until the last step or until told to stop; returns the last trained step."""
+        settings, consumer = self._settings, self._consumer
+        if self._saved:
+            consumer.checkpoint(self._saved)  # a crash may have come between saving it and saying so
+        self._record_weights(self._saved)
+        while self._trained < settings.steps:
+            started_s = time.monotonic()
+            batch = next(consumer, None)
+            if batch is None or not self._train(batch, started_s):
+                break
+            if self._trained % settings.checkpoint_every == 0:
+                self._checkpoint()
+        if self._trained > self._saved:
+            self._checkpoint()
+        return self._trained
+
+    def _train(self, batch: Batch, started_s: float) -> bool:
+        """One step, but for its checkpoint. False when told to stop: the batch stays claimed, and is served again."""
+        consumer, learner = self._consumer, self._learner
+        arrived_s = time.monotonic()
+        metrics = learner.gradients(self._shuffled(batch), self._stop)
+        if metrics is None:
+            return False
+        self._verify(batch, metrics)
+        norm = learner.update() if math.isfinite(metrics.loss) else None
+        if norm is None:
+            self._quarantine(batch)
+            return True
+        self._bad_batches = 0
+        trained_s = time.monotonic()
+        if self._settings.record_dir is not None:
+            record_batch(self._settings.record_dir, batch)
+        if batch.step % consumer.sync_weights_interval == 0:
+            consumer.publish(learner.model.state_dict())
+            self._record_weights(batch.step)
+        consumer.commit(batch)
+        self._trained = batch.step
+        seconds = {
+            "wait_s": arrived_s - started_s,
+            "train_s": trained_s - arrived_s,
+            "publish_s": time.monotonic() - trained_s,
+        }
+        self._report({**describe_batch(batch), **metrics.result(), "gradient_norm": norm, **seconds})
+        return True
+
+    def _shuffled(self, batch: Batch) -> Batch:
+        """The batch to learn from: with `shuffle_rewards`, its valid samples have exchanged their rewards."""
+        if not self._settings.shuffle_rewards:
+            return batch
+        rewards = batch.rewards.copy()
+        rewards[batch.valid] = np.random.default_rng([self._seed, batch.step]).permutation(rewards[batch.valid])
+        return batch.with_rewards(rewards)
+
+    def _verify(self, batch: Batch, metrics: LossMetrics) -> None:
+        limit = self._settings.verify_logprobs
+        if limit is not None and metrics.on_policy_error > limit:
+            raise InvalidGroup(
+                f"step {batch.step}: logprobs of staleness 0 differ by up to {metrics.on_policy_error:.2g} from the "
+                f"engine's, more than verify_logprobs = {limit!r}: weights, temperature or masks are not the same"
+            )
+
+    def _quarantine(self, batch: Batch) -> None:
+        """A batch whose loss or gradient is not finite: kept for audit as failed, and replaced by another."""
+        self._bad_batches += 1
+        where = f"step {batch.step}: loss or gradient is not finite"
+        if self._bad_batches >= self._settings.max_bad_batches:
+            raise InvalidGroup(
+                f"{where}, for {self._bad_batches} batches in a row: look at the weights and the learning rate; "
+                "the batch stays claimed"
+            )
+        groups = ", ".join(f"{group.task}:{group.group_id}" for group in batch.groups)
+        log.error("%s; its groups are quarantined, and the step gets others: %s", where, groups)
+        self._consumer.release(batch, "quarantine")
+
+    def _checkpoint(self) -> None:
+        settings, learner = self._settings, self._learner
+        save_checkpoint(settings.output, self._trained, learner.model, learner.optimizer, settings.model)
+        self._saved = self._trained
+        try:
+            self._consumer.checkpoint(self._trained)
+        except ServerError as error:
+            if not self._stop.is_set():
+                raise
+            log.warning("the buffer will hear of the checkpoint of step %d at the next start: %s", self._saved, error)
+
+    def _record_weights(self, version: int) -> None:
+        if (folder := self._settings.record_dir) is not None:
+            state = self._learner.model.state_dict()
+            record_weights(folder, self._consumer.epoch, version, state, self._settings.model)
+
+    def _report(self, line: dict[str, Any]) -> None:
+        self._settings.output.mkdir(parents=True, exist_ok=True)
+        with (self._settings.output / METRICS_FILE).open("ab") as file:
+            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        log.info(
+            "step %(step)d: reward %(reward).3f, loss %(loss).4f, %(tokens)d tokens, waited %(wait_s).2f s, "
+            "trained %(train_s).2f s, published %(publish_s).2f s",
+            line,
+        )
+
+
+def describe_batch(batch: Batch) -> dict[str, Any]:
+    """What a step's line of metrics says of its batch. `workers`: worker -> samples it made."""
+    tasks = np.array([batch.groups[index].task for index in batch.sample_groups])
+    rewards = batch.rewards
+    return {
+        "step": batch.step,
+        "time_s": time.time(),
+        "reward": float(rewards[batch.valid].mean()) if batch.valid.any() else 0.0,
+        "rewards": {
+            str(task): float(rewards[chosen].mean())
+            for task in sorted(set(tasks))
+            if (chosen := batch.valid & (tasks == task)).any()
+        },
+        "groups": batch.counts.groups,
+        "samples": batch.counts.samples,
+        "workers": dict(Counter(str(sample.extra.get("worker", "?")) for sample in batch.samples)),
+    }
+
+
+def _load_model(folder: Any, settings: TrainerSettings) -> Any:
+    """A model whose forward pass is the engines': no dropout, which `eval` switches off."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, settings.dtype))
+    return model.to(settings.device).eval()

@@ -1,0 +1,297 @@
+"""The consumer on a real server: batches that stay the same, waits that end, fences that hold."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hand_worker import HandWorker, make_run
+from tiny_qwen3 import tiny_qwen3
+from transformers import AutoModelForCausalLM
+
+from rollq.buffer.errors import (
+    ClaimTimeout,
+    ConfigError,
+    FencedError,
+    HistoryGone,
+    StoreLost,
+    TrainerHeld,
+    WeightsError,
+)
+from rollq.buffer.replay import Buffer
+from rollq.buffer.training import ReleaseMode
+from rollq.consumer import Batch, Consumer, ConsumerSettings
+from rollq.consumer.weights import to_safetensors, write_model
+
+Connect = Callable[..., Consumer]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tiny_qwen3()
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def worker(buffer: Buffer, tmp_path: Path) -> HandWorker:
+    make_run(buffer)
+    return HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+
+
+@pytest.fixture
+def connect(server_url: str, run_name: str, model_folder: Path) -> Connect:
+    """Connect as the trainer; keyword arguments are settings, but for `resume_from`, `stop` and `batch`."""
+
+    def open_consumer(
+        resume_from: int = 0,
+        stop: threading.Event | None = None,
+        batch: dict[str, int] | None = None,
+        **settings: object,
+    ) -> Consumer:
+        return Consumer.connect(
+            server_url,
+            run=run_name,
+            weights=model_folder,
+            batch=batch,
+            resume_from=resume_from,
+            settings=ConsumerSettings.model_validate({"timeout_s": 0.2, **settings}),
+            stop=stop,
+        )
+
+    return open_consumer
+
+
+def ids(batch: Batch) -> list[int]:
+    return [group.group_id for group in batch.groups]
+
+
+def consumer_steps(consumer: Consumer, worker: HandWorker, last: int) -> Iterator[Batch]:
+    """Batches up to step `last`, each produced just before it is asked for."""
+    while consumer.step <= last:
+        worker.produce(2)
+        yield next(consumer)
+
+
+def statuses(buffer: Buffer) -> dict[str, int]:
+    return {status.value: number for status, number in buffer.counts("math").statuses.items() if number}
+
+
+def test_a_step_gives_the_same_batch_until_it_is_committed(connect: Connect, worker: HandWorker) -> None:
+    with connect() as consumer:
+        worker.produce(4)
+        first, again = next(consumer), next(consumer)
+        assert first.step == again.step == 1
+        assert ids(first) == ids(again)
+        assert first.counts.samples == 8
+        consumer.commit(first)
+        second = next(consumer)
+        assert second.step == 2
+        assert set(ids(second)).isdisjoint(ids(first))
+
+
+def test_initial_weights_are_live_and_published_ones_follow(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    with connect() as consumer:
+        worker.produce(2)
+        assert worker.live is not None
+        assert worker.live.version == 0
+        batch = next(consumer)
+        changed = tiny_qwen3(seed=9)
+        consumer.publish(changed.state_dict())
+        consumer.commit(batch)
+        worker.swap()
+        assert worker.live.version == 1
+        for mine, theirs in zip(worker.model.parameters(), changed.parameters(), strict=True):
+            assert mine.equal(theirs)
+
+
+def test_a_restarted_trainer_gets_the_batches_after_its_checkpoint_again(connect: Connect, worker: HandWorker) -> None:
+    seen: dict[int, list[int]] = {}
+    with connect() as consumer:
+        for batch in consumer_steps(consumer, worker, last=3):
+            seen[batch.step] = ids(batch)
+            if batch.step == 3:
+                break  # dies before it commits
+            consumer.publish(tiny_qwen3(batch.step).state_dict())
+            consumer.commit(batch)
+            if batch.step == 1:
+                consumer.checkpoint(1)
+    with connect(resume_from=1) as consumer:
+        for step in (2, 3):
+            batch = next(consumer)
+            assert (batch.step, ids(batch)) == (step, seen[step])
+            consumer.commit(batch)
+    with pytest.raises(HistoryGone, match="oldest step to resume from is 1"):
+        connect(resume_from=0)
+
+
+def test_every_rank_gets_its_share_of_one_batch_and_only_rank_0_moves_the_run(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    ranks = [connect(rank=rank, world_size=2, launch_id="launch") for rank in (1, 0)]
+    with ranks[0] as last, ranks[1] as first:
+        worker.produce(4)
+        batches = [next(consumer) for consumer in (last, first)]
+        assert ids(batches[0]) == ids(batches[1])
+        assert sorted(batches[0].share + batches[1].share) == list(range(8))
+        last.publish(tiny_qwen3(2).state_dict())
+        last.commit(batches[0])
+        last.checkpoint(1)
+        assert statuses(buffer) == {"completed": 2, "claimed": 2}
+        assert next(last).step == 2
+        first.commit(batches[1])
+        assert statuses(buffer)["archived"] == 2
+
+
+def test_a_second_trainer_is_refused_or_takes_over_and_the_first_one_is_fenced(
+    connect: Connect, worker: HandWorker
+) -> None:
+    with connect() as first:
+        worker.produce(2)
+        batch = next(first)
+        with pytest.raises(TrainerHeld, match="trainer"):
+            connect(trainer_id="another")
+        with connect(trainer_id="another", takeover=True) as second:
+            assert ids(next(second)) == ids(batch)
+            for act in (
+                lambda: first.commit(batch),
+                lambda: first.publish(tiny_qwen3(3).state_dict()),
+                lambda: first.release(batch, "drop"),
+                lambda: next(first),
+            ):
+                with pytest.raises(FencedError):
+                    act()
+
+
+def test_the_renewing_thread_learns_that_the_trainer_was_replaced(
+    connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq.consumer.consumer.RENEW_S", 0.02)
+    with connect() as first:
+        with connect() as second:  # the same trainer_id takes over at once
+            first._renewal.join(timeout=20)
+            assert not first._renewal.is_alive()
+            assert second._renewal.is_alive()
+        with pytest.raises(FencedError):
+            next(first)
+
+
+def test_a_wait_ends_with_the_counts_and_what_holds_the_batch_back(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    with connect() as consumer:
+        with pytest.raises(ClaimTimeout, match=r"step 1:\n  task 'math': nothing scheduled; 0 of 2 ready: .*producer"):
+            next(consumer)
+        worker.produce(1)
+        with pytest.raises(ClaimTimeout, match="completed 1; 1 of 2 ready"):
+            next(consumer)
+
+
+def test_a_waiting_consumer_wakes_when_the_last_group_arrives(connect: Connect, worker: HandWorker) -> None:
+    with connect(timeout_s=60) as consumer:
+        worker.produce(1)
+        late = threading.Timer(0.1, worker.produce, [1])
+        late.start()
+        assert len(next(consumer).groups) == 2
+        late.join()
+
+
+def test_a_stop_ends_the_iteration_also_while_it_waits(connect: Connect, worker: HandWorker) -> None:
+    stop = threading.Event()
+    with connect(timeout_s=60, stop=stop) as consumer:
+        threading.Timer(0.1, stop.set).start()
+        started_s = time.monotonic()
+        assert list(consumer) == []
+        assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.parametrize(
+    ("mode", "after"),
+    [("return", {"completed": 2}), ("drop", {}), ("quarantine", {"failed": 2})],
+)
+def test_a_released_batch_goes_where_it_was_told(
+    connect: Connect, worker: HandWorker, buffer: Buffer, mode: ReleaseMode, after: dict[str, int]
+) -> None:
+    with connect() as consumer:
+        worker.produce(2)
+        batch = next(consumer)
+        consumer.release(batch, mode)
+        assert statuses(buffer) == after
+        worker.produce(2)
+        assert next(consumer).step == 1
+
+
+def test_batch_sizes_are_those_of_the_tasks_unless_given(connect: Connect, worker: HandWorker) -> None:
+    with connect(batch={"math": 1}) as consumer:
+        worker.produce(1)
+        assert len(next(consumer).groups) == 1
+    with pytest.raises(ConfigError, match=r"'code': 1.*has the tasks \['math'\]"):
+        connect(batch={"code": 1})
+
+
+def test_a_launch_id_stands_for_one_place_to_begin(connect: Connect, worker: HandWorker) -> None:
+    connect(launch_id="launch").__exit__(None, None, None)
+    with pytest.raises(ConfigError, match="'launch' has begun at step 0, not at 5"):
+        connect(launch_id="launch", resume_from=5)
+
+
+def test_a_run_that_was_never_created_is_store_lost(connect: Connect) -> None:
+    with pytest.raises(StoreLost):
+        connect()
+
+
+def test_settings_refuse_ranks_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="rank 2 of world_size 2"):
+        ConsumerSettings(rank=2, world_size=2, launch_id="x")
+    with pytest.raises(ValueError, match="launch_id"):
+        ConsumerSettings(rank=0, world_size=2)
+
+
+def test_stale_tokens_count_by_their_floor_after_a_rewind(connect: Connect, worker: HandWorker) -> None:
+    with connect() as consumer:
+        for batch in consumer_steps(consumer, worker, last=2):
+            consumer.publish(tiny_qwen3(batch.step).state_dict())
+            consumer.commit(batch)
+        worker.produce(2)  # version 2 of an epoch that is about to die
+    with connect(resume_from=0, mode="return") as consumer:
+        ages = {int(age) for sequence in next(consumer).sequences for age in sequence.staleness}
+        assert ages == {0}
+
+
+def test_weights_by_path_stay_for_slow_workers_and_no_longer(
+    connect: Connect, worker: HandWorker, tmp_path: Path, buffer: Buffer
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "not-ours").mkdir(parents=True)
+    with connect(transport="path", weights_dir=shared) as consumer:
+        for batch in consumer_steps(consumer, worker, last=5):
+            consumer.publish(tiny_qwen3(batch.step).state_dict())
+            consumer.commit(batch)
+        live = buffer.live_model()
+        assert live is not None
+        assert live.uri.startswith("file://")
+        assert len(list(shared.glob("weights-*"))) == 3
+        assert (shared / "not-ours").exists()
+        worker.swap()
+    with connect(resume_from=0, transport="path") as consumer, pytest.raises(ConfigError, match="weights_dir"):
+        consumer.publish(tiny_qwen3().state_dict())
+
+
+def test_weights_that_cannot_be_read_are_named(server_url: str, worker: HandWorker, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="cannot be read"):
+        Consumer.connect(server_url, run=worker.buffer.run, weights=tmp_path)
+
+
+def test_tied_embeddings_are_written_once_and_load_again(tmp_path: Path, model_folder: Path) -> None:
+    model = tiny_qwen3(tied=True)
+    model.save_pretrained(tmp_path / "saved")
+    folder = write_model(tmp_path / "written", to_safetensors(model.state_dict()), tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert loaded.state_dict()[name].equal(tensor)
+    assert not list(tmp_path.glob(".*")), "an unfinished folder was left behind"

@@ -1,0 +1,261 @@
+"""The reference trainer on a real server, fed by a hand-made worker: what it trains, keeps and refuses."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+import torch
+from hand_worker import TEMPERATURE, HandWorker, make_run
+from safetensors.numpy import load_file
+from tiny_qwen3 import tiny_qwen3
+from transformers import AutoModelForCausalLM
+
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.replay import Buffer
+from rollq.consumer.checkpoints import newest_checkpoint
+from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trainer import METRICS_FILE, Learner, train
+
+TASKS = ("math", "code")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_qwen3().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(model_folder: Path, tmp_path: Path) -> Callable[..., TrainerSettings]:
+    """Settings of a short training into this test's folder."""
+
+    def make(**changed: object) -> TrainerSettings:
+        values = {"model": model_folder, "output": tmp_path / "out", "steps": 4, "learning_rate": 3e-3, "timeout_s": 60}
+        return TrainerSettings.model_validate({**values, "micro_batch_tokens": 64, **changed})
+
+    return make
+
+
+@contextmanager
+def working(url: str, run: str, folder: Path, *, says: float = TEMPERATURE) -> Iterator[Buffer]:
+    """A worker per task that keeps up with the trainer from one thread, one version behind on every other step."""
+    stop = threading.Event()
+
+    def work() -> None:
+        with Buffer.connect(url, run) as buffer, buffer.events() as events:
+            workers = {
+                task: HandWorker(buffer, tiny_qwen3(1), folder / task, name=f"{task}-worker", says=says)
+                for task in TASKS
+            }
+            while not stop.is_set():
+                for task, worker in workers.items():
+                    counts = buffer.counts(task)
+                    if counts.clock.version >= 0 and counts.ready < 2:
+                        worker.produce(2, task, follow=counts.clock.step % 2 == 1)
+                events.wait(0.05)
+
+    thread = threading.Thread(target=work)
+    with Buffer.connect(url, run) as buffer:
+        make_run(buffer, TASKS)
+        thread.start()
+        try:
+            yield buffer
+        finally:
+            stop.set()
+            thread.join()
+
+
+def metrics(output: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (output / METRICS_FILE).read_bytes().splitlines()]
+
+
+def test_it_trains_publishes_checkpoints_and_reports(
+    server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path
+) -> None:
+    chosen = settings(checkpoint_every=2)
+    with working(server_url, run_name, tmp_path) as buffer:
+        assert train(server_url, run_name, chosen) == 4
+        live, counts = buffer.live_model(), buffer.counts("math")
+    assert live is not None
+    assert (live.version, counts.clock.committed, counts.clock.checkpoint) == (4, 4, 4)
+    lines = metrics(chosen.output)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert set(lines[0]["rewards"]) == set(TASKS)
+    assert lines[0]["workers"] == {"math-worker": 8, "code-worker": 8}
+    assert lines[0]["staleness_tokens"] == {"0": lines[0]["tokens"]}
+    assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert lines[0]["on_policy_error"] < 1e-4
+    assert lines[0]["effective_sample_size"]["0"] == pytest.approx(1.0)
+    checkpoint = newest_checkpoint(chosen.output)
+    assert checkpoint is not None
+    assert checkpoint.step == 4
+    assert sorted(path.name for path in checkpoint.folder.parent.iterdir()) == ["step-00000002", "step-00000004"]
+    trained = AutoModelForCausalLM.from_pretrained(checkpoint.folder)
+    assert not trained.lm_head.weight.equal(tiny_qwen3().lm_head.weight)
+
+
+def test_every_trained_token_has_the_logprob_of_the_weights_that_it_claims(
+    server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path
+) -> None:
+    """The check that finds wrong offsets, masks, temperatures and version stamps."""
+    record = tmp_path / "record"
+    with working(server_url, run_name, tmp_path):
+        train(server_url, run_name, settings(record_dir=record, steps=6, learning_rate=0.02))
+    ages: set[int] = set()
+    checked = 0
+    for path in sorted((record / "batches").iterdir()):
+        arrays = load_file(path)
+        for index, (start, end) in enumerate(zip(arrays["cu_seqlens"][:-1], arrays["cu_seqlens"][1:], strict=True)):
+            span = slice(start, end)
+            ids, mask = torch.from_numpy(arrays["ids"][span]).long(), arrays["loss_mask"][span]
+            [(epoch, version)] = set(zip(arrays["epochs"][span][mask], arrays["versions"][span][mask], strict=True))
+            model = weights_of(record, int(epoch), int(version))
+            with torch.no_grad():
+                logits = model(ids[None]).logits[0, :-1] / float(arrays["temperature"][index])
+            recomputed = logits.log_softmax(-1).gather(-1, ids[1:, None]).squeeze(-1).numpy()
+            np.testing.assert_allclose(recomputed[mask[1:]], arrays["logprobs"][span][mask], atol=1e-4, rtol=0)
+            ages |= set(arrays["staleness"][span][mask].tolist())
+            checked += int(mask.sum())
+    assert checked == 6 * 2 * 2 * 4 * 5  # steps, tasks, groups, samples, tokens
+    assert ages == {0, 1}
+
+
+@cache
+def weights_of(record: Path, epoch: int, version: int) -> Any:
+    return AutoModelForCausalLM.from_pretrained(record / "weights" / f"epoch-{epoch}-version-{version}").eval()
+
+
+def test_a_restart_trains_the_same_batch_to_the_same_weights(
+    server_url: str,
+    run_name: str,
+    settings: Callable[..., TrainerSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Step 3 is trained twice, the second time from the checkpoint of step 2 with the optimizer's state of then."""
+    real = Learner.gradients
+
+    def crash(learner: Learner, batch: Any, stop: threading.Event) -> Any:
+        if batch.step == 4:
+            raise KeyboardInterrupt
+        return real(learner, batch, stop)
+
+    record = tmp_path / "record"
+    chosen = settings(checkpoint_every=2, record_dir=record)
+    with working(server_url, run_name, tmp_path) as buffer:
+        monkeypatch.setattr(Learner, "gradients", crash)
+        with pytest.raises(KeyboardInterrupt):
+            train(server_url, run_name, chosen)
+        assert buffer.counts("math").clock.committed == 3
+        trained = load_file(record / "batches" / "step-00000003.safetensors")
+        monkeypatch.setattr(Learner, "gradients", real)
+        assert train(server_url, run_name, chosen) == 4
+        assert buffer.counts("math").unaccounted == 0
+    again = load_file(record / "batches" / "step-00000003.safetensors")
+    for name in ("ids", "logprobs", "group_ids"):
+        np.testing.assert_array_equal(again[name], trained[name])
+    first, second = weights_of(record, 1, 3), weights_of(record, 2, 3)
+    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_a_stop_between_micro_batches_leaves_the_batch_to_the_next_start(
+    server_url: str,
+    run_name: str,
+    settings: Callable[..., TrainerSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop = threading.Event()
+    real, calls = Learner.gradients, []
+
+    def interrupted(learner: Learner, batch: Any, asked: threading.Event) -> Any:
+        calls.append([group.group_id for group in batch.groups])
+        if batch.step == 3 and len(calls) == 3:
+            stop.set()
+        return real(learner, batch, asked)
+
+    monkeypatch.setattr(Learner, "gradients", interrupted)
+    with working(server_url, run_name, tmp_path) as buffer:
+        assert train(server_url, run_name, settings(), stop=stop) == 2
+        checkpoint = newest_checkpoint(settings().output)
+        assert checkpoint is not None
+        assert checkpoint.step == buffer.counts("math").clock.checkpoint == 2
+        assert train(server_url, run_name, settings()) == 4
+    assert calls[2] == calls[3]
+    assert [line["step"] for line in metrics(settings().output)] == [1, 2, 3, 4]
+
+
+def test_a_batch_without_a_finite_loss_is_quarantined_and_replaced(
+    server_url: str,
+    run_name: str,
+    settings: Callable[..., TrainerSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, spoiled = Learner.gradients, []
+
+    def spoil_once(learner: Learner, batch: Any, stop: threading.Event) -> Any:
+        metrics = real(learner, batch, stop)
+        if batch.step == 2 and not spoiled:
+            spoiled.extend(group.group_id for group in batch.groups if group.task == "math")
+            next(learner.model.parameters()).grad.fill_(float("nan"))
+        return metrics
+
+    monkeypatch.setattr(Learner, "gradients", spoil_once)
+    with working(server_url, run_name, tmp_path) as buffer:
+        assert train(server_url, run_name, settings(steps=3)) == 3
+        for group_id in spoiled:
+            assert buffer.inspect("math", group_id)["status"] == "failed"
+    checkpoint = newest_checkpoint(settings().output)
+    assert checkpoint is not None
+    for parameter in AutoModelForCausalLM.from_pretrained(checkpoint.folder).parameters():
+        assert parameter.isfinite().all()
+
+
+def test_batches_that_are_all_bad_end_the_training(
+    server_url: str,
+    run_name: str,
+    settings: Callable[..., TrainerSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Learner, "update", lambda learner: None)
+    with working(server_url, run_name, tmp_path), pytest.raises(InvalidGroup, match=r"step 1.*for 2 batches in a row"):
+        train(server_url, run_name, settings(max_bad_batches=2))
+
+
+@pytest.mark.parametrize(("says", "noticed"), [(0.7, False), (1.0, True)])
+def test_a_wrong_temperature_is_noticed_before_it_is_trained(
+    server_url: str,
+    run_name: str,
+    settings: Callable[..., TrainerSettings],
+    tmp_path: Path,
+    says: float,
+    noticed: bool,
+) -> None:
+    """The worker samples at temperature 0.7 and says so, or claims another one."""
+    expected = pytest.raises(InvalidGroup, match="staleness 0 differ by") if noticed else nullcontext()
+    with working(server_url, run_name, tmp_path, says=says) as buffer:
+        with expected:
+            train(server_url, run_name, settings(steps=1, verify_logprobs=1e-4))
+        assert buffer.counts("math").clock.committed == (0 if noticed else 1)
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_shuffled_rewards_and_a_reference_change_the_gradient_but_not_what_is_reported(
+    server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path, layout: str
+) -> None:
+    loss = {"kl_coefficient": 0.1, "old_logprobs": "recomputed", "aggregation": "sequence", "entropy": True}
+    with working(server_url, run_name, tmp_path):
+        train(server_url, run_name, settings(steps=2, shuffle_rewards=True, layout=layout, loss=loss))
+    for line in metrics(settings().output):
+        assert 0 < line["reward"] < 1
+        assert line["entropy"] > 0
