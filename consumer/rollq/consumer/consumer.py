@@ -51,6 +51,7 @@ class Consumer:
         self._settings = settings
         self._stop = buffer.patience.closed
         self._step = held.from_step + 1
+        self._taken = held.from_step  # the step of the last batch that was handed out
         self._outlet = WeightsOutlet(buffer, settings.transport, settings.weights_dir)
         self._events = buffer.events()
         self._closing = threading.Event()
@@ -146,6 +147,7 @@ class Consumer:
         claimed = self._claim()
         if claimed is None:
             raise StopIteration
+        self._taken = claimed.step
         return Batch.build(
             claimed.step,
             self._buffer.fetch(claimed.groups),
@@ -155,16 +157,14 @@ class Consumer:
             world_size=self._settings.world_size,
         )
 
-    def publish(self, weights: Path | Mapping[str, Any], version: int | None = None) -> None:
+    def publish(self, weights: Path | Mapping[str, Any]) -> None:
         """Give workers new weights, a folder with model.safetensors or a state dict: groups too old expire at once.
 
-        `version` is the step after which they come; default: the current step, whose batch has just been trained.
-        Raises `WeightsError`, `FencedError`.
+        Their version is the step of the last batch that was taken. Raises `WeightsError`, `FencedError`.
         """
         if self._settings.rank == 0:
             stored = self._outlet.put(weights)
-            version = self._step if version is None else version
-            self._checked().publish(self._held, version, uri=stored.uri, digest=stored.digest)
+            self._checked().publish(self._held, self._taken, uri=stored.uri, digest=stored.digest)
 
     def commit(self, batch: Batch) -> None:
         """The batch has been trained: the next one is of the step after it. Raises `FencedError`."""
