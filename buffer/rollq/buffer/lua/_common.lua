@@ -21,6 +21,11 @@ local function exact(number)
   return string.format('%.0f', number)
 end
 
+-- One ZADD or ZREM for a whole batch: `arguments` is the flat list of scores and members, or of members.
+local function many(command, key, arguments)
+  if #arguments > 0 then redis.call(command, key, unpack(arguments)) end
+end
+
 local function group_key(prefix, id)
   return prefix .. 'group:' .. id
 end
@@ -116,11 +121,15 @@ local function file_for_audit(clock, id, status, err)
   end
 end
 
+local function version_score(oldest)
+  return oldest == NO_TOKENS and '+inf' or oldest
+end
+
 -- Files a group under completed or aborted and into the version index.
 local function file_result(clock, id, status, oldest, arrival)
   redis.call('HSET', group_key(clock.prefix, id), 'status', status)
   redis.call('ZADD', clock.prefix .. status, result_score(clock, oldest, arrival), id)
-  redis.call('ZADD', clock.prefix .. 'by_version', oldest == NO_TOKENS and '+inf' or oldest, id)
+  redis.call('ZADD', clock.prefix .. 'by_version', version_score(oldest), id)
 end
 
 local function unfile_result(clock, id, status)
@@ -147,17 +156,21 @@ local function reset_stale(clock, letters, versions, stale)
   return table.concat(kept_letters), table.concat(kept_versions, ','), reset
 end
 
--- Files a group under expired, or drops it, by setting. The caller has removed it from its old set and its stale samples.
-local function file_expired(clock, id, arrival)
-  redis.call('HINCRBY', clock.prefix .. 'progress', 'expired', 1)
-  if clock.expired == 'drop' then
-    drop_group(clock, id, 'expired')
-    return 'dropped'
+-- Files groups under expired, or drops them, by setting; returns the word for it. `scored` is the flat list of their
+-- arrivals and ids. The caller has removed them from their old sets, and their stale samples.
+local function file_expired(clock, scored)
+  redis.call('HINCRBY', clock.prefix .. 'progress', 'expired', #scored / 2)
+  for i = 2, #scored, 2 do
+    if clock.expired == 'drop' then
+      drop_group(clock, scored[i], 'expired')
+    else
+      local key = group_key(clock.prefix, scored[i])
+      redis.call('HSET', key, 'status', 'expired')
+      redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'reward')
+    end
   end
-  local key = group_key(clock.prefix, id)
-  redis.call('HSET', key, 'status', 'expired')
-  redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'reward')
-  redis.call('ZADD', clock.prefix .. 'expired', arrival, id)
+  if clock.expired == 'drop' then return 'dropped' end
+  many('ZADD', clock.prefix .. 'expired', scored)
   return 'expired'
 end
 
@@ -172,11 +185,14 @@ end
 
 -- Moves a whole batch from one status set to another, scored by step.
 local function move_batch(clock, ids, from, to, step)
+  local scored = {}
   for _, id in ipairs(ids) do
-    redis.call('ZREM', clock.prefix .. from, id)
-    redis.call('ZADD', clock.prefix .. to, step, id)
+    scored[#scored + 1] = step
+    scored[#scored + 1] = id
     redis.call('HSET', group_key(clock.prefix, id), 'status', to)
   end
+  many('ZREM', clock.prefix .. from, ids)
+  many('ZADD', clock.prefix .. to, scored)
 end
 
 -- A trained batch leaves claimed: kept for the checkpoint, or dropped at once when the run resumes fresh.

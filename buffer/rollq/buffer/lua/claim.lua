@@ -36,11 +36,8 @@ local function claim(keys, args)
   if ready < want then return { 'short', ready } end
   local ids = {}
   if want > 0 then ids = redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
-  for _, id in ipairs(ids) do
-    unfile_result(clock, id, 'completed')
-    redis.call('ZADD', clock.prefix .. 'claimed', step, id)
-    redis.call('HSET', group_key(clock.prefix, id), 'status', 'claimed')
-  end
+  move_batch(clock, ids, 'completed', 'claimed', step)
+  many('ZREM', clock.prefix .. 'by_version', ids)
   redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'version', clock.version, 'claimed_ms', now_ms())
   redis.call('HSET', keys[1], 'claimed_step', math.max(clock.claimed_step, step))
   redis.call('PUBLISH', clock.events, 'claim')

@@ -6,11 +6,13 @@ local function expire(keys, args)
   if err then return err end
   local stale, limit = stale_version(clock, clock.step), tonumber(args[2])
   local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', '-inf', stale, 'LIMIT', 0, limit)
-  local expired, dropped = 0, 0
+  local left, scored = { completed = {}, aborted = {} }, {}
   for _, id in ipairs(ids) do
     local key = group_key(clock.prefix, id)
     local group = redis.call('HMGET', key, 'status', 'letters', 'versions', 'arrival')
-    unfile_result(clock, id, group[1])
+    left[group[1]][#left[group[1]] + 1] = id
+    scored[#scored + 1] = group[4]
+    scored[#scored + 1] = id
     if clock.expired ~= 'drop' then
       local letters, versions, reset = reset_stale(clock, group[2], group[3], stale)
       if string.find(letters, '[^p]') then
@@ -20,8 +22,11 @@ local function expire(keys, args)
       end
       redis.call('HSET', key, 'letters', letters, 'versions', versions)
     end
-    if file_expired(clock, id, tonumber(group[4])) == 'dropped' then dropped = dropped + 1 else expired = expired + 1 end
   end
-  if #ids > 0 then redis.call('PUBLISH', clock.events, 'expire') end
-  return { expired, dropped, #ids == limit and 1 or 0 }
+  for status, gone in pairs(left) do many('ZREM', clock.prefix .. status, gone) end
+  many('ZREM', clock.prefix .. 'by_version', ids)
+  if #ids == 0 then return { 0, 0, 0 } end
+  local word = file_expired(clock, scored)
+  redis.call('PUBLISH', clock.events, 'expire')
+  return { word == 'expired' and #ids or 0, word == 'dropped' and #ids or 0, #ids == limit and 1 or 0 }
 end

@@ -26,13 +26,14 @@ local function put(keys, args)
   local stale = stale_version(clock, clock.step)
   local replies, now = {}, now_ms()
   local produced, tokens, reward_sum, reward_count, refused, duplicates = 0, 0, 0, 0, 0, 0
+  local left, by_version, filed = {}, {}, { completed = {}, aborted = {} } -- arguments of `many`
   local at = 3
   while at <= #args do
     local id, attempt, nonce = args[at], args[at + 1], args[at + 2]
     local frames = tonumber(args[at + 14])
     local first_frame = at + 15
     local key = group_key(prefix, id)
-    local group = redis.call('HMGET', key, 'attempt', 'nonce', 'put_nonce', 'arrival')
+    local group = redis.call('HMGET', key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths')
     if group[1] ~= attempt or group[2] ~= nonce then
       if group[1] == attempt and group[3] == nonce then
         replies[#replies + 1] = 'duplicate'
@@ -48,7 +49,7 @@ local function put(keys, args)
       local arrival = tonumber(group[4])
       local status = judge_letters(clock, letters, args[at + 7] == '1')
       if oldest <= stale and status ~= 'failed' then status = 'expired' end
-      redis.call('ZREM', prefix .. 'running', id)
+      left[#left + 1] = id
       if frames > 0 then
         redis.call('HSET', rollout_key(prefix, id), unpack(args, first_frame, first_frame + 2 * frames - 1))
       end
@@ -57,18 +58,19 @@ local function put(keys, args)
         letters, versions, reset = reset_stale(clock, letters, versions, stale)
         if #reset > 0 then redis.call('HDEL', rollout_key(prefix, id), unpack(reset)) end
       end
-      redis.call('HSET', key, 'letters', letters, 'versions', versions, 'oldest', oldest, 'newest', args[at + 6],
-        'reward', args[at + 8], 'tokens', args[at + 11], 'generate_ms', args[at + 12], 'put_ms', now,
-        'put_nonce', nonce)
+      redis.call('HSET', key, 'status', status, 'letters', letters, 'versions', versions, 'oldest', oldest,
+        'newest', args[at + 6], 'reward', args[at + 8], 'tokens', args[at + 11], 'generate_ms', args[at + 12],
+        'put_ms', now, 'put_nonce', nonce, 'deaths', status == 'completed' and 0 or group[5])
       redis.call('HDEL', key, 'nonce', 'worker', 'alone')
       if status == 'expired' then
-        replies[#replies + 1] = file_expired(clock, id, arrival)
+        replies[#replies + 1] = file_expired(clock, { arrival, id })
       elseif status == 'failed' or status == 'filtered' then
         file_for_audit(clock, id, status, args[at + 13])
         replies[#replies + 1] = status
       else
-        file_result(clock, id, status, oldest, arrival)
-        if status == 'completed' then redis.call('HSET', key, 'deaths', 0) end
+        local scored = filed[status]
+        scored[#scored + 1], scored[#scored + 2] = result_score(clock, oldest, arrival), id
+        by_version[#by_version + 1], by_version[#by_version + 2] = version_score(oldest), id
         replies[#replies + 1] = status
       end
       produced = produced + 1
@@ -82,6 +84,9 @@ local function put(keys, args)
   end
   local progress = prefix .. 'progress'
   if produced > 0 then
+    many('ZREM', prefix .. 'running', left)
+    for status, scored in pairs(filed) do many('ZADD', prefix .. status, scored) end
+    many('ZADD', prefix .. 'by_version', by_version)
     redis.call('HINCRBY', progress, 'produced', produced)
     redis.call('HINCRBY', progress, 'tokens', tokens)
     redis.call('HINCRBYFLOAT', progress, 'reward_sum', reward_sum)
