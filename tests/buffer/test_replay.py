@@ -86,7 +86,7 @@ def test_admission_is_refused_by_a_full_server_which_still_drains(fresh_server: 
 
 
 def test_groups_are_leased_by_step_then_arrival(world: World) -> None:
-    world.start()
+    world.start(math={"max_staleness": 1})
     buffer = world.buffer
     buffer.admit("math", [(Prompt("later"), 1)], epoch=1, cursor=0, target=9, step=2)
     buffer.admit("math", [(Prompt("eval"), 2)], epoch=1, cursor=1, target=9, step=1, evaluation=True)
@@ -128,6 +128,15 @@ def test_a_worker_whose_weights_would_be_too_old_gets_nothing(world: World) -> N
     with pytest.raises(StaleWorker, match="version 0 would be too old at step 2"):
         world.lease(1, version=0)
     assert len(world.lease(1, version=1)) == 1
+
+
+def test_groups_for_a_step_that_the_weights_are_too_old_for_wait(world: World) -> None:
+    world.start(math={"max_staleness": 0})
+    for step in (1, 2):
+        cursor = step - 1
+        world.buffer.admit("math", [(Prompt(f"step {step}"), step)], epoch=1, cursor=cursor, target=9, step=step)
+    assert [lease.prompt.content for lease in world.lease(2, version=0)] == ["step 1"]
+    assert [lease.prompt.content for lease in world.lease(2, version=1)] == ["step 2"]
 
 
 def test_a_result_is_filed_once_and_a_repeat_is_a_duplicate(world: World) -> None:

@@ -58,7 +58,7 @@ class Training(Admission):
         last_claimed = at_step
         for task in tasks:
             claimed_step = self._call_task("begin_epoch", task, epoch, held.nonce, at_step)
-            for step in range(at_step + 1, claimed_step + 1):
+            for step in range(claimed_step, at_step, -1):
                 self._call_task("rewind", task, epoch, held.nonce, step, as_mode)
             while self._call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL):
                 pass

@@ -1,6 +1,6 @@
 -- Carries a new epoch into a task: fences the old trainer, sets clock and counters to the checkpoint's step.
 -- KEYS[1] clock   ARGV incarnation, epoch, nonce, from_step
--- Returns the last step that may have a manifest: rewind is to be called for from_step + 1 up to it.
+-- Returns the last step that may have a manifest: rewind is to be called from it down to from_step + 1.
 -- Caller: trainer, every rank.   A repeat changes nothing.
 local function begin_epoch(keys, args)
   local clock, err = read_clock(keys[1], args[1])

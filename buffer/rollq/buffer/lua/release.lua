@@ -20,7 +20,8 @@ local function release(keys, args)
     end
   end
   redis.call('UNLINK', manifest)
-  redis.call('HSET', keys[1], 'claimed_step', math.min(clock.claimed_step, step - 1))
+  -- a replay may hold the batches of later steps already
+  if step == clock.claimed_step then redis.call('HSET', keys[1], 'claimed_step', step - 1) end
   redis.call('PUBLISH', clock.events, 'release')
   return #ids
 end

@@ -2,12 +2,13 @@
 -- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, mode
 --   replay: archived -> claimed, the manifest stays (the same batch will be served again)
 --   return: -> completed      regenerate: -> pending, nothing kept but the prompt
--- Returns how many groups it held.   Caller: trainer, every rank, after begin_epoch.   Idempotent by state.
+-- Returns how many groups it held.   Caller: trainer, every rank, after begin_epoch, for the last step first: whoever
+-- takes over half way finds the steps that are left below claimed_step.   Idempotent by state.
 local function rewind(keys, args)
   local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
   if err then return err end
   local step, mode = tonumber(args[4]), args[5]
-  if step <= clock.committed then return 0 end
+  if step <= clock.committed or step > clock.claimed_step then return 0 end
   local manifest = clock.prefix .. 'manifest:' .. step
   local ids = manifest_ids(manifest)
   if mode == 'replay' then
@@ -28,6 +29,6 @@ local function rewind(keys, args)
     end
   end
   redis.call('UNLINK', manifest)
-  redis.call('HSET', keys[1], 'claimed_step', clock.committed)
+  redis.call('HSET', keys[1], 'claimed_step', step - 1)
   return #ids
 end
