@@ -137,6 +137,7 @@ def test_every_rank_gets_its_share_of_one_batch_and_only_rank_0_moves_the_run(
         worker.produce(4)
         batches = [next(consumer) for consumer in (last, first)]
         assert ids(batches[0]) == ids(batches[1])
+        assert buffer.client.llen(buffer.keys.weights_held) == 1
         assert sorted(batches[0].share + batches[1].share) == list(range(8))
         last.publish(tiny_qwen3(2).state_dict())
         last.commit(batches[0])

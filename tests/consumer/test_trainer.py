@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from safetensors.numpy import load_file
 from tiny_qwen3 import tiny_qwen3
 from transformers import AutoModelForCausalLM
 
-from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.connection import Patience
+from rollq.buffer.errors import InvalidGroup, ServerError
 from rollq.buffer.replay import Buffer
+from rollq.buffer.server import EmbeddedServer
 from rollq.consumer.checkpoints import newest_checkpoint
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trainer import METRICS_FILE, Learner, train
+from rollq.consumer.trainer import METRICS_FILE, Learner, Trainer, train
 
 TASKS = ("math", "code")
 
@@ -49,7 +51,8 @@ def working(url: str, run: str, folder: Path, *, says: float = TEMPERATURE) -> I
     stop = threading.Event()
 
     def work() -> None:
-        with Buffer.connect(url, run) as buffer, buffer.events() as events:
+        patience = Patience(closed=stop)
+        with suppress(ServerError), Buffer.connect(url, run, patience=patience) as buffer, buffer.events() as events:
             workers = {
                 task: HandWorker(buffer, tiny_qwen3(1), folder / task, name=f"{task}-worker", says=says)
                 for task in TASKS
@@ -191,6 +194,28 @@ def test_a_stop_between_micro_batches_leaves_the_batch_to_the_next_start(
         assert train(server_url, run_name, settings()) == 4
     assert calls[2] == calls[3]
     assert [line["step"] for line in metrics(settings().output)] == [1, 2, 3, 4]
+
+
+def test_a_stop_during_an_outage_still_saves_what_was_trained(
+    fresh_server: EmbeddedServer,
+    settings: Callable[..., TrainerSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop = threading.Event()
+    real = Trainer._report
+
+    def cut_off(trainer: Trainer, line: dict[str, Any]) -> None:
+        real(trainer, line)
+        fresh_server.kill()
+        threading.Timer(0.3, stop.set).start()
+
+    monkeypatch.setattr(Trainer, "_report", cut_off)
+    with working(fresh_server.url, "run", tmp_path):
+        assert train(fresh_server.url, "run", settings(), stop=stop) == 1
+    checkpoint = newest_checkpoint(settings().output)
+    assert checkpoint is not None
+    assert checkpoint.step == 1
 
 
 def test_a_batch_without_a_finite_loss_is_quarantined_and_replaced(

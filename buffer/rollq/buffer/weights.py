@@ -40,15 +40,23 @@ def locate_weights(folder: Path) -> StoredWeights:
     return StoredWeights(folder.absolute().as_uri(), _digest(_read_chunks(folder / WEIGHTS_FILE)))
 
 
+def name_in_redis(data: bytes) -> StoredWeights:
+    """What `store_weights` calls these bytes, for ranks that do not store them.
+
+    Raises `WeightsError` for more than `MAX_REDIS_BYTES`.
+    """
+    check_redis_size(len(data))
+    digest = hashlib.sha256(data).hexdigest()
+    return StoredWeights(f"redis:{digest}/{len(range(0, len(data), CHUNK_BYTES))}", digest)
+
+
 def store_weights(buffer: BufferCore, data: bytes) -> StoredWeights:
     """Put the bytes of a safetensors file into Redis, in chunks; the oldest beyond `KEPT_IN_REDIS` go.
 
     Raises `WeightsError` for more than `MAX_REDIS_BYTES`, `ServerError`.
     """
-    check_redis_size(len(data))
-    digest = hashlib.sha256(data).hexdigest()
-    chunks = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]
-    entry = f"{digest}/{len(chunks)}"
+    stored = name_in_redis(data)
+    entry = stored.uri.removeprefix("redis:")
     client, keys = buffer.client, buffer.keys
 
     def move_to_front() -> None:
@@ -61,9 +69,9 @@ def store_weights(buffer: BufferCore, data: bytes) -> StoredWeights:
     _send(buffer, move_to_front)
     for old in _send(buffer, partial(client.lrange, keys.weights_held, 0, -1))[:-KEPT_IN_REDIS]:
         _drop(buffer, old.decode())
-    for part, chunk in enumerate(chunks):
-        _send(buffer, partial(client.set, keys.weights(digest, part), chunk))
-    return StoredWeights(f"redis:{entry}", digest)
+    for part, start in enumerate(range(0, len(data), CHUNK_BYTES)):
+        _send(buffer, partial(client.set, keys.weights(stored.digest, part), data[start : start + CHUNK_BYTES]))
+    return stored
 
 
 def check_redis_size(size_bytes: int) -> None:

@@ -43,6 +43,7 @@ class Consumer:
         held: TrainerEpoch,
         sizes: Mapping[str, int],
         settings: ConsumerSettings,
+        outlet: WeightsOutlet,
     ) -> None:
         """Use `connect`. Takes over `buffer` and closes it."""
         self._buffer = buffer
@@ -52,7 +53,7 @@ class Consumer:
         self._stop = buffer.patience.closed
         self._step = held.from_step + 1
         self._taken = held.from_step  # the step of the last batch that was handed out
-        self._outlet = WeightsOutlet(buffer, settings.transport, settings.weights_dir)
+        self._outlet = outlet
         self._events = buffer.events()
         self._closing = threading.Event()
         self._fenced: RollqError | None = None
@@ -85,7 +86,8 @@ class Consumer:
         buffer = Buffer.connect(url, run, password=password, patience=Patience(closed=stop))
         try:
             sizes = batch_sizes(buffer, batch)
-            stored = WeightsOutlet(buffer, settings.transport, settings.weights_dir).put(weights)
+            outlet = WeightsOutlet(buffer, settings.transport, settings.weights_dir, writes=settings.rank == 0)
+            stored = outlet.put(weights)
             held = buffer.begin_epoch(
                 trainer_id=settings.trainer_id,
                 launch_id=settings.launch_id or secrets.token_hex(8),
@@ -100,7 +102,7 @@ class Consumer:
                     f"launch_id {held.launch_id!r} has begun at step {held.from_step}, not at {resume_from}: "
                     "a new launch needs a new launch_id"
                 )
-            return cls(buffer, held, sizes, settings)
+            return cls(buffer, held, sizes, settings, outlet)
         except BaseException:
             buffer.close()
             raise

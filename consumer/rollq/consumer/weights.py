@@ -17,6 +17,7 @@ from rollq.buffer.weights import (
     StoredWeights,
     check_redis_size,
     locate_weights,
+    name_in_redis,
     store_weights,
 )
 from rollq.consumer.settings import Transport
@@ -90,9 +91,13 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 class WeightsOutlet:
-    """Puts weights where workers find them: into Redis, or into `folder`, which they share."""
+    """Puts weights where workers find them: into Redis, or into `folder`, which they share.
 
-    def __init__(self, buffer: BufferCore, transport: Transport, folder: Path | None) -> None:
+    Without `writes` (ranks other than 0) it only says where rank 0 puts them.
+    """
+
+    def __init__(self, buffer: BufferCore, transport: Transport, folder: Path | None, *, writes: bool) -> None:
+        self._writes = writes
         self._buffer = buffer
         self._transport = transport
         self._folder = folder
@@ -104,7 +109,8 @@ class WeightsOutlet:
         Raises `WeightsError`, `ConfigError` for a state dict by transport `path` without a folder to write to.
         """
         if self._transport == "redis":
-            return store_weights(self._buffer, self._read(weights))
+            data = self._read(weights)
+            return store_weights(self._buffer, data) if self._writes else name_in_redis(data)
         if isinstance(weights, Path):
             return locate_weights(weights)
         if self._folder is None:
@@ -112,11 +118,12 @@ class WeightsOutlet:
         data = to_safetensors(weights)
         digest = hashlib.sha256(data).hexdigest()
         folder = self._folder / f"{_PREFIX}{digest[:16]}"
-        if folder.exists():
-            folder.touch()  # the newest again
-        else:
-            write_model(folder, data)
-        keep_newest(self._folder, f"{_PREFIX}*", KEPT_FOLDERS)
+        if self._writes:
+            if folder.exists():
+                folder.touch()  # the newest again
+            else:
+                write_model(folder, data)
+            keep_newest(self._folder, f"{_PREFIX}*", KEPT_FOLDERS)
         return StoredWeights(folder.absolute().as_uri(), digest)
 
     def _read(self, weights: Path | Mapping[str, Any]) -> bytes:
