@@ -1,7 +1,7 @@
 """What every part of the buffer stands on: one server, one run, its incarnation, its tasks' clocks and rules."""
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Self
 
@@ -129,8 +129,29 @@ class BufferCore:
     def _call_task(self, name: str, task: str, *args: Any) -> Any:
         return self._call(name, task_keys(self.run, task).clock, self.incarnation, *args)
 
+    def _call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Functions in one trip; `calls` are (name, key, arguments ...). Raises the first error, when all have run."""
+        replies = functions.call_all(self.client, self.patience, calls)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
     def _read(self, command: Any) -> Any:
         return patiently(self.client, command, self.patience)
+
+    def _read_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Plain commands in one round trip."""
+
+        def do() -> list[Any]:
+            # a pipeline forgets its commands when it fails: each try has its own
+            with self.client.pipeline(transaction=False) as pipe:
+                for command in commands:
+                    pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+                return pipe.execute()
+
+        found: list[Any] = patiently(self.client, do, self.patience)
+        return found
 
     def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:
         fields = {name.decode(): value.decode() for name, value in raw.items()}

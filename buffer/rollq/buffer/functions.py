@@ -5,7 +5,7 @@ builds of two schemas can serve their runs side by side on one server.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import redis
 from redis import exceptions as driver
 
-from rollq.buffer.connection import Patience, patiently, reply_text
+from rollq.buffer.connection import Patience, diagnose, patiently, reply_text
 from rollq.buffer.errors import (
     CheckpointOverdue,
     FencedError,
@@ -117,11 +117,35 @@ def call(client: redis.Redis, patience: Patience, name: str, key: str, *args: An
 
     Every function is harmless to repeat, so outages are waited out. Raises the errors of `ERRORS`, `ServerError`.
     """
-    command = "FCALL_RO" if name in READ_ONLY else "FCALL"
+    command = (_command(name), f"{LIBRARY}_{name}", 1, key, *args)
     try:
-        return patiently(client, lambda: client.execute_command(command, f"{LIBRARY}_{name}", 1, key, *args), patience)
+        return patiently(client, lambda: client.execute_command(*command), patience)
     except driver.ResponseError as error:
         raise translate(error) from error
+
+
+def call_all(client: redis.Redis, patience: Patience, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Call several functions in one trip; `calls` are (name, key, arguments ...). One that fails replies its error.
+
+    Nothing holds them together: others may come between, and the later ones run when an earlier one failed.
+    """
+
+    def do() -> list[Any]:
+        with client.pipeline(transaction=False) as pipe:
+            for name, key, *args in calls:
+                pipe.execute_command(_command(name), f"{LIBRARY}_{name}", 1, key, *args)
+            replies = pipe.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, driver.RedisError) and diagnose(reply):
+                raise reply
+        return replies
+
+    replies = patiently(client, do, patience)
+    return [translate(reply) if isinstance(reply, driver.ResponseError) else reply for reply in replies]
+
+
+def _command(name: str) -> str:
+    return "FCALL_RO" if name in READ_ONLY else "FCALL"
 
 
 def translate(error: driver.ResponseError) -> Exception:

@@ -4,10 +4,11 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
+from rollq.buffer import functions
 from rollq.buffer.codec import decode_sample, encode_group
 from rollq.buffer.core import BufferCore, pairs, task_keys
 from rollq.buffer.errors import InvalidGroup
@@ -19,12 +20,22 @@ from rollq.buffer.values import Leased, LiveModel, PutOutcome
 log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES = 256 << 20
-MAX_CALL_BYTES = 8 << 20
+MAX_CALL_BYTES = 128 << 10
+"""Larger calls are slower: the server starts only when all has arrived, and neither side's memory stays warm."""
 MAX_CALL_GROUPS = 256
 _NO_VERSION = "-"
 
 Floors = tuple[int, Mapping[int, int]]
 """The live epoch, and by which version the tokens of each dead epoch count at most."""
+_outcome = {outcome.value.encode(): outcome for outcome in PutOutcome}.__getitem__
+
+
+class _Encoded(NamedTuple):
+    """A result with the frames that are new in it, by sample index."""
+
+    result: GroupResult
+    frames: Mapping[int, bytes]
+    size_bytes: int
 
 
 class Leasing(BufferCore):
@@ -76,11 +87,9 @@ class Leasing(BufferCore):
         """How many of the `n` best pending groups belong to each task."""
         if len(tasks) == 1:
             return {tasks[0]: n}
-        with self.client.pipeline(transaction=False) as pipe:
-            for task in tasks:
-                pipe.zrange(task_keys(self.run, task).status(Status.PENDING), 0, n - 1, withscores=True)
-            heads: list[list[tuple[bytes, float]]] = self._read(lambda: pipe.execute(raise_on_error=True))
-        best = sorted((score, index) for index, head in enumerate(heads) for _, score in head)[:n]
+        pending = [task_keys(self.run, task).status(Status.PENDING) for task in tasks]
+        heads: list[list[bytes]] = self._read_all([("ZRANGE", key, 0, n - 1, "WITHSCORES") for key in pending])
+        best = sorted((float(score), index) for index, head in enumerate(heads) for score in head[1::2])[:n]
         counted = Counter(tasks[index] for _, index in best)
         return {task: counted[task] for task in tasks if counted[task]}
 
@@ -107,47 +116,31 @@ class Leasing(BufferCore):
 
         A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat.
         """
-        outcomes: list[PutOutcome | None] = [None] * len(results)
+        encoded = [_encode(result) for result in results]
+        outcomes: dict[int, PutOutcome] = {}
         for task, indices in _indices_by_task(results).items():
-            encoded = [self._encode(results[index]) for index in indices]
-            for start, stop in _chunks(encoded):
-                words = self._put_chunk(
-                    task, [(results[i], e) for i, e in zip(indices[start:stop], encoded[start:stop], strict=True)]
-                )
-                for index, word in zip(indices[start:stop], words, strict=True):
-                    outcomes[index] = PutOutcome(word.decode())
-        return [outcome for outcome in outcomes if outcome is not None]
+            waiting = _chunks(indices, encoded)
+            while waiting:
+                waiting = self._put_chunks(task, waiting, encoded, outcomes)
+        return [outcomes[index] for index in range(len(results))]
 
-    def _encode(self, result: GroupResult) -> tuple[GroupResult, list[bytes], list[int]]:
-        """The result (failed, when it cannot be trained on), its new frames and their sample indices."""
-        lease = result.lease
-        kept = lease.samples
-        try:
-            frames = encode_group(result.samples, group_size=len(kept), max_bytes=MAX_GROUP_BYTES)
-        except InvalidGroup as error:
-            log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
-            failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
-            return GroupResult(lease, (failed,) * len(kept), error=str(error), generate_s=result.generate_s), [], []
-        new = [index for index, sample in enumerate(result.samples) if sample is not kept[index]]
-        return result, [frames[index] for index in new], new
-
-    def _put_chunk(
-        self, task: str, chunk: Sequence[tuple[GroupResult, tuple[GroupResult, list[bytes], list[int]]]]
-    ) -> list[bytes]:
-        while True:
-            epoch, floors = self._epoch_floors(task)
-            args: list[Any] = [epoch]
-            for original, (result, frames, new) in chunk:
-                args += _result_args(result, original.lease.samples, new, epoch, floors)
-                args.append(len(frames))
-                for index, frame in zip(new, frames, strict=True):
-                    args += (index, frame)
-            try:
-                words: list[bytes] = self._call_task("put", task, *args)
-            except EpochMoved:
-                del self._floors[task]
+    def _put_chunks(
+        self, task: str, chunks: list[list[int]], encoded: Sequence[_Encoded], outcomes: dict[int, PutOutcome]
+    ) -> list[list[int]]:
+        """Send chunks of results in one round trip, note the outcomes, and return the chunks to be sent again."""
+        epoch, floors = self._epoch_floors(task)
+        put = ("put", task_keys(self.run, task).clock, self.incarnation, epoch)
+        calls = [(*put, *_put_args([encoded[index] for index in chunk], epoch, floors)) for chunk in chunks]
+        again = []
+        for chunk, words in zip(chunks, functions.call_all(self.client, self.patience, calls), strict=True):
+            if isinstance(words, EpochMoved):
+                self._floors.pop(task, None)
+                again.append(chunk)
+            elif isinstance(words, Exception):
+                raise words
             else:
-                return words
+                outcomes.update(zip(chunk, map(_outcome, words), strict=True))
+        return again
 
     def _epoch_floors(self, task: str) -> Floors:
         if task not in self._floors:
@@ -185,29 +178,58 @@ def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
     )
 
 
-def _result_args(
-    result: GroupResult, kept: Sequence[Sample], new: Iterable[int], epoch: int, floors: Mapping[int, int]
-) -> list[Any]:
+def _encode(result: GroupResult) -> _Encoded:
+    """The result with the frames of what is new in it; as a failed one when it cannot be trained on."""
+    lease = result.lease
+    kept = lease.samples
+    try:
+        frames = encode_group(result.samples, group_size=len(kept), max_bytes=MAX_GROUP_BYTES)
+    except InvalidGroup as error:
+        log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
+        failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
+        return _Encoded(
+            GroupResult(lease, (failed,) * len(kept), error=str(error), generate_s=result.generate_s), {}, 0
+        )
+    new = {
+        i: frames[i]
+        for i, (sample, before) in enumerate(zip(result.samples, kept, strict=True))
+        if sample is not before
+    }
+    return _Encoded(result, new, sum(map(len, new.values())))
+
+
+def _put_args(encoded: Iterable[_Encoded], epoch: int, floors: Mapping[int, int]) -> list[Any]:
+    """What `put` is told of each group."""
+    args: list[Any] = []
+    for result, frames, _ in encoded:
+        args += _result_args(result, frames, epoch, floors)
+        args.append(len(frames))
+        for index_and_frame in frames.items():
+            args += index_and_frame
+    return args
+
+
+def _result_args(result: GroupResult, new: Iterable[int], epoch: int, floors: Mapping[int, int]) -> list[Any]:
     """The plain numbers that `put` decides by, in the order of its ARGV."""
     lease, samples = result.lease, result.samples
     oldest = [oldest_counted(sample, epoch, floors) for sample in samples]
     versions = [version for version in oldest if version is not None]
-    newest = max((span.version for s in samples for g in s.segments for span in g.versions), default=-1)
+    newest = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
     rewards = [sample.reward for sample in samples if sample.reward is not None]
-    tokens = [sample.response_tokens for sample in samples]
-    error = result.error or next((s.error for s in samples if s.status is SampleStatus.FAILED and s.error), "")
+    tokens = [sum([len(segment.response_ids) for segment in sample.segments]) for sample in samples]
+    error = result.error or next((s.error for s in samples if s.error and s.status is SampleStatus.FAILED), "")
     return [
         lease.group_id,
         lease.attempt,
         lease.nonce,
-        "".join([sample.status.value for sample in samples]),
+        "".join([sample.status for sample in samples]),
         ",".join([_NO_VERSION if version is None else str(version) for version in oldest]),
         min(versions, default=-1),
-        newest,
+        max(newest, default=-1),
         int(result.filtered),
         sum(rewards) / len(rewards) if rewards else 0.0,
         len(rewards),
-        sum([tokens[index] - kept[index].response_tokens for index in new]),
+        sum([tokens[index] - lease.samples[index].response_tokens for index in new]),
         sum(tokens),
         round(result.generate_s * 1000),
         error,
@@ -243,14 +265,14 @@ def _indices_by_task(results: Sequence[GroupResult]) -> dict[str, list[int]]:
     return found
 
 
-def _chunks(encoded: Sequence[tuple[GroupResult, list[bytes], list[int]]]) -> Iterable[tuple[int, int]]:
-    """Ranges of results that go into one call: bounded in count and bytes, at least one each."""
-    start, size = 0, 0
-    for index, (_, frames, _new) in enumerate(encoded):
-        more = sum(map(len, frames))
-        if index > start and (size + more > MAX_CALL_BYTES or index - start >= MAX_CALL_GROUPS):
-            yield start, index
-            start, size = index, 0
-        size += more
-    if encoded:
-        yield start, len(encoded)
+def _chunks(indices: Iterable[int], encoded: Sequence[_Encoded]) -> list[list[int]]:
+    """Split results over calls that stay short: at least one each, bounded in count and bytes."""
+    chunks: list[list[int]] = []
+    size_bytes = 0
+    for index in indices:
+        size_bytes += encoded[index].size_bytes
+        if not chunks or size_bytes > MAX_CALL_BYTES or len(chunks[-1]) == MAX_CALL_GROUPS:
+            chunks.append([])
+            size_bytes = encoded[index].size_bytes
+        chunks[-1].append(index)
+    return chunks

@@ -91,40 +91,39 @@ class Training(Admission):
         claimed for all tasks or for none. Raises FencedError, HistoryGone, CheckpointOverdue.
         """
         plan = ("plan", self.keys.info, self.incarnation, held.epoch, held.nonce, step, orjson.dumps(dict(sizes)))
-        standing, delivered = self._call(*plan, 0)
+        # a task alone cannot be torn from others: it is claimed in the same trip, and its plan needs no second look
+        early = [self._claim_call(held, step, *item) for item in sizes.items()] if len(sizes) == 1 else []
+        (standing, delivered), *early = self._call_all([(*plan, 0), *early])
         wanted: dict[str, int] = orjson.loads(standing)
-        missing = self._without_manifest(wanted, step)
+        missing = self._without_manifest(wanted, step) if len(wanted) > 1 else []
         if len(missing) > 1:
             ready = {task: self._ready(task) for task in missing}
             if any(ready[task] < wanted[task] for task in missing):
                 return _shortfall(step, ready, wanted)
+        replies = dict(zip(sizes, early, strict=False))
         groups: list[ClaimedGroup] = []
         for task, size in wanted.items():
-            reply = self._claim_task(held, task, step, size)
+            reply = replies.get(task) or self._call_all([self._claim_call(held, step, task, size)])[0]
+            while reply[0] == b"sweep":
+                self.expire(task)
+                (reply,) = self._call_all([self._claim_call(held, step, task, size)])
             if reply[0] != b"batch":
                 if not delivered:
                     self._release(held, [other for other in missing if other != task], step, "return")
                 return _shortfall(step, {task: reply[1]}, wanted)
-            groups += [ClaimedGroup(task, *fields[:5], float(fields[5] or 0)) for fields in reply[1:]]
-        if not delivered:
+            groups += [_claimed_group(task, *fields) for fields in reply[1:]]
+        if len(wanted) > 1 and not delivered:
             self._call(*plan, 1)
         return Claimed(step, tuple(groups))
 
-    def _claim_task(self, held: TrainerEpoch, task: str, step: int, size: int) -> Any:
+    def _claim_call(self, held: TrainerEpoch, step: int, task: str, size: int) -> tuple[Any, ...]:
         if not 0 <= size <= MAX_IDS_PER_CALL:
             raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
-        while True:
-            reply = self._call_task("claim", task, held.epoch, held.nonce, step, size)
-            if reply[0] != b"sweep":
-                return reply
-            self.expire(task)
+        return ("claim", task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce, step, size)
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
         names = list(tasks)
-        with self.client.pipeline(transaction=False) as pipe:
-            for task in names:
-                pipe.hexists(task_keys(self.run, task).manifest(step), "ids")
-            found = self._read(lambda: pipe.execute())
+        found = self._read_all([("HEXISTS", task_keys(self.run, task).manifest(step), "ids") for task in names])
         return [task for task, exists in zip(names, found, strict=True) if not exists]
 
     def _ready(self, task: str) -> int:
@@ -135,15 +134,13 @@ class Training(Admission):
         fetched: list[Group] = []
         for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
             part = groups[start : start + FETCH_GROUPS_PER_TRIP]
-            with self.client.pipeline(transaction=False) as pipe:
-                for group in part:
-                    keys = task_keys(self.run, group.task)
-                    pipe.hget(keys.group(group.group_id), "prompt")
-                    pipe.execute_command("HGETALL", keys.rollout(group.group_id))
-                replies = self._read(lambda pipe=pipe: pipe.execute())
+            keys = [task_keys(self.run, group.task) for group in part]
+            prompts = [("HGET", key.group(group.group_id), "prompt") for key, group in zip(keys, part, strict=True)]
+            rollouts = [("HGETALL", key.rollout(group.group_id)) for key, group in zip(keys, part, strict=True)]
+            replies = self._read_all([*prompts, *rollouts])
             fetched += [
                 self._decode_group(group, prompt, frames)
-                for group, prompt, frames in zip(part, replies[::2], replies[1::2], strict=True)
+                for group, prompt, frames in zip(part, replies[: len(part)], replies[len(part) :], strict=True)
             ]
         return fetched
 
@@ -202,6 +199,12 @@ class Training(Admission):
     def _forget_plans(self, held: TrainerEpoch, first: int, last: int) -> None:
         if first <= last:
             self._call("forget_plans", self.keys.info, self.incarnation, held.epoch, held.nonce, first, last)
+
+
+def _claimed_group(
+    task: str, group_id: int, oldest_version: int, arrival: int, tries: int, tokens: int, reward: bytes | None
+) -> ClaimedGroup:
+    return ClaimedGroup(task, group_id, oldest_version, arrival, tries, tokens, float(reward or 0))
 
 
 def _shortfall(step: int, ready: Mapping[str, int], wanted: Mapping[str, int]) -> Shortfall:
