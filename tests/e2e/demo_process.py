@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from rollq.monitor.records import StepRecord, read_steps
+from rollq.monitor.records import METRICS_FILE, StepRecord, read_lines, read_steps
 
 PATIENCE_S = 120
 
@@ -28,9 +29,13 @@ class DemoProcess:
         """What it has printed."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """The trainer's lines as they were written: a step that was trained again has two."""
+        return list(read_lines(self.folder / "trainer" / METRICS_FILE))
+
     def steps(self) -> list[StepRecord]:
-        """The steps that it has trained."""
-        return read_steps(self.folder / "trainer" / "metrics.jsonl")
+        """The steps that it has trained, each once."""
+        return read_steps(self.folder / "trainer" / METRICS_FILE)
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
         """Wait for something to happen while the demo runs."""
@@ -49,11 +54,9 @@ class DemoProcess:
         words = f"\0{command}\0{self.folder}"
         return [pid for pid in self.pids() if words in _read(pid, "cmdline")]
 
-    def port(self) -> int:
-        """The server's port, from what the demo printed."""
-        found = re.search(r"redis://127\.0\.0\.1:(\d+)", self.text())
-        assert found is not None
-        return int(found[1])
+    def ports(self) -> list[int]:
+        """The server's port, once it has one."""
+        return [int(port) for port in re.findall(r"redis://127\.0\.0\.1:(\d+)", self.text())]
 
     def kill_role(self, command: str) -> None:
         """SIGKILL to one process of a role."""

@@ -1,7 +1,8 @@
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -32,13 +33,17 @@ def nobody_listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def batch_of(line: dict[str, Any]) -> tuple[Any, ...]:
+    return line["tokens"], line["rewards"], line["samples"], line["workers"]
+
+
 def test_a_demo_whose_worker_and_trainer_are_killed_trains_every_group_once(
     tmp_path: Path, demos: list[DemoProcess]
 ) -> None:
     demo = DemoProcess(tmp_path / "demo", "--steps", str(STEPS), *QUICK)
     demos.append(demo)
     demo.wait_until(lambda: len(demo.steps()) >= 4)
-    with Redis(port=demo.port()) as connection:
+    with Redis(port=demo.ports()[0]) as connection:
         workers = Worker.all(connection=connection, job_class=TicketJob, serializer=TicketSerializer)
         assert len(workers) == 2
         assert {name for worker in workers for name in worker.queue_names()} == {RunKeys(RUN).queue()}
@@ -47,12 +52,21 @@ def test_a_demo_whose_worker_and_trainer_are_killed_trains_every_group_once(
     demo.kill_role("work")
     demo.wait_until(lambda: len(demo.steps()) >= 8)
     demo.kill_role("train")
+    before = demo.metrics()
     assert demo.process.wait(120) == 0, demo.text()
 
     assert "(SIGKILL) and was started again" in demo.text()
-    steps = demo.steps()
-    assert [step.step for step in steps] == list(range(1, STEPS + 1))
-    assert all(set(step.staleness_tokens) <= {0, 1} for step in steps)
+    after = demo.metrics()[len(before) :]
+    assert [step.step for step in demo.steps()] == list(range(1, STEPS + 1))
+    # What the dead trainer had claimed is served again, as it was; all else keeps to max_staleness. Of batches served
+    # again the tokens count as those of the checkpoint, so that their staleness says nothing.
+    first = {line["step"]: line for line in before}
+    for line in after:
+        if line["step"] in first:
+            assert batch_of(line) == batch_of(first[line["step"]])
+    claimed = before[-1]["step"] + 1
+    fresh = [*before, *(line for line in after if line["step"] > claimed)]
+    assert all(set(line["staleness_tokens"]) <= {"0", "1"} for line in fresh)
     summary = orjson.loads((demo.folder / "summary.json").read_bytes())
     kept = summary["conservation"]
     assert kept["admitted"] == kept["archived"] + kept["in_buffer"] + sum(kept["dropped"].values())
@@ -61,26 +75,30 @@ def test_a_demo_whose_worker_and_trainer_are_killed_trains_every_group_once(
     assert set(summary["held_out"]) == {"before", "after"}
     assert (demo.folder / "report" / "index.html").exists()
     eventually(lambda: demo.pids() == [])
-    assert nobody_listens(demo.port())
+    assert all(nobody_listens(port) for port in demo.ports())
 
 
 @pytest.mark.parametrize(
     ("moment", "signals"),
-    [("warm-up:", 1), ("by hand:", 2), ("step 2/", 1)],
+    [
+        (lambda demo: "warm-up:" in demo.text(), 1),
+        (lambda demo: len(demo.role_pids("work")) > 0, 2),
+        (lambda demo: len(demo.steps()) > 1, 1),
+    ],
     ids=["while the model is made", "while the roles start, twice", "while it trains"],
 )
 def test_ctrl_c_ends_a_demo_within_five_seconds_and_leaves_nothing(
-    moment: str, signals: int, tmp_path: Path, demos: list[DemoProcess]
+    moment: Callable[[DemoProcess], bool], signals: int, tmp_path: Path, demos: list[DemoProcess]
 ) -> None:
     demo = DemoProcess(tmp_path / "demo", *QUICK)
     demos.append(demo)
-    demo.wait_until(lambda: moment in demo.text())
+    demo.wait_until(lambda: moment(demo))
     for _ in range(signals):
         demo.process.send_signal(signal.SIGINT)
-    assert demo.process.wait(5) == 130
+    assert demo.process.wait(5) == 130, demo.text()
     assert "stopped; what was made so far lies in" in demo.text()
     eventually(lambda: demo.pids() == [])
-    assert nobody_listens(demo.port()) if "redis://" in demo.text() else True
+    assert all(nobody_listens(port) for port in demo.ports())
 
 
 def test_a_demo_that_is_killed_takes_its_processes_along(tmp_path: Path, demos: list[DemoProcess]) -> None:

@@ -108,8 +108,8 @@ def _make_model(folder: DemoFolder, options: DemoOptions) -> None:
 
     own = own_tasks(folder)
     click.echo(
-        f"warm-up: a new Qwen3 (0.3 M parameters) learns sums and sorting in {options.warm_up_steps} supervised steps,"
-        f" {tiny.WRONG_ANSWERS:.0%} of the answers wrong on purpose: it knows the right one, but does not prefer it"
+        f"warm-up: a new Qwen3 (0.3 M parameters) learns to add and sort in {options.warm_up_steps} supervised steps,\n"
+        f"  {tiny.WRONG_ANSWERS:.0%} of the answers wrong on purpose: it knows the right one, but does not prefer it"
     )
     made = tiny.make_tiny_model(
         folder.model,
@@ -134,11 +134,12 @@ def _held_out(options: DemoOptions, tasks: Sequence[DemoTask], model: Path, when
 
 
 def _tell_by_hand(folder: DemoFolder, server: EmbeddedServer) -> None:
-    """How to run the same roles on terminals of one's own."""
-    config = shlex.quote(str(folder.config))
-    click.echo(f"server: {server.url}; look at it with `rollq status {config}`")
-    click.echo(f"by hand: rollq redis --dir {shlex.quote(str(folder.server))} --port {server.port}; then, each on a ")
-    click.echo(f"terminal, rollq produce {config}; rollq work {config}; rollq train {config}")
+    """How to look at the run, and how to run the same roles on terminals of one's own."""
+    config, data = (shlex.quote(os.path.relpath(path)) for path in (folder.config, folder.server))
+    click.echo(f"server: {server.url}; look at it with `rollq status {config}`; by hand, a terminal each, it is")
+    click.echo(f"  rollq redis --dir {data} --port {server.port}")
+    for role in ("produce", "work", "train"):
+        click.echo(f"  rollq {role} {config}")
 
 
 def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer, watch: Watch) -> bool:

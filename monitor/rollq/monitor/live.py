@@ -130,6 +130,9 @@ def _progress(view: LiveView) -> Text:
 
 def _reward_table(steps: Sequence[StepRecord]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
+    if not steps:
+        table.add_row("waiting for the first batch")
+        return table
     recent = steps[-RECENT_STEPS:]
     tasks = sorted({task for step in recent for task in step.rewards})
     rows: list[tuple[str, float, list[float]]] = [("reward", mean_reward(recent), [step.reward for step in steps])]
