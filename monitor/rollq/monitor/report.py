@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#000000")
 SMOOTHING_STEPS = 20
+SMOOTHING_LOOKS = 5
 WORKING_STATUSES = tuple(
     s.value for s in Status if s is not Status.ARCHIVED
 )  # the archive only grows: it would hide them
@@ -137,17 +138,18 @@ def staleness_figure(steps: Sequence[StepRecord]) -> "Figure":
 
 
 def depth_figure(snapshots: Sequence[Snapshot]) -> "Figure":
-    """Groups per status over time, one panel per task; the archive, which only grows, is left out."""
+    """Groups per status over time, stacked, one panel per task; the archive, which only grows, is left out."""
     tasks = _buffer_tasks(snapshots) or ["no task"]
     figure = _figure(height_in=1.2 + 2.8 * len(tasks))
     start_s = snapshots[0].time_s if snapshots else 0.0
     times = [s.time_s - start_s for s in snapshots]
+    colours = dict(zip(WORKING_STATUSES, COLOURS, strict=False))
     for axes, task in zip(figure.subplots(len(tasks), sharex=True, squeeze=False)[:, 0], tasks, strict=True):
-        for colour, status in zip(COLOURS, WORKING_STATUSES, strict=False):
-            depths = _depths(snapshots, task, status)
-            if any(depths):
-                axes.plot(times, depths, color=colour, linewidth=1.6, label=status)
-        axes.set(ylabel=f"{task}: groups")
+        depths = {status: _depths(snapshots, task, status) for status in WORKING_STATUSES}
+        shown = {status: running_mean(values, SMOOTHING_LOOKS) for status, values in depths.items() if any(values)}
+        if shown:
+            axes.stackplot(times, *shown.values(), labels=list(shown), colors=[colours[s] for s in shown], alpha=0.8)
+        axes.set(ylabel=f"{task}: groups (mean of {SMOOTHING_LOOKS} looks)")
         axes.set_ylim(bottom=0)
         _finish(axes)
     axes.set_xlabel("seconds since the start")
