@@ -10,12 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import TaskSettings
@@ -32,6 +34,8 @@ Rewards = Mapping[str, float]
 
 AFTER_S = 25.0
 """Time kept back for what follows the training: evaluation of the last weights, and the report."""
+DEFAULT_PORT = 6379
+"""Where `rollq redis` serves unless told otherwise."""
 
 
 @click.command()
@@ -47,22 +51,33 @@ AFTER_S = 25.0
 @click.option("--shuffle-rewards", is_flag=True, help="Shuffle each batch's rewards: a control that must not learn.")
 @click.option("--warm-up-steps", type=click.IntRange(1), default=600, show_default=True, help="Supervised steps first.")
 @click.option("--workers", type=click.IntRange(1, 16), default=2, show_default=True, help="Worker processes.")
+@click.option("--prepare", is_flag=True, help="Make model, prompts and rollq.toml, but run nothing.")
 @click.option("--live/--no-live", default=True, help="Live view, if this is a terminal; else a line now and then.")
-def demo(out: Path | None, **choices: Any) -> None:
+def demo(out: Path | None, prepare: bool, **choices: Any) -> None:
     """Train a tiny language model with GRPO here: server, producer, workers and trainer in one command.
 
     \b
     Example:
       rollq demo
       rollq demo --prompts questions.jsonl --prompt-field question --steps 20
+      rollq demo --prepare --out sums
     """
     out = out or Path(f"rollq-demo-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
         with interrupt_once():
-            run_demo(DemoOptions(out=out.absolute(), **choices))
+            (prepare_demo if prepare else run_demo)(DemoOptions(out=out.absolute(), **choices))
     except KeyboardInterrupt:
         click.echo(f"\nstopped; what was made so far lies in {out}")
         sys.exit(130)
+
+
+def prepare_demo(options: DemoOptions) -> None:
+    """Make a demo's folder, and leave the running to the user. Raises `ConfigError` like `run_demo`."""
+    folder, tasks = _new_folder(options)
+    url = f"redis://127.0.0.1:{DEFAULT_PORT}/0"
+    folder.config.write_text(toml(demo_settings(options, folder, tasks, url)), "utf-8")
+    click.echo("now run, each on a terminal of its own:")
+    _tell_by_hand(folder, DEFAULT_PORT)
 
 
 def run_demo(options: DemoOptions) -> dict[str, Any]:
@@ -71,16 +86,14 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     Raises `ConfigError` for options that make no sense, `RoleFailed` when a role cannot be kept running.
     """
     deadline_s = time.monotonic() + 60 * options.minutes
-    folder = DemoFolder(options.out)
-    folder.create()
-    _stay_in(folder)
-    click.echo(f"rollq demo: everything is written to {folder.root}")
-    tasks = _tasks(options, folder)
-    _make_model(folder, options)
+    _check_packages()
+    folder, tasks = _new_folder(options)
     before = _held_out(options, tasks, folder.model, "before")
     with EmbeddedServer(folder.server) as server:
         folder.config.write_text(toml(demo_settings(options, folder, tasks, server.url)), "utf-8")
-        _tell_by_hand(folder, server)
+        click.echo(f"server: {server.url}; by hand, a terminal each, this would be")
+        assert server.port is not None
+        _tell_by_hand(folder, server.port)
         started_s = time.monotonic()
         limit_s = deadline_s - AFTER_S - started_s
         watch = Watch(folder.root.name, folder.metrics, folder.depths, options.steps, limit_s)
@@ -89,6 +102,23 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     after = _held_out(options, tasks, folder.trained_model, "after")
     facts = {"seed": options.seed, "mode": _mode(options), "in_time": finished, "train_s": train_s}
     return _report(folder, facts, {"before": before, "after": after})
+
+
+def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
+    """A folder with the prompts and the model that training starts from."""
+    folder = DemoFolder(options.out)
+    folder.create()
+    _stay_in(folder)
+    click.echo(f"rollq demo: everything is written to {folder.root}")
+    tasks = _tasks(options, folder)
+    _make_model(folder, options)
+    return folder, tasks
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("torch", "transformers", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"`rollq demo` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
 
 
 def _stay_in(folder: DemoFolder) -> None:
@@ -133,13 +163,12 @@ def _held_out(options: DemoOptions, tasks: Sequence[DemoTask], model: Path, when
     return rewards
 
 
-def _tell_by_hand(folder: DemoFolder, server: EmbeddedServer) -> None:
-    """How to look at the run, and how to run the same roles on terminals of one's own."""
+def _tell_by_hand(folder: DemoFolder, port: int) -> None:
+    """How to run the roles, and to look at the run, on terminals of one's own."""
     config, data = (shlex.quote(os.path.relpath(path)) for path in (folder.config, folder.server))
-    click.echo(f"server: {server.url}; look at it with `rollq status {config}`; by hand, a terminal each, it is")
-    click.echo(f"  rollq redis --dir {data} --port {server.port}")
-    for role in ("produce", "work", "train"):
-        click.echo(f"  rollq {role} {config}")
+    click.echo(f"  rollq redis --dir {data} --port {port}")
+    for command in ("produce", "work", "train", "status"):
+        click.echo(f"  rollq {command} {config}")
 
 
 def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer, watch: Watch) -> bool:

@@ -34,17 +34,21 @@ class DemoOptions:
 
 
 def demo_settings(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str) -> dict[str, Any]:
-    """The content of the demo's `rollq.toml`."""
+    """The content of the demo's `rollq.toml`; its paths are relative, so that the folder can be moved."""
+
+    def inside(path: Path) -> str:
+        return str(path.relative_to(folder.root))
+
     return {
         "run": RUN,
         "seed": options.seed,
         "redis": {"buffer_url": url},
-        "tasks": {task.name: task_settings(options, task) for task in tasks},
+        "tasks": {task.name: {**task_settings(options, task), "prompts": inside(task.prompts)} for task in tasks},
         "producer": {"strategy": "sync" if options.sync else "async"},
-        "worker": {"grace_s": 1.0, "options": {"model": str(folder.model), "device": "cpu"}},
+        "worker": {"grace_s": 1.0, "options": {"model": inside(folder.model), "device": "cpu"}},
         "trainer": {
-            "model": str(folder.model),
-            "output": str(folder.trainer),
+            "model": inside(folder.model),
+            "output": inside(folder.trainer),
             "steps": options.steps,
             "learning_rate": LEARNING_RATE,
             "layout": "padded",  # answers are short and of similar length
