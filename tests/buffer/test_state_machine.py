@@ -153,6 +153,8 @@ class BufferMachine(RuleBasedStateMachine):
         sample = make_sample(self.model.version, epoch=self.world.held.epoch)
         (outcome,) = self.buffer.put([GroupResult(lease, (sample, sample))])
         assert outcome in (PutOutcome.DUPLICATE, PutOutcome.REFUSED)
+        assert self.buffer.renew([lease]) == [lease]
+        assert self.buffer.hand_back([lease]) == 0
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))
     @rule(data=st.data(), counted=st.booleans())
