@@ -66,6 +66,13 @@ def openssl() -> Path:
     return Path(found) if found else missing("no openssl on the PATH")
 
 
+@pytest.fixture(scope="session")
+def redis_cli() -> Path:
+    """The `redis-cli` command. In CI it must be there."""
+    found = shutil.which("redis-cli")
+    return Path(found) if found else missing("no redis-cli on the PATH (Debian: apt-get install redis-tools)")
+
+
 def missing(what: str) -> NoReturn:
     """Fail in CI, where everything is installed, and skip on a machine that has only Python."""
     if os.environ.get("CI") == "true":

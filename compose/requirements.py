@@ -1,0 +1,23 @@
+"""Prints what an image needs, one requirement a line: the project's dependencies and those of one of its extras.
+
+python compose/requirements.py torch > requirements.txt
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+
+PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+EXTRAS = ("base", "torch", "vllm")  # base: no extra
+
+
+def requirements(extra: str) -> list[str]:
+    """Raises `SystemExit` for an extra that no image is made of."""
+    if extra not in EXTRAS:
+        raise SystemExit(f"EXTRAS={extra!r}: must be one of {', '.join(EXTRAS)}")
+    project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
+    return [*project["dependencies"], *({"base": []} | project["optional-dependencies"])[extra]]
+
+
+if __name__ == "__main__":
+    print("\n".join(requirements(sys.argv[1])))

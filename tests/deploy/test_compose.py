@@ -1,0 +1,112 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compose_file import COMPOSE, read_compose, seconds
+
+from rollq.cli.settings import load_settings
+
+MODEL = read_compose({})
+SERVICES: dict[str, dict[str, Any]] = MODEL["services"]
+ROLES = [name for name in SERVICES if name != "redis"]
+
+
+@pytest.mark.parametrize("name", ["compose.yaml"])
+def test_the_compose_file_fits_the_specification(name: str) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    result = subprocess.run([*command, str(COMPOSE / name)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_compose_file_with_a_misspelt_key_does_not(tmp_path: Path) -> None:
+    text = (COMPOSE / "compose.yaml").read_text("utf-8")
+    (tmp_path / "compose.yaml").write_text(text.replace("stop_grace_period", "stop_grace", 1))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    assert subprocess.run([*command, str(tmp_path / "compose.yaml")], capture_output=True).returncode == 1
+
+
+def test_nothing_is_reachable_from_outside_the_compose_network() -> None:
+    assert MODEL["networks"] == {"rollq": {"internal": True}}
+    for service in SERVICES.values():
+        assert service["networks"] == ["rollq"]
+        assert not {"ports", "expose", "network_mode", "pid", "ipc"} & set(service)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_runs_without_privileges(name: str) -> None:
+    service = SERVICES[name]
+    assert service["user"] not in ("", "root", "0", "0:0")
+    assert (service["cap_drop"], service["security_opt"]) == (["ALL"], ["no-new-privileges:true"])
+    assert service["read_only"] is True
+    assert not {"privileged", "cap_add", "devices"} & set(service)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_bounds_its_logs_and_says_what_happens_when_it_ends(name: str) -> None:
+    service = SERVICES[name]
+    assert set(service["logging"]["options"]) == {"max-size", "max-file"}
+    assert service["restart"] == {"prepare-cpu": "no"}.get(name, service["restart"])
+    assert service["restart"] in ("no", "unless-stopped", "on-failure")
+    assert service["stop_grace_period"]
+    assert ("test" in service["healthcheck"]) is (name != "prepare-cpu")
+
+
+def test_the_password_is_a_secret_and_stands_nowhere() -> None:
+    assert MODEL["secrets"] == {"redis_password": {"file": "./secrets/redis_password"}}
+    for name in set(SERVICES) - {"prepare-cpu"}:
+        assert SERVICES[name]["secrets"] == ["redis_password"]
+        assert "ROLLQ_REDIS_PASSWORD" not in SERVICES[name].get("environment", {})
+    ignored = subprocess.run(["git", "check-ignore", "-q", "compose/secrets/redis_password"], cwd=COMPOSE.parent)
+    assert ignored.returncode == 0
+
+
+def test_the_store_keeps_everything_it_is_given() -> None:
+    command = SERVICES["redis"]["command"][-1]
+    for option in ("--appendonly yes", "--appendfsync everysec", "--maxmemory-policy noeviction", "--maxmemory 4gb"):
+        assert option in command
+    assert SERVICES["redis"]["volumes"] == ["redis:/data"]
+
+
+@pytest.mark.parametrize("name", ["worker", "trainer"])
+def test_gpu_roles_ask_for_nvidia_gpus_and_take_one_each(name: str) -> None:
+    devices = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+    assert SERVICES[name]["command"][0] == "on-free-gpu"
+
+
+def test_the_cpu_profile_has_the_same_roles_without_a_gpu() -> None:
+    for role in ("producer", "worker", "trainer"):
+        gpu, cpu = SERVICES[role], SERVICES[f"{role}-cpu"]
+        assert (gpu["profiles"], cpu["profiles"]) == (["gpu"], ["cpu"])
+        assert gpu["command"][-3:] == cpu["command"]
+        assert "deploy" not in cpu
+
+
+@pytest.mark.parametrize(("profile", "suffix"), [("gpu", ""), ("cpu", "-cpu")])
+def test_a_worker_is_given_more_time_to_stop_than_it_takes(profile: str, suffix: str) -> None:
+    settings = load_settings(COMPOSE / f"rollq-{profile}.toml", {})
+    assert seconds(SERVICES[f"worker{suffix}"]["stop_grace_period"]) >= settings.worker.grace_s + 10
+
+
+@pytest.mark.parametrize("profile", ["gpu", "cpu"])
+def test_settings_name_only_places_that_the_containers_have(profile: str) -> None:
+    settings = load_settings(COMPOSE / f"rollq-{profile}.toml", {})
+    assert settings.trainer is not None
+    places = [settings.trainer.model, *(task.prompts for task in settings.tasks.values())]
+    assert all(str(place).startswith("/data/") for place in (*places, settings.worker.options["model"]))
+    assert str(settings.trainer.output) == "/output"
+    assert settings.trainer.device == settings.worker.options["device"] == {"gpu": "cuda", "cpu": "cpu"}[profile]
+
+
+def test_weights_that_gpu_roles_share_are_mounted_at_the_same_place() -> None:
+    assert "output:/output" in SERVICES["trainer"]["volumes"]
+    assert "output:/output:ro" in SERVICES["worker"]["volumes"]
+
+
+def test_every_volume_and_config_is_declared_and_used() -> None:
+    mounts = [mount.split(":")[0] for service in SERVICES.values() for mount in service.get("volumes", [])]
+    assert set(MODEL["volumes"]) == {mount for mount in mounts if not mount.startswith(".")}
+    for config in MODEL["configs"].values():
+        assert (COMPOSE / config["file"]).is_file()
