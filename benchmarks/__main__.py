@@ -5,13 +5,15 @@ from pathlib import Path
 
 import click
 
-from benchmarks import claim_at_size, exchange, expiry, machine, report
+from benchmarks import claim_at_size, exchange, expiry, machine, report, tickets, wakeup
 from benchmarks.results import Result
 
 BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "exchange": exchange.measure,
+    "tickets": tickets.measure,
     "claim": claim_at_size.measure,
     "expiry": expiry.measure,
+    "wakeup": wakeup.measure,
 }
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")

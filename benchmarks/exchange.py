@@ -84,7 +84,7 @@ class Ours:
 
     def _batch(self) -> None:
         count = len(self.groups)
-        leases = admit_and_lease(self.buffer, self.epoch, self.step * count, count, version=0)
+        leases = admit_and_lease(self.buffer, self.epoch.epoch, self.step * count, count, version=0)
         self.step += 1
         results = results_of(leases, self.groups)
         started = time.perf_counter()

@@ -24,6 +24,10 @@ from rollq.buffer.values import TrainerEpoch
 
 TASK = "math"
 VOCABULARY = 150_000
+QUESTION = (
+    "A shop sells {} pencils in April and half as many in May. In June it sells a third of what it sold in the two "
+    "months before, and gives two boxes of twelve away. How many pencils have left the shop since the first of April?"
+)
 SAMPLING = {"max_tokens": 2048, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "stop": [], "seed": None}
 
 
@@ -61,11 +65,11 @@ def make_sample(random: np.random.Generator, prompt_tokens: int, response_tokens
     )
 
 
-def admit_and_lease(buffer: Buffer, epoch: TrainerEpoch, cursor: int, groups: int, version: int) -> tuple[Lease, ...]:
+def admit_and_lease(buffer: Buffer, epoch: int, cursor: int, groups: int, version: int) -> tuple[Lease, ...]:
     """Bring `groups` new prompts to running; `cursor` is how many came before."""
-    prompts = [(Prompt(f"question {cursor + i}", answer=i), cursor + i + 1) for i in range(groups)]
-    buffer.admit(TASK, prompts, epoch=epoch.epoch, cursor=cursor, target=cursor + groups, step=version + 1)
-    leased = buffer.lease([TASK], groups, worker="bench", version=version, epoch=epoch.epoch).leases
+    prompts = [(Prompt(QUESTION.format(cursor + i), answer=i), cursor + i + 1) for i in range(groups)]
+    buffer.admit(TASK, prompts, epoch=epoch, cursor=cursor, target=cursor + groups, step=version + 1)
+    leased = buffer.lease([TASK], groups, worker="bench", version=version, epoch=epoch).leases
     if len(leased) != groups:
         raise RuntimeError(f"{groups} groups were admitted, {len(leased)} could be leased")
     return leased

@@ -1,0 +1,47 @@
+"""What workers are given to do: next to nothing, so that the worker itself is measured."""
+
+import asyncio
+from typing import ClassVar
+
+import numpy as np
+
+from rollq.buffer.schema import FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.workers.loops import Rollout
+
+GENERATION_S = 0.5
+ANSWER = Sample(
+    segments=(
+        Segment(
+            prompt_ids=np.zeros(1, dtype=np.int32),
+            response_ids=np.ones(1, dtype=np.int32),
+            logprobs=np.full(1, -1.0, dtype=np.float32),
+            versions=(VersionSpan(1, 0, 1),),
+        ),
+    ),
+    status=SampleStatus.COMPLETED,
+    finish_reason=FinishReason.STOP,
+    text="1",
+)
+
+
+class NoOp:
+    """An agent loop that has the answer ready."""
+
+    resumable: ClassVar[bool] = False
+
+    async def run(self, rollout: Rollout) -> Sample:
+        return ANSWER
+
+
+class HalfASecond:
+    """An agent loop that takes `GENERATION_S`."""
+
+    resumable: ClassVar[bool] = False
+
+    async def run(self, rollout: Rollout) -> Sample:
+        await asyncio.sleep(GENERATION_S)
+        return ANSWER
+
+
+def empty_job() -> None:
+    """What RQ's own worker runs."""

@@ -1,0 +1,158 @@
+"""Generation jobs through our worker, lease and put included: against RQ's SimpleWorker, and at hundreds in flight."""
+
+import logging
+import multiprocessing
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import redis
+from rq import Queue, SimpleWorker
+
+from benchmarks.jobs import empty_job
+from benchmarks.results import Result, ratios, take_turns
+from benchmarks.world import TASK, run, server
+from rollq.buffer.admission import MAX_IDS_PER_CALL
+from rollq.buffer.core import task_keys
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import Prompt, Status
+from rollq.buffer.settings import TaskSettings
+from rollq.buffer.tickets import enqueue_tickets, open_queue, tickets_missing
+from rollq.workers.run import run_worker
+from rollq.workers.settings import WorkerSettings
+
+IN_FLIGHT = 256
+GROUPS_PER_TICKET = 16
+LOOK_S = 0.002
+PATIENCE_S = 120.0
+
+
+def measure(quick: bool) -> list[Result]:
+    """Three figures: one group a ticket and 16 a ticket against stock RQ; groups of 0.5 s at 256 in flight."""
+    repetitions = 1 if quick else 7
+    one, many, stock, slow = (64, 256, 64, 64) if quick else (4_000, 24_000, 1_500, 1_000)
+    with server() as running:
+        ours = partial(groups_per_s, running.url, "NoOp")
+        single, batched, simple = take_turns(
+            repetitions,
+            partial(ours, one, 1),
+            partial(ours, many, GROUPS_PER_TICKET),
+            partial(stock_jobs_per_s, running.url, stock),
+        )
+        waiting = take_turns(repetitions, partial(groups_per_s, running.url, "HalfASecond", slow, 1))[0]
+    stock_detail = {"rq_jobs_per_s": median(simple)}
+    return [
+        Result(
+            name="tickets-1",
+            what="no-op jobs through our worker, one group a ticket, against RQ's SimpleWorker with empty jobs",
+            unit="times",
+            target=3.0,
+            better="higher",
+            values=ratios(single, simple),
+            details={"rollq_groups_per_s": median(single)} | stock_detail,
+        ),
+        Result(
+            name=f"tickets-{GROUPS_PER_TICKET}",
+            what=f"the same with {GROUPS_PER_TICKET} groups a ticket, per group",
+            unit="times",
+            target=20.0,
+            better="higher",
+            values=ratios(batched, simple),
+            details={"rollq_groups_per_s": median(batched)} | stock_detail,
+        ),
+        Result(
+            name="in-flight",
+            what=f"{slow:,} groups that take 0.5 s each, at {IN_FLIGHT} in flight in one worker",
+            unit="groups/s",
+            target=400.0,
+            better="higher",
+            values=waiting,
+            details={"possible_groups_per_s": IN_FLIGHT / 0.5},
+        ),
+    ]
+
+
+def groups_per_s(url: str, loop: str, groups: int, groups_per_ticket: int) -> float:
+    """From the first lease to the last put of `groups` groups, by one worker process that finds them waiting."""
+    name = f"tickets-{secrets.token_hex(4)}"
+    task = TaskSettings(
+        batch_groups=groups,
+        group_size=1,
+        max_staleness=100,
+        prompts=Path("unused"),
+        agent_loop=f"benchmarks.jobs.{loop}",
+    )
+    with run(url, name, task) as (buffer, epoch):
+        for first in range(0, groups, MAX_IDS_PER_CALL):
+            count = min(MAX_IDS_PER_CALL, groups - first)
+            prompts = [(Prompt("0", answer="1", ids=(0,)), first + i + 1) for i in range(count)]
+            buffer.admit(TASK, prompts, epoch=epoch.epoch, cursor=first, target=groups, step=1)
+        queue = open_queue(url, name)
+        enqueue_tickets(queue, name, tickets_missing(groups, 0, groups_per_ticket), groups_per_ticket)
+        queue.connection.close()
+        with process(serve, url, name, task):
+            client, keys = buffer.client, task_keys(name, TASK)
+            return groups / duration_s(
+                lambda: client.zcard(keys.status(Status.COMPLETED)) >= groups,
+                started=lambda: client.zcard(keys.status(Status.PENDING)) < groups,
+            )
+
+
+def stock_jobs_per_s(url: str, jobs: int) -> float:
+    """From the first to the last of `jobs` empty jobs, by one process of RQ's SimpleWorker that finds them waiting."""
+    with redis.Redis.from_url(url) as client:
+        queue = Queue(f"stock-{secrets.token_hex(4)}", connection=client)
+        queue.enqueue_many([Queue.prepare_data(empty_job) for _ in range(jobs)])
+        with process(serve_stock, url, queue.name):
+            return jobs / duration_s(
+                lambda: len(queue.finished_job_registry) >= jobs, started=lambda: len(queue) < jobs
+            )
+
+
+def duration_s(done: Callable[[], bool], *, started: Callable[[], bool]) -> float:
+    """Seconds from `started` to `done`, as seen by looking."""
+    deadline = time.monotonic() + PATIENCE_S
+    begun_s = None
+    while time.monotonic() < deadline:
+        if begun_s is None and started():
+            begun_s = time.perf_counter()
+        if begun_s is not None and done():
+            return time.perf_counter() - begun_s
+        time.sleep(LOOK_S)
+    raise RuntimeError(f"the worker did not finish within {PATIENCE_S:g} s")
+
+
+@contextmanager
+def process(target: Callable[..., None], *args: Any) -> Iterator[None]:
+    """A worker process, ended by SIGTERM."""
+    worker = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
+    worker.start()
+    try:
+        yield
+    finally:
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGTERM)
+        worker.join(timeout=20)
+        worker.kill()
+        worker.join()
+
+
+def serve(url: str, name: str, task: TaskSettings) -> None:
+    """Our worker."""
+    settings = WorkerSettings(engine="simulated", groups_in_flight=IN_FLIGHT, grace_s=0)
+    with Buffer.connect(url, name) as buffer:
+        run_worker(buffer, open_queue(url, name), {TASK: task}, settings)
+
+
+def serve_stock(url: str, queue: str) -> None:
+    """RQ's worker without forks, its fastest."""
+    logging.getLogger("rq.worker").setLevel(logging.WARNING)
+    with redis.Redis.from_url(url) as client:
+        SimpleWorker([Queue(queue, connection=client)], connection=client).work(logging_level="WARNING")
