@@ -1,3 +1,4 @@
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def batch_of(line: dict[str, Any]) -> tuple[Any, ...]:
     return line["tokens"], line["rewards"], line["samples"], line["workers"]
 
 
-def test_a_demo_whose_worker_and_trainer_are_killed_trains_every_group_once(
+def test_a_demo_whose_worker_server_and_trainer_are_killed_trains_every_group_once(
     tmp_path: Path, demos: list[DemoProcess]
 ) -> None:
     demo = DemoProcess(tmp_path / "demo", "--steps", str(STEPS), *QUICK)
@@ -49,13 +50,17 @@ def test_a_demo_whose_worker_and_trainer_are_killed_trains_every_group_once(
         assert {name for worker in workers for name in worker.queue_names()} == {RunKeys(RUN).queue()}
         queues = Queue.all(connection=connection, job_class=TicketJob, serializer=TicketSerializer)
         assert RunKeys(RUN).queue() in [queue.name for queue in queues]
+        server_pid = connection.info("server")["process_id"]
     demo.kill_role("work")
-    demo.wait_until(lambda: len(demo.steps()) >= 8)
+    demo.wait_until(lambda: len(demo.steps()) >= 6)
+    os.kill(server_pid, signal.SIGKILL)
+    demo.wait_until(lambda: len(demo.steps()) >= 9)
     demo.kill_role("train")
     before = demo.metrics()
     assert demo.process.wait(120) == 0, demo.text()
 
-    assert "(SIGKILL) and was started again" in demo.text()
+    assert demo.text().count("(SIGKILL) and was started again") == 2
+    assert "the server died and was started again" in demo.text()
     after = demo.metrics()[len(before) :]
     assert [step.step for step in demo.steps()] == list(range(1, STEPS + 1))
     # What the dead trainer had claimed is served again, as it was; all else keeps to max_staleness. Of batches served

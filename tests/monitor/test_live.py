@@ -73,6 +73,14 @@ def test_the_view_shows_step_reward_staleness_depths_and_versions() -> None:
     assert "waits 250 ms, trains 125 ms a step" in shown
 
 
+def test_a_worker_that_has_not_reported_for_a_while_is_shown_as_silent() -> None:
+    reports = {"a": {"version": 3, "in_flight": 17, "age_s": 0.4}, "b": {"version": 3, "in_flight": 19, "age_s": 9.0}}
+    shown = "\n".join(lines(LiveView("rollq demo", 100, 60.0, snapshot=Snapshot(1.0, workers=reports))))
+    assert "17" in shown
+    assert "19" not in shown
+    assert "silent" in shown
+
+
 def test_a_run_that_has_not_begun_can_be_shown() -> None:
     view = LiveView("rollq demo", 100, 0.0)
     assert any("step 0/100" in line for line in lines(view))

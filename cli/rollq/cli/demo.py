@@ -17,6 +17,7 @@ from typing import Any
 import click
 import orjson
 
+from rollq.buffer.connection import Patience
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.server import EmbeddedServer
@@ -34,6 +35,8 @@ Rewards = Mapping[str, float]
 
 AFTER_S = 25.0
 """Time kept back for what follows the training: evaluation of the last weights, and the report."""
+LOOK_PATIENCE_S = 2.0
+"""How long a look at the buffer waits for the server; it is the demo that starts it again."""
 DEFAULT_PORT = 6379
 """Where `rollq redis` serves unless told otherwise."""
 
@@ -86,7 +89,6 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     Raises `ConfigError` for options that make no sense, `RoleFailed` when a role cannot be kept running.
     """
     deadline_s = time.monotonic() + 60 * options.minutes
-    _check_packages()
     folder, tasks = _new_folder(options)
     before = _held_out(options, tasks, folder.model, "before")
     with EmbeddedServer(folder.server) as server:
@@ -106,6 +108,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
 
 def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
     """A folder with the prompts and the model that training starts from."""
+    _check_packages()
     folder = DemoFolder(options.out)
     folder.create()
     _stay_in(folder)
@@ -174,14 +177,14 @@ def _tell_by_hand(folder: DemoFolder, port: int) -> None:
 def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer, watch: Watch) -> bool:
     """Run producer, workers and trainer until the trainer is done (True) or the time is up (False)."""
     command = (sys.executable, "-m", "rollq.cli.main")
-    with Buffer.connect(server.url, RUN) as buffer:
+    with Buffer.connect(server.url, RUN, patience=Patience(LOOK_PATIENCE_S, LOOK_PATIENCE_S)) as buffer:
         with Supervisor(folder.logs, _role_environment()) as supervisor:
             trainer = supervisor.start("trainer", (*command, "train", str(folder.config)), finishes=True)
             supervisor.start("producer", (*command, "produce", str(folder.config)))
             for number in range(1, options.workers + 1):
                 name = f"worker-{number}"
                 supervisor.start(name, (*command, "work", str(folder.config), "--name", name))
-            finished = watch.until_finished(buffer, supervisor, trainer, live=options.live)
+            finished = watch.until_finished(buffer, server, supervisor, trainer, live=options.live)
         watch.look(buffer)  # at rest: what is shown adds up
     return finished
 

@@ -1,4 +1,4 @@
-"""Watches a demo while its roles run: restarts who dies, records the buffer's depths, shows the live view."""
+"""Watches a demo while its processes run: restarts who dies, records the buffer's depths, shows the live view."""
 
 import contextlib
 import subprocess
@@ -13,8 +13,9 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from rollq.buffer.errors import StoreLost
+from rollq.buffer.errors import ServerUnavailable, StoreLost
 from rollq.buffer.replay import Buffer
+from rollq.buffer.server import EmbeddedServer
 from rollq.cli.processes import Role, Supervisor
 from rollq.monitor.live import LiveView, clock, plain_line, render
 from rollq.monitor.records import Snapshot, append_line, read_steps
@@ -42,7 +43,9 @@ class Watch:
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started_s
 
-    def until_finished(self, buffer: Buffer, supervisor: Supervisor, trainer: Role, *, live: bool) -> bool:
+    def until_finished(
+        self, buffer: Buffer, server: EmbeddedServer, supervisor: Supervisor, trainer: Role, *, live: bool
+    ) -> bool:
         """Return when the trainer has finished: True; or False when the time is up and it was told to stop.
 
         Raises `RoleFailed` when a role cannot be kept running.
@@ -54,14 +57,22 @@ class Watch:
                 assert trainer.process is not None
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     trainer.process.wait(TICK_S)
-                self.notes.extend(f"{clock(self.elapsed_s)} {note}" for note in supervisor.restart_dead())
+                if not server.running:
+                    server.start()
+                    self.note("the server died and was started again")
+                for note in supervisor.restart_dead():
+                    self.note(note)
                 self.look(buffer)
                 show(self.view())
         return True
 
+    def note(self, text: str) -> None:
+        """Tell the user of an event."""
+        self.notes.append(f"{clock(self.elapsed_s)} {text}")
+
     def look(self, buffer: Buffer) -> None:
         """Take a snapshot and keep it; before the first role has made the run there is nothing to see."""
-        with contextlib.suppress(StoreLost):
+        with contextlib.suppress(StoreLost, ServerUnavailable):
             self.snapshot = take_snapshot(buffer)
             append_line(self.depths, self.snapshot.as_dict())
 

@@ -24,6 +24,7 @@ BAR_WIDTH = 78
 SHOWN_NOTES = 3
 SHOWN_TASKS = 2
 SHOWN_WORKERS = 4
+SILENT_S = 5.0  # workers report each second
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,9 @@ def _worker_table(snapshot: Snapshot) -> Table:
     for header in ("worker", "version", "in flight", "groups"):
         table.add_column(header, justify="left" if header == "worker" else "right")
     for name, report in islice(sorted(snapshot.workers.items()), SHOWN_WORKERS):
-        table.add_row(
-            name[:14], f"v{report.get('version', '?')}", _number(report, "in_flight"), _number(report, "groups")
-        )
+        silent = float(report.get("age_s", 0.0)) > SILENT_S
+        in_flight = "silent" if silent else _number(report, "in_flight")
+        table.add_row(name[:14], f"v{report.get('version', '?')}", in_flight, _number(report, "groups"))
     return table
 
 
