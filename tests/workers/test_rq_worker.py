@@ -41,6 +41,7 @@ class Order:
             raise
         finally:
             self.work.running -= 1
+            self.work.in_hand -= len(self.groups)
 
 
 class Work:
@@ -55,13 +56,14 @@ class Work:
         self.taken: list[str] = []
         self.done: list[str] = []
         self.given_back: list[str] = []
-        self.running = self.most_running = 0
+        self.in_hand = self.running = self.most_running = 0
         self.stopped = asyncio.Event()
 
-    async def room(self) -> int:
+    async def room(self, groups: int) -> int:
         while not self.stopped.is_set():
-            if self.running < self.capacity:
-                return self.capacity - self.running
+            free = self.capacity - self.in_hand
+            if self.capacity and free >= min(groups, self.capacity):
+                return free
             await asyncio.sleep(0.01)
         return 0
 
@@ -70,6 +72,7 @@ class Work:
         for ticket in tickets:
             names = [f"math/{len(self.taken) + index}" for index in range(ticket.groups)]
             self.taken.extend(names)
+            self.in_hand += ticket.groups
             orders.append(Order(self, names))
         return orders
 
@@ -141,6 +144,19 @@ def test_no_more_tickets_are_popped_than_there_is_room_for(queue: Queue, run_nam
 
     _, work = serve(queue, run_name, lambda: Work(room=4), scene)
     assert work.most_running <= 4
+
+
+def test_tickets_that_do_not_fit_stay_in_the_queue_in_order(queue: Queue, run_name: str) -> None:
+    enqueue_tickets(queue, run_name, 2, 1)
+    large = enqueue_tickets(queue, run_name, 3, 8)
+
+    async def scene(worker: RqWorker, work: Work) -> None:
+        await until(lambda: work.taken == [f"math/{i}" for i in range(10)])
+        await until(lambda: queue.job_ids == large[1:])
+        work.gate.set()
+        await until(lambda: len(work.done) == 26)
+
+    serve(queue, run_name, lambda: Work(room=10, held=True), scene)
 
 
 def test_rq_sees_the_worker_its_job_and_the_groups_it_took(queue: Queue, run_name: str, server_url: str) -> None:

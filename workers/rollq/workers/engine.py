@@ -4,7 +4,7 @@ Invariant: every token returned carries the version of the weights that made it,
 distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on it.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -41,7 +41,10 @@ class Sampling:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they are stored with the sample."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in _SAMPLING_FIELDS}  # asdict copies deeply, for every sample
+
+
+_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +60,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """New tokens of one request: `ids` int32 [R] with EOS included, `logprobs` float32 [R] in nats, `versions` covering R."""
+    """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R."""
 
     ids: Int32Array
     logprobs: Float32Array

@@ -19,14 +19,16 @@ from rollq.buffer.values import PutOutcome
 from rollq.workers.batcher import Batcher
 from rollq.workers.engine import EngineDead, Tokenizer
 from rollq.workers.engine_host import EngineHost
+from rollq.workers.judges import Verdict
 from rollq.workers.loops import Rollout, failed, prompt_tokens
 from rollq.workers.recipes import Recipe
-from rollq.workers.renewal import Held
+from rollq.workers.renewal import Cut, Held
 
 log = logging.getLogger(__name__)
 
 PUT_GATHER_S = 0.003
 PUT_LIMIT = 128
+NOT_JUDGED = Verdict()
 
 
 @dataclass(slots=True)
@@ -60,7 +62,6 @@ class Generation:
         executor: Executor,
         *,
         worker: str,
-        attempt_timeout_s: float,
     ) -> None:
         self.totals = Totals()
         self._buffer = buffer
@@ -68,24 +69,18 @@ class Generation:
         self._recipes = recipes
         self._tokenizer = tokenizer
         self._extra = {"worker": worker}
-        self._attempt_timeout_s = attempt_timeout_s
         self._puts = Batcher(buffer.put, executor, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
         self._hand_backs = Batcher(self._hand_back_many, executor, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
 
     async def run(self, held: Held) -> None:
-        """Take one group from its lease to its end. When cancelled, keep what its samples have reached."""
+        """Take one group from its lease to its end. Cancelling is stopping it; `held.cut` may say why."""
         lease = held.lease
         samples = list(lease.samples)
         started_s = monotonic()
         try:
-            async with asyncio.timeout(self._attempt_timeout_s) as limit:
-                await self._make_samples(lease, samples)
+            await self._make_samples(lease, samples)
         except EngineDead as error:
             await self._hand_back(held, f"the engine died: {error}")
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            await self._hand_back(held, f"attempt {lease.attempt} took longer than {self._attempt_timeout_s:g} s")
         except asyncio.CancelledError:
             await self._break_off(held, samples, started_s)
         else:
@@ -134,13 +129,21 @@ class Generation:
         except Exception as error:
             log.exception("sample %d of group %d of task %r failed", index, lease.group_id, lease.task)
             made = failed(f"agent loop: {type(error).__name__}: {error}")
-        if made.status is SampleStatus.COMPLETED:
-            made = await recipe.judge.judge(lease.prompt, made)
         self.totals.tokens += made.response_tokens - previous.response_tokens
         if made.status is SampleStatus.ABORTED and not resumes:
             samples[index] = EMPTY_SAMPLE
-        else:
-            samples[index] = replace(made, extra={**made.extra, **self._extra})
+            return
+        verdict = NOT_JUDGED
+        if made.status is SampleStatus.COMPLETED:
+            verdict = await recipe.judge.judge(lease.prompt, made)
+        samples[index] = replace(
+            made,
+            status=SampleStatus.FAILED if verdict.error is not None else made.status,
+            reward=verdict.reward,
+            reward_parts=verdict.parts,
+            error=verdict.error or made.error,
+            extra={**made.extra, **self._extra},
+        )
 
     # ends
 
@@ -163,11 +166,17 @@ class Generation:
         await self._hand_backs.submit(HandBack(held.lease, error))
 
     async def _break_off(self, held: Held, samples: list[Sample], started_s: float) -> None:
-        """Cancelled: put what siblings have finished, so that it is not made again; else hand the group back."""
-        if held.gone:
+        """Put what siblings have finished, so that it is not made again, else hand the group back; by the reason."""
+        if held.cut is Cut.GONE:
             return
         kept = held.lease.samples
-        if any(new is not old and new.status is SampleStatus.COMPLETED for new, old in zip(samples, kept, strict=True)):
+        if held.cut is Cut.TIMEOUT:
+            await self._hand_back(
+                held, f"attempt {held.lease.attempt} was cut off after {monotonic() - started_s:.1f} s"
+            )
+        elif any(
+            new is not old and new.status is SampleStatus.COMPLETED for new, old in zip(samples, kept, strict=True)
+        ):
             await self._put(held, samples, started_s)
         else:
             await self._hand_back(held, None)

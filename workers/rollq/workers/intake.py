@@ -28,23 +28,32 @@ LOOK_S = 1.0
 
 
 class Order:
-    """The groups that one ticket got."""
+    """The groups that one ticket got, under way."""
 
-    def __init__(self, leases: Sequence[Lease], tasks: Sequence["asyncio.Task[None]"]) -> None:
-        self.groups = [f"{lease.task}/{lease.group_id}" for lease in leases]
-        self._tasks = tasks
+    def __init__(self, held: Sequence[Held]) -> None:
+        self.groups = [f"{entry.lease.task}/{entry.lease.group_id}" for entry in held]
+        self._tasks = [entry.task for entry in held if entry.task is not None]
+        self._left = len(self._tasks)
+        self._all_ended = asyncio.Event()
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     async def run(self) -> None:
         """Wait for the groups. When cancelled, break them off."""
         try:
-            await asyncio.wait(self._tasks)
+            await self._all_ended.wait()
         except asyncio.CancelledError:
             for task in self._tasks:
                 task.cancel()
-            await asyncio.wait(self._tasks)
+            await self._all_ended.wait()
             raise
         for task in self._tasks:
             task.result()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._all_ended.set()
 
 
 class Intake:
@@ -78,11 +87,12 @@ class Intake:
         self._stale_version: WeightsVersion | None = None
         following.changed = self._news.set
 
-    async def room(self) -> int:
-        """Wait until groups may be taken; return how many. 0 after `stop`."""
+    async def room(self, groups: int) -> int:
+        """Wait until `groups` groups (at most the capacity) may be taken; return how many. 0 after `stop`."""
         while not self._stopped:
-            if self._may_take():
-                return self._capacity - len(self._table)
+            free = self._capacity - len(self._table)
+            if free >= min(groups, self._capacity) and self._may_take():
+                return free
             await self._wait_for_news()
         return 0
 
@@ -97,7 +107,7 @@ class Intake:
         for ticket in tickets:
             share = leases[at : at + ticket.groups]
             at += len(share)
-            orders.append(Order(share, [self._start(lease, asked_s) for lease in share]))
+            orders.append(Order([self._start(lease, asked_s) for lease in share]))
         return orders
 
     def stop(self) -> None:
@@ -143,11 +153,11 @@ class Intake:
                 return asked_s, leased.leases
         return 0.0, ()
 
-    def _start(self, lease: Lease, asked_s: float) -> "asyncio.Task[None]":
+    def _start(self, lease: Lease, asked_s: float) -> Held:
         held = self._table.add(lease, asked_s)
         held.task = asyncio.create_task(self._generation.run(held))
         held.task.add_done_callback(partial(self._ended, held))
-        return held.task
+        return held
 
     def _ended(self, held: Held, task: "asyncio.Task[None]") -> None:
         self._table.remove(held)

@@ -12,10 +12,11 @@ import math
 import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
-from rollq.buffer.schema import Prompt, Sample, SampleStatus
+from rollq.buffer.schema import Prompt, Sample
 from rollq.workers.plugins import load_plugin
 
 log = logging.getLogger(__name__)
@@ -52,37 +53,42 @@ def _last_number(text: str) -> float | None:
 BUILT_IN: Final[Mapping[str, JudgeFunction]] = {"exact_match": exact_match, "last_number": last_number}
 
 
+class Verdict(NamedTuple):
+    """What a judge made of a sample: a reward with its named parts, or the error that left it without one."""
+
+    reward: float | None = None
+    parts: Mapping[str, float] = MappingProxyType({})
+    error: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge by its name, with the time it may take for one sample."""
+    """A judge by its name, with the time it may take for one sample. `quick`: it needs no thread and no timeout."""
 
     name: str
     function: JudgeFunction
     timeout_s: float
     threads: asyncio.Semaphore
+    quick: bool
 
     @classmethod
     def named(cls, name: str, timeout_s: float) -> "Judge":
         """A built-in judge, or one's own by dotted path. Raises `ConfigError` when there is none of that name."""
-        return cls(name, load_plugin("judge", name, BUILT_IN), timeout_s, asyncio.Semaphore(MAX_THREADS))
+        function = load_plugin("judge", name, BUILT_IN)
+        return cls(name, function, timeout_s, asyncio.Semaphore(MAX_THREADS), quick=name in BUILT_IN)
 
-    async def judge(self, prompt: Prompt, sample: Sample) -> Sample:
-        """The sample with its reward; failed, with the reason, when it could not be judged."""
+    async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
+        """The reward of a completed sample, or why it has none."""
         try:
-            reward, parts = check_reward(await self._call(prompt, sample))
+            return check_reward(self.function(prompt, sample) if self.quick else await self._call(prompt, sample))
         except TimeoutError as error:
-            return self._fail(sample, str(error) or f"took longer than {self.timeout_s:g} s")
+            reason = str(error) or f"took longer than {self.timeout_s:g} s"
         except Exception as error:
             log.warning("judge %s failed", self.name, exc_info=True)
-            return self._fail(sample, f"{type(error).__name__}: {error}")
-        return replace(sample, reward=reward, reward_parts=parts)
-
-    def _fail(self, sample: Sample, reason: str) -> Sample:
-        return replace(sample, status=SampleStatus.FAILED, error=f"judge {self.name!r}: {reason}")
+            reason = f"{type(error).__name__}: {error}"
+        return Verdict(error=f"judge {self.name!r}: {reason}")
 
     async def _call(self, prompt: Prompt, sample: Sample) -> Any:
-        if self.name in BUILT_IN:  # known to be quick
-            return self.function(prompt, sample)
         async with asyncio.timeout(self.timeout_s):
             if inspect.iscoroutinefunction(self.function):
                 return await self.function(prompt, sample)
@@ -91,10 +97,12 @@ class Judge:
             return await answer if inspect.isawaitable(answer) else answer
 
 
-def check_reward(answer: Any) -> tuple[float, dict[str, float]]:
-    """The reward and its parts. Raises `ValueError` unless all are finite numbers."""
-    parts = {str(name): _finite(part) for name, part in answer.items()} if isinstance(answer, Mapping) else {}
-    return (_finite(sum(parts.values())) if isinstance(answer, Mapping) else _finite(answer)), parts
+def check_reward(answer: Any) -> Verdict:
+    """The reward that a judge's answer is. Raises `ValueError` unless it and its parts are finite numbers."""
+    if not isinstance(answer, Mapping):
+        return Verdict(_finite(answer))
+    parts = {str(name): _finite(part) for name, part in answer.items()}
+    return Verdict(_finite(sum(parts.values())), parts)
 
 
 def _finite(value: Any) -> float:

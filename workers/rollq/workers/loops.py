@@ -85,6 +85,8 @@ def spent(prefix: Int32Array | None, max_tokens: int, eos_ids: frozenset[int]) -
 
 def parse_reason(raw: object) -> FinishReason:
     """An engine's finish reason, whatever its case; `ERROR`, with a log line, for none and for unknown ones."""
+    if isinstance(raw, FinishReason):
+        return raw
     try:
         return FinishReason(str(raw).lower())
     except ValueError:

@@ -1,8 +1,8 @@
 """The leases that a worker holds: renewed in one call, and given up in time.
 
-Invariant: generation for a group goes on only while its lease is known to be good. The local deadline counts from the
-moment before the call that set the deadline in Redis, so it never lies behind it; a worker that is cut off stops by
-itself. A result that is finished is not cut off: it is offered, and the buffer decides.
+Invariant: generation for a group goes on only while its lease is known to be good, and no longer than an attempt may
+take. The local deadline counts from the moment before the call that set the deadline in Redis, so it never lies behind
+it; a worker that is cut off stops by itself. A finished result is not cut off: it is offered, and the buffer decides.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from enum import StrEnum
 from time import monotonic
 
 from rollq.buffer.schema import Lease
@@ -17,17 +18,27 @@ from rollq.buffer.schema import Lease
 log = logging.getLogger(__name__)
 
 CHECKS_PER_RENEWAL = 4
+MAX_CHECK_S = 1.0
+
+
+class Cut(StrEnum):
+    """Why a group was stopped."""
+
+    GONE = "its lease was taken over"
+    CUT_OFF = "its lease could not be renewed in time"
+    TIMEOUT = "the attempt took too long"
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One lease in hand. `finished`: it is not cut off any more. `gone`: it is no longer the worker's."""
+    """One lease in hand, until `deadline_s` and `attempt_deadline_s` (monotonic). `finished`: its end has begun."""
 
     lease: Lease
     deadline_s: float
+    attempt_deadline_s: float
     task: "asyncio.Task[None] | None" = None
     finished: bool = False
-    gone: bool = False
+    cut: Cut | None = None
 
 
 def _key(lease: Lease) -> tuple[str, int, str]:
@@ -37,8 +48,15 @@ def _key(lease: Lease) -> tuple[str, int, str]:
 class LeaseTable:
     """The leases in hand."""
 
-    def __init__(self, lease_s: Mapping[str, float], renew: Callable[[Sequence[Lease]], list[Lease]]) -> None:
+    def __init__(
+        self,
+        lease_s: Mapping[str, float],
+        attempt_timeout_s: float,
+        renew: Callable[[Sequence[Lease]], list[Lease]],
+    ) -> None:
+        """`lease_s`: length of each task's leases; `renew`: see `Buffer.renew`."""
         self._lease_s = lease_s
+        self._attempt_timeout_s = attempt_timeout_s
         self._renew_call = renew
         self._period_s = min(lease_s.values()) / 3
         self._held: dict[tuple[str, int, str], Held] = {}
@@ -51,7 +69,7 @@ class LeaseTable:
 
     def add(self, lease: Lease, asked_s: float) -> Held:
         """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
-        held = Held(lease, asked_s + self._lease_s[lease.task])
+        held = Held(lease, asked_s + self._lease_s[lease.task], asked_s + self._attempt_timeout_s)
         self._held[_key(lease)] = held
         return held
 
@@ -60,12 +78,12 @@ class LeaseTable:
         self._held.pop(_key(held.lease), None)
 
     async def run(self, executor: Executor) -> None:
-        """Renew at a third of the lease; cut off what is past its local deadline. Until cancelled."""
+        """Renew at a third of the lease; stop what is past a deadline. Until cancelled."""
         loop = asyncio.get_running_loop()
         renewing: asyncio.Task[None] | None = None
         renewed_s = monotonic()
         while True:
-            await asyncio.sleep(self._period_s / CHECKS_PER_RENEWAL)
+            await asyncio.sleep(min(MAX_CHECK_S, self._period_s / CHECKS_PER_RENEWAL))
             now_s = monotonic()
             self._cut_off(now_s)
             if renewing is not None and renewing.done():
@@ -83,20 +101,21 @@ class LeaseTable:
         gone = {_key(lease) for lease in lost}
         for entry in held:
             if _key(entry.lease) in gone:
-                entry.gone = True
-                self._stop(entry, "its lease is gone: it was taken over")
+                self._stop(entry, Cut.GONE)
             else:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
 
     def _cut_off(self, now_s: float) -> None:
         for held in list(self._held.values()):
             if now_s >= held.deadline_s:
-                self._stop(held, "its lease could not be renewed in time")
+                self._stop(held, Cut.CUT_OFF)
+            elif now_s >= held.attempt_deadline_s:
+                self._stop(held, Cut.TIMEOUT)
 
     @staticmethod
-    def _stop(held: Held, why: str) -> None:
-        if held.finished or held.task is None or held.task.done():
+    def _stop(held: Held, cut: Cut) -> None:
+        if held.finished or held.task is None:
             return
-        log.warning("stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, why)
-        held.finished = True
+        log.warning("stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, cut)
+        held.cut, held.finished = cut, True
         held.task.cancel()

@@ -32,7 +32,7 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from rollq.buffer.connection import Patience, patiently
 from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
-from rollq.buffer.tickets import Ticket, TicketJob, TicketRefused
+from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob, TicketRefused
 from rollq.workers.ledger import Ledger, Record
 
 log = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class Taken(Protocol):
 class TicketWork(Protocol):
     """Whoever does the tickets' work."""
 
-    async def room(self) -> int:
-        """Wait until groups may be taken; return how many. 0 after `stop`."""
+    async def room(self, groups: int) -> int:
+        """Wait until `groups` groups, or all that are ever possible, may be taken; return how many. 0 after `stop`."""
 
     async def take(self, tickets: Sequence[Ticket]) -> Sequence[Taken]:
         """Find work for tickets, one answer each."""
@@ -107,7 +107,7 @@ class RqWorker(BaseWorker):
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._in_flight: dict[str, tuple[asyncio.Task[None], Record]] = {}
-        self._groups_per_ticket = 1
+        self._groups_per_ticket = MAX_GROUPS  # until the first ticket tells
         self._threads = ThreadPoolExecutor(2, "rq")
         self._ledger_thread = ThreadPoolExecutor(1, "rq-ledger")
 
@@ -172,34 +172,40 @@ class RqWorker(BaseWorker):
     # tickets
 
     async def _intake(self) -> None:
-        while not self._stopping.is_set():
-            room = await self._work.room()
+        while True:
+            room = await self._work.room(self._groups_per_ticket)
             if not room:
                 return
-            ids = await self._call(self._pop, min(MAX_POP, max(1, room // self._groups_per_ticket)))
-            if not ids:
-                continue
-            if self._stopping.is_set():
-                await self._call(self._put_back, ids)
+            jobs = await self._call(self._pop, min(MAX_POP, max(1, room // self._groups_per_ticket)))
+            if jobs and self._stopping.is_set():
+                await self._call(self._put_back, jobs)
                 return
-            jobs = await self._call(self._fetch, ids)
             try:
-                await self._start(self._accept(jobs))
+                await self._start(await self._accept(jobs, room))
             except (StoreLost, RunMismatch) as error:
-                await self._call(self._put_back, ids)
+                await self._call(self._put_back, jobs)
                 self.give_up(error)
 
-    def _accept(self, jobs: Sequence[TicketJob]) -> list[tuple[Record, Ticket]]:
-        """Keep the tickets; file everything else as failed."""
-        accepted = []
+    async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[Record, Ticket]]:
+        """Keep the tickets that fit (one at least), put back the others; file what is none as failed."""
+        accepted: list[tuple[Record, Ticket]] = []
+        too_many: list[TicketJob] = []
         for job in jobs:
             record = Record(job)
             try:
-                accepted.append((record, job.ticket(self._run)))
+                ticket = job.ticket(self._run)
             except TicketRefused as error:
                 log.error("%s", error)
                 record.end(JobStatus.FAILED, f"{type(error).__name__}: {error}")
                 self._ledger.note(record)
+                continue
+            if accepted and ticket.groups > room:
+                too_many.append(job)
+            else:
+                accepted.append((record, ticket))
+                room -= ticket.groups
+        if too_many:
+            await self._call(self._put_back, too_many)
         return accepted
 
     async def _start(self, accepted: Sequence[tuple[Record, Ticket]]) -> None:
@@ -257,26 +263,26 @@ class RqWorker(BaseWorker):
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return await self._loop.run_in_executor(self._threads, partial(function, *args))
 
-    def _pop(self, limit: int) -> list[bytes]:
-        """Up to `limit` ids of jobs; waits a moment for the first one."""
+    def _pop(self, limit: int) -> list[TicketJob]:
+        """Up to `limit` jobs from the queue; waits a moment when there is none."""
+        ids = patiently(self.connection, lambda: self._pop_ids(limit) or self._wait_for_id(), self._patience)
+        return self._fetch(ids) if ids else []
+
+    def _pop_ids(self, limit: int) -> list[bytes]:
+        with self.connection.pipeline(transaction=False) as pipe:
+            for _ in range(limit):
+                pipe.lmove(self._queue.key, self._queue.intermediate_queue_key)
+            return [job_id for job_id in pipe.execute(raise_on_error=False) if isinstance(job_id, bytes)]
+
+    def _wait_for_id(self) -> list[bytes]:
         source, target = self._queue.key, self._queue.intermediate_queue_key
-
-        def pop() -> list[Any]:
-            try:
-                first = self.connection.blmove(source, target, BLOCK_S)
-            except OutOfMemoryError:
-                # LMOVE is refused when memory is full, BLPOP is not. It may lose a ticket, which costs nothing.
-                popped: Any = self.connection.blpop([source], BLOCK_S)
-                return [] if popped is None else [popped[1]]
-            if first is None or limit == 1:
-                return [] if first is None else [first]
-            with self.connection.pipeline(transaction=False) as pipe:
-                for _ in range(limit - 1):
-                    pipe.lmove(source, target)
-                more = pipe.execute(raise_on_error=False)
-            return [first, *(id for id in more if isinstance(id, bytes))]
-
-        return [] if self._closing.is_set() else patiently(self.connection, pop, self._patience)
+        try:
+            first: Any = self.connection.blmove(source, target, BLOCK_S)
+        except OutOfMemoryError:
+            # Moves are refused when memory is full, pops are not. A pop may lose a ticket, which costs nothing.
+            popped: Any = self.connection.blpop([source], BLOCK_S)
+            first = popped and popped[1]
+        return [first] if first else []
 
     def _fetch(self, ids: Sequence[bytes]) -> list[TicketJob]:
         """The jobs of popped ids. What is not even a job is dropped with a log line."""
@@ -314,11 +320,11 @@ class RqWorker(BaseWorker):
         job.origin = self._queue.name
         return job
 
-    def _put_back(self, ids: Sequence[bytes]) -> None:
+    def _put_back(self, jobs: Sequence[TicketJob]) -> None:
         with self.connection.pipeline(transaction=False) as pipe:
-            for job_id in reversed(ids):
-                pipe.lrem(self._queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]
-                pipe.lpush(self._queue.key, job_id)
+            for job in reversed(jobs):
+                pipe.lrem(self._queue.intermediate_queue_key, 1, job.id)
+                pipe.lpush(self._queue.key, job.id)
             pipe.execute(raise_on_error=False)
 
     # registration, heartbeats, commands
