@@ -6,7 +6,6 @@ The result is an ordinary Hugging Face model folder; nothing in rollq knows that
 """
 
 import random
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +76,9 @@ def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
             hidden_size=128,
             intermediate_size=256,
             num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=32,
+            num_attention_heads=8,  # of 16: eight small heads learn to add much sooner than four larger ones
+            num_key_value_heads=4,
+            head_dim=16,
             max_position_embeddings=CONTEXT_TOKENS,
             initializer_range=INIT_STD,
             tie_word_embeddings=True,
@@ -91,10 +90,8 @@ def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
 
 
 def wrong_answer(answer: str, rng: random.Random) -> str:
-    """A likely mistake: another last digit for a sum, another order for sorted digits."""
-    if len(answer) >= 4:
-        return "".join(rng.sample(answer, len(answer)))
-    return answer[:-1] + rng.choice([digit for digit in string.digits if digit != answer[-1]])
+    """The right digits in a wrong order: backwards for a sum, any order for sorted digits."""
+    return "".join(rng.sample(answer, len(answer))) if len(answer) >= 4 else answer[::-1]
 
 
 def encode(
@@ -134,7 +131,7 @@ def warm_up(
 ) -> float:
     """Train on `questions`, 60 % of the answers wrong; returns the last loss in nats per token."""
     rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=steps, pct_start=0.1)
     loss = torch.tensor(float("nan"))
     bar = tqdm(range(steps), desc="warm-up", unit="step", disable=not progress)
