@@ -6,7 +6,7 @@ The result is an ordinary Hugging Face model folder; nothing in rollq knows that
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -161,7 +161,7 @@ def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFa
 def make_tiny_model(
     folder: Path,
     train: Sequence[Question],
-    heldout: dict[str, Sequence[Question]],
+    heldout: Mapping[str, Sequence[Question]],
     *,
     seed: int = 0,
     steps: int = STEPS,
