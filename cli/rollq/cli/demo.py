@@ -22,7 +22,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import TaskSettings
-from rollq.cli.demo_files import DemoFolder, DemoTask, own_tasks, user_tasks
+from rollq.cli.demo_files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
 from rollq.cli.demo_settings import RUN, DemoOptions, demo_settings, task_settings, toml
 from rollq.cli.demo_watch import Watch
 from rollq.cli.interrupts import interrupt_once
@@ -109,11 +109,13 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
 def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
     """A folder with the prompts and the model that training starts from."""
     _check_packages()
+    fields = (options.prompt_field, options.answer_field)
+    rows = read_rows(options.prompts, *fields) if options.prompts else None
     folder = DemoFolder(options.out)
     folder.create()
     _stay_in(folder)
     click.echo(f"rollq demo: everything is written to {folder.root}")
-    tasks = _tasks(options, folder)
+    tasks = own_tasks(folder) if rows is None else [user_task(folder, rows, *fields, options.seed)]
     _make_model(folder, options)
     return folder, tasks
 
@@ -128,12 +130,6 @@ def _stay_in(folder: DemoFolder) -> None:
     """Keep libraries' caches and temporary files of this process and its children inside the folder."""
     os.environ.update(folder.environment())
     tempfile.tempdir = None  # it may have been chosen already
-
-
-def _tasks(options: DemoOptions, folder: DemoFolder) -> list[DemoTask]:
-    if options.prompts is None:
-        return own_tasks(folder)
-    return user_tasks(folder, options.prompts, options.prompt_field, options.answer_field, options.seed)
 
 
 def _make_model(folder: DemoFolder, options: DemoOptions) -> None:

@@ -4,14 +4,17 @@ Nothing of a demo is written outside its folder; `environment` keeps the caches 
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.monitor.records import DEPTH_FILE, METRICS_FILE
+from rollq.producer.prompts import parse_prompt
 
 HELD_OUT_ROWS = 64
+TRIED_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +130,33 @@ def own_tasks(folder: DemoFolder) -> list[DemoTask]:
     ]
 
 
-def user_tasks(folder: DemoFolder, prompts: Path, prompt_field: str, answer_field: str, seed: int) -> list[DemoTask]:
-    """One task of the user's prompts: a copy of the file, of which up to `HELD_OUT_ROWS` random rows are held out.
+def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes]:
+    """The lines of a user's prompt file, as they are: what is wrong with some of them is the producer's to say.
 
-    Lines are copied as they are; what is wrong with one is the producer's to say. Raises `ConfigError` for a file that
-    cannot be read or has less than two rows.
+    Raises `ConfigError` for a file that cannot be read or has less than two rows, `InvalidPrompt` when none of the
+    first rows is a prompt.
     """
     try:
-        lines = [line for line in prompts.read_bytes().splitlines() if line.strip()]
+        lines = prompts.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"prompts file {str(prompts)!r} cannot be read: {error.strerror}") from error
-    if len(lines) < 2:
-        raise ConfigError(f"prompts file {str(prompts)!r} has {len(lines)} rows; at least 2 are needed, JSON objects")
-    held_out = set(random.Random(seed).sample(range(len(lines)), min(HELD_OUT_ROWS, len(lines) // 2)))
+    rows = [line for line in lines if line.strip()]
+    if len(rows) < 2:
+        raise ConfigError(f"prompts file {str(prompts)!r} has {len(rows)} rows; at least 2 are needed, JSON objects")
+    problem = None
+    for line in rows[:TRIED_ROWS]:
+        try:
+            parse_prompt(line, prompt_field, answer_field)
+        except ValueError as error:
+            problem = problem or error
+        else:
+            return rows
+    raise InvalidPrompt(f"none of the first rows of {str(prompts)!r} is a prompt: {problem}")
+
+
+def user_task(folder: DemoFolder, rows: Sequence[bytes], prompt_field: str, answer_field: str, seed: int) -> DemoTask:
+    """The task of a user's rows, up to `HELD_OUT_ROWS` of which, drawn at random, are held out."""
+    held_out = set(random.Random(seed).sample(range(len(rows)), min(HELD_OUT_ROWS, len(rows) // 2)))
     task = DemoTask(
         name="prompts",
         prompts=folder.prompts / "train.jsonl",
@@ -151,5 +168,5 @@ def user_tasks(folder: DemoFolder, prompts: Path, prompt_field: str, answer_fiel
         answer_field=answer_field,
     )
     for path, wanted in ((task.prompts, False), (task.held_out, True)):
-        path.write_bytes(b"".join(line + b"\n" for row, line in enumerate(lines) if (row in held_out) is wanted))
-    return [task]
+        path.write_bytes(b"".join(line + b"\n" for row, line in enumerate(rows) if (row in held_out) is wanted))
+    return task

@@ -1,0 +1,92 @@
+from pathlib import Path
+
+import pytest
+
+from rollq.buffer.errors import ConfigError, InvalidPrompt
+from rollq.cli.demo_files import HELD_OUT_ROWS, DemoFolder, own_tasks, read_rows, user_task
+from rollq.cli.demo_settings import DemoOptions, demo_settings, toml
+from rollq.cli.settings import load_settings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DemoFolder:
+    folder = DemoFolder(tmp_path / "demo")
+    folder.create()
+    return folder
+
+
+def options(folder: DemoFolder, **changes: object) -> DemoOptions:
+    values: dict[str, object] = {
+        "out": folder.root,
+        "steps": 7,
+        "minutes": 1.0,
+        "seed": 3,
+        "prompts": None,
+        "prompt_field": "prompt",
+        "answer_field": "answer",
+        "max_staleness": 2,
+        "sync": False,
+        "shuffle_rewards": False,
+        "warm_up_steps": 1,
+        "workers": 2,
+        "live": False,
+    }
+    return DemoOptions(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_folder_that_holds_something_is_not_touched(folder: DemoFolder) -> None:
+    with pytest.raises(ConfigError, match=r"is not empty; name a new one with --out"):
+        folder.create()
+
+
+def test_the_settings_of_a_demo_are_valid_and_name_files_of_its_folder(folder: DemoFolder) -> None:
+    tasks = own_tasks(folder)
+    folder.config.write_text(toml(demo_settings(options(folder), folder, tasks, "redis://127.0.0.1:7777/0")))
+    settings = load_settings(folder.config, {})
+    assert settings.redis.buffer_url == "redis://127.0.0.1:7777/0"
+    assert {name: task.max_staleness for name, task in settings.tasks.items()} == {"sum": 2, "sort": 2}
+    assert all(task.prompts.is_relative_to(folder.root) and task.prompts.exists() for task in settings.tasks.values())
+    assert settings.producer.strategy == "async"
+    assert settings.trainer is not None
+    assert settings.trainer.steps == 7
+    assert settings.trainer.output == folder.trainer
+
+
+def test_the_synchronous_counterpart_is_on_policy(folder: DemoFolder) -> None:
+    wanted = options(folder, sync=True, shuffle_rewards=True)
+    folder.config.write_text(toml(demo_settings(wanted, folder, own_tasks(folder), "redis://127.0.0.1:7777/0")))
+    settings = load_settings(folder.config, {})
+    assert settings.producer.strategy == "sync"
+    assert {task.max_staleness for task in settings.tasks.values()} == {0}
+    assert settings.trainer is not None
+    assert settings.trainer.shuffle_rewards
+
+
+def test_text_survives_toml(tmp_path: Path) -> None:
+    import tomllib
+
+    values = {"a": 'say "hi" \\ é\n', "b": {"c": True, "d": 1e-5, "e": {"f": 3}}}
+    assert tomllib.loads(toml(values)) == values
+
+
+def test_a_users_rows_are_split_and_none_is_lost(folder: DemoFolder) -> None:
+    rows = [b'{"q": "%d?", "a": "%d"}' % (n, n) for n in range(500)]
+    task = user_task(folder, rows, "q", "a", seed=1)
+    train, held_out = (path.read_bytes().splitlines() for path in (task.prompts, task.held_out))
+    assert len(held_out) == HELD_OUT_ROWS
+    assert sorted(train + held_out) == sorted(rows)
+    assert (task.prompt_field, task.answer_field) == ("q", "a")
+
+
+def test_a_prompt_file_that_cannot_be_used_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    with pytest.raises(ConfigError, match=r"prompts\.jsonl' cannot be read: No such file"):
+        read_rows(path, "prompt", "answer")
+    path.write_text('{"prompt": "1+1", "answer": "2"}\n\n')
+    with pytest.raises(ConfigError, match="has 1 rows; at least 2"):
+        read_rows(path, "prompt", "answer")
+    path.write_text('{"question": "1+1", "answer": "2"}\n' * 2)
+    with pytest.raises(InvalidPrompt, match=r"none of the first rows .* no field 'prompt'"):
+        read_rows(path, "prompt", "answer")
+    path.write_text('not JSON\n{"prompt": "1+1", "answer": "2"}\n')
+    assert len(read_rows(path, "prompt", "answer")) == 2
