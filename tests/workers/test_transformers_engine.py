@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.schema import FinishReason, Int32Array
 from rollq.cli.tiny import make_model, make_tokenizer, save
-from rollq.workers.engine import Completion, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engine import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines import make_engine
+from rollq.workers.engines.batch import DecodeBatch
 from rollq.workers.engines.transformers import TransformersEngine, TransformersSettings
 from rollq.workers.tokenizer import HfTokenizer
 
@@ -299,6 +300,28 @@ def test_requests_that_can_never_work_are_refused(checkpoints: list[Path]) -> No
             with pytest.raises(ValueError, match=message):
                 await engine.generate(Request(ids, sampling))
         assert len((await engine.generate(Request(good, Sampling(max_tokens=3)))).ids) == 3
+        await engine.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_step_that_breaks_kills_the_engine_and_every_request_hears_of_it(
+    checkpoints: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(np.array([5, 6], dtype=np.int32), Sampling(max_tokens=3))
+
+    def broken(self: DecodeBatch) -> None:
+        raise RuntimeError("out of memory")
+
+    async def scenario() -> None:
+        engine = engine_over(checkpoints[0], max_batch=1)
+        await engine.start()
+        monkeypatch.setattr(DecodeBatch, "step", broken)
+        outcomes = await asyncio.gather(*(engine.generate(request) for _ in range(3)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [EngineDead] * 3
+        assert "out of memory" in str(outcomes[0])
+        with pytest.raises(EngineDead, match="out of memory"):
+            await engine.swap(checkpoints[1], version(1), SwapMode.KEEP)
         await engine.close()
 
     asyncio.run(scenario())

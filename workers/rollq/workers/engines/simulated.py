@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from rollq.buffer.schema import FinishReason
 from rollq.buffer.settings import Settings
@@ -22,7 +22,7 @@ from rollq.workers.engines.spans import version_spans
 class SimulatedSettings(Settings):
     """What is replayed, and how fast."""
 
-    lengths: tuple[int, ...] = Field(default=(128,), min_length=1, description="response lengths, EOS included")
+    lengths: tuple[PositiveInt, ...] = Field(default=(128,), min_length=1, description="response lengths, EOS included")
     tokens_per_s: float = Field(default=50.0, gt=0, description="speed of one sequence")
     seed: int = Field(default=0, description="order in which the lengths are taken")
     filler_id: int = Field(default=0, ge=0, description="id of every token but EOS")

@@ -1,10 +1,12 @@
 """A Hugging Face causal LM in this process, on the CPU or one GPU, with continuous batching.
 
-The event loop decides (who joins, who leaves, when weights are swapped), one thread computes, and between two decode
-steps neither runs: so the batch needs no lock. Invariant: weights change only between two decode steps.
+The event loop decides (who joins, who leaves, when weights are swapped), one thread computes, and they take turns: the
+batch needs no lock, and the event loop never waits for a forward pass. Invariant: weights change only between two
+decode steps.
 """
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +28,8 @@ from rollq.workers.engines.batch import ActiveSequence, DecodeBatch
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.weights import copy_weights, read_weights
 from rollq.workers.tokenizer import HfTokenizer, model_eos_ids
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -118,7 +122,8 @@ class TransformersEngine:
         try:
             while self._dead is None:
                 await self._advance()
-        except Exception as error:  # noqa: BLE001  whatever breaks a step breaks the engine; every request must hear of it
+        except Exception as error:  # whatever breaks a step breaks the engine, and every request must hear of it
+            log.exception("the engine died")
             self._dead = f"died: {error!r}"
         finally:
             self._dead = self._dead or "is closed"
@@ -190,13 +195,12 @@ class TransformersEngine:
 
     def _sequence(self, request: Request) -> ActiveSequence:
         """The request, checked, as a sequence. Raises `ValueError`."""
-        context_tokens = self._model.config.max_position_embeddings
-        limit = token_limit(request, context_tokens)
+        config = self._model.config.get_text_config()
+        limit = token_limit(request, config.max_position_embeddings)
         prefix = [] if request.prefix_ids is None else request.prefix_ids.tolist()
         context = request.prompt_ids.tolist() + prefix
-        vocabulary = self._model.config.vocab_size
-        if min(context) < 0 or max(context) >= vocabulary:
-            raise ValueError(f"token ids must be in [0, {vocabulary}), found {min(context)} to {max(context)}")
+        if min(context) < 0 or max(context) >= config.vocab_size:
+            raise ValueError(f"token ids must be in [0, {config.vocab_size}), found {min(context)} to {max(context)}")
         seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
         return ActiveSequence(context, len(prefix), request.sampling, seed, limit, versions=[])
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 from rollq.buffer.errors import WeightsError
 
@@ -30,7 +30,7 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
     """
     path = folder / WEIGHTS_FILE
     try:
-        found = load_file(path)
+        found = load(path.read_bytes())  # read whole: a mapped file could still fail, or change, while it is copied
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
     expected = weight_tensors(model)
