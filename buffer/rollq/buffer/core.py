@@ -13,6 +13,7 @@ from rollq.buffer.errors import StoreLost
 from rollq.buffer.events import Events
 from rollq.buffer.keys import RunKeys, TaskKeys
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.trips import Command, converse
 from rollq.buffer.values import Clock, Control
 
 _TEXT_RULES = ("order", "expiry", "expired", "resume")
@@ -129,9 +130,9 @@ class BufferCore:
     def _call_task(self, name: str, task: str, *args: Any) -> Any:
         return self._call(name, task_keys(self.run, task).clock, self.incarnation, *args)
 
-    def _call_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _call_all(self, calls: Sequence[Command]) -> list[Any]:
         """Functions in one trip; `calls` are (name, key, arguments ...). Raises the first error, when all have run."""
-        replies = functions.call_all(self.client, self.patience, calls)
+        replies = functions.call_all(self.client, self.patience, lambda: calls)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -140,18 +141,9 @@ class BufferCore:
     def _read(self, command: Any) -> Any:
         return patiently(self.client, command, self.patience)
 
-    def _read_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Plain commands in one round trip."""
-
-        def do() -> list[Any]:
-            # a pipeline forgets its commands when it fails: each try has its own
-            with self.client.pipeline(transaction=False) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)  # type: ignore[no-untyped-call]
-                return pipe.execute()
-
-        found: list[Any] = patiently(self.client, do, self.patience)
-        return found
+    def _read_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Plain commands in one trip."""
+        return converse(self.client, self.patience, lambda: commands, _good)
 
     def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:
         fields = {name.decode(): value.decode() for name, value in raw.items()}
@@ -172,6 +164,12 @@ class BufferCore:
             rules=decode_rules(fields),
             floors={int(name[6:]): int(value) for name, value in fields.items() if name.startswith("floor:")},
         )
+
+
+def _good(_: int, reply: Any) -> Any:
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
 @lru_cache(maxsize=1024)

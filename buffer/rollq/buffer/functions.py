@@ -5,7 +5,7 @@ builds of two schemas can serve their runs side by side on one server.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import redis
 from redis import exceptions as driver
 
-from rollq.buffer.connection import Patience, diagnose, patiently, reply_text
+from rollq.buffer.connection import Patience, patiently, reply_text
 from rollq.buffer.errors import (
     CheckpointOverdue,
     FencedError,
@@ -24,6 +24,7 @@ from rollq.buffer.errors import (
     StoreLost,
     TrainerHeld,
 )
+from rollq.buffer.trips import converse
 
 SCHEMA = 1
 LIBRARY = f"rollq_{SCHEMA}"
@@ -124,24 +125,20 @@ def call(client: redis.Redis, patience: Patience, name: str, key: str, *args: An
         raise translate(error) from error
 
 
-def call_all(client: redis.Redis, patience: Patience, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Call several functions in one trip; `calls` are (name, key, arguments ...). One that fails replies its error.
+def call_all(client: redis.Redis, patience: Patience, calls: Callable[[], Iterable[Sequence[Any]]]) -> list[Any]:
+    """Call several functions in one trip (see `converse`); `calls()` are (name, key, arguments ...).
 
-    Nothing holds them together: others may come between, and the later ones run when an earlier one failed.
+    Returns their replies; that of one that failed is its error.
     """
 
-    def do() -> list[Any]:
-        with client.pipeline(transaction=False) as pipe:
-            for name, key, *args in calls:
-                pipe.execute_command(_command(name), f"{LIBRARY}_{name}", 1, key, *args)
-            replies = pipe.execute(raise_on_error=False)
-        for reply in replies:
-            if isinstance(reply, driver.RedisError) and diagnose(reply):
-                raise reply
-        return replies
+    def commands() -> Iterator[Sequence[Any]]:
+        for name, key, *args in calls():
+            yield (_command(name), f"{LIBRARY}_{name}", 1, key, *args)
 
-    replies = patiently(client, do, patience)
-    return [translate(reply) if isinstance(reply, driver.ResponseError) else reply for reply in replies]
+    def read(_: int, reply: Any) -> Any:
+        return translate(reply) if isinstance(reply, driver.ResponseError) else reply
+
+    return converse(client, patience, commands, read)
 
 
 def _command(name: str) -> str:

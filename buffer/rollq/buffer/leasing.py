@@ -3,8 +3,9 @@
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import orjson
 
@@ -15,27 +16,21 @@ from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.functions import EpochMoved
 from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
+from rollq.buffer.trips import Command
 from rollq.buffer.values import Leased, LiveModel, PutOutcome
 
 log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES = 256 << 20
 MAX_CALL_BYTES = 128 << 10
-"""Larger calls are slower: the server starts only when all has arrived, and neither side's memory stays warm."""
-MAX_CALL_GROUPS = 256
+"""What goes into one call, if it is more than one group: the server files it while the rest is being encoded."""
+NUMBERS_BYTES = 256
+"""About what a group takes in a call beside its frames."""
 _NO_VERSION = "-"
 
 Floors = tuple[int, Mapping[int, int]]
 """The live epoch, and by which version the tokens of each dead epoch count at most."""
 _outcome = {outcome.value.encode(): outcome for outcome in PutOutcome}.__getitem__
-
-
-class _Encoded(NamedTuple):
-    """A result with the frames that are new in it, by sample index."""
-
-    result: GroupResult
-    frames: Mapping[int, bytes]
-    size_bytes: int
 
 
 class Leasing(BufferCore):
@@ -116,31 +111,42 @@ class Leasing(BufferCore):
 
         A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat.
         """
-        encoded = [_encode(result) for result in results]
         outcomes: dict[int, PutOutcome] = {}
         for task, indices in _indices_by_task(results).items():
-            waiting = _chunks(indices, encoded)
-            while waiting:
-                waiting = self._put_chunks(task, waiting, encoded, outcomes)
+            while indices:
+                words = self._put(task, [results[index] for index in indices])
+                outcomes.update(zip(indices, map(_outcome, words), strict=False))
+                indices = indices[len(words) :]
         return [outcomes[index] for index in range(len(results))]
 
-    def _put_chunks(
-        self, task: str, chunks: list[list[int]], encoded: Sequence[_Encoded], outcomes: dict[int, PutOutcome]
-    ) -> list[list[int]]:
-        """Send chunks of results in one round trip, note the outcomes, and return the chunks to be sent again."""
+    def _put(self, task: str, results: Sequence[GroupResult]) -> list[bytes]:
+        """File results of one task; returns a word for each, up to the first one that met a new epoch."""
         epoch, floors = self._epoch_floors(task)
         put = ("put", task_keys(self.run, task).clock, self.incarnation, epoch)
-        calls = [(*put, *_put_args([encoded[index] for index in chunk], epoch, floors)) for chunk in chunks]
-        again = []
-        for chunk, words in zip(chunks, functions.call_all(self.client, self.patience, calls), strict=True):
-            if isinstance(words, EpochMoved):
+
+        def calls() -> Iterator[Command]:
+            # each call is sent as soon as its results are encoded
+            args: list[Any] = []
+            size_bytes = 0
+            for result in results:
+                valid, frames = _encode(result)
+                more_bytes = NUMBERS_BYTES + sum(map(len, frames.values()))
+                if args and size_bytes + more_bytes > MAX_CALL_BYTES:
+                    yield (*put, *args)
+                    args, size_bytes = [], 0
+                args += _result_args(valid, frames, epoch, floors)
+                size_bytes += more_bytes
+            yield (*put, *args)
+
+        words: list[bytes] = []
+        for reply in functions.call_all(self.client, self.patience, calls):
+            if isinstance(reply, EpochMoved):
                 self._floors.pop(task, None)
-                again.append(chunk)
-            elif isinstance(words, Exception):
-                raise words
-            else:
-                outcomes.update(zip(chunk, map(_outcome, words), strict=True))
-        return again
+                break
+            if isinstance(reply, Exception):
+                raise reply
+            words += reply
+        return words
 
     def _epoch_floors(self, task: str) -> Floors:
         if task not in self._floors:
@@ -178,39 +184,21 @@ def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
     )
 
 
-def _encode(result: GroupResult) -> _Encoded:
-    """The result with the frames of what is new in it; as a failed one when it cannot be trained on."""
-    lease = result.lease
-    kept = lease.samples
+def _encode(result: GroupResult) -> tuple[GroupResult, Mapping[int, bytes]]:
+    """The result, or a failed one when it cannot be trained on, and the frames of its new samples by their index."""
+    lease, samples = result.lease, result.samples
     try:
-        frames = encode_group(result.samples, group_size=len(kept), max_bytes=MAX_GROUP_BYTES)
+        frames = encode_group(samples, group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
     except InvalidGroup as error:
         log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
         failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
-        return _Encoded(
-            GroupResult(lease, (failed,) * len(kept), error=str(error), generate_s=result.generate_s), {}, 0
-        )
-    new = {
-        i: frames[i]
-        for i, (sample, before) in enumerate(zip(result.samples, kept, strict=True))
-        if sample is not before
-    }
-    return _Encoded(result, new, sum(map(len, new.values())))
+        samples = (failed,) * len(lease.samples)
+        return GroupResult(lease, samples, error=str(error), generate_s=result.generate_s), {}
+    return result, {i: frame for i, frame in enumerate(frames) if samples[i] is not lease.samples[i]}
 
 
-def _put_args(encoded: Iterable[_Encoded], epoch: int, floors: Mapping[int, int]) -> list[Any]:
-    """What `put` is told of each group."""
-    args: list[Any] = []
-    for result, frames, _ in encoded:
-        args += _result_args(result, frames, epoch, floors)
-        args.append(len(frames))
-        for index_and_frame in frames.items():
-            args += index_and_frame
-    return args
-
-
-def _result_args(result: GroupResult, new: Iterable[int], epoch: int, floors: Mapping[int, int]) -> list[Any]:
-    """The plain numbers that `put` decides by, in the order of its ARGV."""
+def _result_args(result: GroupResult, frames: Mapping[int, bytes], epoch: int, floors: Mapping[int, int]) -> list[Any]:
+    """What `put` is told of one group, in the order of its ARGV: the plain numbers that it decides by, the frames."""
     lease, samples = result.lease, result.samples
     oldest = [oldest_counted(sample, epoch, floors) for sample in samples]
     versions = [version for version in oldest if version is not None]
@@ -229,10 +217,12 @@ def _result_args(result: GroupResult, new: Iterable[int], epoch: int, floors: Ma
         int(result.filtered),
         sum(rewards) / len(rewards) if rewards else 0.0,
         len(rewards),
-        sum([tokens[index] - lease.samples[index].response_tokens for index in new]),
+        sum([tokens[index] - lease.samples[index].response_tokens for index in frames]),
         sum(tokens),
         round(result.generate_s * 1000),
         error,
+        len(frames),
+        *chain.from_iterable(frames.items()),
     ]
 
 
@@ -263,16 +253,3 @@ def _indices_by_task(results: Sequence[GroupResult]) -> dict[str, list[int]]:
     for index, result in enumerate(results):
         found.setdefault(result.lease.task, []).append(index)
     return found
-
-
-def _chunks(indices: Iterable[int], encoded: Sequence[_Encoded]) -> list[list[int]]:
-    """Split results over calls that stay short: at least one each, bounded in count and bytes."""
-    chunks: list[list[int]] = []
-    size_bytes = 0
-    for index in indices:
-        size_bytes += encoded[index].size_bytes
-        if not chunks or size_bytes > MAX_CALL_BYTES or len(chunks[-1]) == MAX_CALL_GROUPS:
-            chunks.append([])
-            size_bytes = encoded[index].size_bytes
-        chunks[-1].append(index)
-    return chunks

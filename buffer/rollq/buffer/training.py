@@ -6,16 +6,18 @@ every task, and back only when all are done.
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import orjson
 
 from rollq.buffer.admission import MAX_IDS_PER_CALL, Admission
 from rollq.buffer.codec import decode_sample
-from rollq.buffer.core import task_keys
+from rollq.buffer.core import pairs, task_keys
 from rollq.buffer.errors import ConfigError, CorruptFrame, HistoryGone
 from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.schema import EMPTY_SAMPLE, Group
+from rollq.buffer.trips import Command, converse
 from rollq.buffer.values import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
 
 ResumeMode = Literal["replay", "return", "regenerate"]
@@ -133,37 +135,39 @@ class Training(Admission):
         """Read the payloads of claimed groups, in order. Raises CorruptFrame naming the group and sample."""
         fetched: list[Group] = []
         for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
-            part = groups[start : start + FETCH_GROUPS_PER_TRIP]
-            keys = [task_keys(self.run, group.task) for group in part]
-            prompts = [("HGET", key.group(group.group_id), "prompt") for key, group in zip(keys, part, strict=True)]
-            rollouts = [("HGETALL", key.rollout(group.group_id)) for key, group in zip(keys, part, strict=True)]
-            replies = self._read_all([*prompts, *rollouts])
-            fetched += [
-                self._decode_group(group, prompt, frames)
-                for group, prompt, frames in zip(part, replies[: len(part)], replies[len(part) :], strict=True)
-            ]
+            fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
         return fetched
 
-    def _decode_group(self, group: ClaimedGroup, prompt: bytes | None, frames: Mapping[bytes, bytes]) -> Group:
-        if prompt is None:
-            raise CorruptFrame(f"group {group.group_id} of task {group.task!r} is not in the store any more")
+    def _fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
+        commands: list[Command] = []
+        for group in groups:
+            keys = task_keys(self.run, group.task)
+            commands += (("HGET", keys.group(group.group_id), "prompt"), ("HGETALL", keys.rollout(group.group_id)))
+        # each group is decoded while the next ones arrive
+        decoded = converse(self.client, self.patience, lambda: commands, partial(self._decode_reply, groups))
+        return [
+            Group(group.task, group.group_id, prompt, samples, group.oldest_version, group.arrival, group.tries)
+            for group, prompt, samples in zip(groups, decoded[::2], decoded[1::2], strict=True)
+        ]
+
+    def _decode_reply(self, groups: Sequence[ClaimedGroup], index: int, reply: Any) -> Any:
+        """The prompt of a group, then its samples."""
+        if isinstance(reply, Exception):
+            raise reply
+        group = groups[index // 2]
+        if index % 2 == 0:
+            if reply is None:
+                raise CorruptFrame(f"group {group.group_id} of task {group.task!r} is not in the store any more")
+            return decode_prompt(reply)
         samples = [EMPTY_SAMPLE] * self.rules(group.task).group_size
-        for index, frame in frames.items():
+        for place, frame in pairs(reply):
             try:
-                samples[int(index)] = decode_sample(frame)
+                samples[int(place)] = decode_sample(frame)
             except CorruptFrame as error:
                 raise CorruptFrame(
-                    f"group {group.group_id} of task {group.task!r}, sample {int(index)}: {error}"
+                    f"group {group.group_id} of task {group.task!r}, sample {int(place)}: {error}"
                 ) from error
-        return Group(
-            task=group.task,
-            group_id=group.group_id,
-            prompt=decode_prompt(prompt),
-            samples=tuple(samples),
-            oldest_version=group.oldest_version,
-            arrival=group.arrival,
-            tries=group.tries,
-        )
+        return tuple(samples)
 
     def release(self, held: TrainerEpoch, step: int, mode: ReleaseMode) -> int:
         """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns how many groups."""

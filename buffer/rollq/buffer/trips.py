@@ -1,0 +1,77 @@
+"""Many commands in one round trip: sent while the next are being made, read while the last replies arrive.
+
+Client and server so work at the same time, which a pipeline that packs everything, sends it, and only then reads does
+not. Functions with large arguments and reads of large values go this way.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import redis
+from redis import exceptions as driver
+
+from rollq.buffer.connection import Patience, diagnose, patiently
+
+SEND_BYTES = 32 << 10
+"""Smaller commands are sent together."""
+
+Command = Sequence[Any]
+T = TypeVar("T")
+
+
+def converse(
+    client: redis.Redis,
+    patience: Patience,
+    commands: Callable[[], Iterable[Command]],
+    read: Callable[[int, Any], T],
+) -> list[T]:
+    """Send `commands()`, and return `read(i, reply)` of each one's reply; that of a refused command is its error.
+
+    Must be harmless to repeat: after an outage all starts again. Nothing holds the commands together: others may come
+    between, and later ones run when an earlier one is refused.
+    """
+
+    def do() -> list[T]:
+        pool = client.connection_pool
+        connection: Any = pool.get_connection()
+        try:
+            talk = partial(_talk, connection, commands, read)
+            replies: list[T] = connection.retry.call_with_retry(talk, lambda _: connection.disconnect())
+        except BaseException:
+            connection.disconnect()  # replies may be on their way that nobody waits for
+            raise
+        finally:
+            pool.release(connection)
+        return replies
+
+    return patiently(client, do, patience)
+
+
+def _talk(connection: Any, commands: Callable[[], Iterable[Command]], read: Callable[[int, Any], T]) -> list[T]:
+    sent, packed, size_bytes = 0, [], 0
+    for command in commands():
+        sent += 1
+        for piece in connection.pack_command(*command):
+            packed.append(piece)
+            size_bytes += len(piece)
+        if size_bytes >= SEND_BYTES:
+            connection.send_packed_command(_join(packed))
+            packed, size_bytes = [], 0
+    if packed:
+        connection.send_packed_command(_join(packed))
+    return [read(index, _reply(connection)) for index in range(sent)]
+
+
+def _join(packed: list[bytes]) -> list[bytes]:
+    """Few system calls for what is small; what is large is not copied."""
+    return [b"".join(packed)] if len(packed) > 1 else packed
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except driver.ResponseError as error:
+        if diagnose(error):
+            raise
+        return error
