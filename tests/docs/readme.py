@@ -1,0 +1,120 @@
+"""README.md as something to run: its code blocks, and terminals to run them in.
+
+What a comment before a block says: `terminals`: each line gets a terminal; `terminal: NAME`: the block gets one, in the
+folder NAME; `file: PATH`: this is what the file holds; `redis-cli`: needs that program; `elsewhere: WHY`: is not run.
+A block without one is run as it stands.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<mark>[^:>]+?)(?:: (?P<detail>.+?))? -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```", re.M | re.S
+)
+PATIENCE_S = 120
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of code; `mark` and `detail` are of the comment before it, empty without one."""
+
+    language: str
+    code: str
+    mark: str
+    detail: str
+
+
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    found = BLOCK.finditer(page.read_text("utf-8"))
+    return [Block(m["language"], m["code"], m["mark"] or "", m["detail"] or "") for m in found]
+
+
+@dataclass
+class Desk:
+    """A folder, a free port instead of 6379, and terminals that close with the `with` block."""
+
+    folder: Path
+    port: int
+    terminals: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for terminal in self.terminals.values():
+            kill(terminal)
+
+    def local(self, code: str) -> str:
+        """`code` for this machine and a test: our address and port, and less to learn."""
+        code = code.replace("10.0.0.1", "127.0.0.1").replace("6379", str(self.port))
+        code = code.replace("rollq redis ", f"rollq redis --port {self.port} ")
+        code = code.replace("redis-cli ", f"redis-cli -p {self.port} ")
+        return code.replace("rollq demo ", "rollq demo --warm-up-steps 1 ").replace("step == 20", "step == 3")
+
+    def run(self, code: str) -> str:
+        """Run shell code to its end; returns what it printed. It must succeed."""
+        done = subprocess.run(
+            ["/bin/sh", "-e", "-c", self.local(code)],
+            cwd=self.folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, f"{code}\n{done.stdout}"
+        return done.stdout
+
+    def open(self, name: str, code: str, folder: str = ".") -> None:
+        """Run shell code in a terminal of its own."""
+        with self.log(name).open("ab") as log:
+            self.terminals[name] = subprocess.Popen(
+                ["/bin/sh", "-e", "-c", self.local(code)],
+                cwd=self.folder / folder,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def log(self, name: str) -> Path:
+        """What the terminal shows."""
+        return self.folder / f"{name}.log"
+
+    def wait_until(self, happened: Callable[[], bool]) -> None:
+        """Wait while no terminal ends."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not happened():
+            for name, terminal in self.terminals.items():
+                assert terminal.poll() is None, f"{name} ended: {self.log(name).read_text()}"
+            assert time.monotonic() < deadline_s, {n: self.log(n).read_text()[-2000:] for n in self.terminals}
+            time.sleep(0.1)
+
+    def interrupt(self, name: str) -> None:
+        """Ctrl-C."""
+        os.killpg(self.terminals[name].pid, signal.SIGINT)
+        self.terminals[name].wait(PATIENCE_S)
+
+
+def kill(terminal: "subprocess.Popen[bytes]") -> None:
+    """End all that runs in a terminal, with SIGKILL."""
+    if terminal.poll() is None:
+        os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.wait()
+
+
+def environment() -> dict[str, str]:
+    """Ours, without settings of rollq, and with its command on the PATH."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith("ROLLQ_")}
+    return given | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
