@@ -37,6 +37,7 @@ AFTER_S = 25.0
 """Time kept back for what follows the training: evaluation of the last weights, and the report."""
 LOOK_PATIENCE_S = 2.0
 """How long a look at the buffer waits for the server; it is the demo that starts it again."""
+MODEL_PACKAGES = ("torch", "transformers")
 DEFAULT_PORT = 6379
 """Where `rollq redis` serves unless told otherwise."""
 
@@ -76,6 +77,7 @@ def demo(out: Path | None, prepare: bool, **choices: Any) -> None:
 
 def prepare_demo(options: DemoOptions) -> None:
     """Make a demo's folder, and leave the running to the user. Raises `ConfigError` like `run_demo`."""
+    _check_packages(*MODEL_PACKAGES)
     folder, tasks = _new_folder(options)
     url = f"redis://127.0.0.1:{DEFAULT_PORT}/0"
     folder.config.write_text(toml(demo_settings(options, folder, tasks, url)), "utf-8")
@@ -108,7 +110,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
 
 def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
     """A folder with the prompts and the model that training starts from."""
-    _check_packages()
+    _check_packages(*MODEL_PACKAGES, "matplotlib")
     fields = (options.prompt_field, options.answer_field)
     rows = read_rows(options.prompts, *fields) if options.prompts else None
     folder = DemoFolder(options.out)
@@ -120,8 +122,8 @@ def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
     return folder, tasks
 
 
-def _check_packages() -> None:
-    missing = [name for name in ("torch", "transformers", "matplotlib") if find_spec(name) is None]
+def _check_packages(*names: str) -> None:
+    missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise ConfigError(f"`rollq demo` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
 
