@@ -7,6 +7,7 @@ Producers enqueue tickets, workers pop them; `rq info -j rollq.buffer.tickets.Ti
 rollq.buffer.tickets.TicketSerializer` looks at them safely.
 """
 
+import logging
 import math
 import secrets
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from rq.queue import EnqueueData
 from rollq.buffer.connection import Patience, open_client, patiently
 from rollq.buffer.errors import RollqError
 from rollq.buffer.keys import RunKeys, check_name
+
+log = logging.getLogger(__name__)
 
 GENERATE = "rollq.generate"
 RESULT_TTL_S = 60  # short, but not 0: RQ deletes at once with blocking reads, three times slower
@@ -71,7 +74,12 @@ class TicketJob(Job):
     """RQ's job, without RQ's habit of importing what Redis names."""
 
     def restore(self, raw_data: Any) -> None:
-        super().restore(raw_data)
+        """Take over what Redis holds of the job; a malformed one becomes one without data, which is refused."""
+        try:
+            super().restore(raw_data)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            log.error("job %s is malformed: %s: %s", self.id, type(error).__name__, error)
+            self.data = b""
         self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
         self.webhooks = []
         self.retries_left = self.repeats_left = None

@@ -82,14 +82,14 @@ class Intake:
         self._worker = worker
         self._capacity = capacity
         self._draining = False
-        self._stopped = False
+        self.stopped = False
         self._news = asyncio.Event()
         self._stale_version: WeightsVersion | None = None
         following.changed = self._news.set
 
     async def room(self, groups: int) -> int:
         """Wait until `groups` groups (at most the capacity) may be taken; return how many. 0 after `stop`."""
-        while not self._stopped:
+        while not self.stopped:
             free = self._capacity - len(self._table)
             if free >= min(groups, self._capacity) and self._may_take():
                 return free
@@ -100,7 +100,7 @@ class Intake:
         """Lease groups for all tickets in one call and start them."""
         wanted = min(sum(ticket.groups for ticket in tickets), self._capacity - len(self._table))
         asked_s, leases = await self._lease(wanted)
-        if self._stopped and leases:
+        if self.stopped and leases:
             await self._generation.hand_back(leases)
             leases = ()
         orders, at = [], 0
@@ -112,7 +112,7 @@ class Intake:
 
     def stop(self) -> None:
         """From now on nothing is leased."""
-        self._stopped = True
+        self.stopped = True
         self._news.set()
 
     def _may_take(self) -> bool:
@@ -124,7 +124,7 @@ class Intake:
 
     async def _lease(self, wanted: int) -> tuple[float, Sequence[Lease]]:
         """Lease up to `wanted` groups; waits out a drain and weights that are too old. Empty after `stop`."""
-        while not self._stopped:
+        while not self.stopped:
             version = self._host.version
             if version is None or not self._may_take():
                 await self._wait_for_news()

@@ -123,7 +123,7 @@ async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[],
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
-    def deliver(result: Any, error: BaseException | None) -> None:
+    def deliver(result: Any, error: Exception | None) -> None:
         done()
         if future.done():
             return
@@ -134,11 +134,13 @@ async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[],
 
     def run() -> None:
         result: Any = None
-        error: BaseException | None = None
+        error: Exception | None = None
         try:
             result = function(*args)
-        except BaseException as raised:  # noqa: BLE001 - it is delivered to whoever awaits
+        except Exception as raised:  # noqa: BLE001 - it is delivered to whoever awaits
             error = raised
+        except BaseException as raised:  # noqa: BLE001 - such as SystemExit, which would end the event loop
+            error = RuntimeError(repr(raised))
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, result, error)
 

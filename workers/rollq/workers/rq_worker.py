@@ -28,6 +28,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from rq import Queue, worker_registration
 from rq.exceptions import NoSuchJobError
 from rq.job import JobStatus
+from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 
 from rollq.buffer.connection import Patience, patiently
@@ -313,9 +314,8 @@ class RqWorker(BaseWorker):
             return None
         try:
             job.restore(fields)
-        except (NoSuchJobError, ValueError, TypeError, AttributeError, KeyError) as error:
-            log.error("job %s is malformed: %s: %s", job.id, type(error).__name__, error)
-            job = TicketJob(job.id, connection=self.connection, serializer=self.serializer)
+        except NoSuchJobError as error:  # no data at all
+            log.error("job %s is malformed: %s", job.id, error)
             job.data = b""
         job.origin = self._queue.name
         return job
@@ -352,7 +352,14 @@ class RqWorker(BaseWorker):
         patiently(self.connection, beat, self._patience)
         self._ledger.beat()
         if self.should_run_maintenance_tasks:
-            patiently(self.connection, self.clean_registries, self._patience)
+            self._clean()
+
+    def _clean(self) -> None:
+        try:
+            self.clean_registries()  # type: ignore[no-untyped-call]
+        except Exception:  # RQ's cleaning trips over whatever anybody put into its queues
+            log.warning("worker %s: RQ's maintenance failed", self.name, exc_info=True)
+            self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ types it as None
 
     async def _say_goodbye(self) -> None:
         try:

@@ -1,0 +1,150 @@
+"""Judges: rewards, and what happens when there is none."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.workers.judges import MAX_THREADS, Judge, Verdict, exact_match, last_number
+
+SEGMENT = Segment(
+    np.array([1], np.int32), np.array([2], np.int32), np.array([-0.5], np.float32), (VersionSpan(1, 0, 1),)
+)
+release = threading.Event()
+
+
+def sample(text: str) -> Sample:
+    return Sample(segments=(SEGMENT,), status=SampleStatus.COMPLETED, text=text)
+
+
+def verdict(name: str, text: str = "42", answer: Any = "42", timeout_s: float = 5) -> Verdict:
+    return asyncio.run(Judge.named(name, timeout_s).judge(Prompt("?", answer=answer), sample(text)))
+
+
+def length_judge(prompt: Prompt, judged: Sample) -> float:
+    return float(len(judged.text))
+
+
+async def parts_judge(prompt: Prompt, judged: Sample) -> Mapping[str, float]:
+    await asyncio.sleep(0)
+    return {"right": 1.0, "short": 0.5}
+
+
+def nan_judge(prompt: Prompt, judged: Sample) -> float:
+    return float("nan")
+
+
+def nan_part_judge(prompt: Prompt, judged: Sample) -> Mapping[str, float]:
+    return {"right": 1.0, "style": float("inf")}
+
+
+def silent_judge(prompt: Prompt, judged: Sample) -> None:
+    return None
+
+
+def raising_judge(prompt: Prompt, judged: Sample) -> float:
+    raise KeyError("no such rubric")
+
+
+def exiting_judge(prompt: Prompt, judged: Sample) -> float:
+    raise SystemExit(3)
+
+
+def hanging_judge(prompt: Prompt, judged: Sample) -> float:
+    release.wait(20)
+    return 1.0
+
+
+async def slow_judge(prompt: Prompt, judged: Sample) -> float:
+    await asyncio.sleep(20)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "reward"), [("42", "42", 1), (" 42\n", "42", 1), ("42", 42, 1), ("421", "42", 0), ("", "42", 0)]
+)
+def test_exact_match_leaves_out_spaces_around_both(text: str, answer: Any, reward: float) -> None:
+    assert exact_match(Prompt("?", answer=answer), sample(text)) == reward
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "reward"),
+    [
+        ("so it is 42.", "6*7\n#### 42", 1),
+        ("first 41, then 42", "#### 42", 1),
+        ("42, no: 41", "#### 42", 0),
+        ("it costs $1,234.50", "#### 1234.5", 1),
+        ("-3", "-3", 1),
+        ("no idea", "#### 42", 0),
+    ],
+)
+def test_last_number_compares_the_last_numbers(text: str, answer: str, reward: float) -> None:
+    assert last_number(Prompt("?", answer=answer), sample(text)) == reward
+
+
+def test_an_answer_without_a_number_cannot_be_judged() -> None:
+    assert verdict("last_number", answer="none").error == (
+        "judge 'last_number': ValueError: the answer 'none' holds no number"
+    )
+
+
+def test_a_judge_of_ones_own_may_be_blocking_or_async_and_may_name_parts() -> None:
+    assert verdict("test_judges.length_judge", "four") == Verdict(4.0)
+    assert verdict("test_judges.parts_judge") == Verdict(1.5, {"right": 1.0, "short": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nan_judge", "returned nan; a finite number is needed"),
+        ("nan_part_judge", "returned inf"),
+        ("silent_judge", "returned None"),
+        ("raising_judge", "KeyError: 'no such rubric'"),
+        ("exiting_judge", "SystemExit"),
+    ],
+)
+def test_a_judge_without_a_usable_answer_leaves_an_error_and_no_reward(name: str, message: str) -> None:
+    found = verdict(f"test_judges.{name}")
+    assert found.reward is None
+    assert found.error is not None
+    assert message in found.error
+
+
+@pytest.mark.parametrize("name", ["hanging_judge", "slow_judge"])
+def test_a_judge_that_takes_too_long_is_left_behind(name: str) -> None:
+    release.clear()
+    found = verdict(f"test_judges.{name}", timeout_s=0.1)
+    release.set()
+    assert found == Verdict(error=f"judge 'test_judges.{name}': took longer than 0.1 s")
+
+
+def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of_threads() -> None:
+    release.clear()
+
+    async def scene() -> list[Verdict]:
+        hanging = Judge.named("test_judges.hanging_judge", 0.2)
+        other = Judge.named("test_judges.length_judge", 5)
+        stuck = [asyncio.create_task(hanging.judge(Prompt("?"), sample("x"))) for _ in range(2 * MAX_THREADS)]
+        await asyncio.sleep(0.05)
+        assert sum(thread.name == "judge" for thread in threading.enumerate()) == MAX_THREADS
+        assert await other.judge(Prompt("?"), sample("xy")) == Verdict(2.0)
+        return await asyncio.gather(*stuck)
+
+    found = asyncio.run(scene())
+    release.set()
+    assert all(one.error is not None for one in found)
+
+
+def test_judges_that_do_not_exist_are_configuration_errors() -> None:
+    for name, message in {
+        "exactmatch": "use exact_match, last_number, or a dotted path",
+        "no_such_module.judge": "cannot import 'no_such_module'",
+        "test_judges.no_such": "has no 'no_such'",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            Judge.named(name, 1)

@@ -1,0 +1,199 @@
+"""The single-turn loop and the decisions that it is made of."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.workers.byte_tokenizer import EOS_ID, ByteTokenizer
+from rollq.workers.engine import Completion, Request, Sampling
+from rollq.workers.loops import (
+    Rollout,
+    SingleTurn,
+    join_spans,
+    make_loop,
+    parse_reason,
+    prompt_tokens,
+    sample_seed,
+    spent,
+)
+
+TOKENIZER = ByteTokenizer()
+
+
+class Engine:
+    """Answers every request with the same completion."""
+
+    def __init__(self, ids: Sequence[int], reason: Any = FinishReason.STOP, *, version: int = 0) -> None:
+        self.completion = Completion(
+            np.array(ids, np.int32),
+            np.full(len(ids), -0.25, np.float32),
+            (VersionSpan(1, version, len(ids)),) if ids else (),
+            reason,
+        )
+        self.requests: list[Request] = []
+
+    async def generate(self, request: Request) -> Completion:
+        self.requests.append(request)
+        return self.completion
+
+
+def run(
+    engine: Engine, *, previous: Sample = EMPTY_SAMPLE, max_tokens: int = 10, max_prompt_tokens: int = 100
+) -> Sample:
+    prompt = Prompt("what?")
+    rollout = Rollout(
+        prompt=prompt,
+        prompt_ids=prompt_tokens(prompt, TOKENIZER),
+        previous=previous,
+        sampling=Sampling(max_tokens=max_tokens, temperature=0.7, stop=("\n",), seed=5),
+        max_prompt_tokens=max_prompt_tokens,
+        priority=3,
+        tokenizer=TOKENIZER,
+        generate=engine.generate,
+    )
+    return asyncio.run(SingleTurn().run(rollout))
+
+
+def partial(ids: Sequence[int], version: int = 0) -> Sample:
+    segment = Segment(
+        np.array(list(b"what?"), np.int32),
+        np.array(list(ids), np.int32),
+        np.full(len(ids), -0.5, np.float32),
+        (VersionSpan(1, version, len(ids)),),
+    )
+    return Sample(segments=(segment,), status=SampleStatus.ABORTED)
+
+
+def test_every_sampling_parameter_is_sent_and_stored() -> None:
+    engine = Engine([*b"ok", EOS_ID])
+    sample = run(engine)
+    assert engine.requests[0].sampling == Sampling(10, 0.7, 1.0, 0, ("\n",), 5)
+    assert engine.requests[0].priority == 3
+    expected = {"max_tokens": 10, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "stop": ("\n",), "seed": 5}
+    assert sample.sampling == expected
+    assert sample.text == "ok"
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("stop", SampleStatus.COMPLETED),
+        ("LENGTH", SampleStatus.COMPLETED),
+        ("Tool_Calls", SampleStatus.COMPLETED),
+        (FinishReason.ABORT, SampleStatus.ABORTED),
+        ("error", SampleStatus.FAILED),
+        (None, SampleStatus.FAILED),
+        ("content_filter", SampleStatus.FAILED),
+    ],
+)
+def test_xd03_finish_reasons_decide_the_status_whatever_their_case(reason: Any, status: SampleStatus) -> None:
+    sample = run(Engine(list(b"ok"), reason))
+    assert sample.status is status
+    assert (sample.error is not None) == (status is SampleStatus.FAILED)
+
+
+def test_xd03_unknown_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_reason("content_filter") is FinishReason.ERROR
+    assert "'content_filter'" in caplog.text
+
+
+def test_xd04_a_completed_sample_without_tokens_is_failed() -> None:
+    sample = run(Engine([]))
+    assert sample.status is SampleStatus.FAILED
+    assert sample.error == "the engine finished (stop) without a token"
+
+
+def test_xd04_tokens_without_logprobs_are_refused() -> None:
+    engine = Engine(list(b"ok"))
+    engine.completion = Completion(
+        engine.completion.ids, np.zeros(0, np.float32), engine.completion.versions, FinishReason.STOP
+    )
+    with pytest.raises(ValueError, match="2 tokens with 0 logprobs"):
+        run(engine)
+
+
+def test_xp10_an_interrupted_sample_goes_on_from_its_tokens() -> None:
+    engine = Engine([*b"cd", EOS_ID], version=4)
+    sample = run(engine, previous=partial(b"ab", version=3))
+    (request,) = engine.requests
+    assert request.prefix_ids is not None
+    assert request.prefix_ids.tolist() == list(b"ab")
+    assert request.sampling.max_tokens == 8
+    assert request.sampling.seed == 5
+    (segment,) = sample.segments
+    assert segment.response_ids.tolist() == [*b"abcd", EOS_ID]
+    assert segment.logprobs.tolist() == [-0.5, -0.5, -0.25, -0.25, -0.25]
+    assert segment.versions == (VersionSpan(1, 3, 2), VersionSpan(1, 4, 3))
+    assert sample.sampling["max_tokens"] == 10
+    assert sample.text == "abcd"
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason"), [([*b"ab", EOS_ID], FinishReason.STOP), (list(b"abcdefghij"), FinishReason.LENGTH)]
+)
+def test_xp11_a_sample_that_is_finished_already_needs_no_request(ids: list[int], reason: FinishReason) -> None:
+    engine = Engine([])
+    sample = run(engine, previous=partial(ids))
+    assert engine.requests == []
+    assert sample.status is SampleStatus.COMPLETED
+    assert sample.finish_reason is reason
+
+
+def test_spent_budgets_and_eos_end_a_response() -> None:
+    eos = frozenset({1})
+    assert spent(None, 3, eos) is None
+    assert spent(np.array([], np.int32), 3, eos) is None
+    assert spent(np.array([5], np.int32), 3, eos) is None
+    assert spent(np.array([5, 1], np.int32), 3, eos) is FinishReason.STOP
+    assert spent(np.array([5, 6, 7], np.int32), 3, eos) is FinishReason.LENGTH
+
+
+def test_a_prompt_that_is_too_long_fails_with_both_numbers() -> None:
+    engine = Engine([EOS_ID])
+    sample = run(engine, max_prompt_tokens=4)
+    assert engine.requests == []
+    assert sample.status is SampleStatus.FAILED
+    assert sample.error == "the prompt has 5 tokens, max_prompt_tokens is 4"
+
+
+def test_prompts_are_ids_text_or_messages() -> None:
+    assert prompt_tokens(Prompt("ignored", ids=(7, 8)), TOKENIZER).tolist() == [7, 8]
+    assert prompt_tokens(Prompt("ab"), TOKENIZER).tolist() == list(b"ab")
+    chat = prompt_tokens(Prompt(({"role": "user", "content": "hi"},)), TOKENIZER)
+    assert chat.tolist() == list(b"user: hi\n")
+    assert chat.dtype == np.int32
+
+
+def test_spans_of_the_same_weights_become_one() -> None:
+    a, b = VersionSpan(1, 3, 2), VersionSpan(1, 4, 5)
+    assert join_spans((a,), (a, b)) == (VersionSpan(1, 3, 4), b)
+    assert join_spans((a,), (b,)) == (a, b)
+    assert join_spans((), (b,)) == (b,)
+    assert join_spans((VersionSpan(1, 4, 1),), (VersionSpan(2, 4, 1),)) == (VersionSpan(1, 4, 1), VersionSpan(2, 4, 1))
+
+
+def test_seeds_differ_in_everything_that_names_a_sample_and_repeat_otherwise() -> None:
+    names = [
+        (0, "a", 1, 0, 1),
+        (1, "a", 1, 0, 1),
+        (0, "b", 1, 0, 1),
+        (0, "a", 2, 0, 1),
+        (0, "a", 1, 1, 1),
+        (0, "a", 1, 0, 2),
+    ]
+    seeds = [sample_seed(*name) for name in names]
+    assert len(set(seeds)) == len(names)
+    assert seeds == [sample_seed(*name) for name in names]
+    assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_loops_of_ones_own_come_from_a_dotted_path() -> None:
+    assert isinstance(make_loop("single_turn"), SingleTurn)
+    assert isinstance(make_loop("rollq.workers.loops.SingleTurn"), SingleTurn)
+    with pytest.raises(ConfigError, match="agent loop 'two_turns': use single_turn, or a dotted path"):
+        make_loop("two_turns")
