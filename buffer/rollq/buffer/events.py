@@ -12,7 +12,7 @@ class Events:
     """A subscription to a run's channel; use it in `with`, from one thread."""
 
     def __init__(self, client: redis.Redis, channel: str) -> None:
-        self._pubsub = client.pubsub(ignore_subscribe_messages=True)
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         self._channel = channel
 
     def __enter__(self) -> Self:

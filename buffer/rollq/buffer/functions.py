@@ -120,7 +120,7 @@ def call(client: redis.Redis, patience: Patience, name: str, key: str, *args: An
     """
     command = (_command(name), f"{LIBRARY}_{name}", 1, key, *args)
     try:
-        return patiently(client, lambda: client.execute_command(*command), patience)
+        return patiently(client, lambda: client.execute_command(*command), patience)  # type: ignore[no-untyped-call]
     except driver.ResponseError as error:
         raise translate(error) from error
 

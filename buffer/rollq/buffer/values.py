@@ -78,7 +78,8 @@ class LiveModel:
     uri: str
 
 
-class Admitted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Admitted:
     """`count` prompts became groups `first_id` and up; the dataset's cursor is now `cursor`."""
 
     count: int

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.schema import EMPTY_SAMPLE, Prompt, Sample
+from rollq.buffer.schema import EMPTY_SAMPLE, Prompt
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.prompts import PromptFile
 from rollq.workers.engine import Engine, Sampling
 from rollq.workers.engines.transformers import TransformersEngine, TransformersSettings
-from rollq.workers.judges import Judge
+from rollq.workers.judges import Judge, Verdict
 from rollq.workers.loops import Rollout, SingleTurn, prompt_tokens, sample_seed
 from rollq.workers.tokenizer import HfTokenizer
 
@@ -42,7 +42,7 @@ async def _rewards(model: Path, tasks: Mapping[str, TaskSettings], seed: int) ->
 async def _reward(name: str, task: TaskSettings, engine: Engine, tokenizer: HfTokenizer, seed: int) -> float:
     judge = Judge.named(task.judge, JUDGE_TIMEOUT_S)
 
-    async def sample(prompt: Prompt, row: int, index: int) -> Sample:
+    async def judged(prompt: Prompt, row: int, index: int) -> Verdict:
         rollout = Rollout(
             prompt=prompt,
             prompt_ids=prompt_tokens(prompt, tokenizer),
@@ -56,8 +56,8 @@ async def _reward(name: str, task: TaskSettings, engine: Engine, tokenizer: HfTo
         return await judge.judge(prompt, await SingleTurn().run(rollout))
 
     prompts = _prompts(task)
-    samples = await asyncio.gather(*(sample(prompts[row], row, n) for row in prompts for n in range(SAMPLES)))
-    rewards = [each.reward for each in samples if each.reward is not None]
+    verdicts = await asyncio.gather(*(judged(prompts[row], row, n) for row in prompts for n in range(SAMPLES)))
+    rewards = [each.reward for each in verdicts if each.reward is not None]
     return sum(rewards) / max(1, len(rewards))
 
 
