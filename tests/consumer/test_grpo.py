@@ -28,7 +28,7 @@ def gradient(batch: Batch, settings: GrpoSettings, *, max_tokens: int = 0, padde
     model = tiny_qwen3()
     micro_batches = batch.micro_batches(max_tokens, padded=padded) if max_tokens else [batch.to_torch()]
     for micro in micro_batches:
-        grpo_loss(model, micro, settings).backward()
+        grpo_loss(model, micro, settings).backward()  # type: ignore[no-untyped-call]
     return flat_gradient(model)
 
 
@@ -113,10 +113,10 @@ def test_recomputed_logprobs_bring_a_truncated_importance_weight_in_place_of_the
     weighted = LossMetrics()
     settings = GrpoSettings(old_logprobs="recomputed", importance_cap=2.0)
     model.zero_grad()
-    grpo_loss(model, batch.to_torch(), settings, metrics=weighted).backward()
+    grpo_loss(model, batch.to_torch(), settings, metrics=weighted).backward()  # type: ignore[no-untyped-call]
     capped = flat_gradient(model)
     model.zero_grad()
-    grpo_loss(model, batch.to_torch(), GrpoSettings(old_logprobs="recomputed", importance_cap=1.0)).backward()
+    grpo_loss(model, batch.to_torch(), GrpoSettings(old_logprobs="recomputed", importance_cap=1.0)).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(capped, 2 * flat_gradient(model))
     assert weighted.result()["clip_fraction"] == 0.0
 
@@ -168,7 +168,7 @@ def test_a_micro_batch_without_loss_tokens_has_a_zero_gradient() -> None:
     model = tiny_qwen3()
     batch = Batch.build(1, [make_group(make_sample(make_segment([1], [2])))], rank=1, world_size=2)
     [micro] = batch.micro_batches(8)
-    grpo_loss(model, micro, GrpoSettings()).backward()
+    grpo_loss(model, micro, GrpoSettings()).backward()  # type: ignore[no-untyped-call]
     assert flat_gradient(model).abs().max() == 0
 
 

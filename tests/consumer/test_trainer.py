@@ -225,7 +225,8 @@ def test_a_batch_without_a_finite_loss_is_quarantined_and_replaced(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, spoiled = Learner.gradients, []
+    real = Learner.gradients
+    spoiled: list[int] = []
 
     def spoil_once(learner: Learner, batch: Any, stop: threading.Event) -> Any:
         metrics = real(learner, batch, stop)
