@@ -62,7 +62,7 @@ def main() -> None:
     """Run everything and write the picture and the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where picture and tables go")
     parser.add_argument("--runs", type=Path, default=Path(f"rollq-demo-learning-{time.strftime('%Y%m%d-%H%M%S')}"))
     options = parser.parse_args()
@@ -105,7 +105,8 @@ def learning_figure(runs: Sequence[Run]) -> Figure:
             axes.plot(range(1, len(curve) + 1), curve, color=colour, alpha=0.3, linewidth=0.9)
         shared = min(map(len, curves), default=0)
         mean = [sum(curve[i] for curve in curves) / len(curves) for i in range(shared)]
-        axes.plot(range(1, shared + 1), mean, color=colour, linewidth=2.4, label=f"{mode}, mean of {len(curves)} seeds")
+        label = f"{mode}, mean of {len(curves)} seeds" if len(curves) > 1 else mode
+        axes.plot(range(1, shared + 1), mean, color=colour, linewidth=2.4, label=label)
     axes.set(
         xlabel="train step",
         ylabel=f"reward of the trained batch (mean of {SMOOTHING_STEPS} steps)",

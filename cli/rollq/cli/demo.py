@@ -44,7 +44,7 @@ DEFAULT_PORT = 6379
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="New folder for everything.  [default: rollq-demo-<time>]")
-@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Train steps.")
+@click.option("--steps", type=click.IntRange(1), default=250, show_default=True, help="Train steps.")
 @click.option("--minutes", type=click.FloatRange(0.5), default=4.0, show_default=True, help="Most time for it all.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of model, prompts and sampling.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts (JSONL), judged by the last number.")
@@ -67,12 +67,13 @@ def demo(out: Path | None, prepare: bool, **choices: Any) -> None:
       rollq demo --prepare --out sums
     """
     out = out or Path(f"rollq-demo-{time.strftime('%Y%m%d-%H%M%S')}")
-    try:
-        with interrupt_once():
+    with interrupt_once():
+        try:
             (prepare_demo if prepare else run_demo)(DemoOptions(out=out.absolute(), **choices))
-    except KeyboardInterrupt:
-        click.echo(f"\nstopped; what was made so far lies in {out}")
-        sys.exit(130)
+        except KeyboardInterrupt:
+            click.echo(f"\nstopped; what was made so far lies in {out}")
+            sys.stdout.flush()
+            os._exit(130)  # everybody is stopped; tearing down the libraries would take seconds more
 
 
 def prepare_demo(options: DemoOptions) -> None:
