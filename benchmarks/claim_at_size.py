@@ -2,7 +2,7 @@
 
 import time
 
-from benchmarks.fill import fill
+from benchmarks.fill import fill, in_bulk
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, run, server
 from rollq.buffer.replay import Buffer
@@ -25,8 +25,9 @@ def measure(quick: bool) -> list[Result]:
         run(small.url, "few", RULES) as (few_buffer, few_epoch),
         run(large.url, "many", RULES) as (many_buffer, many_epoch),
     ):
-        fill(few_buffer, [(0, FEW)], GROUP_SIZE)
-        fill(many_buffer, [(0, many)], GROUP_SIZE)
+        for buffer, count in ((few_buffer, FEW), (many_buffer, many)):
+            with in_bulk(buffer.client):
+                fill(buffer, [(0, count)], GROUP_SIZE)
         few_side, many_side = Claims(few_buffer, few_epoch), Claims(many_buffer, many_epoch)
         take_turns(2, few_side.seconds, many_side.seconds)
         of_few, of_many = take_turns(3 if quick else 40, few_side.seconds, many_side.seconds)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import redis
 
-from benchmarks.fill import fill
+from benchmarks.fill import fill, in_bulk
 from benchmarks.results import Result
 from benchmarks.world import TASK, run, server
 from rollq.buffer.settings import TaskRules
@@ -26,7 +26,8 @@ def measure(quick: bool) -> list[Result]:
     rules = TaskRules(batch_groups=256, group_size=GROUP_SIZE, max_staleness=0)
     with server() as running, run(running.url, "bump", rules) as (buffer, epoch):
         # the groups of version v are too old as soon as v + 1 is published
-        fill(buffer, [*((v, stale) for v in range(bumps)), (bumps, total - bumps * stale)], GROUP_SIZE)
+        with in_bulk(buffer.client):
+            fill(buffer, [*((v, stale) for v in range(bumps)), (bumps, total - bumps * stale)], GROUP_SIZE)
         ready = total
         for version in range(1, bumps + 1):
             started = time.perf_counter()

@@ -1,51 +1,72 @@
-"""Very many completed groups, made inside the server: what matters is how many there are, not what they hold."""
+"""Very many completed groups, written by plain commands: what matters is how many there are, not what they hold."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
+import redis
 from tqdm import tqdm
 
 from benchmarks.world import TASK
 from rollq.buffer.core import task_keys
+from rollq.buffer.keys import TaskKeys
 from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import Status
 
-GROUPS_PER_CALL = 5_000
-FILL = """#!lua name=bench_fill
--- KEYS[1] clock   ARGV first id, last id, version of their tokens, samples of a group
--- Leaves what admit, lease and put would have left of these groups, with frames of a few bytes.
-redis.register_function('bench_fill', function(keys, args)
-  local prefix = string.sub(keys[1], 1, -6)
-  local version, size = tonumber(args[3]), tonumber(args[4])
-  local versions, frames = string.sub(string.rep(',' .. version, size), 2), {}
-  for index = 0, size - 1 do
-    frames[#frames + 1] = index
-    frames[#frames + 1] = 'frame'
-  end
-  for id = tonumber(args[1]), tonumber(args[2]) do
-    redis.call('HSET', prefix .. 'group:' .. id, 'status', 'completed', 'arrival', id, 'attempt', 1, 'tries', 1,
-      'deaths', 0, 'step', 1, 'eval', 0, 'letters', string.rep('c', size), 'versions', versions, 'oldest', version,
-      'newest', version, 'reward', 0.5, 'tokens', 1024, 'prompt', '{}')
-    redis.call('HSET', prefix .. 'rollout:' .. id, unpack(frames))
-    redis.call('ZADD', prefix .. 'completed', version * 4294967296 + id, id)
-    redis.call('ZADD', prefix .. 'by_version', version, id)
-  end
-  redis.call('HINCRBY', prefix .. 'progress', 'admitted', args[2] - args[1] + 1)
-end)
-"""
+GROUPS_PER_TRIP = 5_000
+ARRIVALS = 1 << 32
+"""Scores are version * 2^32 + arrival, see lua/_common.lua."""
+
+
+@contextmanager
+def in_bulk(client: redis.Redis) -> Iterator[None]:
+    """While very much is written, the append-only file is not synced; nor is it rewritten, then or afterwards.
+
+    A rewrite forks, and for long after a fork every page that is written to first has to be copied or claimed back.
+    """
+    client.config_set("auto-aof-rewrite-percentage", 0)
+    client.config_set("appendfsync", "no")
+    yield
+    client.config_set("appendfsync", "everysec")
 
 
 def fill(buffer: Buffer, layers: Iterable[tuple[int, int]], group_size: int) -> None:
     """Add completed groups: `layers` are (version, how many)."""
-    # a rewrite of the append-only file would start in the middle of what is measured
-    buffer.client.config_set("auto-aof-rewrite-percentage", 0)
-    buffer.client.function_load(FILL, replace=True)
-    clock = task_keys(buffer.run, TASK).clock
+    keys = task_keys(buffer.run, TASK)
     last = int(buffer.counts(TASK).progress["admitted"])
-    calls = []
+    trips = []
     for version, count in layers:
-        for first in range(last + 1, last + count + 1, GROUPS_PER_CALL):
-            calls.append((first, min(first + GROUPS_PER_CALL - 1, last + count), version))
+        for first in range(last + 1, last + count + 1, GROUPS_PER_TRIP):
+            trips.append((range(first, min(first + GROUPS_PER_TRIP, last + count + 1)), version))
         last += count
-    with tqdm(total=last, unit=" groups", desc="filling", leave=False, disable=None if len(calls) > 5 else True) as bar:
-        for first, final, version in calls:
-            buffer.client.fcall("bench_fill", 1, clock, str(first), str(final), str(version), str(group_size))
-            bar.update(final - first + 1)
+    with tqdm(total=last, unit=" groups", desc="filling", leave=False, disable=None if len(trips) > 5 else True) as bar:
+        for ids, version in trips:
+            _write(buffer.client, keys, ids, version, group_size)
+            bar.update(len(ids))
+
+
+def _write(client: redis.Redis, keys: TaskKeys, ids: range, version: int, group_size: int) -> None:
+    """Leave what admit, lease and put would have left of these groups, with frames of a few bytes."""
+    group = {
+        "status": Status.COMPLETED.value, "attempt": 1, "tries": 1, "deaths": 0, "step": 1, "eval": 0,
+        "letters": "c" * group_size, "versions": ",".join([str(version)] * group_size), "oldest": version,
+        "newest": version, "reward": 0.5, "tokens": 1024, "prompt": "{}",
+    }  # fmt: skip
+    fields = [word for item in group.items() for word in item]
+    frames = [word for index in range(group_size) for word in (index, "frame")]
+    connection: Any = client.connection_pool.get_connection()
+    pack = connection.pack_command
+    try:
+        packed = []
+        for group_id in ids:
+            packed += pack("HSET", keys.group(group_id), "arrival", group_id, *fields)
+            packed += pack("HSET", keys.rollout(group_id), *frames)
+        scored = [word for group_id in ids for word in (version * ARRIVALS + group_id, group_id)]
+        packed += pack("ZADD", keys.status(Status.COMPLETED), *scored)
+        packed += pack("ZADD", keys.by_version, *[word for group_id in ids for word in (version, group_id)])
+        packed += pack("HINCRBY", keys.progress, "admitted", len(ids))
+        connection.send_packed_command([b"".join(packed)])
+        for _ in range(2 * len(ids) + 3):
+            connection.read_response()
+    finally:
+        client.connection_pool.release(connection)

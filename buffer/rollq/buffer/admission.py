@@ -8,8 +8,8 @@ from rollq.buffer.schema import Prompt, Status
 from rollq.buffer.values import Admitted, Reaped
 
 MAX_IDS_PER_CALL = 1000
-SWEEP_IDS_PER_CALL = 200
-"""Keeps one call of the sweep to a few milliseconds of the server's time, also with large groups."""
+SWEEP_IDS_PER_CALL = 50
+"""Keeps one call of the sweep to 1 or 2 ms of the server's time, a few when its memory is cold."""
 
 
 class Admission(BufferCore):
