@@ -392,6 +392,38 @@ def test_a_flushed_store_stops_the_worker(fresh_server: EmbeddedServer, run_name
             world.play(scene)
 
 
+def test_a_paused_run_spends_no_tickets_and_goes_on_when_it_is_resumed(world: WorkerWorld) -> None:
+    clock = f"rollq:{{{world.buffer.run}:math}}:clock"
+    world.buffer.client.hset(clock, "control", "pause")
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: worker.following.paused)
+        world.buffer.client.hset(clock, "control", "run")
+        world.admit(2)
+        await world.until_count(Status.COMPLETED, 2)
+
+    world.play(scene)
+
+
+def test_an_unexpected_error_hands_the_group_back_with_its_words(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.admit(1)
+
+    def broken(*args: object) -> float:
+        raise ZeroDivisionError("no such sampling")
+
+    monkeypatch.setattr("rollq.workers.recipes.Recipe.sampling", broken)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: bool(world.error(1)))
+
+    world.play(scene)
+    assert world.error(1) == "ZeroDivisionError: no such sampling"
+    assert world.count(Status.PENDING) == 1
+    world.world.check()
+
+
 def test_reports_show_what_the_worker_does_until_it_stops(world: WorkerWorld) -> None:
     world.admit(2)
     seen: dict[str, object] = {}

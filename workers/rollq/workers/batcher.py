@@ -10,20 +10,29 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[T, R]):
-    """Gathers what is submitted for a moment and while the last call runs, then makes one call for all of it.
+    """Gathers what is submitted for a moment and while calls run, then makes one call for all of it.
 
-    `call` takes the items in order and returns one answer each; it runs in a thread, one call at a time.
+    `call` takes items and returns one answer each; it runs in a thread, up to `parallel` calls at a time, so that one
+    can prepare its data while the server works on another's.
     """
 
     def __init__(
-        self, call: Callable[[Sequence[T]], Sequence[R]], executor: Executor, *, gather_s: float, limit: int
+        self,
+        call: Callable[[Sequence[T]], Sequence[R]],
+        executor: Executor,
+        *,
+        gather_s: float,
+        limit: int,
+        parallel: int = 1,
     ) -> None:
         self._call = call
         self._executor = executor
         self._gather_s = gather_s
         self._limit = limit
+        self._idle = parallel
+        self._gathering = False
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
-        self._sender: asyncio.Task[None] | None = None
+        self._senders: set[asyncio.Task[None]] = set()
 
     def submit(self, item: T) -> asyncio.Future[R]:
         """Have `item` go with the next call. The future is its answer, or the call's error.
@@ -33,24 +42,31 @@ class Batcher(Generic[T, R]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._waiting.append((item, future))
-        if self._sender is None:
-            self._sender = loop.create_task(self._send())
+        if self._idle and not self._gathering:
+            self._idle -= 1
+            self._gathering = True
+            sender = loop.create_task(self._send())
+            self._senders.add(sender)
+            sender.add_done_callback(self._senders.discard)
         return future
 
     async def _send(self) -> None:
-        loop = asyncio.get_running_loop()
         await asyncio.sleep(self._gather_s)
+        self._gathering = False
         while self._waiting:
             batch, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
-            items = [item for item, _ in batch]
-            try:
-                answers = await loop.run_in_executor(self._executor, self._call, items)
-            except Exception as error:  # noqa: BLE001 - it is delivered to everybody who waits
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for (_, future), answer in zip(batch, answers, strict=True):
+            await self._send_batch(batch)
+        self._idle += 1
+
+    async def _send_batch(self, batch: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            answers = await loop.run_in_executor(self._executor, self._call, [item for item, _ in batch])
+        except Exception as error:  # noqa: BLE001 - it is delivered to everybody who waits
+            for _, future in batch:
                 if not future.done():
-                    future.set_result(answer)
-        self._sender = None
+                    future.set_exception(error)
+            return
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)

@@ -9,16 +9,15 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Executor
 from math import inf
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.replay import Buffer
 from rollq.buffer.values import Control, LiveModel
 from rollq.buffer.weights import load_weights
+from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost
 
@@ -34,13 +33,14 @@ class Following:
     """Loads what is published, and knows whether the run is paused."""
 
     def __init__(
-        self, buffer: Buffer, tasks: tuple[str, ...], host: EngineHost, mode: SwapMode, folder: Path | None
+        self, calls: BufferCalls, tasks: tuple[str, ...], host: EngineHost, mode: SwapMode, folder: Path | None
     ) -> None:
+        """`folder`: where downloaded weights go, in a folder of their own that is removed at the end."""
+        self.host = host
         self.paused = False
         self.changed: Callable[[], None] = lambda: None
-        self._buffer = buffer
+        self._calls = calls
         self._tasks = tasks
-        self._host = host
         self._mode = mode
         self._given_folder = folder
         self._refused: WeightsVersion | None = None
@@ -58,30 +58,28 @@ class Following:
     ) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def run(self, executor: Executor) -> None:
+    async def run(self) -> None:
         """Follow until cancelled. Raises `StoreLost`."""
-        loop = asyncio.get_running_loop()
-        with self._buffer.events() as events:
+        with self._calls.buffer.events() as events:
             while True:
-                await self.look(executor)
+                await self._look()
                 await asyncio.sleep(REST_S)
-                await loop.run_in_executor(executor, events.wait, POLL_S)
+                await self._calls(events.wait, POLL_S)
 
-    async def look(self, executor: Executor) -> None:
+    async def _look(self) -> None:
         """Serve the live model, if it is another than the one that serves."""
-        loop = asyncio.get_running_loop()
         if monotonic() - self._looked_s >= POLL_S:
             self._looked_s = monotonic()
-            self._note_pause(await loop.run_in_executor(executor, self._read_paused))
-        live = await loop.run_in_executor(executor, self._buffer.live_model)
-        if live is None or self._host.version is None:
+            self._note_pause(await self._calls(self._read_paused))
+        live = await self._calls(self._calls.buffer.live_model)
+        if live is None or self.host.version is None:
             return
         wanted = WeightsVersion(live.epoch, live.version, live.digest)
-        if wanted == self._host.version and self._host.published.is_set():
+        if wanted == self.host.version and self.host.published.is_set():
             return
         try:
-            folder = await loop.run_in_executor(executor, self._load, live)
-            await self._host.swap(folder, wanted, self._mode)
+            folder = await self._calls(self._load, live)
+            await self.host.swap(folder, wanted, self._mode)
         except WeightsError as error:
             if wanted != self._refused:
                 log.error("weights of version %d refused, the old ones go on serving: %s", wanted.version, error)
@@ -95,7 +93,7 @@ class Following:
             self.changed()
 
     def _read_paused(self) -> bool:
-        return all(self._buffer.clock(task).control is Control.PAUSE for task in self._tasks)
+        return all(self._calls.buffer.clock(task).control is Control.PAUSE for task in self._tasks)
 
     def _note_pause(self, paused: bool) -> None:
         if paused != self.paused:
@@ -106,4 +104,4 @@ class Following:
     def _load(self, live: LiveModel) -> Path:
         if not live.uri:  # nothing to load: only an engine that reads no weights takes an empty folder
             return self._folder
-        return load_weights(self._buffer, live.uri, live.digest, self._folder)
+        return load_weights(self._calls.buffer, live.uri, live.digest, self._folder)

@@ -8,15 +8,15 @@ wrong with the engine or with time hands the group back, counted; being stopped 
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
-from rollq.buffer.replay import Buffer
+from rollq.buffer.errors import RunMismatch, StoreLost
 from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Int32Array, Lease, Sample, SampleStatus
 from rollq.buffer.values import PutOutcome
 from rollq.workers.batcher import Batcher
+from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, Tokenizer
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.judges import Verdict
@@ -55,30 +55,37 @@ class Generation:
 
     def __init__(
         self,
-        buffer: Buffer,
+        calls: BufferCalls,
         host: EngineHost,
         recipes: Mapping[str, Recipe],
         tokenizer: Tokenizer,
-        executor: Executor,
         *,
         worker: str,
     ) -> None:
         self.totals = Totals()
-        self._buffer = buffer
+        self._buffer = calls.buffer
         self._host = host
         self._recipes = recipes
         self._tokenizer = tokenizer
         self._extra = {"worker": worker}
-        self._puts = Batcher(buffer.put, executor, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
-        self._hand_backs = Batcher(self._hand_back_many, executor, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
+        self._puts = Batcher(self._buffer.put, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT, parallel=2)
+        self._hand_backs = Batcher(self._hand_back_many, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
 
     async def run(self, held: Held) -> None:
         """Take one group from its lease to its end. Cancelling is stopping it; `held.cut` may say why."""
-        lease = held.lease
-        samples = list(lease.samples)
+        try:
+            await self._attempt(held)
+        except (StoreLost, RunMismatch):
+            raise
+        except Exception as error:  # a mistake in here must not pass for the death of a worker
+            log.exception("group %d of task %r went wrong", held.lease.group_id, held.lease.task)
+            await self._hand_back(held, f"{type(error).__name__}: {error}")
+
+    async def _attempt(self, held: Held) -> None:
+        samples = list(held.lease.samples)
         started_s = monotonic()
         try:
-            await self._make_samples(lease, samples)
+            await self._make_samples(held.lease, samples)
         except EngineDead as error:
             await self._hand_back(held, f"the engine died: {error}")
         except asyncio.CancelledError:

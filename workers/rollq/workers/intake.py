@@ -7,16 +7,14 @@ most one suspect (a group that a worker died with) is held at a time; one on its
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from functools import partial
 from time import monotonic
 
 from rollq.buffer.errors import StaleWorker
-from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Lease
 from rollq.buffer.tickets import Ticket
+from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import WeightsVersion
-from rollq.workers.engine_host import EngineHost
 from rollq.workers.following import Following
 from rollq.workers.generation import Generation
 from rollq.workers.renewal import Held, LeaseTable
@@ -61,23 +59,20 @@ class Intake:
 
     def __init__(
         self,
-        buffer: Buffer,
+        calls: BufferCalls,
         generation: Generation,
         table: LeaseTable,
-        host: EngineHost,
         following: Following,
-        executor: Executor,
         *,
         tasks: Sequence[str],
         worker: str,
         capacity: int,
     ) -> None:
-        self._buffer = buffer
+        self._calls = calls
         self._generation = generation
         self._table = table
-        self._host = host
+        self._host = following.host
         self._following = following
-        self._executor = executor
         self._tasks = tasks
         self._worker = worker
         self._capacity = capacity
@@ -130,18 +125,17 @@ class Intake:
                 await self._wait_for_news()
                 continue
             asked_s = monotonic()
-            call = partial(
-                self._buffer.lease,
-                self._tasks,
-                wanted,
-                worker=self._worker,
-                version=version.version,
-                epoch=version.epoch,
-                suspects_held=sum(held.lease.suspect for held in self._table),
-                idle=len(self._table) == 0,
-            )
             try:
-                leased = await asyncio.get_running_loop().run_in_executor(self._executor, call)
+                leased = await self._calls(
+                    self._calls.buffer.lease,
+                    self._tasks,
+                    wanted,
+                    worker=self._worker,
+                    version=version.version,
+                    epoch=version.epoch,
+                    suspects_held=sum(held.lease.suspect for held in self._table),
+                    idle=len(self._table) == 0,
+                )
             except StaleWorker as error:
                 if version != self._stale_version:
                     log.warning("waiting for newer weights: %s", error)

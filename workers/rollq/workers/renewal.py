@@ -7,13 +7,13 @@ it; a worker that is cut off stops by itself. A finished result is not cut off: 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
 
 from rollq.buffer.schema import Lease
+from rollq.workers.calls import BufferCalls
 
 log = logging.getLogger(__name__)
 
@@ -48,16 +48,11 @@ def _key(lease: Lease) -> tuple[str, int, str]:
 class LeaseTable:
     """The leases in hand."""
 
-    def __init__(
-        self,
-        lease_s: Mapping[str, float],
-        attempt_timeout_s: float,
-        renew: Callable[[Sequence[Lease]], list[Lease]],
-    ) -> None:
-        """`lease_s`: length of each task's leases; `renew`: see `Buffer.renew`."""
+    def __init__(self, calls: BufferCalls, lease_s: Mapping[str, float], attempt_timeout_s: float) -> None:
+        """`lease_s`: length of each task's leases."""
+        self._calls = calls
         self._lease_s = lease_s
         self._attempt_timeout_s = attempt_timeout_s
-        self._renew_call = renew
         self._period_s = min(lease_s.values()) / 3
         self._held: dict[tuple[str, int, str], Held] = {}
 
@@ -77,9 +72,8 @@ class LeaseTable:
         """The group is finished with."""
         self._held.pop(_key(held.lease), None)
 
-    async def run(self, executor: Executor) -> None:
+    async def run(self) -> None:
         """Renew at a third of the lease; stop what is past a deadline. Until cancelled."""
-        loop = asyncio.get_running_loop()
         renewing: asyncio.Task[None] | None = None
         renewed_s = monotonic()
         while True:
@@ -91,14 +85,13 @@ class LeaseTable:
                 renewing = None
             if renewing is None and self._held and now_s - renewed_s >= self._period_s:
                 renewed_s = now_s
-                renewing = loop.create_task(self._renew(executor))
+                renewing = asyncio.create_task(self._renew())
 
-    async def _renew(self, executor: Executor) -> None:
+    async def _renew(self) -> None:
         held = list(self._held.values())
         asked_s = monotonic()
         leases = [entry.lease for entry in held]
-        lost = await asyncio.get_running_loop().run_in_executor(executor, self._renew_call, leases)
-        gone = {_key(lease) for lease in lost}
+        gone = {_key(lease) for lease in await self._calls(self._calls.buffer.renew, leases)}
         for entry in held:
             if _key(entry.lease) in gone:
                 self._stop(entry, Cut.GONE)

@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from rollq.buffer.errors import RollqError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.byte_tokenizer import ByteTokenizer
+from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import Engine, Tokenizer
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.engines import make_engine
@@ -40,8 +40,6 @@ from rollq.workers.tokenizer import HfTokenizer
 
 log = logging.getLogger(__name__)
 
-BUFFER_THREADS = 8
-"""Calls of the buffer under way: lease, put, hand back, renew, report, follow, wake-ups, and one to spare."""
 SWITCH_INTERVAL_S = 0.0005
 """A thread that comes back from Redis waits so long for a busy event loop; Python's 5 ms cost a third of the speed."""
 REPORT_S = 1.0
@@ -69,28 +67,24 @@ class Worker:
         self, buffer: Buffer, queue: Queue, tasks: Mapping[str, TaskSettings], settings: WorkerSettings, seed: int
     ) -> None:
         name = incarnation_name(settings.name)
-        self._buffer = buffer
         self._engine_name = settings.engine
-        self._threads = ThreadPoolExecutor(BUFFER_THREADS, "buffer")
+        self.calls = BufferCalls(buffer)
         self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts)
-        self.following = Following(buffer, tuple(tasks), self.host, settings.swap, settings.weights_folder)
+        self.following = Following(self.calls, tuple(tasks), self.host, settings.swap, settings.weights_folder)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
-        self.table = LeaseTable(lease_s, settings.attempt_timeout_s, buffer.renew)
+        self.table = LeaseTable(self.calls, lease_s, settings.attempt_timeout_s)
         self.generation = Generation(
-            buffer,
+            self.calls,
             self.host,
             make_recipes(tasks, settings, seed),
             make_tokenizer(settings),
-            self._threads,
             worker=name,
         )
         self.intake = Intake(
-            buffer,
+            self.calls,
             self.generation,
             self.table,
-            self.host,
             self.following,
-            self._threads,
             tasks=tuple(tasks),
             worker=name,
             capacity=settings.groups_in_flight,
@@ -111,8 +105,8 @@ class Worker:
         background = [
             asyncio.create_task(part)
             for part in (
-                self.following.run(self._threads),
-                self.table.run(self._threads),
+                self.following.run(),
+                self.table.run(),
                 self.host.keep_alive(),
                 self._report(),
             )
@@ -131,19 +125,17 @@ class Worker:
 
     async def _end(self) -> None:
         """Give back what is still held, sign off, stop the engine."""
-        loop = asyncio.get_running_loop()
         rest = [held.lease for held in self.table]
         with suppress(RollqError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 if rest:
-                    await loop.run_in_executor(self._threads, self._buffer.hand_back, rest)
-                await loop.run_in_executor(self._threads, self._buffer.forget_worker, self.rq.name)
+                    await self.calls(self.calls.buffer.hand_back, rest)
+                await self.calls(self.calls.buffer.forget_worker, self.rq.name)
         await self.host.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.calls.close()
 
     async def _report(self) -> None:
         """Tell monitors every second what this worker does."""
-        loop = asyncio.get_running_loop()
         facts = {"pid": os.getpid(), "host": socket.gethostname(), "engine": self._engine_name}
         tokens, at_s = 0, monotonic()
         while True:
@@ -160,7 +152,7 @@ class Worker:
                 "refused": totals.refused,
             }
             tokens, at_s = totals.tokens, now_s
-            await loop.run_in_executor(self._threads, self._buffer.report_worker, self.rq.name, report)
+            await self.calls(self.calls.buffer.report_worker, self.rq.name, report)
             await asyncio.sleep(REPORT_S)
 
 

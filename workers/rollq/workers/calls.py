@@ -1,0 +1,31 @@
+"""The buffer from the event loop: it is synchronous and thread-safe, so each call runs in one of a few threads."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from rollq.buffer.replay import Buffer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+THREADS = 10
+"""Calls under way: two puts, lease, hand back, renew, report, live model, wake-ups, and two to spare."""
+
+
+class BufferCalls:
+    """A buffer and the threads that call it. `await calls(calls.buffer.live_model)`."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self.threads = ThreadPoolExecutor(THREADS, "buffer")
+
+    async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await `function(...)` in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+
+    def close(self) -> None:
+        """Start no more calls; those under way are not waited for."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
