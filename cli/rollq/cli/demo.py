@@ -66,7 +66,7 @@ def demo(out: Path | None, prepare: bool, **choices: Any) -> None:
       rollq demo --prompts questions.jsonl --prompt-field question --steps 20
       rollq demo --prepare --out sums
     """
-    out = out or Path(f"rollq-demo-{time.strftime('%Y%m%d-%H%M%S')}")
+    out = out or Path(f"rollq-demo-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     with interrupt_once():
         try:
             (prepare_demo if prepare else run_demo)(DemoOptions(out=out.absolute(), **choices))
