@@ -62,7 +62,7 @@ def main() -> None:
     """Run everything and write the picture and the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="where picture and tables go")
     parser.add_argument("--runs", type=Path, default=Path(f"rollq-demo-learning-{time.strftime('%Y%m%d-%H%M%S')}"))
     options = parser.parse_args()

@@ -10,7 +10,7 @@ from rollq.cli.demo_files import DemoFolder, DemoTask
 
 RUN = "demo"
 GROUP_SIZE = 8
-LEARNING_RATE = 1e-3
+LEARNING_RATE = 5e-4
 LEASE_S = 5.0  # a killed worker's groups are taken over this soon
 
 
