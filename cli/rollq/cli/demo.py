@@ -92,6 +92,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     Raises `ConfigError` for options that make no sense, `RoleFailed` when a role cannot be kept running.
     """
     deadline_s = time.monotonic() + 60 * options.minutes
+    _check_packages(*MODEL_PACKAGES, "matplotlib")
     folder, tasks = _new_folder(options)
     before = _held_out(options, tasks, folder.model, "before")
     with EmbeddedServer(folder.server) as server:
@@ -111,7 +112,6 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
 
 def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
     """A folder with the prompts and the model that training starts from."""
-    _check_packages(*MODEL_PACKAGES, "matplotlib")
     fields = (options.prompt_field, options.answer_field)
     rows = read_rows(options.prompts, *fields) if options.prompts else None
     folder = DemoFolder(options.out)
