@@ -63,7 +63,7 @@ def _write(client: redis.Redis, keys: TaskKeys, ids: range, version: int, group_
             packed += pack("HSET", keys.rollout(group_id), *frames)
         scored = [word for group_id in ids for word in (version * ARRIVALS + group_id, group_id)]
         packed += pack("ZADD", keys.status(Status.COMPLETED), *scored)
-        packed += pack("ZADD", keys.by_version, *[word for group_id in ids for word in (version, group_id)])
+        packed += pack("ZADD", keys.by_version, *scored)
         packed += pack("HINCRBY", keys.progress, "admitted", len(ids))
         connection.send_packed_command([b"".join(packed)])
         for _ in range(2 * len(ids) + 3):

@@ -19,7 +19,7 @@ rollq:{run}:events               channel wake-ups: put, publish, commit, admit  
 rollq:{run:task}:clock           hash    what the task's functions check               all        run
 rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run
 rollq:{run:task}:<status>        zset    group ids                                     functions  run
-rollq:{run:task}:by_version      zset    completed + aborted by oldest version         functions  run
+rollq:{run:task}:by_version      zset    completed + aborted by oldest version, arrival functions  run
 rollq:{run:task}:suspects        zset    pending groups that workers died with         functions  run
 rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt            functions  until dropped
 rollq:{run:task}:rollout:<id>    hash    sample index -> frame                         functions  until dropped

@@ -85,9 +85,19 @@ local function pending_score(step, evaluation, arrival)
   return (step * 2 + evaluation) * ARRIVALS + arrival
 end
 
-local function result_score(clock, oldest, arrival)
-  if clock.order == 'fifo' then return arrival end
+-- Oldest version, then arrival. Scores differ, so that groups stand in their order of arrival and not of their names:
+-- with a million of them, those that are claimed or expire together are then neighbours.
+local function version_score(oldest, arrival)
   return oldest * ARRIVALS + arrival
+end
+
+local function result_score(clock, oldest, arrival)
+  return clock.order == 'fifo' and arrival or version_score(oldest, arrival)
+end
+
+-- What is below this score, in the version index, is of version `stale` or older.
+local function stale_bound(stale)
+  return exact(version_score(math.max(stale, -1) + 1, 0))
 end
 
 -- running|aborted|expired|archived|claimed -> pending. The caller has removed it from its old set.
@@ -121,15 +131,11 @@ local function file_for_audit(clock, id, status, err)
   end
 end
 
-local function version_score(oldest)
-  return oldest == NO_TOKENS and '+inf' or oldest
-end
-
 -- Files a group under completed or aborted and into the version index.
 local function file_result(clock, id, status, oldest, arrival)
   redis.call('HSET', group_key(clock.prefix, id), 'status', status)
   redis.call('ZADD', clock.prefix .. status, result_score(clock, oldest, arrival), id)
-  redis.call('ZADD', clock.prefix .. 'by_version', version_score(oldest), id)
+  redis.call('ZADD', clock.prefix .. 'by_version', version_score(oldest, arrival), id)
 end
 
 local function unfile_result(clock, id, status)

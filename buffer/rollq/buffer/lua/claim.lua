@@ -28,9 +28,9 @@ local function claim(keys, args)
   local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
   local lowest = '-inf'
   if clock.order == 'fifo' then
-    if redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', stale) > 0 then return { 'sweep' } end
+    if redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale)) > 0 then return { 'sweep' } end
   elseif stale >= 0 then
-    lowest = exact((stale + 1) * ARRIVALS)
+    lowest = stale_bound(stale)
   end
   local ready = redis.call('ZCOUNT', completed, lowest, '+inf')
   if ready < want then return { 'short', ready } end

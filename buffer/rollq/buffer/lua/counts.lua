@@ -9,9 +9,9 @@ local function counts(keys, args)
   local ready
   if clock.order == 'fifo' then
     -- stale groups of both kinds are in one index; those not swept yet are few, and counted as not ready
-    ready = math.max(0, redis.call('ZCARD', prefix .. 'completed') - redis.call('ZCOUNT', prefix .. 'by_version', '-inf', stale))
+    ready = math.max(0, redis.call('ZCARD', prefix .. 'completed') - redis.call('ZCOUNT', prefix .. 'by_version', '-inf', '(' .. stale_bound(stale)))
   else
-    ready = redis.call('ZCOUNT', prefix .. 'completed', exact((math.max(stale, -1) + 1) * ARRIVALS), '+inf')
+    ready = redis.call('ZCOUNT', prefix .. 'completed', stale_bound(stale), '+inf')
   end
   local reply = { now_ms(), ready, redis.call('HGETALL', keys[1]), redis.call('HGETALL', prefix .. 'progress') }
   for _, status in ipairs({ 'pending', 'running', 'completed', 'aborted', 'expired', 'filtered', 'failed', 'claimed', 'archived' }) do

@@ -5,7 +5,7 @@ local function expire(keys, args)
   local clock, err = read_clock(keys[1], args[1])
   if err then return err end
   local stale, limit = stale_version(clock, clock.step), tonumber(args[2])
-  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', '-inf', stale, 'LIMIT', 0, limit)
+  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale), 'LIMIT', 0, limit)
   local left, scored = { completed = {}, aborted = {} }, {}
   for _, id in ipairs(ids) do
     local key = group_key(clock.prefix, id)

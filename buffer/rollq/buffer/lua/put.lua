@@ -70,7 +70,7 @@ local function put(keys, args)
       else
         local scored = filed[status]
         scored[#scored + 1], scored[#scored + 2] = result_score(clock, oldest, arrival), id
-        by_version[#by_version + 1], by_version[#by_version + 2] = version_score(oldest), id
+        by_version[#by_version + 1], by_version[#by_version + 2] = version_score(oldest, arrival), id
         replies[#replies + 1] = status
       end
       produced = produced + 1
