@@ -380,6 +380,23 @@ def test_an_outage_of_the_server_loses_nothing_and_counts_no_try(fresh_server: E
         world.world.check()
 
 
+def test_sigterm_during_an_outage_ends_the_worker(fresh_server: EmbeddedServer, run_name: str) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as buffer:
+        world = WorkerWorld(buffer, fresh_server.url)
+        world.admit(2)
+
+        async def scene(worker: Worker, script: Script) -> None:
+            await world.until(lambda: script.running == 4)
+            await asyncio.to_thread(fresh_server.stop)
+            await asyncio.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        world.play(scene, open_gate=False, grace_s=0.1)
+        fresh_server.start()
+        assert world.count(Status.RUNNING) == 2  # nobody could be told: their leases run out
+        world.world.check()
+
+
 def test_a_flushed_store_stops_the_worker(fresh_server: EmbeddedServer, run_name: str) -> None:
     with Buffer.connect(fresh_server.url, run_name) as buffer:
         world = WorkerWorld(buffer, fresh_server.url)
@@ -387,6 +404,7 @@ def test_a_flushed_store_stops_the_worker(fresh_server: EmbeddedServer, run_name
         async def scene(worker: Worker, script: Script) -> None:
             await world.until(lambda: worker.host.published.is_set())
             buffer.client.flushall()
+            await world.until(lambda: worker.rq.fatal is not None)
 
         with pytest.raises(StoreLost):
             world.play(scene)

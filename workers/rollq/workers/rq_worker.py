@@ -24,9 +24,8 @@ from math import inf
 from typing import Any, Protocol, TypeVar
 
 from redis.client import PubSub, PubSubWorkerThread
-from redis.exceptions import OutOfMemoryError, RedisError
+from redis.exceptions import RedisError
 from rq import Queue, worker_registration
-from rq.exceptions import NoSuchJobError
 from rq.job import JobStatus
 from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
@@ -35,6 +34,7 @@ from rollq.buffer.connection import Patience, patiently
 from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
 from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob, TicketRefused
 from rollq.workers.ledger import Ledger, Record
+from rollq.workers.ticket_source import BLOCK_S, TicketSource
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,9 @@ T = TypeVar("T")
 WORKER_TTL_S = 30  # RQ adds 60 s to it
 HEARTBEAT_S = 10
 MAINTENANCE_S = 600
-BLOCK_S = 1
-"""How long a pop may block, and so how long a stop may wait for it."""
 MAX_POP = 128
-HAND_BACK_S = 2.0
+LAST_POP_S = 2 * BLOCK_S
+HAND_BACK_S = 1.0
 """What is left to cancelled tickets to give their groups back."""
 
 
@@ -104,13 +103,14 @@ class RqWorker(BaseWorker):
         self._grace_s = grace_s
         self._closing = threading.Event()
         self._patience = Patience(unanswered_s=inf, unready_s=inf, closed=self._closing)
+        self._source = TicketSource(queue, self._patience)
         self._ledger = Ledger(queue, self.name, self.key, self._patience)
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._in_flight: dict[str, tuple[asyncio.Task[None], Record]] = {}
         self._groups_per_ticket = MAX_GROUPS  # until the first ticket tells
         self._threads = ThreadPoolExecutor(2, "rq")
-        self._ledger_thread = ThreadPoolExecutor(1, "rq-ledger")
+        self._writer = ThreadPoolExecutor(1, "rq-ledger")
 
     @property
     def dequeue_timeout(self) -> int:
@@ -125,19 +125,18 @@ class RqWorker(BaseWorker):
         """
         self._loop = asyncio.get_running_loop()
         await self._call(self._register)
-        helpers = [
-            asyncio.create_task(self._heartbeats()),
-            asyncio.create_task(self._ledger.run(self._ledger_thread)),
-        ]
-        for helper in helpers:
-            helper.add_done_callback(self._helper_ended)
+        intake = asyncio.create_task(self._intake())
+        parts = [intake, asyncio.create_task(self._heartbeats()), asyncio.create_task(self._ledger.run(self._writer))]
+        for part in parts:
+            part.add_done_callback(self._part_ended)
         try:
-            await self._intake()
+            await self._stopping.wait()
+            await asyncio.wait([intake], timeout=LAST_POP_S)  # longer only when a server is away
             await self._finish()
         finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.wait(helpers)
+            for part in parts:
+                part.cancel()
+            await asyncio.wait(parts)
             self._closing.set()  # waits for an absent server end here
             await self._say_goodbye()
         if self.fatal is not None:
@@ -160,8 +159,8 @@ class RqWorker(BaseWorker):
             self.request_shutdown()
         self._forced.set()
 
-    def _helper_ended(self, helper: "asyncio.Task[None]") -> None:
-        error = None if helper.cancelled() else helper.exception()
+    def _part_ended(self, part: "asyncio.Task[None]") -> None:
+        error = None if part.cancelled() else part.exception()
         if error is not None:
             self.give_up(error)
 
@@ -177,14 +176,14 @@ class RqWorker(BaseWorker):
             room = await self._work.room(self._groups_per_ticket)
             if not room:
                 return
-            jobs = await self._call(self._pop, min(MAX_POP, max(1, room // self._groups_per_ticket)))
+            jobs = await self._call(self._source.pop, min(MAX_POP, max(1, room // self._groups_per_ticket)))
             if jobs and self._stopping.is_set():
-                await self._call(self._put_back, jobs)
+                await self._call(self._source.put_back, jobs)
                 return
             try:
                 await self._start(await self._accept(jobs, room))
             except (StoreLost, RunMismatch) as error:
-                await self._call(self._put_back, jobs)
+                await self._call(self._source.put_back, jobs)
                 self.give_up(error)
 
     async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[Record, Ticket]]:
@@ -206,7 +205,7 @@ class RqWorker(BaseWorker):
                 accepted.append((record, ticket))
                 room -= ticket.groups
         if too_many:
-            await self._call(self._put_back, too_many)
+            await self._call(self._source.put_back, too_many)
         return accepted
 
     async def _start(self, accepted: Sequence[tuple[Record, Ticket]]) -> None:
@@ -259,73 +258,8 @@ class RqWorker(BaseWorker):
         if rest:
             await asyncio.wait(rest, timeout=HAND_BACK_S)
 
-    # commands that block; each runs in a thread
-
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return await self._loop.run_in_executor(self._threads, partial(function, *args))
-
-    def _pop(self, limit: int) -> list[TicketJob]:
-        """Up to `limit` jobs from the queue; waits a moment when there is none."""
-        ids = patiently(self.connection, lambda: self._pop_ids(limit) or self._wait_for_id(), self._patience)
-        return self._fetch(ids) if ids else []
-
-    def _pop_ids(self, limit: int) -> list[bytes]:
-        with self.connection.pipeline(transaction=False) as pipe:
-            for _ in range(limit):
-                pipe.lmove(self._queue.key, self._queue.intermediate_queue_key)
-            return [job_id for job_id in pipe.execute(raise_on_error=False) if isinstance(job_id, bytes)]
-
-    def _wait_for_id(self) -> list[bytes]:
-        source, target = self._queue.key, self._queue.intermediate_queue_key
-        try:
-            first: Any = self.connection.blmove(source, target, BLOCK_S)
-        except OutOfMemoryError:
-            # Moves are refused when memory is full, pops are not. A pop may lose a ticket, which costs nothing.
-            popped: Any = self.connection.blpop([source], BLOCK_S)
-            first = popped and popped[1]
-        return [first] if first else []
-
-    def _fetch(self, ids: Sequence[bytes]) -> list[TicketJob]:
-        """The jobs of popped ids. What is not even a job is dropped with a log line."""
-
-        def fetch() -> list[Any]:
-            with self.connection.pipeline(transaction=False) as pipe:
-                for job_id in ids:
-                    pipe.hgetall(TicketJob.redis_job_namespace_prefix.encode() + job_id)
-                return pipe.execute(raise_on_error=False)
-
-        jobs = []
-        for job_id, fields in zip(ids, patiently(self.connection, fetch, self._patience), strict=True):
-            job = self._restore(job_id, fields)
-            if job is None:
-                self.connection.lrem(self._queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]
-            else:
-                jobs.append(job)
-        return jobs
-
-    def _restore(self, job_id: bytes, fields: Any) -> TicketJob | None:
-        try:
-            job = TicketJob(job_id.decode(), connection=self.connection, serializer=self.serializer)
-        except ValueError as error:
-            log.error("queue %s holds %r, which is no job id: %s", self._queue.name, job_id, error)
-            return None
-        if not fields:
-            log.info("job %s is no more; nothing to do for it", job.id)
-            return None
-        try:
-            job.restore(fields)
-        except NoSuchJobError as error:  # no data at all
-            log.error("job %s is malformed: %s", job.id, error)
-            job.data = b""
-        job.origin = self._queue.name
-        return job
-
-    def _put_back(self, jobs: Sequence[TicketJob]) -> None:
-        with self.connection.pipeline(transaction=False) as pipe:
-            for job in reversed(jobs):
-                pipe.lrem(self._queue.intermediate_queue_key, 1, job.id)
-                pipe.lpush(self._queue.key, job.id)
-            pipe.execute(raise_on_error=False)
 
     # registration, heartbeats, commands
 
@@ -337,7 +271,7 @@ class RqWorker(BaseWorker):
 
     async def _heartbeats(self) -> None:
         while True:
-            await self._loop.run_in_executor(self._ledger_thread, self._beat, bool(self._in_flight))
+            await self._loop.run_in_executor(self._writer, self._beat, bool(self._in_flight))
             await asyncio.sleep(HEARTBEAT_S)
 
     def _beat(self, busy: bool) -> None:
@@ -363,12 +297,12 @@ class RqWorker(BaseWorker):
 
     async def _say_goodbye(self) -> None:
         try:
-            await self._ledger.flush(self._ledger_thread)
+            await self._ledger.flush(self._writer)
             await self._call(self.teardown)
         except (RedisError, ServerError, OSError) as error:
             log.warning("worker %s: could not sign off: %s", self.name, error)
         self._threads.shutdown(wait=False)
-        self._ledger_thread.shutdown(wait=False)
+        self._writer.shutdown(wait=False)
 
     def handle_payload(self, message: Any) -> None:
         """Obey a command of RQ's (`rq.command`). Runs in the thread of the subscription."""

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 SWITCH_INTERVAL_S = 0.0005
 """A thread that comes back from Redis waits so long for a busy event loop; Python's 5 ms cost a third of the speed."""
 REPORT_S = 1.0
-LAST_WORDS_S = 2.0
+LAST_WORDS_S = 1.0
 
 
 def run_worker(

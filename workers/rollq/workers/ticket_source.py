@@ -1,0 +1,100 @@
+"""Tickets out of an RQ queue, and back into it. Synchronous: its calls may block for `BLOCK_S`.
+
+Invariant: a popped job lies in RQ's intermediate queue until the ledger has recorded its start, so that a worker killed
+in between loses none; RQ's maintenance finds it there.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from redis.exceptions import OutOfMemoryError
+from rq import Queue
+from rq.exceptions import NoSuchJobError
+
+from rollq.buffer.connection import Patience, patiently
+from rollq.buffer.tickets import TicketJob
+
+log = logging.getLogger(__name__)
+
+BLOCK_S = 1
+"""How long a pop may block, and so how long a stop may wait for it."""
+
+
+class TicketSource:
+    """The queue as a worker uses it."""
+
+    def __init__(self, queue: Queue, patience: Patience) -> None:
+        self._queue = queue
+        self._client = queue.connection
+        self._patience = patience
+
+    def pop(self, limit: int) -> list[TicketJob]:
+        """Up to `limit` jobs from the queue; waits a moment when there is none."""
+        ids = patiently(self._client, lambda: self._pop_ids(limit) or self._wait_for_id(), self._patience)
+        return self._fetch(ids) if ids else []
+
+    def _pop_ids(self, limit: int) -> list[bytes]:
+        with self._client.pipeline(transaction=False) as pipe:
+            for _ in range(limit):
+                pipe.lmove(self._queue.key, self._queue.intermediate_queue_key)
+            return [job_id for job_id in pipe.execute(raise_on_error=False) if isinstance(job_id, bytes)]
+
+    def _wait_for_id(self) -> list[bytes]:
+        source, target = self._queue.key, self._queue.intermediate_queue_key
+        try:
+            first: Any = self._client.blmove(source, target, BLOCK_S)
+        except OutOfMemoryError:
+            # Moves are refused when memory is full, pops are not. A pop may lose a ticket, which costs nothing.
+            popped: Any = self._client.blpop([source], BLOCK_S)
+            first = popped and popped[1]
+        return [first] if first else []
+
+    def _fetch(self, ids: Sequence[bytes]) -> list[TicketJob]:
+        """The jobs of popped ids. What is not even a job is dropped with a log line."""
+
+        def fetch() -> list[Any]:
+            with self._client.pipeline(transaction=False) as pipe:
+                for job_id in ids:
+                    pipe.hgetall(TicketJob.redis_job_namespace_prefix.encode() + job_id)
+                return pipe.execute(raise_on_error=False)
+
+        jobs = []
+        for job_id, fields in zip(ids, patiently(self._client, fetch, self._patience), strict=True):
+            job = self._restore(job_id, fields)
+            if job is None:
+                drop = partial(self._client.lrem, self._queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]
+                patiently(self._client, drop, self._patience)
+            else:
+                jobs.append(job)
+        return jobs
+
+    def _restore(self, job_id: bytes, fields: Any) -> TicketJob | None:
+        try:
+            job = TicketJob(job_id.decode(), connection=self._client, serializer=self._queue.serializer)
+        except ValueError as error:
+            log.error("queue %s holds %r, which is no job id: %s", self._queue.name, job_id, error)
+            return None
+        if not fields:
+            log.info("job %s is no more; nothing to do for it", job.id)
+            return None
+        try:
+            job.restore(fields)
+        except NoSuchJobError as error:  # no data at all
+            log.error("job %s is malformed: %s", job.id, error)
+            job.data = b""
+        job.origin = self._queue.name
+        return job
+
+    def put_back(self, jobs: Sequence[TicketJob]) -> None:
+        """Return popped jobs to the head of the queue, in their order."""
+
+        def put_back() -> None:
+            with self._client.pipeline(transaction=False) as pipe:
+                for job in reversed(jobs):
+                    pipe.lrem(self._queue.intermediate_queue_key, 1, job.id)
+                    pipe.lpush(self._queue.key, job.id)
+                pipe.execute(raise_on_error=False)
+
+        patiently(self._client, put_back, self._patience)
