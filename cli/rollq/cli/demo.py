@@ -44,7 +44,7 @@ DEFAULT_PORT = 6379
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="New folder for everything.  [default: rollq-demo-<time>]")
-@click.option("--steps", type=click.IntRange(1), default=250, show_default=True, help="Train steps.")
+@click.option("--steps", type=click.IntRange(1), default=150, show_default=True, help="Train steps.")
 @click.option("--minutes", type=click.FloatRange(0.5), default=4.0, show_default=True, help="Most time for it all.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of model, prompts and sampling.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts (JSONL), judged by the last number.")
