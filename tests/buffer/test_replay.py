@@ -601,7 +601,20 @@ def test_tokens_of_dead_versions_count_as_the_checkpoints(world: World) -> None:
     assert world.put(dead, version=3, epoch=1) == [PutOutcome.COMPLETED]
     claimed = world.claim(2)
     assert [group.oldest_version for group in claimed.groups] == [1, 1]
+    assert claimed.floors["math"][1] == 1
     world.check()
+
+
+def test_a_batch_that_is_served_again_is_as_old_as_it_was(world: World) -> None:
+    world.start(math={"max_staleness": 1})
+    for step in (1, 2, 3):
+        world.complete(2, version=step - 1)
+        before = world.train(step)
+    world.begin(0, launch_id="launch-2")
+    for step in (1, 2, 3):
+        again = world.train(step)
+    assert again == before
+    assert again.floors == {"math": {0: 0}}, "its tokens are not of a dead epoch, as when it was first claimed"
 
 
 def test_history_that_a_checkpoint_covers_is_gone(world: World) -> None:

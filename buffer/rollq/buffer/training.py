@@ -104,6 +104,7 @@ class Training(Admission):
                 return _shortfall(step, ready, wanted)
         replies = dict(zip(sizes, early, strict=False))
         groups: list[ClaimedGroup] = []
+        floors: dict[str, Mapping[int, int]] = {}
         for task, size in wanted.items():
             reply = replies.get(task) or self._call_all([self._claim_call(held, step, task, size)])[0]
             while reply[0] == b"sweep":
@@ -113,10 +114,11 @@ class Training(Admission):
                 if not delivered:
                     self._release(held, [other for other in missing if other != task], step, "return")
                 return _shortfall(step, {task: reply[1]}, wanted)
-            groups += [_claimed_group(task, *fields) for fields in reply[1:]]
+            floors[task] = _decode_floors(reply[1])
+            groups += [_claimed_group(task, *fields) for fields in reply[2:]]
         if len(wanted) > 1 and not delivered:
             self._call(*plan, 1)
-        return Claimed(step, tuple(groups))
+        return Claimed(step, tuple(groups), floors)
 
     def _claim_call(self, held: TrainerEpoch, step: int, task: str, size: int) -> tuple[Any, ...]:
         if not 0 <= size <= MAX_IDS_PER_CALL:
@@ -209,6 +211,12 @@ def _claimed_group(
     task: str, group_id: int, oldest_version: int, arrival: int, tries: int, tokens: int, reward: bytes | None
 ) -> ClaimedGroup:
     return ClaimedGroup(task, group_id, oldest_version, arrival, tries, tokens, float(reward or 0))
+
+
+def _decode_floors(listed: bytes) -> dict[int, int]:
+    """`epoch:version,...` as the functions write it."""
+    pairs = (entry.split(":") for entry in listed.decode().split(",") if entry)
+    return {int(epoch): int(version) for epoch, version in pairs}
 
 
 def _shortfall(step: int, ready: Mapping[str, int], wanted: Mapping[str, int]) -> Shortfall:

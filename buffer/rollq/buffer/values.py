@@ -140,10 +140,14 @@ class ClaimedGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The batch of a step; every call for the step gives the same one."""
+    """The batch of a step; every call for the step gives the same one.
+
+    `floors[task]`: tokens of the dead epoch e count as min(version, floors[task][e]), as when it was first claimed.
+    """
 
     step: int
     groups: tuple[ClaimedGroup, ...]
+    floors: Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class Consumer:
         return Batch.build(
             claimed.step,
             self._buffer.fetch(claimed.groups),
-            floors={task: self._buffer.clock(task).floors for task in self._sizes},
+            floors=claimed.floors,
             settings=self._settings.advantages,
             rank=self._settings.rank,
             world_size=self._settings.world_size,

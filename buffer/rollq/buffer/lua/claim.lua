@@ -1,11 +1,22 @@
 -- completed -> claimed: the batch of one step, fixed for ever by its manifest.
 -- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, how many
--- Returns 'batch' and per group id, oldest version, arrival, tries, tokens, reward; or 'short', how many are ready; or
+-- Returns 'batch', the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries, tokens, reward; or 'short', how many are ready; or
 -- 'sweep' when stale groups stand in the way of first-in-first-out order and expire must run first.
 -- Caller: trainer, any rank.   A repeat returns the manifest's batch unchanged.
-local function describe_batch(clock, ids)
-  local reply = { 'batch' }
-  for _, id in ipairs(ids) do
+--
+-- A batch that a replay serves again keeps the floors of its first claim: its tokens are as old as they were then.
+local function live_floors(clock)
+  local floors = {}
+  for epoch = 0, clock.epoch - 1 do
+    local floor = redis.call('HGET', clock.key, 'floor:' .. epoch)
+    if floor then floors[#floors + 1] = epoch .. ':' .. floor end
+  end
+  return table.concat(floors, ',')
+end
+
+local function describe_batch(clock, manifest)
+  local reply = { 'batch', redis.call('HGET', manifest, 'floors') }
+  for _, id in ipairs(manifest_ids(manifest)) do
     local group = redis.call('HMGET', group_key(clock.prefix, id), 'oldest', 'arrival', 'tries', 'tokens', 'reward')
     reply[#reply + 1] = { tonumber(id), tonumber(group[1]), tonumber(group[2]), tonumber(group[3]), tonumber(group[4]), group[5] }
   end
@@ -17,7 +28,7 @@ local function claim(keys, args)
   if err then return err end
   local step, want = tonumber(args[4]), tonumber(args[5])
   local manifest = clock.prefix .. 'manifest:' .. step
-  if redis.call('HEXISTS', manifest, 'ids') == 1 then return describe_batch(clock, manifest_ids(manifest)) end
+  if redis.call('HEXISTS', manifest, 'ids') == 1 then return describe_batch(clock, manifest) end
   if step <= clock.committed then
     return fail('HISTORY_GONE', 'step ' .. step .. ' was committed and its batch is no longer kept; the oldest step that can be replayed is ' .. clock.history + 1)
   end
@@ -38,8 +49,8 @@ local function claim(keys, args)
   if want > 0 then ids = redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
   move_batch(clock, ids, 'completed', 'claimed', step)
   many('ZREM', clock.prefix .. 'by_version', ids)
-  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'version', clock.version, 'claimed_ms', now_ms())
+  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', live_floors(clock), 'version', clock.version, 'claimed_ms', now_ms())
   redis.call('HSET', keys[1], 'claimed_step', math.max(clock.claimed_step, step))
   redis.call('PUBLISH', clock.events, 'claim')
-  return describe_batch(clock, ids)
+  return describe_batch(clock, manifest)
 end
