@@ -26,8 +26,8 @@ from rollq.workers.renewal import Cut, Held
 
 log = logging.getLogger(__name__)
 
-PUT_GATHER_S = 0.003
-PUT_LIMIT = 128
+PUT_GATHER_S = 0.002
+PUT_LIMIT = 256
 NOT_JUDGED = Verdict()
 
 

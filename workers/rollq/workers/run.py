@@ -40,8 +40,8 @@ from rollq.workers.tokenizer import HfTokenizer
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.0005
-"""A thread that comes back from Redis waits so long for a busy event loop; Python's 5 ms cost a third of the speed."""
+SWITCH_INTERVAL_S = 0.001
+"""A thread that comes back from Redis may wait so long for a busy event loop; Python's 5 ms are felt in every call."""
 REPORT_S = 1.0
 LAST_WORDS_S = 1.0
 
