@@ -130,13 +130,20 @@ def test_a_worker_whose_weights_would_be_too_old_gets_nothing(world: World) -> N
     assert len(world.lease(1, version=1)) == 1
 
 
-def test_groups_for_a_step_that_the_weights_are_too_old_for_wait(world: World) -> None:
+def test_groups_for_a_step_that_old_weights_are_too_old_for_wait(world: World) -> None:
+    world.start(math={"max_staleness": 1})
+    world.buffer.publish(world.held, 1, uri="u", digest="d")
+    for cursor, step in enumerate((2, 3)):
+        world.buffer.admit("math", [(Prompt(f"step {step}"), cursor + 1)], epoch=1, cursor=cursor, target=9, step=step)
+    assert [lease.prompt.content for lease in world.lease(2, version=0)] == ["step 2"]
+    assert [lease.prompt.content for lease in world.lease(2, version=1)] == ["step 3"]
+
+
+def test_the_live_weights_serve_every_pending_group(world: World) -> None:
     world.start(math={"max_staleness": 0})
-    for step in (1, 2):
-        cursor = step - 1
-        world.buffer.admit("math", [(Prompt(f"step {step}"), step)], epoch=1, cursor=cursor, target=9, step=step)
-    assert [lease.prompt.content for lease in world.lease(2, version=0)] == ["step 1"]
-    assert [lease.prompt.content for lease in world.lease(2, version=1)] == ["step 2"]
+    # over-sampling, and a rewind, leave groups that were meant for a step beyond the bound
+    world.buffer.admit("math", [(Prompt("surplus"), 1)], epoch=1, cursor=0, target=9, step=7)
+    assert len(world.lease(1)) == 1
 
 
 def test_a_result_is_filed_once_and_a_repeat_is_a_duplicate(world: World) -> None:

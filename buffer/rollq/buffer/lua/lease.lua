@@ -78,8 +78,9 @@ local function lease(keys, args)
     end
   end
   if #ids < want then
-    -- groups for a step at which these weights would be too old wait for a worker that has swapped
-    local beyond = '(' .. exact(pending_score(version + clock.threshold + 1, 0, 0))
+    -- groups for a step at which old weights would be too old wait for a worker that has swapped; who serves the live
+    -- ones takes all: nobody could do better now
+    local beyond = version < clock.version and '(' .. exact(pending_score(version + clock.threshold + 1, 0, 0)) or '+inf'
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'LIMIT', 0, want + suspect_count)) do
       if #ids >= want then break end
       if suspect_count == 0 or not redis.call('ZSCORE', suspects, id) then
