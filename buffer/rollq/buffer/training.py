@@ -182,8 +182,11 @@ class Training(Admission):
 
     def commit(self, held: TrainerEpoch, step: int) -> None:
         """The batch of `step` has been trained. Harmless to repeat. Raises FencedError."""
-        for task in self.tasks():
-            self._call_task("commit", task, held.epoch, held.nonce, step)
+        tasks = self.tasks()
+        sizes = self._read(lambda: self.client.hget(self.keys.plan(step), "sizes"))
+        taking_part = orjson.loads(sizes) if sizes else tasks
+        for task in tasks:
+            self._call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part))
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:
         """A checkpoint covers `step` and all before: their batches will not be asked for again, and are dropped."""
