@@ -147,6 +147,6 @@ def state_of(counts: Counts) -> State:
     return State(
         version=counts.clock.version,
         control=counts.clock.control,
-        consumed=int(counts.progress.get("consumed", 0)),
+        consumed=counts.clock.committed * counts.clock.rules.batch_groups,
         statuses=dict(counts.statuses),
     )

@@ -21,7 +21,7 @@ _COUNTED = (Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.CLAIMED)
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the buffer says of a task. `version` -1: no trainer has begun. `consumed`: trained groups, cumulative."""
+    """What the buffer says of a task. `version` -1: no trainer has begun. `consumed`: a batch for each trained step."""
 
     version: int
     control: str
@@ -30,7 +30,7 @@ class State:
 
     @property
     def outstanding(self) -> int:
-        """Cumulative groups that are trained, or on their way to be."""
+        """Cumulative groups that are trained, or on their way to be; the buffer counts the same when it admits."""
         return self.consumed + sum(self.statuses.get(status, 0) for status in _COUNTED)
 
 

@@ -37,7 +37,7 @@ end
 local CLOCK_FIELDS = {
   'incarnation', 'epoch', 'nonce', 'step', 'version', 'threshold', 'control', 'events', 'order', 'expiry', 'expired',
   'group_size', 'min_valid', 'max_tries', 'max_deaths', 'lease_ms', 'audit', 'partial', 'committed', 'claimed_step',
-  'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms',
+  'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups',
 }
 local CLOCK_STRINGS = {
   incarnation = true, nonce = true, control = true, events = true, order = true, expiry = true, expired = true,
@@ -72,11 +72,13 @@ local function stale_version(clock, step)
   return step - 1 - clock.threshold
 end
 
--- Groups that are under way or wait for the trainer, plus those already trained: what the target is compared with.
-local function scheduled(prefix)
-  local total = tonumber(redis.call('HGET', prefix .. 'progress', 'consumed') or '0')
+-- Groups that are under way or wait for the trainer, plus a batch for each trained step: what the target is compared
+-- with. The steps count, not what was in their batches: a trainer that takes less than a batch leaves groups that still
+-- are in completed, and for steps that another store saw nothing is owed.
+local function scheduled(clock)
+  local total = clock.committed * clock.batch_groups
   for _, status in ipairs({ 'pending', 'running', 'completed', 'claimed' }) do
-    total = total + redis.call('ZCARD', prefix .. status)
+    total = total + redis.call('ZCARD', clock.prefix .. status)
   end
   return total
 end

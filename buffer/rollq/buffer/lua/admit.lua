@@ -10,7 +10,7 @@ local function admit(keys, args)
   if clock.epoch ~= tonumber(args[2]) or cursor ~= tonumber(args[3]) or clock.control ~= 'run' then
     return { 0, 0, cursor }
   end
-  local count = math.min((#args - 6) / 2, tonumber(args[4]) - scheduled(clock.prefix))
+  local count = math.min((#args - 6) / 2, tonumber(args[4]) - scheduled(clock))
   if count <= 0 then return { 0, 0, cursor } end
   local step, evaluation, now = tonumber(args[5]), tonumber(args[6]), now_ms()
   local letters = string.rep('p', clock.group_size)

@@ -13,11 +13,8 @@ local function begin_epoch(keys, args)
   end
   local progress = clock.prefix .. 'progress'
   if from_step < clock.committed then
-    local consumed = from_step == 0 and '0' or redis.call('HGET', clock.prefix .. 'manifest:' .. from_step, 'consumed')
-    if not consumed then
-      return fail('HISTORY_GONE', 'the counters of step ' .. from_step .. ' are no longer kept; the oldest step to resume from is ' .. clock.history)
-    end
-    redis.call('HSET', progress, 'consumed', consumed)
+    -- without a manifest, the step came before the task
+    redis.call('HSET', progress, 'consumed', redis.call('HGET', clock.prefix .. 'manifest:' .. from_step, 'consumed') or 0)
   end
   -- the trainer's checkpoint wins: what it covers is trained, committed or not
   for step = clock.committed + 1, math.min(from_step, clock.claimed_step) do
@@ -25,12 +22,15 @@ local function begin_epoch(keys, args)
     if redis.call('HEXISTS', manifest, 'ids') == 1 then file_trained(clock, manifest, step) end
   end
   local claimed_step = math.max(clock.claimed_step, from_step)
+  local checkpoint = math.min(math.max(clock.checkpoint, clock.history), from_step)
+  -- a store that never saw these steps holds nothing of them for a checkpoint
+  if from_step > clock.claimed_step and redis.call('EXISTS', clock.prefix .. 'archived') == 0 then checkpoint = from_step end
   for old = 0, clock.epoch do
     local floor = tonumber(redis.call('HGET', keys[1], 'floor:' .. old) or from_step)
     redis.call('HSET', keys[1], 'floor:' .. old, math.min(floor, from_step))
   end
   redis.call('HSET', keys[1], 'epoch', epoch, 'nonce', args[3], 'step', from_step + 1, 'version', from_step,
-    'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', math.min(math.max(clock.checkpoint, clock.history), from_step))
+    'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', checkpoint)
   redis.call('PUBLISH', clock.events, 'publish')
   return claimed_step
 end

@@ -15,9 +15,11 @@ local function register_task(keys, args)
     end
     return 0
   end
+  -- a task that joins late owes no batch for the steps before
   local from_step = tonumber(args[6])
+  local committed = math.max(from_step, tonumber(args[5]))
   redis.call('HSET', keys[1], 'incarnation', args[1], 'events', args[2], 'epoch', args[3], 'nonce', args[4],
-    'version', args[5], 'step', from_step + 1, 'committed', from_step, 'claimed_step', from_step,
+    'version', args[5], 'step', committed + 1, 'committed', committed, 'claimed_step', committed,
     'checkpoint', from_step, 'history', from_step, 'control', 'run', 'reaped_ms', 0, 'hold_until_ms', 0,
     unpack(args, 7))
   redis.call('HSET', string.sub(keys[1], 1, -6) .. 'progress', 'cursor', 0, 'admitted', 0, 'consumed', 0)

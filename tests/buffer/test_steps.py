@@ -1,0 +1,58 @@
+"""Trainers that come late, go on elsewhere, or take less than a batch: steps, counters and the target stay in line."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from rollq.buffer.replay import Buffer
+from rollq.buffer.settings import TaskRules
+from world import World
+
+
+@pytest.fixture
+def world(buffer: Buffer) -> Iterator[World]:
+    world = World(buffer)
+    yield world
+    world.check()
+
+
+def test_a_trainer_that_takes_less_than_a_batch_does_not_let_groups_pile_up(world: World) -> None:
+    world.start(math={"batch_groups": 4, "max_staleness": 0, "expired": "drop"})
+    for step in range(1, 9):
+        world.admit(50, target=4 * step)
+        world.put(world.lease(50))
+        assert world.statuses() == {"completed": 4, "archived": 2 * (step - 1)} if step > 1 else {"completed": 4}
+        world.train(step, math=2)
+        world.buffer.expire("math")
+
+
+def test_a_checkpoint_goes_on_in_an_empty_store(world: World) -> None:
+    world.start(500)
+    assert world.admit(50, target=2 * 502) == 4, "what two steps need, and nothing for the 500 before"
+    world.put(world.lease(4))
+    world.train(501)
+    world.begin(400, launch_id="launch-2", mode="return")
+    assert world.buffer.clock("math").committed == 400
+
+
+def test_a_task_without_part_in_the_batch_moves_on(world: World) -> None:
+    world.start(math={}, code={}).complete(4)
+    world.train(1, math=2)
+    world.train(2, math=2)
+    assert world.buffer.clock("code").committed == 2
+    world.begin(1, launch_id="launch-2")
+    assert world.buffer.clock("code").committed == 1
+    world.complete(2, "code")
+    world.train(2, math=2)
+    world.train(3, code=2)
+
+
+def test_a_task_that_joins_a_running_trainer_harms_no_step(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(10)
+    world.train(1)
+    world.train(2)
+    world.buffer.register_task("code", TaskRules(batch_groups=2, group_size=2, max_staleness=0))
+    assert world.admit(50, "code", target=2 * 3) == 2, "what the next step needs"
+    world.train(3, math=2)
+    world.begin(1, launch_id="launch-2")
+    world.train(2, math=2)
