@@ -6,6 +6,7 @@ import pytest
 
 from rollq.buffer.replay import Buffer
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.values import Shortfall
 from world import World
 
 
@@ -56,3 +57,33 @@ def test_a_task_that_joins_a_running_trainer_harms_no_step(world: World) -> None
     world.train(3, math=2)
     world.begin(1, launch_id="launch-2")
     world.train(2, math=2)
+
+
+def test_a_rank_that_comes_late_takes_no_batch_back(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(6)
+    world.train(1)
+    world.claim(2)
+    world.begin(1, launch_id="launch-2", mode="return")
+    batch = world.claim(2)
+    world.complete(2, version=0)
+    world.begin(1, launch_id="launch-2", mode="return")
+    assert world.claim(2) == batch
+
+
+@pytest.mark.parametrize("again", ["release", "return"])
+def test_a_replayed_batch_that_is_given_up_is_as_old_as_its_dead_weights_count(world: World, again: str) -> None:
+    world.start(math={"max_staleness": 1})
+    for step in (1, 2, 3, 4):
+        world.complete(2)
+        world.train(step)
+    world.begin(0, launch_id="launch-2")
+    for step in (1, 2):
+        world.train(step)
+    if again == "release":
+        world.claim(3)
+        world.buffer.release(world.held, 3, "return")
+    else:
+        world.begin(2, launch_id="launch-3", mode="return")
+    short = world.buffer.claim(world.held, 3, {"math": 2})
+    assert isinstance(short, Shortfall), "versions 2 and 3 of the dead epoch count as 0"
+    assert short.ready == {"math": 0}

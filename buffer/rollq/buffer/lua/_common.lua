@@ -140,6 +140,25 @@ local function file_result(clock, id, status, oldest, arrival)
   redis.call('ZADD', clock.prefix .. 'by_version', version_score(oldest, arrival), id)
 end
 
+-- Lets no version of a group count as more than `cap`; returns its oldest one.
+local function cap_versions(clock, id, cap)
+  local key = group_key(clock.prefix, id)
+  local group = redis.call('HMGET', key, 'versions', 'oldest')
+  local oldest = tonumber(group[2])
+  if oldest == NO_TOKENS then return oldest end
+  local versions = string.gsub(group[1], '%d+', function(version) return exact(math.min(tonumber(version), cap)) end)
+  oldest = math.min(oldest, cap)
+  redis.call('HSET', key, 'versions', versions, 'oldest', oldest)
+  return oldest
+end
+
+-- claimed|archived -> completed: as old as it counts by now, when its batch was claimed in an epoch that is dead.
+local function file_claimed_again(clock, id, claimed_in)
+  local floor = tonumber(redis.call('HGET', clock.key, 'floor:' .. claimed_in) or NO_TOKENS)
+  local arrival = redis.call('HGET', group_key(clock.prefix, id), 'arrival')
+  file_result(clock, id, 'completed', cap_versions(clock, id, floor), tonumber(arrival))
+end
+
 local function unfile_result(clock, id, status)
   redis.call('ZREM', clock.prefix .. status, id)
   redis.call('ZREM', clock.prefix .. 'by_version', id)

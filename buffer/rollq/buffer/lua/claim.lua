@@ -1,7 +1,8 @@
 -- completed -> claimed: the batch of one step, fixed for ever by its manifest.
 -- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, how many
--- Returns 'batch', the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries, tokens, reward; or 'short', how many are ready; or
--- 'sweep' when stale groups stand in the way of first-in-first-out order and expire must run first.
+-- Returns 'batch', the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries,
+-- tokens, reward; or 'short', how many are ready; or 'sweep' when stale groups stand in the way of first-in-first-out
+-- order and expire must run first.
 -- Caller: trainer, any rank.   A repeat returns the manifest's batch unchanged.
 --
 -- A batch that a replay serves again keeps the floors of its first claim: its tokens are as old as they were then.
@@ -49,7 +50,8 @@ local function claim(keys, args)
   if want > 0 then ids = redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
   move_batch(clock, ids, 'completed', 'claimed', step)
   many('ZREM', clock.prefix .. 'by_version', ids)
-  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', live_floors(clock), 'version', clock.version, 'claimed_ms', now_ms())
+  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', live_floors(clock), 'epoch', clock.epoch, 'version',
+    clock.version, 'claimed_ms', now_ms())
   redis.call('HSET', keys[1], 'claimed_step', math.max(clock.claimed_step, step))
   redis.call('PUBLISH', clock.events, 'claim')
   return describe_batch(clock, manifest)

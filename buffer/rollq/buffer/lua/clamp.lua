@@ -9,11 +9,8 @@ local function clamp(keys, args)
   local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', stale_bound(from_step), '(' .. stale_bound(NO_TOKENS - 1),
     'LIMIT', 0, limit)
   for _, id in ipairs(ids) do
-    local key = group_key(clock.prefix, id)
-    local group = redis.call('HMGET', key, 'status', 'versions', 'arrival')
-    local versions = string.gsub(group[2], '%d+', function(version) return tostring(math.min(tonumber(version), from_step)) end)
-    redis.call('HSET', key, 'versions', versions, 'oldest', from_step)
-    file_result(clock, id, group[1], from_step, tonumber(group[3]))
+    local group = redis.call('HMGET', group_key(clock.prefix, id), 'status', 'arrival')
+    file_result(clock, id, group[1], cap_versions(clock, id, from_step), tonumber(group[2]))
   end
   return #ids == limit and 1 or 0
 end

@@ -8,11 +8,11 @@ local function release(keys, args)
   if step <= clock.committed then return fail('COMMITTED', 'step ' .. step .. ' is committed and cannot be released') end
   local manifest = clock.prefix .. 'manifest:' .. step
   local ids = manifest_ids(manifest)
+  local claimed_in = redis.call('HGET', manifest, 'epoch')
   for _, id in ipairs(ids) do
     redis.call('ZREM', clock.prefix .. 'claimed', id)
     if mode == 'return' then
-      local group = redis.call('HMGET', group_key(clock.prefix, id), 'oldest', 'arrival')
-      file_result(clock, id, 'completed', tonumber(group[1]), tonumber(group[2]))
+      file_claimed_again(clock, id, claimed_in)
     elseif mode == 'drop' then
       drop_group(clock, id, 'released')
     else

@@ -10,6 +10,8 @@ local function rewind(keys, args)
   local step, mode = tonumber(args[4]), args[5]
   if step <= clock.committed or step > clock.claimed_step then return 0 end
   local manifest = clock.prefix .. 'manifest:' .. step
+  local claimed_in = redis.call('HGET', manifest, 'epoch')
+  if claimed_in == args[2] then return 0 end -- another rank of this launch was quicker, and has claimed it already
   local ids = manifest_ids(manifest)
   if mode == 'replay' then
     if redis.call('HDEL', manifest, 'committed', 'consumed') > 0 then move_batch(clock, ids, 'archived', 'claimed', step) end
@@ -20,11 +22,10 @@ local function rewind(keys, args)
     redis.call('ZREM', clock.prefix .. 'archived', id)
     redis.call('ZREM', clock.prefix .. 'claimed', id)
     if mode == 'return' then
-      local group = redis.call('HMGET', key, 'oldest', 'arrival')
-      file_result(clock, id, 'completed', tonumber(group[1]), tonumber(group[2]))
+      file_claimed_again(clock, id, claimed_in)
     else
       redis.call('UNLINK', rollout_key(clock.prefix, id))
-      redis.call('HSET', key, 'letters', string.rep('p', clock.group_size))
+      redis.call('HSET', key, 'letters', string.rep('p', clock.group_size), 'tries', 0)
       make_pending(clock, id, 0)
     end
   end
