@@ -175,6 +175,15 @@ def test_a_group_fails_with_its_last_error_when_its_tries_are_spent(world: World
     world.check()
 
 
+def test_an_interruption_is_no_try(world: World) -> None:
+    world.start(math={"max_tries": 2, "partial_rollout": True}).admit(1)
+    for _ in range(3):
+        world.put(world.lease(1), status="a")
+        world.buffer.recycle("math", epoch=1, target=9, limit=9)
+    world.buffer.hand_back(world.lease(1), counted=True, error="engine failed")
+    assert world.statuses() == {"pending": 1}
+
+
 def test_renewal_keeps_a_lease_and_names_the_lost_ones(world: World) -> None:
     world.start().admit(2)
     kept, lost = world.lease(2)

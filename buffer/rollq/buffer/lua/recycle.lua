@@ -21,6 +21,7 @@ local function recycle(keys, args)
         end
         redis.call('HSET', key, 'letters', (string.gsub(letters, 'a', 'p')))
       end
+      redis.call('HSET', key, 'tries', 0) -- a result came of the last one
       make_pending(clock, id, tonumber(redis.call('HGET', key, 'deaths')))
       moved = moved + 1
     end
