@@ -538,10 +538,14 @@ def test_a_trainer_that_never_checkpoints_is_told(world: World) -> None:
 
 
 def test_resuming_fresh_keeps_no_trained_batches(world: World) -> None:
-    world.start(math={"resume": "fresh"}).complete(2)
-    world.train(1)
-    assert world.statuses() == {}
-    assert world.buffer.counts("math").dropped == {"trained": 2}
+    world.start(math={"resume": "fresh", "max_uncheckpointed_steps": 1, "max_staleness": 9}).complete(8)
+    for step in (1, 2, 3):
+        world.train(step)
+    assert world.statuses() == {"completed": 2}
+    assert world.buffer.counts("math").dropped == {"trained": 6}
+    world.begin(1, launch_id="launch-2")
+    assert world.statuses() == {"completed": 2}, "what was trained is gone, and its steps get other groups"
+    world.train(2)
     world.check()
 
 

@@ -231,6 +231,7 @@ local function file_trained(clock, manifest, step)
       redis.call('ZREM', clock.prefix .. 'claimed', id)
       drop_group(clock, id, 'trained')
     end
+    redis.call('HDEL', manifest, 'ids') -- nothing is left to serve again
   else
     move_batch(clock, ids, 'claimed', 'archived', step)
   end

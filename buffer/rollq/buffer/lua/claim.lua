@@ -33,7 +33,7 @@ local function claim(keys, args)
   if step <= clock.committed then
     return fail('HISTORY_GONE', 'step ' .. step .. ' was committed and its batch is no longer kept; the oldest step that can be replayed is ' .. clock.history + 1)
   end
-  if step - clock.checkpoint > clock.max_uncheckpointed then
+  if clock.resume ~= 'fresh' and step - clock.checkpoint > clock.max_uncheckpointed then
     return fail('CHECKPOINT_OVERDUE', 'the last checkpoint is of step ' .. clock.checkpoint .. ', and ' .. clock.max_uncheckpointed
       .. ' steps are held for the next one; call checkpoint(), or raise max_uncheckpointed_steps')
   end
