@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.values import Shortfall
@@ -87,3 +88,13 @@ def test_a_replayed_batch_that_is_given_up_is_as_old_as_its_dead_weights_count(w
     short = world.buffer.claim(world.held, 3, {"math": 2})
     assert isinstance(short, Shortfall), "versions 2 and 3 of the dead epoch count as 0"
     assert short.ready == {"math": 0}
+
+
+def test_a_restart_may_ask_for_another_batch_than_the_one_that_never_filled(world: World) -> None:
+    world.start(math={}, code={}).complete(2)
+    world.complete(2, "code")
+    with pytest.raises(ConfigError, match="0 to 1000 are possible"):
+        world.buffer.claim(world.held, 1, {"code": 2, "math": 2000})
+    assert isinstance(world.buffer.claim(world.held, 1, {"math": 5, "code": 2}), Shortfall)
+    world.begin(0, launch_id="launch-2")
+    world.train(1, math=2, code=2)

@@ -57,16 +57,15 @@ class Training(Admission):
             mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover),
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
-        last_claimed = at_step
-        for task in tasks:
-            claimed_step = self._call_task("begin_epoch", task, epoch, held.nonce, at_step)
+        claimed = {task: self._call_task("begin_epoch", task, epoch, held.nonce, at_step) for task in tasks}
+        # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
+        last_claimed = max(claimed.values(), default=at_step)
+        self._forget_plans(held, (last_claimed if as_mode == b"replay" else at_step) + 1, last_claimed + 1)
+        for task, claimed_step in claimed.items():
             for step in range(claimed_step, at_step, -1):
                 self._call_task("rewind", task, epoch, held.nonce, step, as_mode)
             while self._call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL):
                 pass
-            last_claimed = max(last_claimed, claimed_step)
-        if as_mode != b"replay":
-            self._forget_plans(held, at_step + 1, last_claimed)
         return held
 
     def _check_history(self, tasks: Iterable[str], from_step: int) -> None:
@@ -90,8 +89,11 @@ class Training(Admission):
         """Return the batch of `step`, `sizes[task]` groups of each task, or what is short. Does not wait.
 
         The first outcome is stored: later calls, by any rank and after any crash, return the same batch. The step is
-        claimed for all tasks or for none. Raises FencedError, HistoryGone, CheckpointOverdue.
+        claimed for all tasks or for none. Raises FencedError, HistoryGone, CheckpointOverdue, ConfigError.
         """
+        for task, size in sizes.items():
+            if not 0 <= size <= MAX_IDS_PER_CALL:
+                raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
         plan = ("plan", self.keys.info, self.incarnation, held.epoch, held.nonce, step, orjson.dumps(dict(sizes)))
         # a task alone cannot be torn from others: it is claimed in the same trip, and its plan needs no second look
         early = [self._claim_call(held, step, *item) for item in sizes.items()] if len(sizes) == 1 else []
@@ -121,8 +123,6 @@ class Training(Admission):
         return Claimed(step, tuple(groups), floors)
 
     def _claim_call(self, held: TrainerEpoch, step: int, task: str, size: int) -> tuple[Any, ...]:
-        if not 0 <= size <= MAX_IDS_PER_CALL:
-            raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
         return ("claim", task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce, step, size)
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
