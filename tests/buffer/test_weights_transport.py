@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollq.buffer.errors import WeightsError
+from rollq.buffer.errors import StoreLost, WeightsError
 from rollq.buffer.replay import Buffer
+from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.weights import (
     CHUNK_BYTES,
     KEPT_IN_REDIS,
@@ -20,6 +21,11 @@ from rollq.buffer.weights import (
 )
 
 DATA = os.urandom(CHUNK_BYTES + 1000)
+
+
+@pytest.fixture(autouse=True)
+def run(buffer: Buffer) -> None:
+    buffer.create_run()
 
 
 def chunks_in_redis(buffer: Buffer) -> int:
@@ -58,6 +64,19 @@ def test_weights_stored_again_count_as_new(buffer: Buffer, tmp_path: Path) -> No
     store_weights(buffer, b"first")
     store_weights(buffer, b"last")
     load_weights(buffer, *first, into=tmp_path)
+
+
+def test_a_full_server_still_takes_weights_and_a_flushed_one_does_not(
+    fresh_server: EmbeddedServer, run_name: str
+) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as buffer:
+        buffer.create_run()
+        buffer.client.config_set("maxmemory", "1mb")
+        store_weights(buffer, DATA)
+        buffer.client.flushall()
+        with pytest.raises(StoreLost):
+            store_weights(buffer, DATA)
+        assert buffer.client.dbsize() == 0, "nothing is created again"
 
 
 def test_a_refused_download_leaves_the_folder_as_it_was(buffer: Buffer, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from rollq.buffer import functions
 from rollq.buffer.connection import patiently
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
@@ -53,24 +54,17 @@ def name_in_redis(data: bytes) -> StoredWeights:
 def store_weights(buffer: BufferCore, data: bytes) -> StoredWeights:
     """Put the bytes of a safetensors file into Redis, in chunks; the oldest beyond `KEPT_IN_REDIS` go.
 
-    Raises `WeightsError` for more than `MAX_REDIS_BYTES`, `ServerError`.
+    Raises `WeightsError` for more than `MAX_REDIS_BYTES`, `StoreLost`, `ServerError`.
     """
     stored = name_in_redis(data)
-    entry = stored.uri.removeprefix("redis:")
-    client, keys = buffer.client, buffer.keys
-
-    def move_to_front() -> None:
-        # listed before they are written, so that what a crash leaves half written is dropped in its turn
-        pipe = client.pipeline()
-        pipe.lrem(keys.weights_held, 0, entry)
-        pipe.rpush(keys.weights_held, entry)
-        pipe.execute()
-
-    _send(buffer, move_to_front)
-    for old in _send(buffer, partial(client.lrange, keys.weights_held, 0, -1))[:-KEPT_IN_REDIS]:
-        _drop(buffer, old.decode())
-    for part, start in enumerate(range(0, len(data), CHUNK_BYTES)):
-        _send(buffer, partial(client.set, keys.weights(stored.digest, part), data[start : start + CHUNK_BYTES]))
+    starts = range(0, len(data), CHUNK_BYTES)
+    for part, start in enumerate(starts):
+        held = functions.call(
+            buffer.client, buffer.patience, "store_weights", buffer.keys.info, buffer.incarnation, stored.digest,
+            len(starts), part, data[start : start + CHUNK_BYTES],
+        )  # fmt: skip
+        for old in held[:-KEPT_IN_REDIS]:
+            _drop(buffer, old.decode())
     return stored
 
 
