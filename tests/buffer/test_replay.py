@@ -727,6 +727,21 @@ def test_a_store_that_lost_its_data_is_noticed_by_every_call(fresh_server: Embed
         assert buffer.client.dbsize() == 0, "nothing is created again"
 
 
+def test_a_server_that_was_started_again_empty_is_store_lost(fresh_server: EmbeddedServer, run_name: str) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as buffer:
+        world = World(buffer)
+        world.start()
+        buffer.client.flushall()
+        buffer.client.function_flush()
+        for attempt in (
+            lambda: buffer.counts("math"),
+            lambda: buffer.lease(["math"], 1, worker="w", version=0, epoch=1),
+            lambda: buffer.claim(world.held, 1, {"math": 2}),
+        ):
+            with pytest.raises(StoreLost):
+                attempt()
+
+
 def test_another_incarnation_of_the_run_is_not_mistaken_for_ours(fresh_server: EmbeddedServer, run_name: str) -> None:
     with Buffer.connect(fresh_server.url, run_name) as ours, Buffer.connect(fresh_server.url, run_name) as theirs:
         World(ours).start()

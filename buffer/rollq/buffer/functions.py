@@ -147,6 +147,8 @@ def _command(name: str) -> str:
 
 def translate(error: driver.ResponseError) -> Exception:
     """Our error for a function's error reply; `error` itself when it is none of ours."""
+    if "Function not found" in reply_text(error):
+        return StoreLost("the server has lost rollq's functions, and with them its data: it was started again empty")
     code, _, message = reply_text(error).partition(" ")
     kind = ERRORS.get(code.removeprefix("ROLLQ_")) if code.startswith("ROLLQ_") else None
     return kind(message) if kind else error
