@@ -6,7 +6,8 @@ local function report_worker(keys, args)
   if err then return err end
   local workers, now = prefix .. 'workers', now_ms()
   if args[4] == '1' then return redis.call('HDEL', workers, args[2]) end
-  redis.call('HSET', workers, args[2], exact(now) .. ' ' .. args[3])
+  if redis.call('HSET', workers, args[2], exact(now) .. ' ' .. args[3]) == 0 then return 1 end
+  -- the table only grows by new names
   local all = redis.call('HGETALL', workers)
   for i = 1, #all, 2 do
     local at = tonumber(string.match(all[i + 1], '^%d+'))
