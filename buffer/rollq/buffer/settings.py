@@ -26,7 +26,7 @@ class RedisSettings(Settings):
 class TaskRules(Settings):
     """What the buffer's functions need to know of a task; stored in its clock, the same for every role."""
 
-    batch_groups: int = Field(gt=0, description="groups of this task in one training batch")
+    batch_groups: int = Field(gt=0, le=1000, description="groups of this task in one training batch")
     group_size: int = Field(default=8, gt=0, le=1024, description="samples of one prompt")
     max_staleness: int = Field(default=1, ge=0, description="how many syncs old a token may be when it is trained")
     sync_weights_interval: int = Field(default=1, gt=0, description="train steps between two publications of weights")
