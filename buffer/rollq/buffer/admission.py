@@ -29,8 +29,8 @@ class Admission(BufferCore):
         """Turn prompts into pending groups, as many as `target` leaves room for, and move the cursor with them.
 
         `prompts` are (prompt, dataset cursor after it); they are admitted from the front, and only if the cursor still
-        is `cursor` and the trainer's epoch still `epoch`. `target` bounds pending + running + completed + claimed groups
-        and a batch for each trained step. `step` is the train step that they are for.
+        is `cursor` and the trainer's epoch still `epoch`. `target` bounds pending, running, completed and claimed
+        groups and a batch for each trained step. `step` is the train step that they are for.
         """
         args = [item for prompt, after in prompts[:MAX_IDS_PER_CALL] for item in (after, encode_prompt(prompt))]
         count, first_id, now = self._call_task("admit", task, epoch, cursor, target, step, int(evaluation), *args)
