@@ -331,6 +331,15 @@ def test_samples_that_are_done_survive_an_interruption(world: World) -> None:
     world.check()
 
 
+def test_a_kept_sample_that_cannot_be_read_is_generated_again(world: World) -> None:
+    world.start(math={"partial_rollout": True}).admit(1)
+    world.put(world.lease(1), status="a")
+    world.buffer.client.hset(task_keys(world.buffer.run, "math").rollout(1), "0", b"bytes that are no frame")
+    world.buffer.recycle("math", epoch=1, target=9, limit=9)
+    (lease,) = world.lease(1)
+    assert [sample.status for sample in lease.samples] == [SampleStatus.PENDING, SampleStatus.ABORTED]
+
+
 def test_without_partial_rollout_interrupted_samples_start_again(world: World) -> None:
     world.start().admit(1)
     (lease,) = world.lease(1)

@@ -10,6 +10,7 @@ from hand_worker import HandWorker, make_run
 from tiny_qwen3 import tiny_qwen3
 from transformers import AutoModelForCausalLM
 
+from rollq.buffer.core import task_keys
 from rollq.buffer.errors import (
     ClaimTimeout,
     ConfigError,
@@ -224,6 +225,17 @@ def test_a_released_batch_goes_where_it_was_told(
         assert statuses(buffer) == after
         worker.produce(2)
         assert next(consumer).step == 1
+
+
+def test_a_group_that_cannot_be_read_harms_only_itself(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:
+    with connect() as consumer:
+        worker.produce(3)
+        buffer.client.hset(task_keys(buffer.run, "math").rollout(2), "1", b"bytes that are no frame")
+        batch = next(consumer)
+        assert ids(batch) == [1, 3]
+        consumer.commit(batch)
+        assert statuses(buffer) == {"failed": 1, "archived": 2}
+        assert "quarantined" in buffer.inspect("math", 2)["error"]
 
 
 def test_batch_sizes_are_those_of_the_tasks_unless_given(connect: Connect, worker: HandWorker) -> None:

@@ -5,6 +5,7 @@ RollqError
  |- InvalidPrompt        a prompt line that cannot be used; names file and line
  |- InvalidGroup         a result that cannot be trained on; names the field and the sample
  |- CorruptFrame         bytes from Redis that fail their checksum or schema version
+ |   |- CorruptGroup        a claimed group that holds such bytes: its batch cannot be read
  |- ServerError          the server cannot serve rollq
  |   |- ServerUnavailable   nobody answers at the URL, or not in time
  |   |- ServerRefused       wrong password, missing right, eviction policy, out of memory, read only
@@ -38,6 +39,15 @@ class InvalidGroup(RollqError, ValueError):
 
 class CorruptFrame(RollqError, ValueError):
     """Bytes that are not a frame of a known schema version, or fail their checksum."""
+
+
+class CorruptGroup(CorruptFrame):
+    """A claimed group that cannot be read."""
+
+    def __init__(self, task: str, group_id: int, problem: str) -> None:
+        super().__init__(f"group {group_id} of task {task!r}: {problem}")
+        self.task = task
+        self.group_id = group_id
 
 
 class ServerError(RollqError):

@@ -12,7 +12,7 @@ import orjson
 from rollq.buffer import functions
 from rollq.buffer.codec import decode_sample, encode_group
 from rollq.buffer.core import BufferCore, pairs, task_keys
-from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.functions import EpochMoved
 from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
@@ -167,8 +167,12 @@ def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
     group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, kept = fields
     samples = [EMPTY_SAMPLE] * len(letters)
     for index, frame in pairs(kept):
-        if letters[int(index)] != ord("p"):
+        if letters[int(index)] == ord("p"):
+            continue
+        try:
             samples[int(index)] = decode_sample(frame)
+        except CorruptFrame as error:
+            log.error("group %d of task %r, sample %d is generated again: %s", group_id, task, int(index), error)
     return Lease(
         task=task,
         group_id=group_id,

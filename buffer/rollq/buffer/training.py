@@ -14,7 +14,7 @@ import orjson
 from rollq.buffer.admission import MAX_IDS_PER_CALL, Admission
 from rollq.buffer.codec import decode_sample
 from rollq.buffer.core import pairs, task_keys
-from rollq.buffer.errors import ConfigError, CorruptFrame, HistoryGone
+from rollq.buffer.errors import ConfigError, CorruptFrame, CorruptGroup, HistoryGone
 from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.schema import EMPTY_SAMPLE, Group
 from rollq.buffer.trips import Command, converse
@@ -114,7 +114,7 @@ class Training(Admission):
                 (reply,) = self._call_all([self._claim_call(held, step, task, size)])
             if reply[0] != b"batch":
                 if not delivered:
-                    self._release(held, [other for other in missing if other != task], step, "return")
+                    self._release(held, [other for other in missing if other != task], step, "return", {})
                 return _shortfall(step, {task: reply[1]}, wanted)
             floors[task] = _decode_floors(reply[1])
             groups += [_claimed_group(task, *fields) for fields in reply[2:]]
@@ -134,7 +134,7 @@ class Training(Admission):
         return int(self._call_task("counts", task)[1])
 
     def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
-        """Read the payloads of claimed groups, in order. Raises CorruptFrame naming the group and sample."""
+        """Read the payloads of claimed groups, in order. Raises CorruptGroup."""
         fetched: list[Group] = []
         for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
             fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
@@ -160,25 +160,36 @@ class Training(Admission):
         if index % 2 == 0:
             if reply is None:
                 raise CorruptFrame(f"group {group.group_id} of task {group.task!r} is not in the store any more")
-            return decode_prompt(reply)
+            try:
+                return decode_prompt(reply)
+            except CorruptFrame as error:
+                raise CorruptGroup(group.task, group.group_id, str(error)) from error
         samples = [EMPTY_SAMPLE] * self.rules(group.task).group_size
         for place, frame in pairs(reply):
             try:
                 samples[int(place)] = decode_sample(frame)
             except CorruptFrame as error:
-                raise CorruptFrame(
-                    f"group {group.group_id} of task {group.task!r}, sample {int(place)}: {error}"
-                ) from error
+                raise CorruptGroup(group.task, group.group_id, f"sample {int(place)}: {error}") from error
         return tuple(samples)
 
-    def release(self, held: TrainerEpoch, step: int, mode: ReleaseMode) -> int:
-        """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns how many groups."""
-        count = self._release(held, self.tasks(), step, mode)
+    def release(
+        self, held: TrainerEpoch, step: int, mode: ReleaseMode, *, bad: Mapping[str, Sequence[int]] | None = None
+    ) -> int:
+        """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns how many groups.
+
+        `bad`: task -> ids of groups that are quarantined in any mode.
+        """
+        count = self._release(held, self.tasks(), step, mode, bad or {})
         self._forget_plans(held, step, step)
         return count
 
-    def _release(self, held: TrainerEpoch, tasks: Iterable[str], step: int, mode: ReleaseMode) -> int:
-        return sum(int(self._call_task("release", task, held.epoch, held.nonce, step, mode)) for task in tasks)
+    def _release(
+        self, held: TrainerEpoch, tasks: Iterable[str], step: int, mode: ReleaseMode, bad: Mapping[str, Sequence[int]]
+    ) -> int:
+        return sum(
+            int(self._call_task("release", task, held.epoch, held.nonce, step, mode, *bad.get(task, ())))
+            for task in tasks
+        )
 
     def commit(self, held: TrainerEpoch, step: int) -> None:
         """The batch of `step` has been trained. Harmless to repeat. Raises FencedError."""

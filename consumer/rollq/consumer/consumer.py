@@ -8,14 +8,15 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rollq.buffer.connection import Patience
-from rollq.buffer.errors import ClaimTimeout, ConfigError, RollqError, ServerError
+from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, RollqError, ServerError
 from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import Group
 from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
 from rollq.buffer.values import Claimed, TrainerEpoch
 from rollq.consumer.batch import Batch
@@ -143,16 +144,31 @@ class Consumer:
     def __next__(self) -> Batch:
         """Wait for the batch of the current step; this rank's share of it is what its micro-batches hold.
 
-        Raises `ClaimTimeout` saying what holds it back, `FencedError`, `CheckpointOverdue`, `CorruptFrame`,
-        `StoreLost`.
+        A batch with a group that cannot be read is replaced by another; the group is quarantined.
+        Raises `ClaimTimeout` saying what holds it back, `FencedError`, `CheckpointOverdue`, `StoreLost`.
         """
-        claimed = self._claim()
-        if claimed is None:
-            raise StopIteration
+        while (claimed := self._claim()) is not None:
+            try:
+                groups = self._buffer.fetch(claimed.groups)
+            except CorruptGroup as error:
+                self._replace(claimed.step, error)
+            else:
+                return self._batch(claimed, groups)
+        raise StopIteration
+
+    def _replace(self, step: int, error: CorruptGroup) -> None:
+        """Every rank meets the same bytes: rank 0 gives the batch up, and the others wait until it has."""
+        log.error("step %d: %s; the group is quarantined, and the step gets another batch", step, error)
+        if self._settings.rank == 0:
+            self._checked().release(self._held, step, "return", bad={error.task: [error.group_id]})
+        else:
+            self._events.wait(POLL_S)
+
+    def _batch(self, claimed: Claimed, groups: Sequence[Group]) -> Batch:
         self._taken = claimed.step
         return Batch.build(
             claimed.step,
-            self._buffer.fetch(claimed.groups),
+            groups,
             floors=claimed.floors,
             settings=self._settings.advantages,
             rank=self._settings.rank,

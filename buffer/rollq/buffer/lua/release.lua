@@ -1,5 +1,5 @@
 -- claimed -> completed, dropped or failed: a batch that will not be trained.
--- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, mode return|drop|quarantine
+-- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, mode return|drop|quarantine, then ids to quarantine in any mode
 -- Returns how many groups it held.   Caller: trainer, rank 0.   A repeat finds no manifest and returns 0.
 local function release(keys, args)
   local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
@@ -9,14 +9,16 @@ local function release(keys, args)
   local manifest = clock.prefix .. 'manifest:' .. step
   local ids = manifest_ids(manifest)
   local claimed_in = redis.call('HGET', manifest, 'epoch')
+  local bad = {}
+  for i = 6, #args do bad[args[i]] = true end
   for _, id in ipairs(ids) do
     redis.call('ZREM', clock.prefix .. 'claimed', id)
-    if mode == 'return' then
-      file_claimed_again(clock, id, claimed_in)
-    elseif mode == 'drop' then
-      drop_group(clock, id, 'released')
-    else
+    if mode == 'quarantine' or bad[id] then
       file_for_audit(clock, id, 'failed', 'quarantined by the trainer at step ' .. step)
+    elseif mode == 'return' then
+      file_claimed_again(clock, id, claimed_in)
+    else
+      drop_group(clock, id, 'released')
     end
   end
   redis.call('UNLINK', manifest)
