@@ -1,103 +1,144 @@
 """Groups through the buffer (put, claim, fetch; from numpy to numpy), against raw SET + ZADD and ZPOPMIN + GETDEL."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run, server
-from rollq.buffer.codec import encode_group
+from rollq.buffer.codec import decode_sample, encode_group
 from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Sample
+from rollq.buffer.schema import Group, GroupResult, Sample
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.values import Claimed, TrainerEpoch
 
 TARGET = 0.5
 GROUP_SIZE = 8
-SIZES = {"4 KB": (16, 48), "147 KB": (512, 2048)}
+SIZES = {"4 KB": (16, 56), "147 KB": (512, 2048)}
 """Prompt and response tokens of each of the 8 samples; named after the bytes of their arrays."""
-PER_CALL = (1, 16)
+CALLS = {1: 150, 16: 25}
+"""Groups per call, and how many calls make a repetition."""
 NEVER_STALE = 100_000
 """Steps: the same samples serve for every batch."""
+
+T = TypeVar("T")
 
 
 def measure(quick: bool) -> list[Result]:
     """Four figures: small and large groups, one and 16 per call."""
-    results = []
     with server() as running:
-        for label, (prompt_tokens, response_tokens) in SIZES.items():
-            for per_call in PER_CALL:
-                calls = 2 if quick else (400 if per_call == 1 else 80) // (1 if response_tokens < 1000 else 4)
-                name = f"exchange-{label.replace(' ', '').lower()}-{per_call}"
-                rules = TaskRules(batch_groups=per_call, group_size=GROUP_SIZE, max_staleness=NEVER_STALE)
-                with run(running.url, name, rules) as (buffer, epoch):
-                    groups = _make_groups(prompt_tokens, response_tokens, per_call)
-                    ours, raw = Ours(buffer, epoch, groups, calls), Raw(buffer, groups, calls)
-                    take_turns(1, ours.groups_per_s, raw.groups_per_s)  # warm caches and connections
-                    mine, floor = take_turns(2 if quick else 15, ours.groups_per_s, raw.groups_per_s)
-                results.append(
-                    Result(
-                        name=name,
-                        what=f"put + claim of {label} groups, {per_call} per call, against raw commands",
-                        unit="of the raw floor",
-                        target=TARGET,
-                        better="higher",
-                        values=ratios(mine, floor),
-                        details={
-                            "rollq_groups_per_s": float(np.median(mine)),
-                            "raw_groups_per_s": float(np.median(floor)),
-                            "encoded_bytes": float(len(raw.blob)),
-                        },
-                    )
-                )
-    return results
+        return [
+            _compare(running.url, label, *tokens, per_call, quick)
+            for label, tokens in SIZES.items()
+            for per_call in CALLS
+        ]
 
 
-def _make_groups(prompt_tokens: int, response_tokens: int, count: int) -> list[list[Sample]]:
+def _compare(url: str, label: str, prompt_tokens: int, response_tokens: int, per_call: int, quick: bool) -> Result:
+    name = f"exchange-{label.replace(' ', '').lower()}-{per_call}"
+    calls = 2 if quick else CALLS[per_call]
+    rules = TaskRules(
+        batch_groups=per_call, group_size=GROUP_SIZE, max_staleness=NEVER_STALE, max_uncheckpointed_steps=1_000
+    )
     random = np.random.default_rng(0)
-    return [
+    groups = [
         [make_sample(random, prompt_tokens, response_tokens, version=0) for _ in range(GROUP_SIZE)]
-        for _ in range(count)
+        for _ in range(per_call)
     ]
+    with run(url, name, rules) as (buffer, epoch):
+        ours, raw = Ours(buffer, epoch, groups, calls), Raw(buffer, groups, calls)
+        take_turns(1, ours.groups_per_s, raw.groups_per_s)  # warms caches and connections
+        mine, floor = take_turns(2 if quick else 15, ours.groups_per_s, raw.groups_per_s)
+        return Result(
+            name=name,
+            what=f"put + claim of {label} groups, {per_call} per call, against raw commands",
+            unit="of the raw floor",
+            target=TARGET,
+            better="higher",
+            values=ratios(mine, floor),
+            details={
+                "rollq_groups_per_s": float(np.median(mine)),
+                "raw_groups_per_s": float(np.median(floor)),
+                "encoded_bytes": float(len(raw.blob)),
+            },
+            profile_us=ours.profile_us(),
+        )
 
 
-@dataclass
 class Ours:
-    """The buffer's side. Timed: put, claim, fetch; not timed: admit, lease, commit, checkpoint."""
+    """The buffer's side. Timed: put, claim, fetch, one batch after the other.
 
-    buffer: Buffer
-    epoch: TrainerEpoch
-    groups: Sequence[Sequence[Sample]]
-    calls: int
-    step: int = 0
-    timed_s: float = field(default=0.0, init=False)
+    Admit and lease come before, commit and checkpoint after all of them: they are other benchmarks' matter.
+    """
+
+    def __init__(self, buffer: Buffer, epoch: TrainerEpoch, groups: Sequence[Sequence[Sample]], calls: int) -> None:
+        self.buffer = buffer
+        self.epoch = epoch
+        self.groups = groups
+        self.calls = calls
+        self.step = 0
 
     def groups_per_s(self) -> float:
         """One repetition."""
-        self.timed_s = 0.0
-        for _ in range(self.calls):
-            self._batch()
-        return self.calls * len(self.groups) / self.timed_s
+        batches = [self._lease(self.step + i) for i in range(self.calls)]
+        started_s = time.perf_counter()
+        for i, results in enumerate(batches, start=1):
+            self.buffer.put(results)
+            fetched = self.buffer.fetch(self._claim(self.step + i).groups)
+        elapsed_s = time.perf_counter() - started_s
+        self._commit(fetched)
+        return self.calls * len(self.groups) / elapsed_s
 
-    def _batch(self) -> None:
+    def profile_us(self) -> dict[str, float]:
+        """Where the time of one group goes: medians over as many calls, timed one part at a time."""
+        parts: dict[str, list[float]] = {}
+
+        def timed(part: str, do: Callable[[], T]) -> T:
+            started_s = time.perf_counter()
+            result = do()
+            parts.setdefault(part, []).append((time.perf_counter() - started_s) * 1e6 / len(self.groups))
+            return result
+
+        batches = [self._lease(self.step + i) for i in range(self.calls)]
+        for i, results in enumerate(batches, start=1):
+            before_us = self._server_us()
+            timed("put", partial(self.buffer.put, results))
+            claimed = timed("claim", partial(self._claim, self.step + i))
+            parts.setdefault("functions on the server", []).append((self._server_us() - before_us) / len(self.groups))
+            fetched = timed("fetch", partial(self.buffer.fetch, claimed.groups))
+            frames = timed("check and encode", lambda: [encode_group(g, group_size=len(g)) for g in self.groups])
+            timed("decode", partial(_decode, frames))
+        self._commit(fetched)
+        return {part: float(np.median(values)) for part, values in parts.items()}
+
+    def _lease(self, batches_before: int) -> list[GroupResult]:
         count = len(self.groups)
-        leases = admit_and_lease(self.buffer, self.epoch.epoch, self.step * count, count, version=0)
-        self.step += 1
-        results = results_of(leases, self.groups)
-        started = time.perf_counter()
-        self.buffer.put(results)
-        claimed = self.buffer.claim(self.epoch, self.step, {TASK: count})
+        leases = admit_and_lease(self.buffer, self.epoch.epoch, batches_before * count, count, version=0)
+        return results_of(leases, self.groups)
+
+    def _claim(self, step: int) -> Claimed:
+        claimed = self.buffer.claim(self.epoch, step, {TASK: len(self.groups)})
         if not isinstance(claimed, Claimed):
-            raise RuntimeError(f"put {count} groups, claimed none: {claimed}")
-        fetched = self.buffer.fetch(claimed.groups)
-        self.timed_s += time.perf_counter() - started
-        if fetched[-1].samples[0].segments[0].response_ids[-1] != self.groups[-1][0].segments[0].response_ids[-1]:
+            raise RuntimeError(f"put {len(self.groups)} groups, claimed none: {claimed}")
+        return claimed
+
+    def _commit(self, last_fetched: Sequence[Group]) -> None:
+        if last_fetched[-1].samples[0].segments[0].response_ids[-1] != self.groups[-1][0].segments[0].response_ids[-1]:
             raise RuntimeError("a group came back changed")
-        self.buffer.commit(self.epoch, self.step)
+        for _ in range(self.calls):
+            self.step += 1
+            self.buffer.commit(self.epoch, self.step)
         self.buffer.checkpoint(self.epoch, self.step)
+
+    def _server_us(self) -> float:
+        return float(self.buffer.client.info("commandstats")["cmdstat_fcall"]["usec"])
+
+
+def _decode(frames: Sequence[Sequence[bytes]]) -> list[Sample]:
+    return [decode_sample(frame) for group in frames for frame in group]
 
 
 class Raw:
@@ -112,11 +153,11 @@ class Raw:
 
     def groups_per_s(self) -> float:
         """One repetition."""
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         for _ in range(self.calls):
             self._put()
             self._take()
-        return self.calls * self.count / (time.perf_counter() - started)
+        return self.calls * self.count / (time.perf_counter() - started_s)
 
     def _put(self) -> None:
         with self.client.pipeline(transaction=False) as pipe:

@@ -27,6 +27,7 @@ def as_json(machine: Mapping[str, Any], results: Sequence[Result]) -> bytes:
             "quartiles": result.spread,
             "holds": result.holds,
             "details": dict(result.details),
+            "profile_us": dict(result.profile_us),
             "values": result.values,
         }
         for result in results
@@ -57,7 +58,13 @@ def _markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
     ]
     facts = "\n".join(f"- {name}: {value}" for name, value in machine.items())
     head = "| what | target | measured | quartiles | verdict | details |\n|---|---|---|---|---|---|\n"
-    return f"\n{facts}\n\n{head}" + "\n".join(rows) + "\n\n"
+    table = f"\n{facts}\n\n{head}" + "\n".join(rows) + "\n\n"
+    profiles = [
+        f"- {r.what}: " + ", ".join(f"{part} {us:,.0f}" for part, us in r.profile_us.items())
+        for r in results
+        if r.profile_us
+    ]
+    return table + "Where the time of one group goes, µs:\n\n" + "\n".join(profiles) + "\n\n" if profiles else table
 
 
 def _target(result: Result) -> str:

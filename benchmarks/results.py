@@ -10,7 +10,7 @@ from typing import Literal
 class Result:
     """One figure with its target. `values` are its repetitions; the verdict goes by their median.
 
-    `details` are figures that explain it, with the unit in their name.
+    `details` are figures that explain it, with the unit in their name; `profile_us` says where the time goes.
     """
 
     name: str
@@ -20,6 +20,7 @@ class Result:
     better: Literal["higher", "lower"]
     values: tuple[float, ...]
     details: Mapping[str, float] = field(default_factory=dict)
+    profile_us: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def measured(self) -> float:
