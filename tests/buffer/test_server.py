@@ -19,6 +19,7 @@ PARENT = """
 import signal, sys
 from rollq.buffer.connection import connect
 from rollq.buffer.server import EmbeddedServer
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it ignored
 server = EmbeddedServer(sys.argv[1])
 server.start()
 try:
