@@ -109,8 +109,7 @@ class Training(Admission):
         floors: dict[str, Mapping[int, int]] = {}
         for task, size in wanted.items():
             reply = replies.get(task) or self._call_all([self._claim_call(held, step, task, size)])[0]
-            while reply[0] == b"sweep":
-                self.expire(task)
+            while reply[0] == b"sweep" and self.expire(task):
                 (reply,) = self._call_all([self._claim_call(held, step, task, size)])
             if reply[0] != b"batch":
                 if not delivered:

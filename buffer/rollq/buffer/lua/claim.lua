@@ -1,7 +1,7 @@
 -- completed -> claimed: the batch of one step, fixed for ever by its manifest.
 -- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, how many
 -- Returns 'batch', the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries,
--- tokens, reward; or 'short', how many are ready; or 'sweep' when stale groups stand in the way of first-in-first-out
+-- tokens, reward; or 'short', how many are ready; or 'sweep', 0 when stale groups stand in the way of first-in-first-out
 -- order and expire must run first.
 -- Caller: trainer, any rank.   A repeat returns the manifest's batch unchanged.
 --
@@ -40,7 +40,7 @@ local function claim(keys, args)
   local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
   local lowest = '-inf'
   if clock.order == 'fifo' then
-    if redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale)) > 0 then return { 'sweep' } end
+    if redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale)) > 0 then return { 'sweep', 0 } end
   elseif stale >= 0 then
     lowest = stale_bound(stale)
   end
