@@ -1,5 +1,6 @@
 """The state machine, move by move, on both kinds of server."""
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import cast
@@ -455,6 +456,12 @@ def test_fifo_never_serves_a_stale_group_that_arrived_first(world: World) -> Non
 # -- batches --------------------------------------------------------------------------------------------------------
 
 
+def test_a_fifo_claim_ahead_of_the_clock_waits_instead_of_sweeping_for_ever(world: World) -> None:
+    world.start(math={"order": "fifo", "max_staleness": 0}).complete(4)
+    world.claim(1)
+    assert world.buffer.claim(world.held, 2, {"math": 2}) == Shortfall(2, {"math": 0}, {"math": 2})
+
+
 def test_the_batch_of_a_step_is_the_same_for_whoever_asks_again(world: World) -> None:
     world.start().complete(5)
     claimed = world.claim(1)
@@ -818,6 +825,17 @@ def test_all_work_survives_a_killed_server(fresh_server: EmbeddedServer, run_nam
         assert isinstance(world.train(1), Claimed)
         assert world.statuses() == {"completed": 2, "archived": 2}
         world.check()
+
+
+def test_a_subscription_waits_for_a_server_that_is_away(fresh_server: EmbeddedServer, run_name: str) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as buffer:
+        buffer.create_run()
+        fresh_server.kill()
+        back = threading.Timer(0.2, fresh_server.start)
+        back.start()
+        with buffer.events():
+            assert buffer.tasks() == []
+        back.join()
 
 
 def test_keys_are_spelled_the_same_in_lua_and_python(world: World) -> None:

@@ -114,7 +114,7 @@ class BufferCore:
 
     def events(self) -> Events:
         """A subscription to the run's wake-ups."""
-        return Events(self.client, self.keys.events)
+        return Events(self.client, self.keys.events, self.patience)
 
     def memory_fraction(self) -> float:
         """Used share of the server's `maxmemory`, 0 without a limit."""

@@ -7,16 +7,20 @@ from typing import Self
 import redis
 from redis import exceptions as driver
 
+from rollq.buffer.connection import Patience, patiently
+
 
 class Events:
     """A subscription to a run's channel; use it in `with`, from one thread."""
 
-    def __init__(self, client: redis.Redis, channel: str) -> None:
+    def __init__(self, client: redis.Redis, channel: str, patience: Patience) -> None:
+        self._client = client
+        self._patience = patience
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         self._channel = channel
 
     def __enter__(self) -> Self:
-        self._pubsub.subscribe(self._channel)
+        patiently(self._client, lambda: self._pubsub.subscribe(self._channel), self._patience)
         return self
 
     def __exit__(
