@@ -244,6 +244,8 @@ def test_batch_sizes_are_those_of_the_tasks_unless_given(connect: Connect, worke
         assert len(next(consumer).groups) == 1
     with pytest.raises(ConfigError, match=r"'code': 1.*has the tasks \['math'\]"):
         connect(batch={"code": 1})
+    with pytest.raises(ConfigError, match="3 groups would never fill: batch_groups = 2"):
+        connect(batch={"math": 3})
 
 
 def test_a_launch_id_stands_for_one_place_to_begin(connect: Connect, worker: HandWorker) -> None:

@@ -239,7 +239,10 @@ class Consumer:
 
 
 def batch_sizes(buffer: Buffer, batch: Mapping[str, int] | None) -> dict[str, int]:
-    """Groups per task in a batch: as given, or each task's own. Raises `ConfigError` for a task that is not there."""
+    """Groups per task in a batch: as given, or each task's own.
+
+    Raises `ConfigError` for a task that is not there, or for more groups than are produced for a step.
+    """
     tasks = buffer.tasks()
     if batch is None:
         batch = {task: buffer.rules(task).batch_groups for task in tasks}
@@ -248,4 +251,10 @@ def batch_sizes(buffer: Buffer, batch: Mapping[str, int] | None) -> dict[str, in
         raise ConfigError(
             f"batch {dict(batch)!r}: run {buffer.run!r} has the tasks {tasks!r}; a producer registers them"
         )
+    for task, size in batch.items():
+        if size > (produced := buffer.rules(task).batch_groups):
+            raise ConfigError(
+                f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are produced "
+                "for each step"
+            )
     return dict(batch)
