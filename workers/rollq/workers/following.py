@@ -8,11 +8,16 @@ import asyncio
 import logging
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
+
+from redis.exceptions import RedisError
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.values import Control, LiveModel
@@ -24,6 +29,8 @@ from rollq.workers.engine_host import EngineHost
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
+LISTEN_S = 0.25
+"""How long the end may wait for the thread that listens."""
 REST_S = 0.05
 """At most so often are wake-ups answered: every put of every worker is one."""
 RETRY_S = 2.0
@@ -60,11 +67,31 @@ class Following:
 
     async def run(self) -> None:
         """Follow until cancelled. Raises `StoreLost`."""
-        with self._calls.buffer.events() as events:
+        stop, woken = threading.Event(), asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)
+        listening = asyncio.create_task(self._calls(self._listen, stop, wake))
+        try:
             while True:
+                woken.clear()
                 await self._look()
                 await asyncio.sleep(REST_S)
-                await self._calls(events.wait, POLL_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await woken.wait()
+        finally:
+            stop.set()
+            await listening
+
+    def _listen(self, stop: threading.Event, wake: Callable[[], object]) -> None:
+        """Call `wake` at wake-ups, until `stop`. One thread owns the subscription from its begin to its end."""
+        while not stop.is_set():
+            try:
+                with self._calls.buffer.events() as events:
+                    while not stop.is_set():
+                        if events.wait(LISTEN_S):
+                            wake()
+            except (RedisError, OSError):
+                stop.wait(LISTEN_S)
 
     async def _look(self) -> None:
         """Serve the live model, if it is another than the one that serves."""
