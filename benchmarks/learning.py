@@ -100,7 +100,7 @@ def write_results(runs: Sequence[Run], docs: Path) -> None:
     rows = [run.row for run in runs]
     (docs / "learning.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     table = markdown_table(rows)
-    about = " · ".join(str(fact) for fact in describe().values())
+    about = "; ".join(f"{name} {fact}" for name, fact in describe().items())
     page = f"# Learning\n\n{INTRODUCTION}\n\n{table}\n![reward curves](learning.png)\n\nMeasured on: {about}.\n"
     (docs / "learning.md").write_text(page, encoding="utf-8")
     print(f"\n{table}")

@@ -23,7 +23,7 @@ def describe() -> dict[str, str | int]:
         "python": platform.python_version(),
         "server": f"Valkey {valkey}, append-only file everysec",
         "client": f"redis-py {version('redis')}, hiredis {version('hiredis')}",
-        "rq": f"rq {version('rq')}",
+        "rq": version("rq"),
         "date": datetime.now(UTC).date().isoformat(),
     }
 
