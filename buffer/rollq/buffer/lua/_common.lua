@@ -246,3 +246,14 @@ local function read_run(key, incarnation)
   end
   return string.sub(key, 1, -4)
 end
+
+-- Like read_run, for a trainer's call: epoch and nonce must be the live ones.
+local function read_run_as_trainer(key, incarnation, epoch, nonce)
+  local prefix, err = read_run(key, incarnation)
+  if err then return nil, err end
+  local trainer = redis.call('HMGET', prefix .. 'trainer', 'epoch', 'nonce')
+  if trainer[1] ~= epoch or trainer[2] ~= nonce then
+    return nil, fail('FENCED', 'epoch ' .. epoch .. ' was replaced by epoch ' .. (trainer[1] or '?'))
+  end
+  return prefix
+end

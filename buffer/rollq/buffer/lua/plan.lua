@@ -3,12 +3,8 @@
 -- Returns the sizes that count (those of the first caller), delivered 0|1.   Caller: trainer, any rank.
 -- A repeat returns what stands.
 local function plan(keys, args)
-  local prefix, err = read_run(keys[1], args[1])
+  local prefix, err = read_run_as_trainer(keys[1], args[1], args[2], args[3])
   if err then return err end
-  local trainer = redis.call('HMGET', prefix .. 'trainer', 'epoch', 'nonce')
-  if trainer[1] ~= args[2] or trainer[2] ~= args[3] then
-    return fail('FENCED', 'epoch ' .. args[2] .. ' was replaced by epoch ' .. (trainer[1] or '?'))
-  end
   local key = prefix .. 'plan:' .. args[4]
   redis.call('HSETNX', key, 'sizes', args[5])
   if args[6] == '1' then redis.call('HSET', key, 'delivered', 1) end

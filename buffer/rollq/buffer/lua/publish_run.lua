@@ -2,12 +2,8 @@
 -- KEYS[1] run hash   ARGV incarnation, epoch, nonce, version, uri, digest
 -- Returns 1 published, 0 it was already.   Caller: trainer, rank 0.   A repeat changes nothing.
 local function publish_run(keys, args)
-  local prefix, err = read_run(keys[1], args[1])
+  local prefix, err = read_run_as_trainer(keys[1], args[1], args[2], args[3])
   if err then return err end
-  local trainer = redis.call('HMGET', prefix .. 'trainer', 'epoch', 'nonce')
-  if trainer[1] ~= args[2] or trainer[2] ~= args[3] then
-    return fail('FENCED', 'epoch ' .. args[2] .. ' was replaced by epoch ' .. (trainer[1] or '?'))
-  end
   local model = redis.call('HMGET', prefix .. 'model', 'version', 'digest')
   local live, version = tonumber(model[1] or '-1'), tonumber(args[4])
   if version < live then

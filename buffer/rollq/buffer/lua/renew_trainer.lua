@@ -2,12 +2,8 @@
 -- KEYS[1] run hash   ARGV incarnation, epoch, nonce, lease ms
 -- Returns 1.   Caller: trainer, rank 0.   A repeat moves the deadline again.
 local function renew_trainer(keys, args)
-  local prefix, err = read_run(keys[1], args[1])
+  local prefix, err = read_run_as_trainer(keys[1], args[1], args[2], args[3])
   if err then return err end
-  local trainer = redis.call('HMGET', prefix .. 'trainer', 'epoch', 'nonce')
-  if trainer[1] ~= args[2] or trainer[2] ~= args[3] then
-    return fail('FENCED', 'epoch ' .. args[2] .. ' was replaced by epoch ' .. (trainer[1] or '?'))
-  end
   redis.call('HSET', prefix .. 'trainer', 'deadline_ms', now_ms() + tonumber(args[4]))
   return 1
 end
