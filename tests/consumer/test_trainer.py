@@ -20,7 +20,7 @@ from rollq.buffer.connection import Patience
 from rollq.buffer.errors import InvalidGroup, ServerError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.server import EmbeddedServer
-from rollq.consumer.checkpoints import newest_checkpoint
+from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer import METRICS_FILE, Learner, Trainer, train
 
@@ -235,9 +235,17 @@ def test_a_batch_without_a_finite_loss_is_quarantined_and_replaced(
             next(learner.model.parameters()).grad.fill_(float("nan"))
         return metrics
 
+    saved: list[int] = []
+
+    def save(output: Path, step: int, *rest: Any) -> Checkpoint:
+        saved.append(step)
+        return save_checkpoint(output, step, *rest)
+
     monkeypatch.setattr(Learner, "gradients", spoil_once)
+    monkeypatch.setattr("rollq.consumer.trainer.save_checkpoint", save)
     with working(server_url, run_name, tmp_path) as buffer:
-        assert train(server_url, run_name, settings(steps=3)) == 3
+        assert train(server_url, run_name, settings(steps=3, checkpoint_every=1)) == 3
+        assert saved == [1, 2, 3], "a batch that was not trained calls for no checkpoint"
         for group_id in spoiled:
             assert buffer.inspect("math", group_id)["status"] == "failed"
     checkpoint = newest_checkpoint(settings().output)

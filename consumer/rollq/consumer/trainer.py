@@ -143,7 +143,7 @@ class Trainer:
             batch = next(consumer, None)
             if batch is None or not self._train(batch, started_s):
                 break
-            if self._trained % settings.checkpoint_every == 0:
+            if self._trained > self._saved and self._trained % settings.checkpoint_every == 0:
                 self._checkpoint()
         if self._trained > self._saved:
             self._checkpoint()
