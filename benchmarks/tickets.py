@@ -83,7 +83,7 @@ def groups_per_s(url: str, loop: str, groups: int, groups_per_ticket: int) -> fl
     """From the first lease to the last put of `groups` groups, by one worker process that finds them waiting."""
     name = f"tickets-{secrets.token_hex(4)}"
     task = TaskSettings(
-        batch_groups=groups,
+        batch_groups=IN_FLIGHT,
         group_size=1,
         max_staleness=100,
         prompts=Path("unused"),
