@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import cast
 
 import pytest
@@ -253,6 +254,22 @@ def test_suspects_go_out_one_at_a_time_and_alone_on_their_last_try(world: World)
     others = world.lease(4, worker="other", idle=False, suspects_held=1)
     assert [lease.suspect for lease in others] == [False, False]
     world.check()
+
+
+def test_one_worker_drains_for_a_suspect_and_the_first_idle_one_takes_it(world: World) -> None:
+    world.start(math={"lease_s": 0.1, "max_deaths": 2}).admit(2)
+    prepare_reaping(world)
+    world.lease(1, worker="dying")
+    wait_for_deadline(world)
+    world.buffer.reap("math")
+    ask = partial(world.buffer.lease, ["math"], 1, version=0, epoch=1)
+    assert ask(worker="draining", idle=False).drain
+    wait_for_deadline(world)  # its groups take longer than a lease
+    busy = ask(worker="busy", idle=False)
+    assert not busy.drain
+    assert [lease.suspect for lease in busy.leases] == [False]
+    (alone,) = ask(worker="idle", idle=True).leases
+    assert alone.alone
 
 
 def test_only_a_death_alone_quarantines(world: World) -> None:

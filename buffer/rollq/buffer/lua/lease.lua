@@ -5,7 +5,10 @@
 -- Caller: worker.   A repeat with the same nonce returns the same groups.
 --
 -- Suspects (a worker died with them) go out one at a time per worker; on its last try a suspect runs alone, so that
--- only its own death can quarantine it: a busy worker reserves it and is told to drain.
+-- only its own death can quarantine it: whichever worker is idle takes it, and of the busy ones, one at a time is told to
+-- drain for it.
+local DRAIN_LEASES = 10 -- how long a drain may take before another worker is asked, in leases
+
 local function grant(clock, id, worker, nonce, deadline, alone)
   local key = group_key(clock.prefix, id)
   redis.call('ZREM', clock.prefix .. 'pending', id)
@@ -31,10 +34,10 @@ local function pick_suspect(clock, worker, idle, now)
   local last = redis.call('ZRANGEBYSCORE', suspects, clock.max_deaths - 1, '+inf', 'LIMIT', 0, 1)[1]
   if last then
     local key = group_key(clock.prefix, last)
+    if idle == 1 then return last, 1, 0 end
     local reserved = redis.call('HMGET', key, 'reserved_by', 'reserved_until_ms')
     if not reserved[1] or reserved[1] == worker or tonumber(reserved[2]) < now then
-      if idle == 1 then return last, 1, 0 end
-      redis.call('HSET', key, 'reserved_by', worker, 'reserved_until_ms', now + clock.lease_ms)
+      redis.call('HSET', key, 'reserved_by', worker, 'reserved_until_ms', now + DRAIN_LEASES * clock.lease_ms)
       return nil, 0, 1
     end
   end
