@@ -30,7 +30,7 @@ class Batcher(Generic[T, R]):
         self._gather_s = gather_s
         self._limit = limit
         self._idle = parallel
-        self._gathering = False
+        self._gathering: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
         self._senders: set[asyncio.Task[None]] = set()
 
@@ -42,17 +42,22 @@ class Batcher(Generic[T, R]):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._waiting.append((item, future))
-        if self._idle and not self._gathering:
-            self._idle -= 1
-            self._gathering = True
-            sender = loop.create_task(self._send())
-            self._senders.add(sender)
-            sender.add_done_callback(self._senders.discard)
+        if self._idle and len(self._waiting) >= self._limit:
+            self._start()
+        elif self._idle and self._gathering is None:
+            self._gathering = loop.call_later(self._gather_s, self._start)
         return future
 
+    def _start(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        self._idle -= 1
+        sender = asyncio.get_running_loop().create_task(self._send())
+        self._senders.add(sender)
+        sender.add_done_callback(self._senders.discard)
+
     async def _send(self) -> None:
-        await asyncio.sleep(self._gather_s)
-        self._gathering = False
         while self._waiting:
             batch, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
             await self._send_batch(batch)

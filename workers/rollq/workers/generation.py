@@ -8,7 +8,7 @@ wrong with the engine or with time hands the group back, counted; being stopped 
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -143,12 +143,15 @@ class Generation:
         verdict = NOT_JUDGED
         if made.status is SampleStatus.COMPLETED:
             verdict = await recipe.judge.judge(lease.prompt, made)
-        samples[index] = replace(
-            made,
-            status=SampleStatus.FAILED if verdict.error is not None else made.status,
+        samples[index] = Sample(
+            segments=made.segments,
+            status=made.status if verdict.error is None else SampleStatus.FAILED,
+            finish_reason=made.finish_reason,
             reward=verdict.reward,
             reward_parts=verdict.parts,
+            text=made.text,
             error=verdict.error or made.error,
+            sampling=made.sampling,
             extra={**made.extra, **self._extra},
         )
 

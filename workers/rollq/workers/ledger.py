@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 EXECUTION_TTL_S = 120
 """A started ticket whose execution is not renewed for so long counts as abandoned by RQ."""
-GATHER_S = 0.005
-"""How long changes are gathered before they are written."""
+GATHER_S = 0.03
+"""How long changes are gathered before they are written; a ticket that ends sooner is written once."""
 MAX_RECORDS = 512
 
 

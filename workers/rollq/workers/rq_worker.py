@@ -43,7 +43,8 @@ T = TypeVar("T")
 WORKER_TTL_S = 30  # RQ adds 60 s to it
 HEARTBEAT_S = 10
 MAINTENANCE_S = 600
-MAX_POP = 128
+MAX_TAKE = 256
+"""Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
 LAST_POP_S = 2 * BLOCK_S
 HAND_BACK_S = 1.0
 """What is left to cancelled tickets to give their groups back."""
@@ -176,7 +177,8 @@ class RqWorker(BaseWorker):
             room = await self._work.room(self._groups_per_ticket)
             if not room:
                 return
-            jobs = await self._call(self._source.pop, min(MAX_POP, max(1, room // self._groups_per_ticket)))
+            room = min(room, MAX_TAKE)
+            jobs = await self._call(self._source.pop, max(1, room // self._groups_per_ticket))
             if jobs and self._stopping.is_set():
                 await self._call(self._source.put_back, jobs)
                 return
