@@ -105,6 +105,17 @@ def test_the_best_groups_over_several_tasks_are_leased(world: World) -> None:
     assert sorted(str(lease.prompt.content) for lease in leased.leases) == ["code1", "math1"]
 
 
+def test_a_task_that_refuses_a_worker_keeps_no_lease_of_another_from_it(world: World) -> None:
+    world.start(math={"max_staleness": 3}, code={"max_staleness": 0})
+    world.admit(1, "math")
+    world.admit(1, "code")
+    world.buffer.publish(world.held, 1, uri="u", digest="1")
+    leased = world.buffer.lease(["math", "code"], 2, worker="w", version=0, epoch=1)
+    assert [lease.task for lease in leased.leases] == ["math"]
+    with pytest.raises(StaleWorker):
+        world.buffer.lease(["math", "code"], 2, worker="w", version=0, epoch=1)
+
+
 def test_a_repeated_lease_call_grants_the_same_groups(world: World) -> None:
     world.start().admit(4)
     args = ("lease", task_keys(world.buffer.run, "math").clock, world.buffer.incarnation, "w", "nonce", 1, 0, 2, 0, 1)

@@ -12,7 +12,7 @@ import orjson
 from rollq.buffer import functions
 from rollq.buffer.codec import decode_sample, encode_group
 from rollq.buffer.core import BufferCore, pairs, task_keys
-from rollq.buffer.errors import CorruptFrame, InvalidGroup
+from rollq.buffer.errors import CorruptFrame, InvalidGroup, StaleWorker
 from rollq.buffer.functions import EpochMoved
 from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
@@ -65,10 +65,13 @@ class Leasing(BufferCore):
         """
         found: list[Lease] = []
         for task, share in self._shares(tasks, n).items():
-            reply = self._call_task(
-                "lease", task, worker, nonce := secrets.token_hex(8), epoch, version, share,
-                suspects_held, int(idle and not found),
-            )  # fmt: skip
+            nonce, first = secrets.token_hex(8), int(idle and not found)
+            try:
+                reply = self._call_task("lease", task, worker, nonce, epoch, version, share, suspects_held, first)
+            except StaleWorker:
+                if found:  # leases that the caller never hears of would pass for a death
+                    break
+                raise
             if reply[0] == 1:
                 return Leased(tuple(found), drain=True)
             leases = [_decode_lease(task, nonce, fields) for fields in reply[1:]]
