@@ -61,13 +61,6 @@ def test_sync_refuses_an_oversampling_budget() -> None:
         ProducerSettings(strategy="sync", over_sample=0.5)
 
 
-def test_only_async_takes_from_the_expired_pool() -> None:
-    assert plan(ASYNC, rules(), state(), 0.0).recycle == (Status.ABORTED, Status.EXPIRED)
-    assert plan(SYNC, rules(), state(), 0.0).recycle == (Status.ABORTED,)
-
-
-@pytest.mark.parametrize("version", range(6))
-@pytest.mark.parametrize("threshold", [1, 2, 3, 6])
 def test_no_step_past_the_run_ahead_bound_is_scheduled(version: int, threshold: int) -> None:
     batch = 3
     target = target_groups(rules(batch), version, threshold)

@@ -21,7 +21,7 @@ from rollq.buffer.values import Counts
 from rollq.producer.journal import Journal
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import MEMORY_LIMIT, Plan, State, plan, step_of
+from rollq.producer.strategy import MEMORY_LIMIT, POOLS, Plan, State, plan, step_of
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +114,11 @@ class Producer:
         return counts.statuses.get(Status.PENDING, 0) + recycled + admitted
 
     def _recycle(self, feed: Feed, counts: Counts, made: Plan) -> int:
-        pool = sum(counts.statuses.get(status, 0) for status in made.recycle)
+        pool = sum(counts.statuses.get(status, 0) for status in POOLS)
         if not made.room or not pool:
             return 0
         return self._buffer.recycle(
-            feed.task, epoch=counts.clock.epoch, target=made.target, limit=min(made.room, pool), statuses=made.recycle
+            feed.task, epoch=counts.clock.epoch, target=made.target, limit=min(made.room, pool), statuses=POOLS
         )
 
     def _admit(self, feed: Feed, counts: Counts, made: Plan, recycled: int) -> int:

@@ -16,6 +16,9 @@ from rollq.producer.settings import ProducerSettings
 MEMORY_LIMIT = 0.8
 """Share of the server's maxmemory from which on nothing new is admitted: the rest is for results in flight."""
 
+POOLS = (Status.ABORTED, Status.EXPIRED)
+"""What is sampled again before new prompts are, in this order, under every strategy: else their prompts were lost."""
+
 _COUNTED = (Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.CLAIMED)
 
 
@@ -36,14 +39,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`room` groups may be added until `outstanding` is `target`; first from the `recycle` pools, then new prompts.
+    """`room` groups may be added until `outstanding` is `target`; first from `POOLS`, then new prompts.
 
     `reason` says what keeps room at 0; empty when there is room.
     """
 
     target: int
     outstanding: int
-    recycle: tuple[Status, ...]
     reason: str = ""
 
     @property
@@ -54,14 +56,12 @@ class Plan:
 
 def plan(settings: ProducerSettings, rules: TaskRules, state: State, memory_fraction: float) -> Plan:
     """Decide for one task. `memory_fraction`: used share of the server's maxmemory, 0 when it has no limit."""
-    recycle: tuple[Status, ...]
     if settings.strategy == "sync":
-        threshold, surplus, recycle = rules.sync_weights_interval, 0, (Status.ABORTED,)
+        threshold, surplus = rules.sync_weights_interval, 0
     else:
-        surplus = math.ceil(settings.over_sample * rules.batch_groups)
-        threshold, recycle = rules.stale_threshold, (Status.ABORTED, Status.EXPIRED)
+        threshold, surplus = rules.stale_threshold, math.ceil(settings.over_sample * rules.batch_groups)
     target = target_groups(rules, state.version, threshold) + surplus
-    return Plan(target, state.outstanding, recycle, _obstacle(target, state, memory_fraction))
+    return Plan(target, state.outstanding, _obstacle(target, state, memory_fraction))
 
 
 def target_groups(rules: TaskRules, version: int, threshold: int) -> int:
