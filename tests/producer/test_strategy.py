@@ -61,6 +61,8 @@ def test_sync_refuses_an_oversampling_budget() -> None:
         ProducerSettings(strategy="sync", over_sample=0.5)
 
 
+@pytest.mark.parametrize("version", range(6))
+@pytest.mark.parametrize("threshold", [1, 2, 3, 6])
 def test_no_step_past_the_run_ahead_bound_is_scheduled(version: int, threshold: int) -> None:
     batch = 3
     target = target_groups(rules(batch), version, threshold)
