@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-SOURCES := buffer producer workers consumer monitor cli
+SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 # Without an NVIDIA GPU, torch's small CPU build.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
 
