@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -515,6 +515,45 @@ def test_a_step_is_claimed_for_all_tasks_or_for_none(world: World) -> None:
         ("code", 1),
         ("code", 2),
     ]
+    world.check()
+
+
+class Rank(Buffer):
+    """Another rank, which takes code for ready when it is not, and lets others act before it undoes its torn claim."""
+
+    moment: str
+    meanwhile: Callable[[], None]
+
+    def _ready(self, task: str) -> int:
+        return 1000
+
+    def _call(self, name: str, key: str, *args: Any) -> Any:
+        if name == self.moment:
+            self.meanwhile()
+        return super()._call(name, key, *args)
+
+
+@pytest.mark.parametrize("moment", ["plan", "release"], ids=["before it is undone", "while it is undone"])
+def test_a_rank_that_undoes_a_torn_claim_takes_no_batch_from_another(
+    moment: str, any_server: EmbeddedServer, world: World
+) -> None:
+    world.start(math={}, code={})
+    world.complete(2, "math")
+    delivered: list[Claimed] = []
+
+    def another_rank_gets_the_whole_batch() -> None:
+        if not delivered:
+            world.complete(2, "code")
+            delivered.append(world.claim(1, math=2, code=2))
+
+    with Rank.connect(any_server.url, world.buffer.run) as rank:
+        rank.moment, rank.meanwhile = moment, another_rank_gets_the_whole_batch
+        got = rank.claim(world.held, 1, {"math": 2, "code": 2})
+        assert delivered
+        if isinstance(got, Shortfall):  # it saw what was true when it looked, and asks again
+            got = rank.claim(world.held, 1, {"math": 2, "code": 2})
+    assert [got] == delivered
+    assert world.claim(1, math=2, code=2) == got
     world.check()
 
 

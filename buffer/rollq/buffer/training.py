@@ -94,10 +94,17 @@ class Training(Admission):
         for task, size in sizes.items():
             if not 0 <= size <= MAX_IDS_PER_CALL:
                 raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
+        while True:
+            outcome = self._try_claim(held, step, sizes)
+            if outcome is not None:
+                return outcome
+
+    def _try_claim(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> Claimed | Shortfall | None:
+        """One round of claiming; None when another rank undid or delivered it meanwhile."""
         plan = ("plan", self.keys.info, self.incarnation, held.epoch, held.nonce, step, orjson.dumps(dict(sizes)))
         # a task alone cannot be torn from others: it is claimed in the same trip, and its plan needs no second look
-        early = [self._claim_call(held, step, *item) for item in sizes.items()] if len(sizes) == 1 else []
-        (standing, delivered), *early = self._call_all([(*plan, 0), *early])
+        early = [self._claim_call(held, step, *item, 0) for item in sizes.items()] if len(sizes) == 1 else []
+        (standing, delivered, round_), *early = self._call_all([(*plan, "look", 0), *early])
         wanted: dict[str, int] = orjson.loads(standing)
         missing = self._without_manifest(wanted, step) if len(wanted) > 1 else []
         if len(missing) > 1:
@@ -108,21 +115,26 @@ class Training(Admission):
         groups: list[ClaimedGroup] = []
         floors: dict[str, Mapping[int, int]] = {}
         for task, size in wanted.items():
-            reply = replies.get(task) or self._call_all([self._claim_call(held, step, task, size)])[0]
+            reply = replies.get(task) or self._call_all([self._claim_call(held, step, task, size, round_)])[0]
             while reply[0] == b"sweep" and self.expire(task):
-                (reply,) = self._call_all([self._claim_call(held, step, task, size)])
+                (reply,) = self._call_all([self._claim_call(held, step, task, size, round_)])
             if reply[0] != b"batch":
-                if not delivered:
-                    self._release(held, [other for other in missing if other != task], step, "return", {})
+                if len(wanted) > 1:
+                    _, delivered, _ = self._call(*plan, "undo", round_)
+                    if delivered:
+                        return None
+                    self._release(held, wanted, step, "return", {}, up_to_round=round_)
                 return _shortfall(step, {task: reply[1]}, wanted)
             floors[task] = _decode_floors(reply[1])
             groups += [_claimed_group(task, *fields) for fields in reply[2:]]
         if len(wanted) > 1 and not delivered:
-            self._call(*plan, 1)
+            _, delivered, _ = self._call(*plan, "deliver", round_)
+            if not delivered:
+                return None
         return Claimed(step, tuple(groups), floors)
 
-    def _claim_call(self, held: TrainerEpoch, step: int, task: str, size: int) -> tuple[Any, ...]:
-        return ("claim", task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce, step, size)
+    def _claim_call(self, held: TrainerEpoch, step: int, task: str, size: int, round_: int) -> tuple[Any, ...]:
+        return ("claim", task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce, step, size, round_)
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
         names = list(tasks)
@@ -183,12 +195,17 @@ class Training(Admission):
         return count
 
     def _release(
-        self, held: TrainerEpoch, tasks: Iterable[str], step: int, mode: ReleaseMode, bad: Mapping[str, Sequence[int]]
+        self,
+        held: TrainerEpoch,
+        tasks: Iterable[str],
+        step: int,
+        mode: ReleaseMode,
+        bad: Mapping[str, Sequence[int]],
+        *,
+        up_to_round: int = -1,
     ) -> int:
-        return sum(
-            int(self._call_task("release", task, held.epoch, held.nonce, step, mode, *bad.get(task, ())))
-            for task in tasks
-        )
+        fence = (held.epoch, held.nonce, step, mode, up_to_round)
+        return sum(int(self._call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
 
     def commit(self, held: TrainerEpoch, step: int) -> None:
         """The batch of `step` has been trained. Harmless to repeat. Raises FencedError."""

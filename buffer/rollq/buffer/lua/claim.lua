@@ -1,5 +1,5 @@
 -- completed -> claimed: the batch of one step, fixed for ever by its manifest.
--- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, how many
+-- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, how many, round of the step's plan
 -- Returns 'batch', the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries,
 -- tokens, reward; or 'short', how many are ready; or 'sweep', 0 when stale groups stand in the way of first-in-first-out
 -- order and expire must run first.
@@ -27,9 +27,13 @@ end
 local function claim(keys, args)
   local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
   if err then return err end
-  local step, want = tonumber(args[4]), tonumber(args[5])
+  local step, want, round = tonumber(args[4]), tonumber(args[5]), tonumber(args[6])
   local manifest = clock.prefix .. 'manifest:' .. step
-  if redis.call('HEXISTS', manifest, 'ids') == 1 then return describe_batch(clock, manifest) end
+  if redis.call('HEXISTS', manifest, 'ids') == 1 then
+    -- what a rank of an earlier round is about to undo is taken over
+    if round > tonumber(redis.call('HGET', manifest, 'round')) then redis.call('HSET', manifest, 'round', round) end
+    return describe_batch(clock, manifest)
+  end
   if step <= clock.committed then
     return fail('HISTORY_GONE', 'step ' .. step .. ' was committed and its batch is no longer kept; the oldest step that can be replayed is ' .. clock.history + 1)
   end
@@ -51,7 +55,7 @@ local function claim(keys, args)
   move_batch(clock, ids, 'completed', 'claimed', step)
   many('ZREM', clock.prefix .. 'by_version', ids)
   redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', live_floors(clock), 'epoch', clock.epoch, 'version',
-    clock.version, 'claimed_ms', now_ms())
+    clock.version, 'claimed_ms', now_ms(), 'round', round)
   redis.call('HSET', keys[1], 'claimed_step', math.max(clock.claimed_step, step))
   redis.call('PUBLISH', clock.events, 'claim')
   return describe_batch(clock, manifest)
