@@ -867,9 +867,22 @@ def test_functions_of_another_build_are_not_run_silently(fresh_server: EmbeddedS
     client = Buffer.connect(fresh_server.url, run_name).client
     foreign = functions.library_source() + "\n-- another build"
     client.function_load(foreign, replace=True)
-    with pytest.raises(RunMismatch, match="another build of the functions"):
+    with pytest.raises(RunMismatch, match=f"another build of the functions.*-p {fresh_server.port} function delete"):
         Buffer.connect(fresh_server.url, run_name)
     client.close()
+
+
+def test_a_full_server_lets_roles_in_as_long_as_it_has_the_functions(
+    fresh_server: EmbeddedServer, run_name: str
+) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as first:
+        World(first).start()
+        first.client.config_set("maxmemory", "1mb")
+        with Buffer.connect(fresh_server.url, run_name) as late:
+            assert late.tasks() == ["math"]
+        first.client.function_flush()
+        with pytest.raises(ServerRefused, match="memory is full"):
+            Buffer.connect(fresh_server.url, run_name)
 
 
 def test_a_worker_report_is_shown_and_forgotten(world: World) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 from redis import exceptions as driver
 
-from rollq.buffer.connection import Patience, patiently, reply_text
+from rollq.buffer.connection import Patience, cli_command, patiently, reply_text
 from rollq.buffer.errors import (
     CheckpointOverdue,
     FencedError,
@@ -81,28 +81,38 @@ def library_source() -> str:
 def load_library(client: redis.Redis) -> None:
     """Load the library where it is missing; leave an identical one alone.
 
-    Raises `RunMismatch` when the server holds other functions of the same schema version.
+    Raises `RunMismatch` when the server holds other functions of the same schema version, `ServerRefused` when the
+    library is missing and may not be loaded, `ServerUnavailable`.
     """
     source = library_source()
     try:
-        client.function_load(source)
+        code = _loaded_code(client)  # looked for first: a full server refuses to load even what it has
+        if code is None:
+            _load(client, source)
+            code = _loaded_code(client)
     except driver.NoPermissionError:
-        return  # roles without that right rely on an administrator having loaded it
+        return  # roles that may not look rely on an administrator having loaded it
+    if code != source:
+        raise RunMismatch(
+            f"the server holds another build of the functions {LIBRARY!r} "
+            f"({_digest(code or '')}, ours is {_digest(source)}): use the same rollq everywhere, or, when no role "
+            f"runs, `{cli_command(client, f'function delete {LIBRARY}')}`"
+        )
+
+
+def _load(client: redis.Redis, source: str) -> None:
+    try:
+        patiently(client, lambda: client.function_load(source))
     except driver.ResponseError as error:
-        if "already exists" not in str(error):
+        if "already exists" not in str(error):  # it does when another role was quicker
             raise
-        found = client.function_list(library=LIBRARY, withcode=True)
-        code = _library_code(found)
-        if code != source:
-            raise RunMismatch(
-                f"the server holds another build of the functions {LIBRARY!r} "
-                f"({_digest(code)}, ours is {_digest(source)}): use the same rollq everywhere, or, when no role runs, "
-                f"`redis-cli function delete {LIBRARY}`"
-            ) from None
 
 
-def _library_code(listing: Any) -> str:
-    """The source in a reply to FUNCTION LIST WITHCODE, whichever of the protocol's shapes it has."""
+def _loaded_code(client: redis.Redis) -> str | None:
+    """The library's source as the server holds it, whichever of the protocol's shapes the reply has; None without."""
+    listing = client.function_list(library=LIBRARY, withcode=True)
+    if not listing:
+        return None
     entry = listing[0]
     fields = entry if isinstance(entry, dict) else dict(zip(entry[::2], entry[1::2], strict=True))
     code = fields.get(b"library_code", fields.get("library_code"))
