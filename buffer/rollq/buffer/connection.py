@@ -7,6 +7,7 @@ both untouched. No message, repr or log line made here holds a password.
 """
 
 import logging
+import math
 import random
 import re
 import threading
@@ -143,7 +144,7 @@ def patiently(client: redis.Redis, do: Callable[[], T], patience: Patience | Non
             if over:
                 raise trouble.error(f"{message} - {trouble.remedy}") from error
             if attempt == 0:
-                log.warning("%s - waiting up to %g s for it", message, wait_s)
+                log.warning("%s - waiting%s for it", message, f" up to {wait_s:g} s" if wait_s < math.inf else "")
             patience.closed.wait(backoff_s(attempt, random.random()))
         else:
             if attempt:

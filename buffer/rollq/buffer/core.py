@@ -93,11 +93,12 @@ class BufferCore:
 
     def tasks(self) -> list[str]:
         """Names of the run's tasks, sorted. Raises StoreLost when the run is gone, which an empty list would hide."""
+        known = self.incarnation
         with self.client.pipeline(transaction=True) as pipe:
             pipe.hget(self.keys.info, "incarnation")
             pipe.smembers(self.keys.tasks)
             found, names = self._read(lambda: pipe.execute())
-        if found is None or found.decode() != self.incarnation:
+        if found is None or found.decode() != known:
             raise StoreLost(f"run {self.run!r} is not in this store any more, or another incarnation of it is")
         return sorted(name.decode() for name in names)
 

@@ -44,11 +44,16 @@ local CLOCK_STRINGS = {
   resume = true,
 }
 
+local function lost(key, found)
+  if found then return key .. ' belongs to another incarnation of this run: the store was emptied, and the run begun again' end
+  return key .. ' is gone: the store was emptied, or started again without its data'
+end
+
 -- The task's clock as a table (numbers where they are numbers), with `prefix`; or nil and an error reply.
 local function read_clock(key, incarnation)
   local values = redis.call('HMGET', key, unpack(CLOCK_FIELDS))
   if values[1] ~= incarnation then
-    return nil, fail('STORE_LOST', 'the store holds ' .. (values[1] and 'another incarnation of this run' or 'no such task'))
+    return nil, fail('STORE_LOST', lost(key, values[1]))
   end
   local clock = { prefix = string.sub(key, 1, -6), key = key }
   for i, field in ipairs(CLOCK_FIELDS) do
@@ -242,7 +247,7 @@ end
 local function read_run(key, incarnation)
   local found = redis.call('HGET', key, 'incarnation')
   if found ~= incarnation then
-    return nil, fail('STORE_LOST', 'the store holds ' .. (found and 'another incarnation of this run' or 'no such run'))
+    return nil, fail('STORE_LOST', lost(key, found))
   end
   return string.sub(key, 1, -4)
 end

@@ -10,7 +10,9 @@ local function register_task(keys, args)
     for i = 7, #args, 2 do
       local value = redis.call('HGET', keys[1], args[i])
       if value ~= args[i + 1] then
-        return fail('RUN_MISMATCH', 'the task was registered with ' .. args[i] .. ' = ' .. tostring(value) .. ', this role has ' .. args[i + 1])
+        local task = string.match(keys[1], ':([^:]*)}:clock$')
+        return fail('RUN_MISMATCH', "task '" .. task .. "' was registered with " .. args[i] .. ' = ' .. tostring(value) ..
+          ', this role has ' .. args[i + 1] .. ': the settings of a run stay; change it back, or give the run another name')
       end
     end
     return 0
