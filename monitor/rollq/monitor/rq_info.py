@@ -7,12 +7,15 @@ the classes that it was told. This view counts instead, with the ticket's own jo
 from rq import Queue
 from rq.worker import Worker
 
-from rollq.buffer.connection import patiently
+from rollq.buffer.connection import Patience, patiently
+
+PATIENCE = Patience(unanswered_s=2.0)
+"""A look, unlike a role, waits only a moment for a server that does not answer."""
 
 
 def rq_lines(queue: Queue) -> list[str]:
     """One line for the queue, one per registered worker. Raises ServerUnavailable, ServerRefused."""
-    return patiently(queue.connection, lambda: [_queue_line(queue), *_worker_lines(queue)])
+    return patiently(queue.connection, lambda: [_queue_line(queue), *_worker_lines(queue)], PATIENCE)
 
 
 def _queue_line(queue: Queue) -> str:
