@@ -351,3 +351,8 @@ def test_a_folder_without_a_model_is_a_clear_error(tmp_path: Path) -> None:
 def test_an_unknown_engine_or_option_is_a_clear_error(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_engine(name, options)
+
+
+def test_options_that_make_no_sense_are_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^\[worker.options\] of engine 'transformers': max_batch: .*; foo: [^\n]*$"):
+        make_engine("transformers", {"model": "model", "max_batch": 0, "foo": 3})

@@ -16,7 +16,7 @@ import orjson
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollq.buffer.errors import InvalidGroup, ServerError
+from rollq.buffer.errors import ConfigError, InvalidGroup, ServerError
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
 from rollq.consumer.consumer import Consumer
@@ -256,4 +256,7 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
 def _load_model(folder: Any, settings: TrainerSettings) -> Any:
     """A model whose forward pass is the engines': no dropout, which `eval` switches off."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, settings.dtype))
-    return model.to(settings.device).eval()
+    try:
+        return model.to(settings.device).eval()
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
+        raise ConfigError(f"trainer.device = {settings.device!r}: the model cannot go there: {error}") from error

@@ -33,5 +33,6 @@ def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
     try:
         settings = getattr(module, settings_name)(**options)
     except ValidationError as error:
-        raise ConfigError(f"options of engine {name!r}: {error}") from error
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise ConfigError(f"[worker.options] of engine {name!r}: {'; '.join(problems)}") from error
     return cast(Engine, getattr(module, engine_name)(settings))

@@ -220,7 +220,7 @@ class TransformersEngine:
                 self._settings.model, dtype=getattr(torch, self._settings.dtype), local_files_only=True
             )
             return model.to(device).eval().requires_grad_(False)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
             raise ConfigError(f"cannot load model {str(self._settings.model)!r} on {device!r}: {error}") from error
 
     def _step(self, joining: list[ActiveSequence]) -> list[ActiveSequence]:
