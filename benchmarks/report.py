@@ -79,7 +79,7 @@ def _measured(result: Result) -> str:
 
 def _spread(result: Result) -> str:
     first, third = result.spread
-    return f"{first:,.3g} to {third:,.3g}"
+    return f"{_number(first)} to {_number(third)}"
 
 
 def _verdict(result: Result) -> str:
@@ -87,4 +87,8 @@ def _verdict(result: Result) -> str:
 
 
 def _details(result: Result) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {value:,.4g}" for name, value in result.details.items())
+    return ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in result.details.items())
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -53,7 +53,7 @@ def measure(quick: bool) -> list[Result]:
     return [
         Result(
             name="tickets-1",
-            what=f"no-op jobs through our worker, one group a ticket, {IN_FLIGHT_NO_OP} in flight, against RQ's SimpleWorker",
+            what=f"no-op jobs through our worker, one group a ticket, {IN_FLIGHT_NO_OP} in flight, against RQ's own",
             unit="times",
             target=3.0,
             better="higher",
