@@ -193,6 +193,15 @@ def test_a_wait_ends_with_the_counts_and_what_holds_the_batch_back(
             next(consumer)
 
 
+def test_a_long_wait_is_explained_while_it_lasts(
+    connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rollq.consumer.consumer.TOLD_EVERY_S", 0.0)
+    with connect() as consumer, pytest.raises(ClaimTimeout):
+        next(consumer)
+    assert "no batch for step 1:\n  task 'math': nothing scheduled" in caplog.records[0].message
+
+
 def test_a_waiting_consumer_wakes_when_the_last_group_arrives(connect: Connect, worker: HandWorker) -> None:
     with connect(timeout_s=60) as consumer:
         worker.produce(1)

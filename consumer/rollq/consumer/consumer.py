@@ -18,7 +18,7 @@ from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, RollqEr
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Group
 from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
-from rollq.buffer.values import Claimed, TrainerEpoch
+from rollq.buffer.values import Claimed, Shortfall, TrainerEpoch
 from rollq.consumer.batch import Batch
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.waiting import explain_wait
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 """Longest pause between two looks at the buffer, should a wake-up be lost."""
 RENEW_S = TRAINER_LEASE_S / 3
+TOLD_EVERY_S = 30.0
+"""A wait that is longer than this is explained, again and again."""
 
 
 class Consumer:
@@ -202,7 +204,7 @@ class Consumer:
 
     def _claim(self) -> Claimed | None:
         """The current step's batch; None when told to stop."""
-        started_s = time.monotonic()
+        started_s = told_s = time.monotonic()
         timeout_s = self._settings.timeout_s
         while not self._stop.is_set():
             try:
@@ -213,12 +215,19 @@ class Consumer:
                 raise
             if isinstance(outcome, Claimed):
                 return outcome
-            if timeout_s is not None and time.monotonic() - started_s >= timeout_s:
-                counts = [self._buffer.counts(task) for task in self._sizes]
-                raise ClaimTimeout(explain_wait(outcome, counts, workers=len(self._buffer.workers())))
+            now_s = time.monotonic()
+            if timeout_s is not None and now_s - started_s >= timeout_s:
+                raise ClaimTimeout(self._explain(outcome))
+            if now_s - told_s >= TOLD_EVERY_S:
+                log.warning("waiting for %.0f s: %s", now_s - started_s, self._explain(outcome))
+                told_s = now_s
             left_s = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - started_s)
             self._events.wait(min(POLL_S, max(left_s, 0.0)))
         return None
+
+    def _explain(self, shortfall: Shortfall) -> str:
+        counts = [self._buffer.counts(task) for task in self._sizes]
+        return explain_wait(shortfall, counts, workers=len(self._buffer.workers()))
 
     def _checked(self) -> Buffer:
         """The buffer, unless the renewing thread has learnt that the run is lost to us."""
