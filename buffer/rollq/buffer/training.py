@@ -75,7 +75,7 @@ class Training(Admission):
             if from_step < clock.history:
                 raise HistoryGone(
                     f"task {task!r}: step {from_step} is older than what is kept; "
-                    f"the oldest step to resume from is {clock.history}"
+                    f"the oldest step to resume from is {clock.history}; to begin anew, give the run another name"
                 )
 
     def renew_trainer(self, held: TrainerEpoch) -> None:
