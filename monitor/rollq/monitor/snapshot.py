@@ -3,7 +3,6 @@
 import time
 
 from rollq.buffer.replay import Buffer
-
 from rollq.monitor.records import Snapshot
 
 
