@@ -250,7 +250,7 @@ def test_an_outage_makes_no_suspects(world: World) -> None:
     assert world.put(leases) == [PutOutcome.COMPLETED]
 
 
-def test_suspects_go_out_one_at_a_time_and_alone_on_their_last_try(world: World) -> None:
+def test_suspects_run_alone_on_their_last_try(world: World) -> None:
     world.start(math={"lease_s": 0.1, "max_deaths": 2}).admit(2)
     prepare_reaping(world)
     world.lease(2, worker="dying")
@@ -281,6 +281,22 @@ def test_one_worker_drains_for_a_suspect_and_the_first_idle_one_takes_it(world: 
     assert [lease.suspect for lease in busy.leases] == [False]
     (alone,) = ask(worker="idle", idle=True).leases
     assert alone.alone
+
+
+def test_many_suspects_come_back_in_few_turns(world: World) -> None:
+    world.start(math={"lease_s": 0.2}).admit(16)
+    assert world.buffer.reap("math").held
+    wait_for_deadline(world, 0.2)
+    world.lease(16, worker="dying")
+    wait_for_deadline(world, 0.2)
+    assert world.buffer.reap("math").requeued == 16
+    turns = []
+    while leases := world.lease(100):
+        turns.append(len(leases))
+        assert world.lease(100, suspects_held=len(leases), idle=False) == (), "no more while it holds its share"
+        assert set(world.put(leases)) == {PutOutcome.COMPLETED}
+    assert turns == [4, 4, 3, 3, 2]
+    world.check()
 
 
 def test_only_a_death_alone_quarantines(world: World) -> None:

@@ -1,7 +1,7 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
-Invariant: groups are leased only while there is room, the engine serves published weights and the run is not paused. At
-most one suspect (a group that a worker died with) is held at a time; one on its last try has the engine to itself.
+Invariant: groups are leased only while there is room, the engine serves published weights and the run is not paused. A
+group on its last try, because workers died with it, has the engine to itself.
 """
 
 import asyncio

@@ -4,9 +4,10 @@
 -- index, frame, ... of the samples that earlier attempts left.
 -- Caller: worker.   A repeat with the same nonce returns the same groups.
 --
--- Suspects (a worker died with them) go out one at a time per worker; on its last try a suspect runs alone, so that
--- only its own death can quarantine it: whichever worker is idle takes it, and of the busy ones, one at a time is told to
--- drain for it.
+-- Suspects are groups that a worker died with. A worker holds no more of them at a time than the square root of how many
+-- there are: if there is a killer among n, so many share its next death, and if there is none, so many turns bring all of
+-- them back. On its last try a suspect runs alone, so that only its own death can quarantine it: whichever worker is idle
+-- takes it, and of the busy ones, one at a time is told to drain for it.
 local DRAIN_LEASES = 10 -- how long a drain may take before another worker is asked, in leases
 
 local function grant(clock, id, worker, nonce, deadline, alone)
@@ -28,20 +29,22 @@ local function describe(clock, id)
     tonumber(group[5]) > 0 and 1 or 0, tonumber(group[6]), group[7], group[8], kept }
 end
 
--- The suspect that may go out now, as id (or nil), alone 0|1, drain 0|1.
-local function pick_suspect(clock, worker, idle, now)
+-- The suspects that may go out now, as a list of ids, alone 0|1, drain 0|1.
+local function pick_suspects(clock, worker, held, idle, want, now)
   local suspects = clock.prefix .. 'suspects'
   local last = redis.call('ZRANGEBYSCORE', suspects, clock.max_deaths - 1, '+inf', 'LIMIT', 0, 1)[1]
-  if last then
+  if last and held == 0 then
     local key = group_key(clock.prefix, last)
-    if idle == 1 then return last, 1, 0 end
+    if idle == 1 then return { last }, 1, 0 end
     local reserved = redis.call('HMGET', key, 'reserved_by', 'reserved_until_ms')
     if not reserved[1] or reserved[1] == worker or tonumber(reserved[2]) < now then
       redis.call('HSET', key, 'reserved_by', worker, 'reserved_until_ms', now + DRAIN_LEASES * clock.lease_ms)
-      return nil, 0, 1
+      return {}, 0, 1
     end
   end
-  return redis.call('ZRANGEBYSCORE', suspects, '-inf', clock.max_deaths - 2, 'LIMIT', 0, 1)[1], 0, 0
+  local share = math.min(want, math.ceil(math.sqrt(redis.call('ZCARD', suspects) + held)) - held)
+  if share <= 0 then return {}, 0, 0 end
+  return redis.call('ZRANGEBYSCORE', suspects, '-inf', clock.max_deaths - 2, 'LIMIT', 0, share), 0, 0
 end
 
 local function lease(keys, args)
@@ -71,14 +74,12 @@ local function lease(keys, args)
   local pending, suspects = clock.prefix .. 'pending', clock.prefix .. 'suspects'
   local suspect_count = redis.call('ZCARD', suspects)
   local ids = {}
-  if suspect_count > 0 and tonumber(args[7]) == 0 then
-    local id, alone, drain = pick_suspect(clock, worker, tonumber(args[8]), now)
+  if suspect_count > 0 then
+    local alone, drain
+    ids, alone, drain = pick_suspects(clock, worker, tonumber(args[7]), tonumber(args[8]), want, now)
     if drain == 1 then return { 1 } end
-    if id then
-      grant(clock, id, worker, nonce, deadline, alone)
-      ids[1] = id
-      if alone == 1 then want = 1 end
-    end
+    for _, id in ipairs(ids) do grant(clock, id, worker, nonce, deadline, alone) end
+    if alone == 1 then want = 1 end
   end
   if #ids < want then
     -- groups for a step at which old weights would be too old wait for a worker that has swapped; who serves the live
