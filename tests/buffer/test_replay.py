@@ -782,6 +782,16 @@ def test_a_second_trainer_is_told_who_holds_the_run_or_takes_over(world: World) 
     assert world.begin(0, launch_id="other", trainer_id="rival", takeover=True).epoch == 2
 
 
+def test_a_second_trainer_that_could_not_resume_either_is_told_of_the_first(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(2)
+    world.train(1)
+    world.buffer.checkpoint(world.held, 1)
+    with pytest.raises(TrainerHeld, match="'trainer' holds the run"):
+        world.begin(0, launch_id="other", trainer_id="rival")
+    with pytest.raises(HistoryGone):
+        world.begin(0, launch_id="other", trainer_id="rival", takeover=True)
+
+
 def test_a_published_version_never_falls_or_changes(world: World) -> None:
     world.start()
     publish = world.buffer.publish

@@ -14,7 +14,7 @@ import orjson
 from rollq.buffer.admission import MAX_IDS_PER_CALL, Admission
 from rollq.buffer.codec import decode_sample
 from rollq.buffer.core import pairs, task_keys
-from rollq.buffer.errors import ConfigError, CorruptFrame, CorruptGroup, HistoryGone
+from rollq.buffer.errors import ConfigError, CorruptFrame, CorruptGroup, HistoryGone, TrainerHeld
 from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.schema import EMPTY_SAMPLE, Group
 from rollq.buffer.trips import Command, converse
@@ -51,7 +51,7 @@ class Training(Admission):
         if from_step < 0:
             raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
         tasks = self.tasks()
-        self._check_history(tasks, from_step)
+        self._check_history(tasks, from_step, None if takeover else trainer_id)
         epoch, nonce, at_step, as_mode = self._call(
             "begin_epoch_run", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
             mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover),
@@ -68,15 +68,23 @@ class Training(Admission):
                 pass
         return held
 
-    def _check_history(self, tasks: Iterable[str], from_step: int) -> None:
-        """Refuse a resume that cannot work before anything moves."""
+    def _check_history(self, tasks: Iterable[str], from_step: int, trainer_id: str | None) -> None:
+        """Refuse a resume that cannot work before anything moves; who is not wanted anyway is told that instead."""
         for task in tasks:
             clock = self.clock(task)
             if from_step < clock.history:
+                if trainer_id is not None:
+                    self._check_holder(trainer_id)
                 raise HistoryGone(
                     f"task {task!r}: step {from_step} is older than what is kept; "
                     f"the oldest step to resume from is {clock.history}; to begin anew, give the run another name"
                 )
+
+    def _check_holder(self, trainer_id: str) -> None:
+        holder, deadline_ms = self._read(lambda: self.client.hmget(self.keys.trainer, "trainer_id", "deadline_ms"))
+        seconds, microseconds = self._read(lambda: self.client.time())
+        if holder and holder.decode() != trainer_id and int(deadline_ms) > seconds * 1000 + microseconds // 1000:
+            raise TrainerHeld(f"trainer {holder.decode()!r} holds the run; wait until it ends, or take over on purpose")
 
     def renew_trainer(self, held: TrainerEpoch) -> None:
         """Show that the trainer lives. Raises FencedError when it was replaced."""
