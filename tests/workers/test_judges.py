@@ -148,3 +148,11 @@ def test_judges_that_do_not_exist_are_configuration_errors() -> None:
     }.items():
         with pytest.raises(ConfigError, match=message):
             Judge.named(name, 1)
+
+
+def test_a_failure_is_logged_once_and_kept_with_every_sample(caplog: pytest.LogCaptureFixture) -> None:
+    judge = Judge.named("test_judges.nan_judge", 5)
+    errors = {asyncio.run(judge.judge(Prompt("?"), sample("42"))).error for _ in range(3)}
+    assert len(errors) == 1
+    assert errors != {None}
+    assert [record.exc_info is not None for record in caplog.records] == [True]

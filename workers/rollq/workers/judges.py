@@ -12,7 +12,7 @@ import math
 import re
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,8 @@ Reward = float | Mapping[str, float]
 JudgeFunction = Callable[[Prompt, Sample], Reward | Awaitable[Reward]]
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+MAX_TOLD = 100
+"""Different failures of one judge that are logged; all are kept with their samples."""
 MAX_THREADS = 64
 """Calls of one blocking judge under way at the same time; those that hang count until they end."""
 
@@ -70,6 +72,7 @@ class Judge:
     timeout_s: float
     threads: asyncio.Semaphore
     quick: bool
+    told: set[str] = field(default_factory=set)
 
     @classmethod
     def named(cls, name: str, timeout_s: float) -> "Judge":
@@ -83,10 +86,18 @@ class Judge:
             return check_reward(self.function(prompt, sample) if self.quick else await self._call(prompt, sample))
         except TimeoutError as error:
             reason = str(error) or f"took longer than {self.timeout_s:g} s"
-        except Exception as error:
-            log.warning("judge %s failed", self.name, exc_info=True)
+        except Exception as error:  # noqa: BLE001 - a judge's failure is its sample's, whatever it is
             reason = f"{type(error).__name__}: {error}"
+            self._tell(reason)
         return Verdict(error=f"judge {self.name!r}: {reason}")
+
+    def _tell(self, reason: str) -> None:
+        """Log a failure with its traceback the first time; a broken judge fails thousands of samples a minute."""
+        if reason not in self.told and len(self.told) < MAX_TOLD:
+            self.told.add(reason)
+            log.warning(
+                "judge %s failed; its samples keep this error, which is not logged again", self.name, exc_info=True
+            )
 
     async def _call(self, prompt: Prompt, sample: Sample) -> Any:
         async with asyncio.timeout(self.timeout_s):
