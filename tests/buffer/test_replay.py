@@ -283,6 +283,26 @@ def test_one_worker_drains_for_a_suspect_and_the_first_idle_one_takes_it(world: 
     assert alone.alone
 
 
+def test_a_worker_that_drained_for_one_task_is_not_filled_by_another_first(world: World) -> None:
+    world.start(math={}, code={"lease_s": 0.1, "max_deaths": 2}).admit(4)
+    assert world.buffer.reap("code").held
+    wait_for_deadline(world)
+    world.admit(1, "code")
+    world.lease(1, "code", worker="dying")
+    wait_for_deadline(world)
+    assert world.buffer.reap("code").requeued == 1
+    ask = partial(world.buffer.lease, ["math", "code"], 5, worker="worker", version=0, epoch=1)
+    mixed = ask()
+    assert mixed.drain
+    assert [lease.task for lease in mixed.leases] == ["math"] * 4
+    world.put(mixed.leases)
+    world.admit(4)
+    (alone,) = ask().leases
+    assert alone.task == "code"
+    assert alone.alone
+    world.check()
+
+
 def test_many_suspects_come_back_in_few_turns(world: World) -> None:
     world.start(math={"lease_s": 0.2}).admit(16)
     assert world.buffer.reap("math").held

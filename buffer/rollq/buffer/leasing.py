@@ -39,6 +39,7 @@ class Leasing(BufferCore):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._floors: dict[str, Floors] = {}
+        self._drained_for: str | None = None
 
     def live_model(self) -> LiveModel | None:
         """The weights to serve; None before the first trainer has begun."""
@@ -64,8 +65,10 @@ class Leasing(BufferCore):
         Raises StaleWorker when its weights would already be too old at the next step, StoreLost.
         """
         found: list[Lease] = []
-        for task, share in self._shares(tasks, n).items():
-            nonce, first = secrets.token_hex(8), int(idle and not found)
+        shares = self._shares(tasks, n)
+        # The task that a drain was for comes first: after leases of another one, the caller would not be idle for it.
+        for task in sorted(shares, key=lambda task: task != self._drained_for):
+            nonce, share, first = secrets.token_hex(8), shares[task], int(idle and not found)
             try:
                 reply = self._call_task("lease", task, worker, nonce, epoch, version, share, suspects_held, first)
             except StaleWorker:
@@ -73,6 +76,7 @@ class Leasing(BufferCore):
                     break
                 raise
             if reply[0] == 1:
+                self._drained_for = task
                 return Leased(tuple(found), drain=True)
             leases = [_decode_lease(task, nonce, fields) for fields in reply[1:]]
             found += leases
