@@ -297,6 +297,20 @@ def test_a_worker_that_cannot_renew_stops_at_its_local_deadline(
     world.world.check()
 
 
+def test_a_lease_that_came_too_late_to_be_begun_is_handed_back(world: WorkerWorld) -> None:
+    assert world.world.admit(1) == 1
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: worker.host.published.is_set())
+        (lease,) = world.world.lease(1)
+        worker.intake._start(lease, time.monotonic() - world.task.lease_s)
+        worker.table._cut_off(time.monotonic())
+        await world.until_count(Status.PENDING, 1)
+
+    world.play(scene, open_gate=False)
+    world.world.check()
+
+
 def test_leases_are_renewed_while_a_group_is_slow(buffer: Buffer, server_url: str) -> None:
     world = WorkerWorld(buffer, server_url, {"lease_s": 0.6})
     world.admit(1)

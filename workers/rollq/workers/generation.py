@@ -73,6 +73,7 @@ class Generation:
 
     async def run(self, held: Held) -> None:
         """Take one group from its lease to its end. Cancelling is stopping it; `held.cut` may say why."""
+        held.begun = True
         try:
             await self._attempt(held)
         except (StoreLost, RunMismatch):

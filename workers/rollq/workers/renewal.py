@@ -31,12 +31,16 @@ class Cut(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One lease in hand, until `deadline_s` and `attempt_deadline_s` (monotonic). `finished`: its end has begun."""
+    """One lease in hand, until `deadline_s` and `attempt_deadline_s` (monotonic).
+
+    `begun`: its task has run its first step; `finished`: its end has begun.
+    """
 
     lease: Lease
     deadline_s: float
     attempt_deadline_s: float
     task: "asyncio.Task[None] | None" = None
+    begun: bool = False
     finished: bool = False
     cut: Cut | None = None
 
@@ -107,7 +111,7 @@ class LeaseTable:
 
     @staticmethod
     def _stop(held: Held, cut: Cut) -> None:
-        if held.finished or held.task is None:
+        if held.finished or held.task is None or not held.begun:  # a task cancelled before it runs gives nothing back
             return
         log.warning("stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, cut)
         held.cut, held.finished = cut, True
