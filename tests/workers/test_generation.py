@@ -243,6 +243,31 @@ def test_sigterm_hands_unfinished_groups_back_without_counting_a_try(world: Work
     world.world.check()
 
 
+def test_results_on_their_way_at_a_forced_end_are_put_or_handed_back(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.admit(40)
+    put = Buffer.put
+
+    def slow(self: Buffer, results: Any) -> Any:
+        time.sleep(0.3)
+        return put(self, results)
+
+    monkeypatch.setattr(Buffer, "put", slow)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: script.running == 80)
+        worker.generation._puts._limit = 4
+        script.gate.set()
+        await world.until(lambda: all(held.finished for held in worker.table))
+        worker.rq.request_shutdown()
+        worker.rq.request_shutdown()
+
+    world.play(scene, open_gate=False)
+    assert world.count(Status.RUNNING) == 0
+    world.world.check()
+
+
 def test_sigterm_lets_groups_in_flight_finish_within_the_grace_period(world: WorkerWorld) -> None:
     world.admit(3)
 

@@ -30,6 +30,7 @@ class Order:
 
     def __init__(self, held: Sequence[Held]) -> None:
         self.groups = [f"{entry.lease.task}/{entry.lease.group_id}" for entry in held]
+        self._held = held
         self._tasks = [entry.task for entry in held if entry.task is not None]
         self._left = len(self._tasks)
         self._all_ended = asyncio.Event()
@@ -37,12 +38,13 @@ class Order:
             task.add_done_callback(self._ended)
 
     async def run(self) -> None:
-        """Wait for the groups. When cancelled, break them off."""
+        """Wait for the groups. When cancelled, break off those whose end has not begun."""
         try:
             await self._all_ended.wait()
         except asyncio.CancelledError:
-            for task in self._tasks:
-                task.cancel()
+            for entry in self._held:
+                if entry.task is not None and not entry.finished:
+                    entry.task.cancel()
             await self._all_ended.wait()
             raise
         for task in self._tasks:
