@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from typing import Any
@@ -14,6 +15,7 @@ from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import FinishReason, GroupResult, SampleStatus, Status, VersionSpan
 from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.values import Leased
+from rollq.buffer.weights import store_weights
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.run import Worker
 from world import make_sample
@@ -207,6 +209,23 @@ def test_refused_weights_leave_the_old_ones_serving(world: WorkerWorld) -> None:
     world.play(scene)
     ((_, samples),) = world.results(1)
     assert samples[0].newest_version == 0
+
+
+def test_weights_that_cannot_be_written_leave_the_old_ones_serving(world: WorkerWorld) -> None:
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: worker.host.published.is_set())
+        folder = worker.following._folder
+        shutil.rmtree(folder)
+        folder.write_text("in the way")
+        stored = store_weights(world.buffer, b"weights")
+        world.buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
+        await world.until(lambda: worker.following._refused is not None)
+        world.admit(1)
+        await world.until_count(Status.COMPLETED, 1)
+        folder.unlink()
+        await world.until(lambda: worker.host.version == WeightsVersion(1, 1, stored.digest))
+
+    world.play(scene)
 
 
 def test_nothing_is_leased_with_weights_that_are_too_old(buffer: Buffer, server_url: str) -> None:

@@ -19,7 +19,7 @@ from types import TracebackType
 
 from redis.exceptions import RedisError
 
-from rollq.buffer.errors import WeightsError
+from rollq.buffer.errors import ServerError, WeightsError
 from rollq.buffer.values import Control, LiveModel
 from rollq.buffer.weights import load_weights
 from rollq.workers.calls import BufferCalls
@@ -131,4 +131,9 @@ class Following:
     def _load(self, live: LiveModel) -> Path:
         if not live.uri:  # nothing to load: only an engine that reads no weights takes an empty folder
             return self._folder
-        return load_weights(self._calls.buffer, live.uri, live.digest, self._folder)
+        try:
+            return load_weights(self._calls.buffer, live.uri, live.digest, self._folder)
+        except ServerError:
+            raise
+        except OSError as error:
+            raise WeightsError(f"weights cannot be written to {str(self._folder)!r}: {error.strerror}") from error
