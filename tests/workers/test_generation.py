@@ -14,6 +14,7 @@ from rollq.buffer.errors import StoreLost, WeightsError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import FinishReason, GroupResult, SampleStatus, Status, VersionSpan
 from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.tickets import open_queue
 from rollq.buffer.values import Leased
 from rollq.buffer.weights import store_weights
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
@@ -453,6 +454,24 @@ def test_sigterm_during_an_outage_ends_the_worker(fresh_server: EmbeddedServer, 
         fresh_server.start()
         assert world.count(Status.RUNNING) == 2  # nobody could be told: their leases run out
         world.world.check()
+
+
+def test_a_shutdown_does_not_wait_for_a_server_that_was_away_from_the_start(
+    fresh_server: EmbeddedServer, server_url: str, run_name: str
+) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as buffer:
+        world = WorkerWorld(buffer, fresh_server.url)
+        world.queue = open_queue(server_url, run_name)
+
+        async def run() -> None:
+            worker = Worker(buffer, world.queue, {"math": world.task}, world.settings(Script()), 7)
+            serving = asyncio.create_task(worker.run())
+            await world.until(lambda: worker.rq.key.encode() in world.queue.connection.keys("rq:worker:*"))
+            worker.rq.request_shutdown()
+            await asyncio.wait_for(serving, 20)
+
+        fresh_server.stop()
+        asyncio.run(run())
 
 
 def test_a_flushed_store_stops_the_worker(fresh_server: EmbeddedServer, run_name: str) -> None:

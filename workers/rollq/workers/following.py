@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 LISTEN_S = 0.25
-"""How long the end may wait for the thread that listens."""
+"""How soon the thread that listens notices the end."""
+LAST_LISTEN_S = 4 * LISTEN_S
+"""How long the end waits for that thread: it hangs while the server is away."""
 REST_S = 0.05
 """At most so often are wake-ups answered: every put of every worker is one."""
 RETRY_S = 2.0
@@ -80,7 +82,7 @@ class Following:
                         await woken.wait()
         finally:
             stop.set()
-            await listening
+            await asyncio.wait([listening], timeout=LAST_LISTEN_S)
 
     def _listen(self, stop: threading.Event, wake: Callable[[], object]) -> None:
         """Call `wake` at wake-ups, until `stop`. One thread owns the subscription from its begin to its end."""
