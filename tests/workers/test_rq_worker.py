@@ -331,13 +331,19 @@ def test_worker_survives_a_restart_of_its_server(fresh_server: EmbeddedServer, r
     serve(queue, run_name, lambda: Work(held=True), scene)
 
 
-def test_tickets_are_worked_off_while_memory_is_full(fresh_server: EmbeddedServer, run_name: str) -> None:
+@pytest.mark.parametrize("full_from", ["before it starts", "once it is registered"])
+def test_tickets_are_worked_off_while_memory_is_full(
+    fresh_server: EmbeddedServer, run_name: str, full_from: str
+) -> None:
     queue = open_queue(fresh_server.url, run_name)
     enqueue_tickets(queue, run_name, 20, 1)
+    if full_from == "before it starts":
+        queue.connection.config_set("maxmemory", 1)
 
     async def scene(worker: RqWorker, work: Work) -> None:
-        await until(lambda: Worker.count(queue=queue) == 1)
-        queue.connection.config_set("maxmemory", 1)
+        if full_from == "once it is registered":
+            await until(lambda: Worker.count(queue=queue) == 1)
+            queue.connection.config_set("maxmemory", 1)
         work.capacity = 1000
         await until(lambda: len(work.done) == 20)
         queue.connection.config_set("maxmemory", 0)

@@ -24,7 +24,7 @@ from math import inf
 from typing import Any, Protocol, TypeVar
 
 from redis.client import PubSub, PubSubWorkerThread
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 from rq import Queue, worker_registration
 from rq.job import JobStatus
 from rq.utils import now
@@ -266,10 +266,16 @@ class RqWorker(BaseWorker):
     # registration, heartbeats, commands
 
     def _register(self) -> None:
-        patiently(self.connection, self.register_birth)
+        patiently(self.connection, self._enter)
         self.subscribe()  # type: ignore[no-untyped-call]
-        self.set_state(WorkerStatus.STARTED)
         log.info("worker %s listens on %s", self.name, self._queue.name)
+
+    def _enter(self) -> None:
+        try:
+            self.register_birth()
+            self.set_state(WorkerStatus.STARTED)
+        except OutOfMemoryError as error:  # work is what empties a full server; every heartbeat registers again
+            log.warning("worker %s: not yet in RQ's list of workers: %s", self.name, error)
 
     async def _heartbeats(self) -> None:
         while True:
