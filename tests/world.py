@@ -151,7 +151,7 @@ def check_task(buffer: Buffer, task: str) -> None:
         frames = {int(index) for index in client.hkeys(keys.rollout(int(group_id)))}
         generated = {i for i, letter in enumerate(found[1].decode()) if letter != "p"}
         assert frames <= generated, (group_id, frames, found)
-        if filed in ("completed", "claimed", "archived"):
+        if filed in ("completed", "gathered", "cooling", "claimed", "archived"):
             assert frames == generated, (group_id, frames, found)
     stored = {key.rsplit(b":", 1)[1] for key in client.scan_iter(match=keys.group(0)[:-1] + "*")}
     assert stored == set(where), stored ^ set(where)
@@ -159,5 +159,7 @@ def check_task(buffer: Buffer, task: str) -> None:
     assert payloads <= set(where), payloads - set(where)
     indexed = set(client.zrange(keys.by_version, 0, -1))
     assert indexed == {g for g, filed in where.items() if filed in ("completed", "aborted")}
+    generating = set(client.zrange(keys.generating, 0, -1))
+    assert generating == {g for g, filed in where.items() if filed == "running"}
     suspects = set(client.zrange(keys.suspects, 0, -1))
     assert suspects <= {g for g, filed in where.items() if filed == "pending"}

@@ -91,9 +91,25 @@ def test_groups_are_leased_by_step_then_arrival(world: World) -> None:
     world.start(math={"max_staleness": 1})
     buffer = world.buffer
     buffer.admit("math", [(Prompt("later"), 1)], epoch=1, cursor=0, target=9, step=2)
-    buffer.admit("math", [(Prompt("eval"), 2)], epoch=1, cursor=1, target=9, step=1, evaluation=True)
-    buffer.admit("math", [(Prompt("train"), 3)], epoch=1, cursor=2, target=9, step=1)
-    assert [lease.prompt.content for lease in world.lease(3)] == ["train", "eval", "later"]
+    buffer.admit("math", [(Prompt("first"), 2)], epoch=1, cursor=1, target=9, step=1)
+    buffer.admit("math", [(Prompt("second"), 3)], epoch=1, cursor=2, target=9, step=1)
+    assert [lease.prompt.content for lease in world.lease(3)] == ["first", "second", "later"]
+
+
+def test_tc08_an_evaluation_comes_after_training_of_its_step_and_before_that_of_the_next(world: World) -> None:
+    world.start(math={"max_staleness": 1}, held_out={"kind": "eval"})
+    buffer = world.buffer
+    world.complete(2)
+    world.train(1)
+    buffer.admit("math", [(Prompt("of step 2"), 3)], epoch=1, cursor=2, target=9, step=2)
+    batch = buffer.open_batch("held_out", "1/held_out", "eval", step=1)
+    buffer.fill_batch("held_out", batch.handle, 0, [Prompt("evaluation")], last=True)
+    buffer.admit("math", [(Prompt("late, of step 1"), 4)], epoch=1, cursor=3, target=9, step=1)
+    order = []
+    for _ in range(3):
+        leased = buffer.lease(["math", "held_out"], 1, worker="w", version=1, epoch=1, idle=not order)
+        order += [lease.prompt.content for lease in leased.leases]
+    assert order == ["late, of step 1", "evaluation", "of step 2"]
 
 
 def test_the_best_groups_over_several_tasks_are_leased(world: World) -> None:
@@ -469,7 +485,7 @@ def test_xb07_a_result_that_comes_too_late_is_stored_as_expired(world: World) ->
 
 
 def test_xb09_expired_groups_can_be_dropped_and_counted(world: World) -> None:
-    world.start(math={"expired": "drop", "max_staleness": 0})
+    world.start(math={"tail_batch_trigger_size": -1, "max_staleness": 0})
     world.complete(1)
     world.admit(1)
     leases = world.lease(1)
@@ -560,8 +576,8 @@ class Rank(Buffer):
     moment: str
     meanwhile: Callable[[], None]
 
-    def _ready(self, task: str) -> int:
-        return 1000
+    def readiness(self, task: str, step: int) -> tuple[int, int]:
+        return 1000, 0
 
     def _call(self, name: str, key: str, *args: Any) -> Any:
         if name == self.moment:

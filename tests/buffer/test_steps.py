@@ -19,7 +19,7 @@ def world(buffer: Buffer) -> Iterator[World]:
 
 
 def test_a_trainer_that_takes_less_than_a_batch_does_not_let_groups_pile_up(world: World) -> None:
-    world.start(math={"batch_groups": 4, "max_staleness": 0, "expired": "drop"})
+    world.start(math={"batch_groups": 4, "max_staleness": 0, "tail_batch_trigger_size": -1})
     for step in range(1, 9):
         world.admit(50, target=4 * step)
         world.put(world.lease(50))

@@ -24,7 +24,6 @@ class Admission(BufferCore):
         cursor: int,
         target: int,
         step: int,
-        evaluation: bool = False,
     ) -> Admitted:
         """Turn prompts into pending groups, as many as `target` leaves room for, and move the cursor with them.
 
@@ -33,7 +32,7 @@ class Admission(BufferCore):
         groups and a batch for each trained step. `step` is the train step that they are for.
         """
         args = [item for prompt, after in prompts[:MAX_IDS_PER_CALL] for item in (after, encode_prompt(prompt))]
-        count, first_id, now = self._call_task("admit", task, epoch, cursor, target, step, int(evaluation), *args)
+        count, first_id, now = self._call_task("admit", task, epoch, cursor, target, step, *args)
         return Admitted(count, first_id, now)
 
     def recycle(

@@ -16,7 +16,8 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.trips import Command, converse
 from rollq.buffer.values import Clock, Control
 
-_TEXT_RULES = ("order", "expiry", "expired", "resume")
+_TEXT_RULES = ("kind", "order", "expiry", "stragglers", "resume")
+_NEVER = 2**31 - 1
 
 
 class BufferCore:
@@ -102,6 +103,14 @@ class BufferCore:
             raise StoreLost(f"run {self.run!r} is not in this store any more, or another incarnation of it is")
         return sorted(name.decode() for name in names)
 
+    def train_tasks(self) -> list[str]:
+        """Names of the tasks that are trained on, sorted; the others are evaluations."""
+        return [task for task in self.tasks() if self.rules(task).kind == "train"]
+
+    def set_control(self, task: str, control: Control, reason: str = "") -> None:
+        """Let a task's production go on, pause, sleep or end, and say why."""
+        self._call_task("set_control", task, control.value, reason)
+
     def clock(self, task: str) -> Clock:
         """The task's clock. Raises StoreLost when the task, or this incarnation of the run, is gone."""
         fields: Mapping[bytes, bytes] = self._read(lambda: self.client.hgetall(task_keys(self.run, task).clock))
@@ -162,6 +171,7 @@ class BufferCore:
             checkpoint=int(fields["checkpoint"]),
             history=int(fields["history"]),
             control=Control(fields["control"]),
+            control_reason=fields.get("control_reason", ""),
             rules=decode_rules(fields),
             floors={int(name[6:]): int(value) for name, value in fields.items() if name.startswith("floor:")},
         )
@@ -189,7 +199,17 @@ def encode_rules(rules: TaskRules) -> dict[str, str | int]:
         "sync_interval": rules.sync_weights_interval,
         "order": rules.order,
         "expiry": rules.expiry,
-        "expired": rules.expired,
+        "kind": rules.kind,
+        "schedule": ",".join(f"{step}:{groups}" for step, groups in rules.schedule),
+        "expired": "drop" if rules.tail_batch_trigger_size < 0 else "reroll",
+        "tail_batch_trigger": rules.tail_batch_trigger_size,
+        "interruptions": _NEVER if rules.tail_batch_max_tries is None else rules.tail_batch_max_tries,
+        "stragglers": rules.stragglers,
+        "token_staleness": rules.max_staleness if rules.max_token_staleness is None else rules.max_token_staleness,
+        "token_shift": rules.token_threshold - rules.stale_threshold,
+        "max_uses": rules.max_uses,
+        "cooldown": rules.reuse_cooldown_steps,
+        "keep_window": rules.keep_window,
         "partial": int(rules.partial_rollout),
         "min_valid": rules.group_size if rules.min_valid_samples is None else rules.min_valid_samples,
         "max_tries": rules.max_tries,
@@ -209,6 +229,13 @@ def decode_rules(fields: Mapping[str, str]) -> TaskRules:
             "group_size": int(fields["group_size"]),
             "max_staleness": int(fields["max_staleness"]),
             "sync_weights_interval": int(fields["sync_interval"]),
+            "schedule": [entry.split(":") for entry in fields["schedule"].split(",") if entry],
+            "tail_batch_trigger_size": int(fields["tail_batch_trigger"]),
+            "tail_batch_max_tries": None if int(fields["interruptions"]) == _NEVER else int(fields["interruptions"]),
+            "max_token_staleness": int(fields["token_staleness"]),
+            "max_uses": int(fields["max_uses"]),
+            "reuse_cooldown_steps": int(fields["cooldown"]),
+            "keep_window": int(fields["keep_window"]),
             "partial_rollout": fields["partial"] == "1",
             "min_valid_samples": int(fields["min_valid"]),
             "max_tries": int(fields["max_tries"]),

@@ -28,9 +28,9 @@ from rollq.buffer.trips import converse
 
 SCHEMA = 1
 LIBRARY = f"rollq_{SCHEMA}"
-READ_ONLY = frozenset({"counts", "inspect"})
-REFUSED_WHEN_FULL = frozenset({"admit"})
-"""Every other function also runs on a server whose memory is full, so that it can drain."""
+READ_ONLY = frozenset({"counts", "inspect", "ready"})
+REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch"})
+"""All other functions also run on a server whose memory is full, so that it can drain."""
 
 
 class EpochMoved(RollqError):
@@ -39,6 +39,14 @@ class EpochMoved(RollqError):
 
 class NotClaimed(FencedError):
     """A step that is not claimed cannot be committed or checkpointed, a committed one not released."""
+
+
+class BatchRefused(RollqError, ValueError):
+    """A batch of groups stands in the way under this name, or the task is not for this type of batch."""
+
+
+class BatchOver(RollqError):
+    """The batch is finalized or aborted, or was never there."""
 
 
 class VersionFalls(FencedError):
@@ -57,6 +65,9 @@ ERRORS: Mapping[str, type[RollqError]] = {
     "NOT_CLAIMED": NotClaimed,
     "COMMITTED": NotClaimed,
     "VERSION_FALLS": VersionFalls,
+    "EVALUATION": BatchRefused,
+    "BATCH_EXISTS": BatchRefused,
+    "BATCH_OVER": BatchOver,
 }
 
 

@@ -21,6 +21,13 @@ rollq:{run:task}:progress        hash    cursor and cumulative counters         
 rollq:{run:task}:<status>        zset    group ids                                     functions  run
 rollq:{run:task}:by_version      zset    completed + aborted by oldest version, arrival functions  run
 rollq:{run:task}:suspects        zset    pending groups that workers died with         functions  run
+rollq:{run:task}:generating      zset    running groups by the version they began with   functions  run
+rollq:{run:task}:outcomes        list    1 kept, 0 not: the last finished groups       functions  run
+rollq:{run:task}:window          hash    sums since they were last taken               functions  run
+rollq:{run:task}:timings         list    ms per group since they were last taken       functions  run
+rollq:{run:task}:batches         hash    batch id -> handle                            functions  run
+rollq:{run:task}:batch:<handle>  hash    one batch: state, type, step, size, counts    functions  run
+rollq:{run:task}:batch:<handle>:groups list its group ids                              functions  run
 rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt            functions  until dropped
 rollq:{run:task}:rollout:<id>    hash    sample index -> frame                         functions  until dropped
 rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry          functions  one lease
@@ -131,6 +138,10 @@ class TaskKeys:
         return self._key("by_version")
 
     @property
+    def generating(self) -> str:
+        return self._key("generating")
+
+    @property
     def suspects(self) -> str:
         return self._key("suspects")
 
@@ -142,6 +153,13 @@ class TaskKeys:
 
     def rollout(self, group_id: int) -> str:
         return self._key(f"rollout:{group_id}")
+
+    @property
+    def batches(self) -> str:
+        return self._key("batches")
+
+    def batch(self, handle: str) -> str:
+        return self._key(f"batch:{handle}")
 
     def manifest(self, step: int) -> str:
         return self._key(f"manifest:{step}")

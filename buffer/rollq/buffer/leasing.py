@@ -16,6 +16,8 @@ from rollq.buffer.errors import CorruptFrame, InvalidGroup, StaleWorker
 from rollq.buffer.functions import EpochMoved
 from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.staleness import brings_labels, counted_version
 from rollq.buffer.trips import Command
 from rollq.buffer.values import Leased, LiveModel, PutOutcome
 
@@ -65,7 +67,7 @@ class Leasing(BufferCore):
         Raises StaleWorker when its weights would already be too old at the next step, StoreLost.
         """
         found: list[Lease] = []
-        shares = self._shares(tasks, n)
+        shares = self._shares(tasks, n, f"{epoch}:{version}")
         # The task that a drain was for comes first: after leases of another one, the caller would not be idle for it.
         for task in sorted(shares, key=lambda task: task != self._drained_for):
             nonce, share, first = secrets.token_hex(8), shares[task], int(idle and not found)
@@ -85,10 +87,14 @@ class Leasing(BufferCore):
                 break
         return Leased(tuple(found), drain=False)
 
-    def _shares(self, tasks: Sequence[str], n: int) -> dict[str, int]:
-        """How many of the `n` best pending groups belong to each task."""
+    def _shares(self, tasks: Sequence[str], n: int, weights: str) -> dict[str, int]:
+        """How many of the `n` best pending groups that a worker with `weights` ("epoch:version") may take are whose."""
         if len(tasks) == 1:
             return {tasks[0]: n}
+        evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
+        pins = self._read_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
+        others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
+        tasks = [task for task in tasks if task not in others]
         pending = [task_keys(self.run, task).status(Status.PENDING) for task in tasks]
         heads: list[list[bytes]] = self._read_all([("ZRANGE", key, 0, n - 1, "WITHSCORES") for key in pending])
         best = sorted((float(score), index) for index, head in enumerate(heads) for score in head[1::2])[:n]
@@ -129,6 +135,7 @@ class Leasing(BufferCore):
     def _put(self, task: str, results: Sequence[GroupResult]) -> list[bytes]:
         """File results of one task; returns a word for each, up to the first one that met a new epoch."""
         epoch, floors = self._epoch_floors(task)
+        rules = self.rules(task)
         put = ("put", task_keys(self.run, task).clock, self.incarnation, epoch)
 
         def calls() -> Iterator[Command]:
@@ -141,7 +148,7 @@ class Leasing(BufferCore):
                 if args and size_bytes + more_bytes > MAX_CALL_BYTES:
                     yield (*put, *args)
                     args, size_bytes = [], 0
-                args += _result_args(valid, frames, epoch, floors)
+                args += _result_args(valid, frames, epoch, floors, rules)
                 size_bytes += more_bytes
             yield (*put, *args)
 
@@ -171,7 +178,7 @@ class Leasing(BufferCore):
 
 
 def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
-    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, kept = fields
+    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept = fields
     samples = [EMPTY_SAMPLE] * len(letters)
     for index, frame in pairs(kept):
         if letters[int(index)] == ord("p"):
@@ -192,6 +199,7 @@ def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
         evaluation=bool(evaluation),
         suspect=bool(suspect),
         alone=bool(alone),
+        must_finish=bool(must_finish),
     )
 
 
@@ -208,10 +216,12 @@ def _encode(result: GroupResult) -> tuple[GroupResult, Mapping[int, bytes]]:
     return result, {i: frame for i, frame in enumerate(frames) if samples[i] is not lease.samples[i]}
 
 
-def _result_args(result: GroupResult, frames: Mapping[int, bytes], epoch: int, floors: Mapping[int, int]) -> list[Any]:
+def _result_args(
+    result: GroupResult, frames: Mapping[int, bytes], epoch: int, floors: Mapping[int, int], rules: TaskRules
+) -> list[Any]:
     """What `put` is told of one group, in the order of its ARGV: the plain numbers that it decides by, the frames."""
     lease, samples = result.lease, result.samples
-    oldest = [oldest_counted(sample, epoch, floors) for sample in samples]
+    oldest = [version_of(sample, epoch, floors, rules) for sample in samples]
     versions = [version for version in oldest if version is not None]
     newest = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
     rewards = [sample.reward for sample in samples if sample.reward is not None]
@@ -223,8 +233,8 @@ def _result_args(result: GroupResult, frames: Mapping[int, bytes], epoch: int, f
         lease.nonce,
         "".join([sample.status for sample in samples]),
         ",".join([_NO_VERSION if version is None else str(version) for version in oldest]),
-        min(versions, default=-1),
-        max(newest, default=-1),
+        min(versions, default=_NO_VERSION),
+        max(newest, default=_NO_VERSION),
         int(result.filtered),
         sum(rewards) / len(rewards) if rewards else 0.0,
         len(rewards),
@@ -237,15 +247,22 @@ def _result_args(result: GroupResult, frames: Mapping[int, bytes], epoch: int, f
     ]
 
 
-def oldest_counted(sample: Sample, epoch: int, floors: Mapping[int, int]) -> int | None:
-    """Version of the oldest token, tokens of dead epochs counting as min(version, floor); None without tokens."""
-    oldest: int | None = None
-    for segment in sample.segments:
-        for span in segment.versions:
-            version = span.version if span.epoch >= epoch else min(span.version, floors.get(span.epoch, span.version))
-            if oldest is None or version < oldest:
-                oldest = version
-    return oldest
+def version_of(sample: Sample, epoch: int, floors: Mapping[int, int], rules: TaskRules) -> int | None:
+    """The version that a sample counts as (see `counted_version`); None without tokens.
+
+    Tokens of dead epochs count as min(version, floor).
+    """
+    versions = [
+        span.version if span.epoch >= epoch else min(span.version, floors.get(span.epoch, span.version))
+        for segment in sample.segments
+        for span in segment.versions
+    ]
+    if not versions:
+        return None
+    if rules.token_threshold == rules.stale_threshold or brings_labels(sample):
+        return min(versions)
+    newest = max(versions)  # a span that the environment wrote all of is as young as the model's tokens before it
+    return counted_version(min(versions), newest, rules.stale_threshold, rules.token_threshold)
 
 
 def _fences(leases: Iterable[Lease]) -> list[Any]:

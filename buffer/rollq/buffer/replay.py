@@ -4,16 +4,17 @@ from typing import Any
 
 import orjson
 
+from rollq.buffer.batches import Batches
 from rollq.buffer.core import pairs
 from rollq.buffer.leasing import Leasing
 from rollq.buffer.schema import Status
 from rollq.buffer.training import Training
-from rollq.buffer.values import Counts
+from rollq.buffer.values import Counts, Production
 
 SILENT_WORKER_MS = 30_000
 
 
-class Buffer(Leasing, Training):
+class Buffer(Leasing, Training, Batches):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 
     >>> with Buffer.connect("redis://127.0.0.1:6379/0", "gsm8k") as buffer:
@@ -22,15 +23,24 @@ class Buffer(Leasing, Training):
 
     def counts(self, task: str) -> Counts:
         """Where a task stands, in one consistent read. Raises StoreLost."""
-        server_ms, ready, clock, progress, *statuses = self._call_task("counts", task)
+        server_ms, ready, outcomes, kept, clock, progress, *statuses = self._call_task("counts", task)
         return Counts(
             task=task,
             clock=self._decode_clock(task, dict(pairs(clock))),
             statuses={Status(name.decode()): count for name, count in pairs(statuses)},
             ready=ready,
+            outcomes=outcomes,
+            kept=kept,
             progress={name.decode(): _number(value) for name, value in pairs(progress)},
             server_ms=server_ms,
         )
+
+    def take_production(self, task: str) -> Production:
+        """What was produced since the last call of it. For people: after a lost reply these numbers are lost too."""
+        now_ms, sums, timings = self._call_task("take_window", task)
+        window = {name.decode(): _number(value) for name, value in pairs(sums)}
+        since_ms = window.pop("since_ms", now_ms)
+        return Production((now_ms - since_ms) / 1000, window, tuple(int(timing) for timing in timings))
 
     def inspect(self, task: str, group_id: int) -> dict[str, str]:
         """What is known of one group without its payload; empty when there is no such group."""

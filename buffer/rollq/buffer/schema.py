@@ -26,6 +26,8 @@ class Status(StrEnum):
     PENDING = "pending"  # waits for a worker
     RUNNING = "running"  # leased by a worker until a deadline
     COMPLETED = "completed"  # ready to be trained
+    GATHERED = "gathered"  # finished; waits for the rest of its batch, or belongs to an evaluation
+    COOLING = "cooling"  # trained, and waits to be trained once more
     ABORTED = "aborted"  # interrupted; may hold partial tokens
     EXPIRED = "expired"  # too stale; waits for a re-roll
     FILTERED = "filtered"  # finished, but not worth training; kept for audit, capped
@@ -148,7 +150,7 @@ class Lease:
 
     `samples` has one entry per sample: what earlier attempts left (completed, or aborted with partial tokens), else
     `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. `suspect`: a worker died holding this group; `alone`: it
-    must be the only group in its engine.
+    must be the only group in its engine; `must_finish`: it was interrupted so often that it is not to be again.
     """
 
     task: str
@@ -162,6 +164,7 @@ class Lease:
     evaluation: bool = False
     suspect: bool = False
     alone: bool = False
+    must_finish: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,9 +4,13 @@ Unknown keys are errors everywhere. Each role adds its own section, defined in i
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from rollq.buffer.staleness import stale_threshold
+
+MAX_BATCH_GROUPS = 1000
 
 
 class Settings(BaseModel):
@@ -26,13 +30,29 @@ class RedisSettings(Settings):
 class TaskRules(Settings):
     """What the buffer's functions need to know of a task; stored in its clock, the same for every role."""
 
-    batch_groups: int = Field(gt=0, le=1000, description="groups of this task in one training batch")
+    batch_groups: int = Field(gt=0, le=MAX_BATCH_GROUPS, description="groups of this task in one training batch")
     group_size: int = Field(default=8, gt=0, le=1024, description="samples of one prompt")
     max_staleness: int = Field(default=1, ge=0, description="how many syncs old a token may be when it is trained")
     sync_weights_interval: int = Field(default=1, gt=0, description="train steps between two publications of weights")
     order: Literal["staleness", "fifo"] = "staleness"
     expiry: Literal["member", "group"] = "member"
-    expired: Literal["reroll", "drop"] = "reroll"
+    kind: Literal["train", "eval"] = Field(default="train", description="what its groups are for")
+    schedule: tuple[tuple[int, int], ...] = Field(
+        default=(), description="(step, groups) pairs: from that train step on, batches take so many groups"
+    )
+    tail_batch_trigger_size: int = Field(
+        default=0, ge=-1, description="0: expired groups are sampled again at once; N: once N have expired; -1: never"
+    )
+    tail_batch_max_tries: int | None = Field(
+        default=None, gt=0, description="interruptions after which a group is not interrupted again; default: no limit"
+    )
+    stragglers: Literal["wait", "expire"] = "wait"
+    max_token_staleness: int | None = Field(
+        default=None, ge=0, description="syncs after which a token is masked out of the loss; default: never"
+    )
+    max_uses: int = Field(default=1, gt=0, description="how many times a group may be trained")
+    reuse_cooldown_steps: int = Field(default=0, ge=0, description="train steps between two uses of a group")
+    keep_window: int = Field(default=256, gt=0, le=10_000, description="finished groups that the keep rate is made of")
     partial_rollout: bool = False
     min_valid_samples: int | None = Field(default=None, gt=0, description="default: all of group_size")
     max_tries: int = Field(default=3, gt=0, description="attempts that end in an engine error before a group fails")
@@ -44,8 +64,32 @@ class TaskRules(Settings):
 
     @property
     def stale_threshold(self) -> int:
-        """A token is too old when its staleness reaches this (train steps)."""
-        return (self.max_staleness + 1) * self.sync_weights_interval
+        """A group is too old when the staleness of one of its tokens reaches this (train steps)."""
+        return stale_threshold(self.max_staleness, self.sync_weights_interval)
+
+    @property
+    def token_threshold(self) -> int:
+        """A token is masked when its staleness reaches this (train steps)."""
+        syncs = self.max_staleness if self.max_token_staleness is None else self.max_token_staleness
+        return stale_threshold(syncs, self.sync_weights_interval)
+
+    @model_validator(mode="after")
+    def _rules_agree(self) -> Self:
+        if self.tail_batch_trigger_size == -1 and self.tail_batch_max_tries is not None:
+            raise ValueError(
+                "tail_batch_max_tries is for groups that are sampled again; with tail_batch_trigger_size = -1 what "
+                "expires is dropped: leave one of them out"
+            )
+        if self.max_token_staleness is not None and self.max_token_staleness > self.max_staleness:
+            raise ValueError(
+                f"max_token_staleness = {self.max_token_staleness}: tokens never get older than max_staleness = "
+                f"{self.max_staleness}; lower the one or raise the other"
+            )
+        if [step for step, _ in self.schedule] != sorted({step for step, _ in self.schedule} - {0}):
+            raise ValueError("schedule: steps must count up, from 1")
+        if any(not 0 <= groups <= MAX_BATCH_GROUPS for _, groups in self.schedule):
+            raise ValueError(f"schedule: a batch holds 0 to {MAX_BATCH_GROUPS} groups of a task")
+        return self
 
 
 class TaskSettings(TaskRules):

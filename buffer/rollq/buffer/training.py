@@ -93,16 +93,21 @@ class Training(Admission):
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
-    def claim(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> Claimed | Shortfall:
+    def claim(
+        self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], *, short_ok: bool = False
+    ) -> Claimed | Shortfall:
         """Return the batch of `step`, `sizes[task]` groups of each task, or what is short. Does not wait.
 
         The first outcome is stored: later calls, by any rank and after any crash, return the same batch. The step is
-        claimed for all tasks or for none. Raises FencedError, HistoryGone, CheckpointOverdue, ConfigError.
+        claimed for all tasks or for none; with `short_ok`, of a task that is short what there is.
+        Raises FencedError, HistoryGone, CheckpointOverdue, ConfigError.
         """
         for task, size in sizes.items():
             if not 0 <= size <= MAX_IDS_PER_CALL:
                 raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
         while True:
+            if short_ok:
+                sizes = {task: min(size, self.readiness(task, step)[0]) for task, size in sizes.items()}
             outcome = self._try_claim(held, step, sizes)
             if outcome is not None:
                 return outcome
@@ -116,9 +121,9 @@ class Training(Admission):
         wanted: dict[str, int] = orjson.loads(standing)
         missing = self._without_manifest(wanted, step) if len(wanted) > 1 else []
         if len(missing) > 1:
-            ready = {task: self._ready(task) for task in missing}
-            if any(ready[task] < wanted[task] for task in missing):
-                return _shortfall(step, ready, wanted)
+            found = {task: self.readiness(task, step) for task in missing if wanted[task]}
+            if any(ready < wanted[task] or stragglers for task, (ready, stragglers) in found.items()):
+                return _shortfall(step, found, wanted)
         replies = dict(zip(sizes, early, strict=False))
         groups: list[ClaimedGroup] = []
         floors: dict[str, Mapping[int, int]] = {}
@@ -132,7 +137,7 @@ class Training(Admission):
                     if delivered:
                         return None
                     self._release(held, wanted, step, "return", {}, up_to_round=round_)
-                return _shortfall(step, {task: reply[1]}, wanted)
+                return _shortfall(step, {task: (reply[1], reply[2])}, wanted)
             floors[task] = _decode_floors(reply[1])
             groups += [_claimed_group(task, *fields) for fields in reply[2:]]
         if len(wanted) > 1 and not delivered:
@@ -149,8 +154,11 @@ class Training(Admission):
         found = self._read_all([("HEXISTS", task_keys(self.run, task).manifest(step), "ids") for task in names])
         return [task for task, exists in zip(names, found, strict=True) if not exists]
 
-    def _ready(self, task: str) -> int:
-        return int(self._call_task("counts", task)[1])
+    def readiness(self, task: str, step: int) -> tuple[int, int]:
+        """How many completed groups are fresh at `step`, and how many in generation are waited for because they would
+        be too old at the step after it."""
+        ready, stragglers = self._call_task("ready", task, step)
+        return ready, stragglers
 
     def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
         """Read the payloads of claimed groups, in order. Raises CorruptGroup."""
@@ -257,6 +265,11 @@ def _decode_floors(listed: bytes) -> dict[int, int]:
     return {int(epoch): int(version) for epoch, version in pairs}
 
 
-def _shortfall(step: int, ready: Mapping[str, int], wanted: Mapping[str, int]) -> Shortfall:
-    short = {task: count for task, count in ready.items() if count < wanted[task]}
-    return Shortfall(step, short, {task: wanted[task] for task in short})
+def _shortfall(step: int, found: Mapping[str, tuple[int, int]], wanted: Mapping[str, int]) -> Shortfall:
+    short = {task: (ready, late) for task, (ready, late) in found.items() if ready < wanted[task] or late}
+    return Shortfall(
+        step,
+        ready={task: ready for task, (ready, _) in short.items()},
+        wanted={task: wanted[task] for task in short},
+        stragglers={task: late for task, (_, late) in short.items() if late},
+    )

@@ -1,7 +1,7 @@
 """What the buffer answers: frozen values, one per question."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,6 +17,9 @@ class Control(StrEnum):
 
     RUN = "run"
     PAUSE = "pause"  # nothing new is admitted or leased
+    SLEEP = "sleep"  # like pause, and engines give their memory to the trainer
+    STOPPED = "stopped"  # like pause: too little of what is made is worth training
+    DONE = "done"  # nothing new is admitted: the task's own hook has ended its production
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,15 @@ class Clock:
     checkpoint: int
     history: int
     control: Control
+    control_reason: str
     rules: TaskRules
     floors: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Where a task stands. `ready`: completed groups that are fresh at the clock's step.
+    """Where a task stands. `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes`
+    finished groups were worth training (the others were filtered or failed); at most `keep_window` are remembered.
 
     `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
     expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left.
@@ -53,6 +58,8 @@ class Counts:
     clock: Clock
     statuses: Mapping[Status, int]
     ready: int
+    outcomes: int
+    kept: int
     progress: Mapping[str, float]
     server_ms: int
 
@@ -66,6 +73,18 @@ class Counts:
     def unaccounted(self) -> int:
         """Admitted groups that are in no status set and under no drop counter. Anything but 0 is a bug."""
         return int(self.progress["admitted"]) - sum(self.statuses.values()) - sum(self.dropped.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """What a task produced between two looks at it. `timings_ms`: how long groups took, the last 1000 of them.
+
+    `sums`: groups by where they were filed, `tokens` (new ones), `reward_sum` and `reward_count` before any filter.
+    """
+
+    seconds: float
+    sums: Mapping[str, float]
+    timings_ms: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +104,33 @@ class Admitted:
     count: int
     first_id: int
     cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchState:
+    """A batch of groups that is gathered as a whole; `handle` names this incarnation of `batch_id`.
+
+    `state`: running, finalizing, finalized or aborted. `size`: its groups so far; with `closed` there come no more.
+    `gathered`, `filtered`, `failed`: its groups that are finished. `epoch`, `version`: the live weights when it began.
+    """
+
+    batch_id: str
+    handle: str
+    state: str
+    kind: str
+    step: int
+    epoch: int
+    version: int
+    size: int
+    closed: bool
+    gathered: int
+    filtered: int
+    failed: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every group of it is finished."""
+        return self.closed and self.gathered + self.filtered + self.failed >= self.size
 
 
 class Reaped(NamedTuple):
@@ -113,6 +159,8 @@ class PutOutcome(StrEnum):
     DROPPED = "dropped"  # too stale, and the task drops what expires
     DUPLICATE = "duplicate"  # this very result is in already
     REFUSED = "refused"  # the lease is no longer the caller's
+    GATHERED = "gathered"  # finished, for its batch
+    RESTARTED = "restarted"  # its batch still needs it: pending again
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +200,10 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """No batch yet: per task that is short, how many groups are ready and how many are wanted."""
+    """No batch yet: per task that is short, how many groups are ready, how many are wanted, and how many in generation
+    would be too old at the next step and are waited for."""
 
     step: int
     ready: Mapping[str, int]
     wanted: Mapping[str, int]
+    stragglers: Mapping[str, int] = field(default_factory=dict)

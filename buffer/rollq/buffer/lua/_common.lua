@@ -37,11 +37,13 @@ end
 local CLOCK_FIELDS = {
   'incarnation', 'epoch', 'nonce', 'step', 'version', 'threshold', 'control', 'events', 'order', 'expiry', 'expired',
   'group_size', 'min_valid', 'max_tries', 'max_deaths', 'lease_ms', 'audit', 'partial', 'committed', 'claimed_step',
-  'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups',
+  'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups', 'schedule',
+  'kind', 'token_shift', 'max_uses', 'cooldown', 'stragglers', 'interruptions', 'keep_window', 'saving_until_ms', 'pin',
+  'open_evaluations',
 }
 local CLOCK_STRINGS = {
   incarnation = true, nonce = true, control = true, events = true, order = true, expiry = true, expired = true,
-  resume = true,
+  resume = true, schedule = true, kind = true, stragglers = true, pin = true,
 }
 
 local function lost(key, found)
@@ -77,12 +79,24 @@ local function stale_version(clock, step)
   return step - 1 - clock.threshold
 end
 
+-- Groups that the batches of all steps up to `step` take together: batch_groups each, until the schedule
+-- ('step:groups,...') says otherwise.
+local function groups_through(clock, step)
+  local total, from, size = 0, 1, clock.batch_groups
+  for first, groups in string.gmatch(clock.schedule, '(%d+):(%d+)') do
+    first = tonumber(first)
+    if first > step then break end
+    total, from, size = total + (first - from) * size, first, tonumber(groups)
+  end
+  return total + (step - from + 1) * size
+end
+
 -- Groups that are under way or wait for the trainer, plus a batch for each trained step: what the target is compared
 -- with. The steps count, not what was in their batches: a trainer that takes less than a batch leaves groups that still
 -- are in completed, and for steps that another store saw nothing is owed.
 local function scheduled(clock)
-  local total = clock.committed * clock.batch_groups
-  for _, status in ipairs({ 'pending', 'running', 'completed', 'claimed' }) do
+  local total = groups_through(clock, clock.committed)
+  for _, status in ipairs({ 'pending', 'running', 'completed', 'gathered', 'cooling', 'claimed' }) do
     total = total + redis.call('ZCARD', clock.prefix .. status)
   end
   return total
@@ -104,7 +118,7 @@ end
 
 -- What is below this score, in the version index, is of version `stale` or older.
 local function stale_bound(stale)
-  return exact(version_score(math.max(stale, -1) + 1, 0))
+  return exact(version_score(stale + 1, 0))
 end
 
 -- running|aborted|expired|archived|claimed -> pending. The caller has removed it from its old set.
@@ -115,6 +129,21 @@ local function make_pending(clock, id, deaths)
   redis.call('HDEL', key, 'nonce', 'worker', 'alone')
   redis.call('ZADD', clock.prefix .. 'pending', pending_score(tonumber(fields[1]), tonumber(fields[2]), tonumber(fields[3])), id)
   if deaths > 0 then redis.call('ZADD', clock.prefix .. 'suspects', deaths, id) end
+end
+
+-- running -> nowhere yet: the caller files it.
+local function end_lease(clock, id)
+  redis.call('ZREM', clock.prefix .. 'running', id)
+  redis.call('ZREM', clock.prefix .. 'generating', id)
+end
+
+-- One new group -> pending. `batch`: handle of the batch that gathers it, or false.
+local function create_group(clock, id, step, evaluation, now, batch, prompt)
+  local key = group_key(clock.prefix, id)
+  redis.call('HSET', key, 'status', 'pending', 'arrival', id, 'attempt', 0, 'tries', 0, 'deaths', 0, 'step', step,
+    'eval', evaluation, 'letters', string.rep('p', clock.group_size), 'admitted_ms', now, 'prompt', prompt)
+  if batch then redis.call('HSET', key, 'batch', batch) end
+  redis.call('ZADD', clock.prefix .. 'pending', pending_score(step, evaluation, id), id)
 end
 
 -- Removes every trace of a group that is in no status set any more; counted under its reason.
@@ -132,6 +161,8 @@ local function file_for_audit(clock, id, status, err)
   redis.call('HDEL', key, 'nonce', 'worker', 'alone')
   redis.call('ZADD', set, redis.call('HGET', key, 'arrival'), id)
   redis.call('HINCRBY', clock.prefix .. 'progress', status, 1)
+  local batch = redis.call('HGET', key, 'batch')
+  if batch then redis.call('HINCRBY', clock.prefix .. 'batch:' .. batch, status, 1) end
   if redis.call('ZCARD', set) > clock.audit then
     local oldest = redis.call('ZPOPMIN', set)
     drop_group(clock, oldest[1], status)
@@ -145,13 +176,14 @@ local function file_result(clock, id, status, oldest, arrival)
   redis.call('ZADD', clock.prefix .. 'by_version', version_score(oldest, arrival), id)
 end
 
--- Lets no version of a group count as more than `cap`; returns its oldest one.
+-- Lets no token of a group count as newer than version `cap`; returns the version that the group counts as.
 local function cap_versions(clock, id, cap)
+  cap = cap + clock.token_shift
   local key = group_key(clock.prefix, id)
   local group = redis.call('HMGET', key, 'versions', 'oldest')
   local oldest = tonumber(group[2])
   if oldest == NO_TOKENS then return oldest end
-  local versions = string.gsub(group[1], '%d+', function(version) return exact(math.min(tonumber(version), cap)) end)
+  local versions = string.gsub(group[1], '%-?%d+', function(version) return exact(math.min(tonumber(version), cap)) end)
   oldest = math.min(oldest, cap)
   redis.call('HSET', key, 'versions', versions, 'oldest', oldest)
   return oldest
@@ -188,22 +220,42 @@ local function reset_stale(clock, letters, versions, stale)
   return table.concat(kept_letters), table.concat(kept_versions, ','), reset
 end
 
--- Files groups under expired, or drops them, by setting; returns the word for it. `scored` is the flat list of their
+-- Files groups under expired, or drops them, by setting; returns how many were filed. `scored` is the flat list of their
 -- arrivals and ids. The caller has removed them from their old sets, and their stale samples.
+-- What was trained before is not sampled again: its prompt has had its turn.
 local function file_expired(clock, scored)
+  local kept = {}
   redis.call('HINCRBY', clock.prefix .. 'progress', 'expired', #scored / 2)
   for i = 2, #scored, 2 do
-    if clock.expired == 'drop' then
+    local key = group_key(clock.prefix, scored[i])
+    if redis.call('HEXISTS', key, 'uses') == 1 then
+      drop_group(clock, scored[i], 'reused')
+    elseif clock.expired == 'drop' then
       drop_group(clock, scored[i], 'expired')
     else
-      local key = group_key(clock.prefix, scored[i])
       redis.call('HSET', key, 'status', 'expired')
       redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'reward')
+      kept[#kept + 1], kept[#kept + 2] = scored[i - 1], scored[i]
     end
   end
-  if clock.expired == 'drop' then return 'dropped' end
-  many('ZADD', clock.prefix .. 'expired', scored)
-  return 'expired'
+  many('ZADD', clock.prefix .. 'expired', kept)
+  return #kept / 2
+end
+
+-- How many completed groups are fresh at `step`, and how many in generation would be too old at the step after it, which
+-- the batch waits for: taking the quick ones first would train on short answers, and lose the long ones.
+local function readiness(clock, step)
+  local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
+  local ready
+  if clock.order == 'fifo' then
+    -- stale groups of both kinds are in one index; those not swept yet are few, and counted as not ready
+    ready = math.max(0, redis.call('ZCARD', completed) - redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale)))
+  else
+    ready = redis.call('ZCOUNT', completed, stale_bound(stale), '+inf')
+  end
+  local stragglers = 0
+  if clock.stragglers == 'wait' then stragglers = redis.call('ZCOUNT', clock.prefix .. 'generating', stale + 1, stale + 1) end
+  return ready, stragglers
 end
 
 -- Group ids of a manifest, as a list.
@@ -227,11 +279,49 @@ local function move_batch(clock, ids, from, to, step)
   many('ZADD', clock.prefix .. to, scored)
 end
 
+-- A group that may be trained once more lives on as a new one with the same samples; the old one goes the way of all
+-- trained groups. `clone` makes this happen once, however often its step is trained.
+local function clone_for_reuse(clock, id, step)
+  local key = group_key(clock.prefix, id)
+  local group = redis.call('HMGET', key, 'uses', 'clone', 'oldest')
+  local uses, due = tonumber(group[1] or '0') + 1, step + 1 + clock.cooldown
+  local oldest = tonumber(group[3])
+  if uses >= clock.max_uses or group[2] or oldest <= stale_version(clock, due) then return end
+  local clone = redis.call('HINCRBY', clock.prefix .. 'progress', 'admitted', 1)
+  redis.call('HINCRBY', clock.prefix .. 'progress', 'reused', 1)
+  redis.call('COPY', key, group_key(clock.prefix, clone))
+  redis.call('COPY', rollout_key(clock.prefix, id), rollout_key(clock.prefix, clone))
+  redis.call('HSET', key, 'clone', clone)
+  redis.call('HSET', group_key(clock.prefix, clone), 'arrival', clone, 'uses', uses, 'status', 'cooling')
+  redis.call('ZADD', clock.prefix .. 'cooling', due, clone)
+end
+
+-- cooling -> completed: what may be trained again from `step` on; expired when it is too old by now.
+local function end_cooling(clock, step)
+  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'cooling', '-inf', step)
+  many('ZREM', clock.prefix .. 'cooling', ids)
+  local stale = {}
+  for _, id in ipairs(ids) do
+    local group = redis.call('HMGET', group_key(clock.prefix, id), 'oldest', 'arrival')
+    local oldest, arrival = tonumber(group[1]), tonumber(group[2])
+    if oldest <= stale_version(clock, step) then
+      stale[#stale + 1], stale[#stale + 2] = arrival, id
+    else
+      file_result(clock, id, 'completed', oldest, arrival)
+    end
+  end
+  if #stale > 0 then file_expired(clock, stale) end
+end
+
 -- A trained batch leaves claimed: kept for the checkpoint, or dropped at once when the run resumes fresh.
 local function file_trained(clock, manifest, step)
   local ids = manifest_ids(manifest)
   local progress = clock.prefix .. 'progress'
-  if clock.resume == 'fresh' then
+  if clock.max_uses > 1 then
+    for _, id in ipairs(ids) do clone_for_reuse(clock, id, step) end
+    end_cooling(clock, step + 1)
+  end
+  if clock.resume == 'fresh' and clock.saving_until_ms < now_ms() then
     for _, id in ipairs(ids) do
       redis.call('ZREM', clock.prefix .. 'claimed', id)
       drop_group(clock, id, 'trained')

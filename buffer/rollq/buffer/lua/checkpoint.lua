@@ -10,6 +10,7 @@ local function checkpoint(keys, args)
     return fail('NOT_CLAIMED', 'step ' .. step .. ' is not committed yet; the last committed step is ' .. clock.committed)
   end
   if step < clock.checkpoint then return 0 end
+  if clock.saving_until_ms > now_ms() then return 0 end -- a copy of the buffer is being taken: the next one covers this
   local archived = clock.prefix .. 'archived'
   local ids = redis.call('ZRANGEBYSCORE', archived, '-inf', step, 'LIMIT', 0, limit)
   redis.call('HSET', keys[1], 'checkpoint', step, 'history', step)

@@ -1,7 +1,8 @@
 -- completed -> claimed: the batch of one step, fixed for ever by its manifest.
 -- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, how many, round of the step's plan
 -- Returns 'batch', the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries,
--- tokens, reward; or 'short', how many are ready; or 'sweep', 0 when stale groups stand in the way of first-in-first-out
+-- tokens, reward; or 'short', how many are ready, how many in
+-- generation must be waited for; or 'sweep', 0, 0 when stale groups stand in the way of first-in-first-out
 -- order and expire must run first.
 -- Caller: trainer, any rank.   A repeat returns the manifest's batch unchanged.
 --
@@ -27,6 +28,7 @@ end
 local function claim(keys, args)
   local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
   if err then return err end
+  if clock.kind == 'eval' then return fail('EVALUATION', 'groups of an evaluation are never trained') end
   local step, want, round = tonumber(args[4]), tonumber(args[5]), tonumber(args[6])
   local manifest = clock.prefix .. 'manifest:' .. step
   if redis.call('HEXISTS', manifest, 'ids') == 1 then
@@ -42,14 +44,13 @@ local function claim(keys, args)
       .. ' steps are held for the next one; call checkpoint(), or raise max_uncheckpointed_steps')
   end
   local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
-  local lowest = '-inf'
+  local lowest = stale_bound(stale)
   if clock.order == 'fifo' then
-    if redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale)) > 0 then return { 'sweep', 0 } end
-  elseif stale >= 0 then
-    lowest = stale_bound(stale)
+    if redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest) > 0 then return { 'sweep', 0, 0 } end
+    lowest = '-inf'
   end
-  local ready = redis.call('ZCOUNT', completed, lowest, '+inf')
-  if ready < want then return { 'short', ready } end
+  local ready, stragglers = readiness(clock, step)
+  if ready < want or (stragglers > 0 and want > 0) then return { 'short', ready, stragglers } end
   local ids = {}
   if want > 0 then ids = redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
   move_batch(clock, ids, 'completed', 'claimed', step)

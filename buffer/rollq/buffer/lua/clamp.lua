@@ -6,7 +6,7 @@ local function clamp(keys, args)
   if err then return err end
   local from_step, limit = tonumber(args[4]), tonumber(args[5])
   if clock.version ~= from_step then return 0 end -- newer weights are live, and their tokens are no dead ones
-  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', stale_bound(from_step), '(' .. stale_bound(NO_TOKENS - 1),
+  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', stale_bound(from_step + clock.token_shift), '(' .. stale_bound(NO_TOKENS - 1),
     'LIMIT', 0, limit)
   for _, id in ipairs(ids) do
     local group = redis.call('HMGET', group_key(clock.prefix, id), 'status', 'arrival')

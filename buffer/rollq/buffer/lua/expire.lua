@@ -5,6 +5,7 @@ local function expire(keys, args)
   local clock, err = read_clock(keys[1], args[1])
   if err then return err end
   local stale, limit = stale_version(clock, clock.step), tonumber(args[2])
+  if clock.saving_until_ms > now_ms() then return { 0, 0, 0 } end
   local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale), 'LIMIT', 0, limit)
   local left, scored = { completed = {}, aborted = {} }, {}
   for _, id in ipairs(ids) do
@@ -26,7 +27,7 @@ local function expire(keys, args)
   for status, gone in pairs(left) do many('ZREM', clock.prefix .. status, gone) end
   many('ZREM', clock.prefix .. 'by_version', ids)
   if #ids == 0 then return { 0, 0, 0 } end
-  local word = file_expired(clock, scored)
+  local filed = file_expired(clock, scored)
   redis.call('PUBLISH', clock.events, 'expire')
-  return { word == 'expired' and #ids or 0, word == 'dropped' and #ids or 0, #ids == limit and 1 or 0 }
+  return { filed, #ids - filed, #ids == limit and 1 or 0 }
 end

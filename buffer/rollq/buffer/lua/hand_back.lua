@@ -11,7 +11,7 @@ local function hand_back(keys, args)
     local key = group_key(clock.prefix, id)
     local group = redis.call('HMGET', key, 'attempt', 'nonce', 'tries', 'deaths')
     if group[1] == args[i + 1] and group[2] == args[i + 2] then
-      redis.call('ZREM', clock.prefix .. 'running', id)
+      end_lease(clock, id)
       if args[3] ~= '' then redis.call('HSET', key, 'error', args[3]) end
       if counted and tonumber(group[3]) >= clock.max_tries then
         file_for_audit(clock, id, 'failed', args[3])

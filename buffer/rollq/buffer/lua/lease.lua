@@ -1,7 +1,7 @@
 -- pending -> running: the best pending groups, to one worker, until a deadline.
 -- KEYS[1] clock   ARGV incarnation, worker, nonce, epoch and version of its weights, how many, suspects it holds, idle 0|1
--- Returns drain 0|1, then per group: id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, and the list
--- index, frame, ... of the samples that earlier attempts left.
+-- Returns drain 0|1, then per group: id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must finish 0|1, and the
+-- list index, frame, ... of the samples that earlier attempts left.
 -- Caller: worker.   A repeat with the same nonce returns the same groups.
 --
 -- Suspects are groups that a worker died with. A worker holds no more of them at a time than the square root of how many
@@ -10,8 +10,11 @@
 -- takes it, and of the busy ones, one at a time is told to drain for it.
 local DRAIN_LEASES = 10 -- how long a drain may take before another worker is asked, in leases
 
-local function grant(clock, id, worker, nonce, deadline, alone)
+local function grant(clock, id, worker, version, nonce, deadline, alone)
   local key = group_key(clock.prefix, id)
+  local kept = redis.call('HMGET', key, 'letters', 'oldest')
+  if string.find(kept[1], '[^p]') then version = math.min(version, tonumber(kept[2] or version)) end
+  redis.call('ZADD', clock.prefix .. 'generating', version, id)
   redis.call('ZREM', clock.prefix .. 'pending', id)
   redis.call('ZREM', clock.prefix .. 'suspects', id)
   redis.call('ZADD', clock.prefix .. 'running', deadline, id)
@@ -22,11 +25,12 @@ end
 
 local function describe(clock, id)
   local key = group_key(clock.prefix, id)
-  local group = redis.call('HMGET', key, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt')
+  local group = redis.call('HMGET', key, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt', 'interruptions')
   local kept = {}
   if string.find(group[7], '[^p]') then kept = redis.call('HGETALL', rollout_key(clock.prefix, id)) end
   return { tonumber(id), tonumber(group[1]), tonumber(group[2]), tonumber(group[3]), tonumber(group[4]),
-    tonumber(group[5]) > 0 and 1 or 0, tonumber(group[6]), group[7], group[8], kept }
+    tonumber(group[5]) > 0 and 1 or 0, tonumber(group[6]), group[7], group[8],
+    tonumber(group[9] or '0') >= clock.interruptions and 1 or 0, kept }
 end
 
 -- The suspects that may go out now, as a list of ids, alone 0|1, drain 0|1.
@@ -60,12 +64,14 @@ local function lease(keys, args)
     end
     return reply
   end
-  if clock.control ~= 'run' or clock.version < 0 then return reply end
+  if (clock.control ~= 'run' and clock.control ~= 'done') or clock.version < 0 then return reply end
+  -- an evaluation is of one version: whoever serves another has no part in it
+  if clock.kind == 'eval' and clock.pin ~= args[4] .. ':' .. args[5] then return reply end
   local epoch, version = tonumber(args[4]), tonumber(args[5])
   if epoch < clock.epoch then
     version = math.min(version, tonumber(redis.call('HGET', keys[1], 'floor:' .. epoch) or version))
   end
-  if version <= stale_version(clock, clock.step) then
+  if clock.kind == 'train' and version <= stale_version(clock, clock.step) then
     return fail('STALE_WORKER', 'weights of version ' .. version .. ' would be too old at step ' .. clock.step)
   end
 
@@ -78,7 +84,7 @@ local function lease(keys, args)
     local alone, drain
     ids, alone, drain = pick_suspects(clock, worker, tonumber(args[7]), tonumber(args[8]), want, now)
     if drain == 1 then return { 1 } end
-    for _, id in ipairs(ids) do grant(clock, id, worker, nonce, deadline, alone) end
+    for _, id in ipairs(ids) do grant(clock, id, worker, version, nonce, deadline, alone) end
     if alone == 1 then want = 1 end
   end
   if #ids < want then
@@ -88,7 +94,7 @@ local function lease(keys, args)
     for _, id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'LIMIT', 0, want + suspect_count)) do
       if #ids >= want then break end
       if suspect_count == 0 or not redis.call('ZSCORE', suspects, id) then
-        grant(clock, id, worker, nonce, deadline, 0)
+        grant(clock, id, worker, version, nonce, deadline, 0)
         ids[#ids + 1] = id
       end
     end

@@ -1,10 +1,14 @@
--- running -> completed | aborted | expired | filtered | failed: the one way in which a result enters the buffer.
+-- running -> completed | aborted | expired | filtered | failed: the one way in which a result enters the buffer. A group
+-- of a batch is gathered for it instead of completed, and sent back to pending when it is not finished.
 -- KEYS[1] clock   ARGV incarnation, epoch by which versions were counted, then per group:
 --   id, attempt, nonce, letters (one per sample), versions (oldest per sample, comma separated, '-' = no tokens),
---   oldest version or -1, newest version or -1, filtered 0|1, mean reward (0 when none), rewards counted, new tokens, all tokens,
+--   version that the group counts as or '-', its newest version or '-', filtered 0|1, mean reward (0 when none), rewards counted, new tokens, all tokens,
 --   milliseconds it took, error, number of frames, then index, frame of each
--- Returns one word per group: the status it was filed under, dropped, duplicate (this nonce did it already) or refused.
+-- Returns one word per group: the status it was filed under, dropped, duplicate (this nonce did it already) or refused,
+-- or restarted for a group that went back to pending.
 -- Caller: worker.   A repeat answers duplicate.
+local WINDOW_TIMINGS = 1000
+
 local function judge_letters(clock, letters, filtered)
   if not string.find(letters, '[^c]') then
     return filtered and 'filtered' or 'completed'
@@ -14,6 +18,23 @@ local function judge_letters(clock, letters, filtered)
   if clock.group_size - failed < minimum then return 'failed' end
   if string.find(letters, '[ap]') then return 'aborted' end
   return filtered and 'filtered' or 'completed'
+end
+
+-- What becomes of a group that a batch waits for. One of an evaluation must be of its version alone.
+local function judge_gathered(clock, status, evaluation, oldest, newest)
+  if status == 'failed' or status == 'filtered' then return status end
+  local version = evaluation and oldest ~= NO_TOKENS and tonumber(string.match(clock.pin, ':(.*)')) or oldest
+  if status ~= 'completed' or oldest ~= version or (evaluation and newest ~= version) then return 'restarted' end
+  return 'gathered'
+end
+
+-- Sums for people, since they were last taken; and the outcomes that the keep rate is made of.
+local function note_window(clock, window, timings, outcomes)
+  for name, number in pairs(window) do redis.call('HINCRBYFLOAT', clock.prefix .. 'window', name, number) end
+  many('RPUSH', clock.prefix .. 'timings', timings)
+  redis.call('LTRIM', clock.prefix .. 'timings', -WINDOW_TIMINGS, -1)
+  many('RPUSH', clock.prefix .. 'outcomes', outcomes)
+  redis.call('LTRIM', clock.prefix .. 'outcomes', -clock.keep_window, -1)
 end
 
 local function put(keys, args)
@@ -26,14 +47,15 @@ local function put(keys, args)
   local stale = stale_version(clock, clock.step)
   local replies, now = {}, now_ms()
   local produced, tokens, reward_sum, reward_count, refused, duplicates = 0, 0, 0, 0, 0, 0
-  local left, by_version, filed = {}, {}, { completed = {}, aborted = {} } -- arguments of `many`
+  local left, by_version, filed = {}, {}, { completed = {}, aborted = {}, gathered = {} } -- arguments of `many`
+  local window, timings, outcomes = {}, {}, {}
   local at = 3
   while at <= #args do
     local id, attempt, nonce = args[at], args[at + 1], args[at + 2]
     local frames = tonumber(args[at + 14])
     local first_frame = at + 15
     local key = group_key(prefix, id)
-    local group = redis.call('HMGET', key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths')
+    local group = redis.call('HMGET', key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval')
     if group[1] ~= attempt or group[2] ~= nonce then
       if group[1] == attempt and group[3] == nonce then
         replies[#replies + 1] = 'duplicate'
@@ -44,26 +66,39 @@ local function put(keys, args)
       end
     else
       local letters, versions = args[at + 3], args[at + 4]
-      local oldest = tonumber(args[at + 5])
-      if oldest < 0 then oldest = NO_TOKENS end
+      local oldest = tonumber(args[at + 5]) or NO_TOKENS
+      local evaluation = group[7] == '1'
       local arrival = tonumber(group[4])
       local status = judge_letters(clock, letters, args[at + 7] == '1')
-      if oldest <= stale and status ~= 'failed' then status = 'expired' end
+      if status == 'aborted' then redis.call('HINCRBY', key, 'interruptions', 1) end
+      if oldest <= stale and status ~= 'failed' and not evaluation then status = 'expired' end
+      if group[6] then status = judge_gathered(clock, status, evaluation, oldest, tonumber(args[at + 6]) or NO_TOKENS) end
       left[#left + 1] = id
       if frames > 0 then
         redis.call('HSET', rollout_key(prefix, id), unpack(args, first_frame, first_frame + 2 * frames - 1))
       end
-      if status == 'expired' then
+      if status == 'restarted' and evaluation then
+        letters, versions, oldest = string.rep('p', clock.group_size), string.rep('-,', clock.group_size - 1) .. '-', NO_TOKENS
+        redis.call('UNLINK', rollout_key(prefix, id))
+      elseif status == 'expired' or status == 'restarted' then
         local reset
         letters, versions, reset = reset_stale(clock, letters, versions, stale)
         if #reset > 0 then redis.call('HDEL', rollout_key(prefix, id), unpack(reset)) end
       end
       redis.call('HSET', key, 'status', status, 'letters', letters, 'versions', versions, 'oldest', oldest,
         'newest', args[at + 6], 'reward', args[at + 8], 'tokens', args[at + 11], 'generate_ms', args[at + 12],
-        'put_ms', now, 'put_nonce', nonce, 'deaths', status == 'completed' and 0 or group[5])
+        'put_ms', now, 'put_nonce', nonce, 'deaths', (status == 'completed' or status == 'gathered') and 0 or group[5])
       redis.call('HDEL', key, 'nonce', 'worker', 'alone')
-      if status == 'expired' then
-        replies[#replies + 1] = file_expired(clock, { arrival, id })
+      if status == 'restarted' then
+        redis.call('HSET', key, 'tries', 0)
+        make_pending(clock, id, tonumber(group[5]))
+        replies[#replies + 1] = status
+      elseif status == 'expired' then
+        replies[#replies + 1] = file_expired(clock, { arrival, id }) > 0 and 'expired' or 'dropped'
+      elseif status == 'gathered' then
+        filed.gathered[#filed.gathered + 1], filed.gathered[#filed.gathered + 2] = arrival, id
+        redis.call('HINCRBY', prefix .. 'batch:' .. group[6], 'gathered', 1)
+        replies[#replies + 1] = status
       elseif status == 'failed' or status == 'filtered' then
         file_for_audit(clock, id, status, args[at + 13])
         replies[#replies + 1] = status
@@ -73,9 +108,16 @@ local function put(keys, args)
         by_version[#by_version + 1], by_version[#by_version + 2] = version_score(oldest, arrival), id
         replies[#replies + 1] = status
       end
+      window[status] = (window[status] or 0) + 1
+      if status ~= 'aborted' and status ~= 'restarted' then
+        timings[#timings + 1] = args[at + 12]
+        if status ~= 'expired' and not evaluation then
+          outcomes[#outcomes + 1] = (status == 'completed' or status == 'gathered') and 1 or 0
+        end
+      end
       produced = produced + 1
       tokens = tokens + tonumber(args[at + 10])
-      if status ~= 'aborted' then
+      if status ~= 'aborted' and status ~= 'restarted' then
         reward_sum = reward_sum + tonumber(args[at + 8]) * tonumber(args[at + 9])
         reward_count = reward_count + tonumber(args[at + 9])
       end
@@ -85,12 +127,15 @@ local function put(keys, args)
   local progress = prefix .. 'progress'
   if produced > 0 then
     many('ZREM', prefix .. 'running', left)
+    many('ZREM', prefix .. 'generating', left)
     for status, scored in pairs(filed) do many('ZADD', prefix .. status, scored) end
     many('ZADD', prefix .. 'by_version', by_version)
     redis.call('HINCRBY', progress, 'produced', produced)
     redis.call('HINCRBY', progress, 'tokens', tokens)
     redis.call('HINCRBYFLOAT', progress, 'reward_sum', reward_sum)
     redis.call('HINCRBY', progress, 'reward_count', reward_count)
+    window.tokens, window.reward_sum, window.reward_count = tokens, reward_sum, reward_count
+    note_window(clock, window, timings, outcomes)
     redis.call('PUBLISH', clock.events, 'put')
   end
   if refused > 0 then redis.call('HINCRBY', progress, 'refused', refused) end

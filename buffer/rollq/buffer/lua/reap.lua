@@ -18,7 +18,7 @@ local function reap(keys, args)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'running', '-inf', now, 'LIMIT', 0, args[2])) do
     local key = group_key(clock.prefix, id)
     local group = redis.call('HMGET', key, 'deaths', 'alone', 'worker')
-    redis.call('ZREM', clock.prefix .. 'running', id)
+    end_lease(clock, id)
     if group[2] == '1' then
       redis.call('HSET', key, 'deaths', clock.max_deaths)
       file_for_audit(clock, id, 'failed', 'quarantined: ' .. clock.max_deaths .. ' workers died with it, the last ('

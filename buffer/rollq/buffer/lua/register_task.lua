@@ -22,7 +22,7 @@ local function register_task(keys, args)
   local committed = math.max(from_step, tonumber(args[5]))
   redis.call('HSET', keys[1], 'incarnation', args[1], 'events', args[2], 'epoch', args[3], 'nonce', args[4],
     'version', args[5], 'step', committed + 1, 'committed', committed, 'claimed_step', committed,
-    'checkpoint', from_step, 'history', from_step, 'control', 'run', 'reaped_ms', 0, 'hold_until_ms', 0,
+    'checkpoint', from_step, 'history', from_step, 'control', 'run', 'reaped_ms', 0, 'hold_until_ms', 0, 'saving_until_ms', 0, 'pin', '', 'open_evaluations', 0,
     unpack(args, 7))
   redis.call('HSET', string.sub(keys[1], 1, -6) .. 'progress', 'cursor', 0, 'admitted', 0, 'consumed', 0)
   return 1

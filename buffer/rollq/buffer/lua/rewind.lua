@@ -24,6 +24,15 @@ local function rewind(keys, args)
     if mode == 'return' then
       file_claimed_again(clock, id, claimed_in)
     else
+      local clone = redis.call('HGET', key, 'clone')
+      if clone then
+        local clone_status = redis.call('HGET', group_key(clock.prefix, clone), 'status')
+        if clone_status then
+          for _, set in ipairs({ clone_status, 'by_version', 'suspects', 'generating' }) do redis.call('ZREM', clock.prefix .. set, clone) end
+          drop_group(clock, clone, 'reused')
+        end
+      end
+      redis.call('HDEL', key, 'clone', 'uses')
       redis.call('UNLINK', rollout_key(clock.prefix, id))
       redis.call('HSET', key, 'letters', string.rep('p', clock.group_size), 'tries', 0)
       make_pending(clock, id, 0)

@@ -1,0 +1,64 @@
+"""Batches that are gathered as a whole, an evaluation or a coordinator's: their groups cannot be claimed before that."""
+
+import secrets
+from collections.abc import Sequence
+from typing import Literal
+
+from rollq.buffer.core import BufferCore, task_keys
+from rollq.buffer.functions import BatchOver
+from rollq.buffer.prompts import encode_prompt
+from rollq.buffer.schema import Prompt
+from rollq.buffer.values import BatchState
+
+BatchType = Literal["train", "eval"]
+MAX_FILL = 500
+"""Prompts of one call."""
+
+
+class Batches(BufferCore):
+    """Calls of coordinators, and of the trainer for its evaluations."""
+
+    def open_batch(self, task: str, batch_id: str, kind: BatchType, *, step: int, digest: str = "") -> BatchState:
+        """Begin a batch, or return the one that stands under this id with the same `digest` of its content.
+
+        An evaluation is of the version that is live now, in a task of kind eval. Raises `BatchRefused` (a ValueError).
+        """
+        handle, _ = self._call_task(
+            "open_batch", task, batch_id, f"{batch_id}-{secrets.token_hex(8)}", kind, step, digest
+        )
+        return self.batch_by_handle(task, handle.decode())
+
+    def fill_batch(self, task: str, handle: str, size: int, prompts: Sequence[Prompt], *, last: bool) -> int:
+        """Add up to `MAX_FILL` prompts to a batch that has `size` groups; returns its size now. Harmless to repeat.
+
+        Raises `BatchOver`, `ServerRefused` when memory is full.
+        """
+        encoded = [encode_prompt(prompt) for prompt in prompts[:MAX_FILL]]
+        closed = int(last and len(prompts) <= MAX_FILL)
+        return int(self._call_task("fill_batch", task, handle, size, closed, *encoded))
+
+    def batch(self, task: str, batch_id: str) -> BatchState | None:
+        """The batch that stands, or stood last, under this id; None when there was none."""
+        handle = self._read(lambda: self.client.hget(task_keys(self.run, task).batches, batch_id))
+        return None if handle is None else self.batch_by_handle(task, handle.decode())
+
+    def batch_by_handle(self, task: str, handle: str) -> BatchState:
+        """Where a batch stands. Raises `BatchOver` when it is not there."""
+        raw = self._read(lambda: self.client.hgetall(task_keys(self.run, task).batch(handle)))
+        if not raw:
+            raise BatchOver(f"batch {handle!r} of task {task!r} is not there")
+        fields = {name.decode(): value.decode() for name, value in raw.items()}
+        return BatchState(
+            batch_id=fields["id"],
+            handle=handle,
+            state=fields["state"],
+            kind=fields["type"],
+            step=int(fields["step"]),
+            epoch=int(fields["epoch"]),
+            version=int(fields["version"]),
+            size=int(fields["size"]),
+            closed=fields["closed"] == "1",
+            gathered=int(fields.get("gathered", 0)),
+            filtered=int(fields.get("filtered", 0)),
+            failed=int(fields.get("failed", 0)),
+        )

@@ -1,0 +1,13 @@
+-- What was produced since the last call: sums, and how long groups took; then both start anew.
+-- KEYS[1] clock   ARGV incarnation
+-- Returns now_ms, sums (flat hash, since_ms among them), milliseconds of each group (the last 1000).
+-- Caller: trainer, rank 0.   A repeat after a lost reply finds nothing: these numbers are for people alone.
+local function take_window(keys, args)
+  local clock, err = read_clock(keys[1], args[1])
+  if err then return err end
+  local window, timings, now = clock.prefix .. 'window', clock.prefix .. 'timings', now_ms()
+  local reply = { now, redis.call('HGETALL', window), redis.call('LRANGE', timings, 0, -1) }
+  redis.call('DEL', window, timings)
+  redis.call('HSET', window, 'since_ms', now)
+  return reply
+end

@@ -1,0 +1,55 @@
+"""Staleness: how old tokens, samples and groups are, and what is too old to be trained. Pure arithmetic.
+
+Versions count train steps: version v are the weights published after step v. A token of version v that is trained at
+step t has staleness t - v - 1: how many steps its weights are behind. After a rewind, tokens of a dead epoch count as
+if made by `min(version, floor)`; callers pass versions that are counted so already.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from rollq.buffer.schema import BoolArray, Int32Array, Sample
+
+
+def stale_threshold(syncs: int, sync_weights_interval: int) -> int:
+    """Train steps of staleness from which on something is too old that may be `syncs` synchronisations old.
+
+    Raises `ValueError` for a negative number of syncs or an interval below 1.
+    """
+    if syncs < 0:
+        raise ValueError(f"max_staleness = {syncs}: must be 0 or more")
+    if sync_weights_interval <= 0:
+        raise ValueError(f"sync_weights_interval = {sync_weights_interval}: must be 1 or more")
+    return (syncs + 1) * sync_weights_interval
+
+
+def staleness(step: int, versions: Iterable[int]) -> int:
+    """Staleness at train step `step` of what holds tokens of these versions: its oldest token's; 0 without tokens."""
+    oldest = min(versions, default=None)
+    return 0 if oldest is None else step - oldest - 1
+
+
+def is_stale(step: int, versions: Iterable[int], threshold: int) -> bool:
+    """Whether what holds tokens of these versions is too old to be trained at `step`."""
+    return staleness(step, versions) >= threshold
+
+
+def counted_version(oldest: int, newest_trainable: int, threshold: int, token_threshold: int) -> int:
+    """The one version that a sample counts as, so that a single comparison tells when it is too old.
+
+    It is too old when its oldest token is (`threshold`), or when the newest of those that the loss counts is, so that
+    all would be masked (`token_threshold` <= `threshold`). May be negative.
+    """
+    return min(oldest, newest_trainable + token_threshold - threshold)
+
+
+def token_mask(step: int, versions: Int32Array | npt.NDArray[np.int64], token_threshold: int) -> BoolArray:
+    """Bool [T]: the tokens of int [T] `versions` that are young enough to count in the loss at `step`."""
+    return np.asarray(step - versions - 1 < token_threshold)
+
+
+def brings_labels(sample: Sample) -> bool:
+    """Whether a sample brings its own labels (an agent's): then its tokens are not masked by age."""
+    return any("labels" in segment.arrays for segment in sample.segments)
