@@ -105,7 +105,7 @@ def test_tc08_an_evaluation_comes_after_training_of_its_step_and_before_that_of_
     batch = buffer.open_batch("held_out", "1/held_out", "eval", step=1)
     buffer.fill_batch("held_out", batch.handle, 0, [Prompt("evaluation")], last=True)
     buffer.admit("math", [(Prompt("late, of step 1"), 4)], epoch=1, cursor=3, target=9, step=1)
-    order = []
+    order: list[object] = []
     for _ in range(3):
         leased = buffer.lease(["math", "held_out"], 1, worker="w", version=1, epoch=1, idle=not order)
         order += [lease.prompt.content for lease in leased.leases]

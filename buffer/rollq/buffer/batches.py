@@ -1,4 +1,4 @@
-"""Batches that are gathered as a whole, an evaluation or a coordinator's: their groups cannot be claimed before that."""
+"""Batches that are gathered as a whole, an evaluation or a coordinator's: no claim takes a group out of one."""
 
 import secrets
 from collections.abc import Sequence

@@ -272,7 +272,7 @@ class RqWorker(BaseWorker):
 
     def _enter(self) -> None:
         try:
-            self.register_birth()
+            self.register_birth()  # type: ignore[no-untyped-call]
             self.set_state(WorkerStatus.STARTED)
         except OutOfMemoryError as error:  # work is what empties a full server; every heartbeat registers again
             log.warning("worker %s: not yet in RQ's list of workers: %s", self.name, error)

@@ -1,0 +1,348 @@
+"""Groups that are trained more than once, batches whose sizes change, long answers that a batch waits for, gathered
+batches, and what stops and what is told."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from world import World, make_sample
+
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import GroupResult, Prompt, Status
+from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.sizes import groups_at, groups_through
+from rollq.buffer.values import Control, PutOutcome, Shortfall
+
+
+@pytest.fixture
+def world(any_server: EmbeddedServer, run_name: str) -> Iterator[World]:
+    with Buffer.connect(any_server.url, run_name) as buffer:
+        yield World(buffer)
+
+
+def payload(world: World, step: int, **sizes: int) -> list[list[int]]:
+    groups = world.buffer.fetch(world.claim(step, **sizes).groups)
+    return [list(sample.segments[0].response_ids) for group in groups for sample in group.samples]
+
+
+# -- reuse ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_trained_again_with_the_same_samples_and_no_more_than_max_uses(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 3}).complete(2)
+    first = payload(world, 1)
+    world.train(1)
+    assert world.statuses() == {"completed": 2, "archived": 2}
+    again = payload(world, 2)
+    assert again == first
+    world.train(2)
+    assert world.statuses() == {"archived": 4}
+    assert world.buffer.counts("math").progress["reused"] == 2
+    world.check()
+
+
+def test_a_group_rests_for_the_cooldown_before_it_is_trained_again(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 9, "reuse_cooldown_steps": 2}).complete(6)
+    for step in (1, 2, 3):
+        assert not world.statuses().get("completed", 0) == 0
+        world.train(step)
+        world.check()
+    # those of step 1 are back for step 4, the others still rest
+    assert world.statuses() == {"completed": 2, "cooling": 4, "archived": 6}
+    assert sorted(group.oldest_version for group in world.claim(4).groups) == [0, 0]
+
+
+def test_no_group_is_trained_again_past_the_bound_of_staleness(world: World) -> None:
+    world.start(math={"max_uses": 5, "max_staleness": 0}).complete(2)
+    world.train(1)
+    assert world.statuses() == {"archived": 2}
+
+
+def test_one_that_grows_too_old_while_it_waits_is_dropped_and_its_prompt_not_sampled_again(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 1}).complete(2)
+    world.train(1)
+    world.complete(2)
+    world.train(2, math=0)
+    assert world.buffer.expire("math") == 2
+    counts = world.buffer.counts("math")
+    assert counts.dropped == {"reused": 2}
+    assert counts.statuses[Status.EXPIRED] == 0
+    world.check()
+
+
+def test_a_replay_trains_the_same_batches_and_makes_no_second_copy(world: World) -> None:
+    world.start(math={"max_uses": 3, "max_staleness": 9}).complete(2)
+    batches = [payload(world, step) for step in (1, 2) if world.train(step)]
+    before = world.statuses()
+    world.begin(0, launch_id="after a crash")
+    assert [payload(world, step) for step in (1, 2) if world.train(step)] == batches
+    assert world.statuses() == before
+    world.check()
+
+
+def test_prompts_that_are_sampled_anew_after_a_divergence_leave_no_copy_behind(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 9}).complete(2)
+    world.train(1)
+    world.begin(0, mode="regenerate", launch_id="after a divergence")
+    assert world.statuses() == {"pending": 2}
+    assert world.buffer.counts("math").dropped == {"reused": 2}
+    world.check()
+
+
+def test_trained_groups_that_are_not_kept_are_trained_again_all_the_same(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 9, "resume": "fresh"}).complete(2)
+    world.train(1)
+    assert world.statuses() == {"completed": 2}
+    world.check()
+
+
+# -- sizes by step --------------------------------------------------------------------------------------------------
+
+SCHEDULES = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), max_size=4, unique_by=lambda entry: entry[0])
+
+
+@given(st.integers(1, 5), SCHEDULES.map(sorted), st.integers(0, 15))
+def test_batches_add_up(batch_groups: int, schedule: list[tuple[int, int]], step: int) -> None:
+    one_by_one = sum(groups_at(batch_groups, schedule, s) for s in range(1, step + 1))
+    assert groups_through(batch_groups, schedule, step) == one_by_one
+
+
+def test_the_target_leaves_room_by_the_batches_that_were_trained_under_the_schedule(world: World) -> None:
+    schedule = [[2, 3], [3, 0], [4, 1]]
+    world.start(math={"schedule": schedule, "max_staleness": 9}).complete(2)
+    rules = world.buffer.rules("math")
+    for step in (1, 2, 3, 4):
+        wanted = groups_at(rules.batch_groups, rules.schedule, step)
+        done = groups_through(rules.batch_groups, rules.schedule, step - 1)
+        waiting = world.buffer.counts("math").statuses[Status.COMPLETED]
+        assert world.admit(9, target=done + waiting + 3) == 3
+        world.put(world.lease(3))
+        world.train(step, math=wanted)
+    assert world.buffer.counts("math").progress["consumed"] == 2 + 3 + 0 + 1
+    world.check()
+
+
+@pytest.mark.parametrize("schedule", [[[0, 4]], [[3, 4], [2, 4]], [[2, 4], [2, 5]], [[2, -1]], [[2, 1001]]])
+def test_a_schedule_that_makes_no_sense_is_refused(schedule: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="schedule"):
+        TaskRules.model_validate({"batch_groups": 2, "schedule": schedule})
+
+
+# -- long answers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_waits_for_groups_that_the_next_would_find_too_old(world: World) -> None:
+    world.start(math={"max_staleness": 0})
+    world.admit(3)
+    slow, *quick = world.lease(3)
+    world.put(quick)
+    assert world.buffer.claim(world.held, 1, {"math": 2}) == Shortfall(1, {"math": 2}, {"math": 2}, {"math": 1})
+    world.put([slow])
+    world.claim(1)
+
+
+def test_a_batch_does_not_wait_for_groups_that_are_young_enough_for_the_next(world: World) -> None:
+    world.start(math={"max_staleness": 1})
+    world.admit(3)
+    _, *quick = world.lease(3)
+    world.put(quick)
+    world.claim(1)
+
+
+def test_a_batch_waits_for_nobody_when_stragglers_may_expire(world: World) -> None:
+    world.start(math={"max_staleness": 0, "stragglers": "expire"})
+    world.admit(3)
+    _, *quick = world.lease(3)
+    world.put(quick)
+    world.claim(1)
+
+
+def test_kept_tokens_of_an_interrupted_group_say_how_old_it_will_be(world: World) -> None:
+    world.start(math={"max_staleness": 1, "partial_rollout": True})
+    world.admit(3)
+    slow, *quick = world.lease(3)
+    assert world.put([slow], status="a") == [PutOutcome.ABORTED]
+    world.put(quick)
+    world.train(1)
+    clock = world.buffer.clock("math")
+    assert world.buffer.recycle("math", epoch=clock.epoch, target=99, limit=9) == 1
+    (slow,) = world.lease(1)
+    world.complete(2)
+    assert world.buffer.readiness("math", 2) == (2, 1)
+    world.put([slow], version=0)
+    assert world.buffer.readiness("math", 2) == (3, 0)
+
+
+def test_a_group_that_a_dead_worker_held_is_not_waited_for(world: World) -> None:
+    world.start(math={"max_staleness": 0})
+    world.admit(1)
+    leases = world.lease(1)
+    assert world.buffer.readiness("math", 1) == (0, 1)
+    world.buffer.hand_back(leases)
+    assert world.buffer.readiness("math", 1) == (0, 0)
+
+
+# -- interruptions, control, what is told ---------------------------------------------------------------------------
+
+
+def test_xp13_a_group_that_was_interrupted_too_often_is_to_finish(world: World) -> None:
+    world.start(math={"tail_batch_max_tries": 2, "max_staleness": 9, "partial_rollout": True})
+    world.admit(1)
+    for interruptions in range(3):
+        (lease,) = world.lease(1)
+        assert lease.must_finish is (interruptions >= 2)
+        world.put([lease], status="a")
+        world.buffer.recycle("math", epoch=1, target=99, limit=9)
+
+
+@pytest.mark.parametrize(
+    ("control", "admits", "leases"),
+    [
+        (Control.RUN, True, True),
+        (Control.PAUSE, False, False),
+        (Control.SLEEP, False, False),
+        (Control.STOPPED, False, False),
+        (Control.DONE, False, True),
+    ],
+)
+def test_control_says_what_goes_on(world: World, control: Control, admits: bool, leases: bool) -> None:
+    world.start()
+    world.admit(1)
+    world.buffer.set_control("math", control, "because")
+    assert world.buffer.clock("math").control_reason == "because"
+    assert bool(world.admit(1)) is admits
+    assert bool(world.lease(1)) is leases
+
+
+def test_a_trainer_that_comes_back_wakes_the_workers(world: World) -> None:
+    world.start()
+    world.buffer.set_control("math", Control.SLEEP)
+    world.begin(0, launch_id="again")
+    assert world.buffer.clock("math").control is Control.RUN
+
+
+def test_outcomes_are_remembered_as_far_as_the_window_goes_and_forgotten_when_production_goes_on(world: World) -> None:
+    world.start(math={"keep_window": 3, "group_size": 1})
+    world.admit(5)
+    leases = world.lease(5)
+    for lease, filtered in zip(leases, (False, True, True, False, True), strict=True):
+        world.buffer.put([GroupResult(lease, (make_sample(0),), filtered=filtered)])
+    counts = world.buffer.counts("math")
+    assert (counts.outcomes, counts.kept) == (3, 1)
+    world.buffer.set_control("math", Control.STOPPED, "too little is kept")
+    world.buffer.set_control("math", Control.RUN)
+    assert world.buffer.counts("math").outcomes == 0
+
+
+def test_xp07_what_was_produced_is_told_once(world: World) -> None:
+    world.start(math={"group_size": 1})
+    world.buffer.take_production("math")
+    world.admit(3)
+    leases = world.lease(3)
+    world.buffer.put([GroupResult(leases[0], (make_sample(0, tokens=3, reward=1.0),), generate_s=2.0)])
+    world.buffer.put([GroupResult(leases[1], (make_sample(0, tokens=4, reward=0.5),), filtered=True, generate_s=3.0)])
+    world.buffer.put([GroupResult(leases[2], (make_sample(0, tokens=1, status="a"),), generate_s=9.0)])
+    told = world.buffer.take_production("math")
+    assert told.timings_ms == (2000, 3000)
+    assert told.sums == {
+        "completed": 1, "filtered": 1, "aborted": 1, "tokens": 8, "reward_sum": 1.5, "reward_count": 2,
+    }  # fmt: skip
+    told = world.buffer.take_production("math")
+    assert (told.timings_ms, told.sums) == ((), {})
+
+
+# -- batches that are gathered --------------------------------------------------------------------------------------
+
+
+def open_evaluation(world: World, prompts: int = 2) -> str:
+    state = world.buffer.open_batch("held_out", "0/held_out", "eval", step=0)
+    world.buffer.fill_batch("held_out", state.handle, 0, [Prompt(f"question {i}") for i in range(prompts)], last=True)
+    return state.handle
+
+
+def test_groups_of_an_evaluation_are_gathered_and_never_claimed(world: World) -> None:
+    world.start(math={}, held_out={"kind": "eval"})
+    handle = open_evaluation(world)
+    assert world.put(world.lease(2, "held_out")) == [PutOutcome.GATHERED] * 2
+    assert world.buffer.batch_by_handle("held_out", handle).complete
+    with pytest.raises(ValueError, match="never trained"):
+        world.buffer.claim(world.held, 1, {"held_out": 2})
+    assert world.buffer.train_tasks() == ["math"]
+    world.check()
+
+
+def test_xm01_an_evaluation_is_made_by_the_version_that_it_names_alone(world: World) -> None:
+    world.start(math={}, held_out={"kind": "eval"}).complete(2)
+    handle = open_evaluation(world, prompts=3)
+    assert world.buffer.batch_by_handle("held_out", handle).version == 0
+    old, mixed, _ = world.lease(3, "held_out")
+    world.train(1)
+    assert world.lease(3, "held_out", version=1) == (), "its weights are not those that the evaluation names"
+    spans = make_sample(0).segments[0]
+    newer = make_sample(1).segments[0]
+    sample = make_sample(0)
+    both = type(sample)(segments=(spans, newer), status=sample.status, finish_reason=sample.finish_reason, reward=1.0)
+    assert world.buffer.put([GroupResult(mixed, (sample, both))]) == [PutOutcome.RESTARTED]
+    assert world.put([old], version=0) == [PutOutcome.GATHERED]
+    assert world.statuses("held_out") == {"pending": 1, "gathered": 1, "running": 1}
+    (again,) = world.lease(3, "held_out", version=0)
+    assert all(not sample.segments for sample in again.samples), "nothing of the other version is kept"
+    world.check()
+
+
+def test_an_interrupted_group_of_a_batch_goes_back_to_pending_with_what_it_has(world: World) -> None:
+    world.start(math={"partial_rollout": True})
+    state = world.buffer.open_batch("math", "1", "train", step=1)
+    world.buffer.fill_batch("math", state.handle, 0, [Prompt("question")], last=True)
+    assert world.put(world.lease(1), status="a") == [PutOutcome.RESTARTED]
+    (lease,) = world.lease(1)
+    np.testing.assert_array_equal(lease.samples[0].segments[0].response_ids, make_sample(0).segments[0].response_ids)
+    assert world.put([lease]) == [PutOutcome.GATHERED]
+    assert world.buffer.batch("math", "1") == world.buffer.batch_by_handle("math", state.handle)
+    world.check()
+
+
+def test_tc01_a_batch_that_stands_is_returned_for_the_same_content_and_refuses_another(world: World) -> None:
+    world.start()
+    state = world.buffer.open_batch("math", "7", "train", step=7, digest="a")
+    assert world.buffer.open_batch("math", "7", "train", step=7, digest="a") == state
+    with pytest.raises(ValueError, match="'7' is running with other content"):
+        world.buffer.open_batch("math", "7", "train", step=7, digest="b")
+
+
+def test_filling_a_batch_again_adds_nothing(world: World) -> None:
+    world.start()
+    handle = world.buffer.open_batch("math", "7", "train", step=7).handle
+    for _ in range(2):
+        assert world.buffer.fill_batch("math", handle, 0, [Prompt("a"), Prompt("b")], last=False) == 2
+    assert world.buffer.fill_batch("math", handle, 2, [Prompt("c")], last=True) == 3
+    assert world.buffer.fill_batch("math", handle, 3, [Prompt("d")], last=True) == 3
+    assert world.statuses() == {"pending": 3}
+    world.check()
+
+
+# -- copies ---------------------------------------------------------------------------------------------------------
+
+
+def test_while_a_copy_is_taken_nothing_is_dropped_or_reset(world: World) -> None:
+    world.start(math={"max_staleness": 0, "resume": "fresh"}).complete(3)
+    world.buffer._call_task("hold_for_saving", "math", 60_000)
+    world.train(1)
+    world.buffer.checkpoint(world.held, 1)
+    assert world.buffer.expire("math") == 0
+    assert world.statuses() == {"completed": 1, "archived": 2}
+    world.buffer._call_task("hold_for_saving", "math", 0)
+    assert world.buffer.expire("math") == 1
+    world.buffer.checkpoint(world.held, 1)
+    assert world.statuses() == {"expired": 1}
+    world.check()
+
+
+def test_senseless_rules_are_refused() -> None:
+    with pytest.raises(ValueError, match="leave one of them out"):
+        TaskRules(batch_groups=2, tail_batch_trigger_size=-1, tail_batch_max_tries=3)
+    with pytest.raises(ValueError, match="never get older than max_staleness = 1"):
+        TaskRules(batch_groups=2, max_staleness=1, max_token_staleness=2)
