@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from world import World, make_sample
 
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import GroupResult, Prompt, Status
@@ -15,6 +14,7 @@ from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.sizes import groups_at, groups_through
 from rollq.buffer.values import Control, PutOutcome, Shortfall
+from world import World, make_sample
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_group_is_trained_again_with_the_same_samples_and_no_more_than_max_use
 def test_a_group_rests_for_the_cooldown_before_it_is_trained_again(world: World) -> None:
     world.start(math={"max_uses": 2, "max_staleness": 9, "reuse_cooldown_steps": 2}).complete(6)
     for step in (1, 2, 3):
-        assert not world.statuses().get("completed", 0) == 0
+        assert world.statuses()["completed"] >= 2
         world.train(step)
         world.check()
     # those of step 1 are back for step 4, the others still rest

@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from rollq.buffer.advantages import AdvantageSettings
 from rollq.buffer.settings import RedisSettings, TaskSettings
 from rollq.cli.settings import RollqSettings, load_settings
-from rollq.consumer.advantages import AdvantageSettings
 from rollq.consumer.settings import GrpoSettings, TrainerSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.settings import WorkerSettings

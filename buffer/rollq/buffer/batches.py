@@ -1,14 +1,16 @@
 """Batches that are gathered as a whole, an evaluation or a coordinator's: no claim takes a group out of one."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
+
+import orjson
 
 from rollq.buffer.core import BufferCore, task_keys
 from rollq.buffer.functions import BatchOver
 from rollq.buffer.prompts import encode_prompt
-from rollq.buffer.schema import Prompt
-from rollq.buffer.values import BatchState
+from rollq.buffer.schema import Prompt, Shaped
+from rollq.buffer.values import BatchState, ClaimedGroup, Finalizing
 
 BatchType = Literal["train", "eval"]
 MAX_FILL = 500
@@ -37,6 +39,37 @@ class Batches(BufferCore):
         closed = int(last and len(prompts) <= MAX_FILL)
         return int(self._call_task("fill_batch", task, handle, size, closed, *encoded))
 
+    def begin_finalize(self, task: str, handle: str, nonce: str, *, lease_s: float) -> Finalizing:
+        """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: who calls. Harmless to repeat."""
+        state, result, *groups = self._call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))
+        found = [
+            ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0))
+            for group_id, oldest, arrival, tries, tokens, reward in groups
+        ]
+        return Finalizing(state.decode(), result, tuple(found))
+
+    def end_finalize(
+        self, task: str, handle: str, nonce: str, result: bytes, shaped: Mapping[int, Shaped | str]
+    ) -> Finalizing:
+        """File the groups of a batch: by id, what the pipeline gave it, or why it is filtered. `result` is kept.
+
+        What is not finished joins the pool of interrupted groups. Returns what stands, perhaps by another process.
+        """
+        args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
+        state, stands = self._call_task("end_finalize", task, handle, nonce, "finalized", result, *args)
+        return Finalizing(state.decode(), stands)
+
+    def undo_finalize(self, task: str, handle: str, nonce: str) -> None:
+        """Give a batch back after its pipeline failed: it is running again, with every result still there."""
+        self._call_task("end_finalize", task, handle, nonce, "running", b"")
+
+    def abort_batch(self, task: str, handle: str, reason: str, *, keep_finished: bool = False) -> int:
+        """End a batch: unfinished groups are dropped, finished ones too unless they are kept, as completed.
+
+        Returns how many were dropped; 0 for a batch that is over.
+        """
+        return int(self._call_task("abort_batch", task, handle, reason, int(keep_finished)))
+
     def batch(self, task: str, batch_id: str) -> BatchState | None:
         """The batch that stands, or stood last, under this id; None when there was none."""
         handle = self._read(lambda: self.client.hget(task_keys(self.run, task).batches, batch_id))
@@ -62,3 +95,9 @@ class Batches(BufferCore):
             filtered=int(fields.get("filtered", 0)),
             failed=int(fields.get("failed", 0)),
         )
+
+
+def _encode_shaped(given: Shaped | str) -> tuple[bytes | str, int]:
+    if isinstance(given, str):
+        return given, 0
+    return orjson.dumps({"rewards": given.rewards, "advantages": given.advantages}), 1

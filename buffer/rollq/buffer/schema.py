@@ -131,6 +131,17 @@ EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
 """A sample of which nothing has been generated, or that was reset."""
 
 
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """What an experience pipeline gave the samples of a group: rewards instead of the judge's, and advantages, if any.
+
+    One number per sample each; those of samples that did not complete mean nothing.
+    """
+
+    rewards: tuple[float, ...]
+    advantages: tuple[float, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """One prompt and its samples, as the trainer gets them. `oldest_version` already counts dead epochs' tokens."""
@@ -142,6 +153,7 @@ class Group:
     oldest_version: int
     arrival: int
     tries: int
+    shaped: Shaped | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from rollq.buffer.codec import decode_sample
 from rollq.buffer.core import pairs, task_keys
 from rollq.buffer.errors import ConfigError, CorruptFrame, CorruptGroup, HistoryGone, TrainerHeld
 from rollq.buffer.prompts import decode_prompt
-from rollq.buffer.schema import EMPTY_SAMPLE, Group
+from rollq.buffer.schema import EMPTY_SAMPLE, Group, Shaped
 from rollq.buffer.trips import Command, converse
 from rollq.buffer.values import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
 
@@ -175,7 +175,7 @@ class Training(Admission):
         # each group is decoded while the next ones arrive
         decoded = converse(self.client, self.patience, lambda: commands, partial(self._decode_reply, groups))
         return [
-            Group(group.task, group.group_id, prompt, samples, group.oldest_version, group.arrival, group.tries)
+            Group(*group[:2], prompt, samples, group.oldest_version, group.arrival, group.tries, group.shaped)
             for group, prompt, samples in zip(groups, decoded[::2], decoded[1::2], strict=True)
         ]
 
@@ -254,9 +254,15 @@ class Training(Admission):
 
 
 def _claimed_group(
-    task: str, group_id: int, oldest_version: int, arrival: int, tries: int, tokens: int, reward: bytes | None
+    task: str, group_id: int, oldest: int, arrival: int, tries: int, tokens: int, reward: bytes | None, shaped: bytes
 ) -> ClaimedGroup:
-    return ClaimedGroup(task, group_id, oldest_version, arrival, tries, tokens, float(reward or 0))
+    pipeline = _decode_shaped(shaped) if shaped else None
+    return ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), pipeline)
+
+
+def _decode_shaped(stored: bytes) -> Shaped:
+    given = orjson.loads(stored)
+    return Shaped(tuple(given["rewards"]), given["advantages"] and tuple(given["advantages"]))
 
 
 def _decode_floors(listed: bytes) -> dict[int, int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from rollq.buffer.schema import Lease, Status
+from rollq.buffer.schema import Lease, Shaped, Status
 from rollq.buffer.settings import TaskRules
 
 NO_VERSION = -1
@@ -184,6 +184,16 @@ class ClaimedGroup(NamedTuple):
     tries: int
     tokens: int
     reward: float
+    shaped: Shaped | None = None
+
+
+class Finalizing(NamedTuple):
+    """Where the end of a batch stands: `finalizing` when it is the caller's, with its finished groups; `busy` when
+    another has it; `finalized` or `aborted` with the `result` that was kept (JSON, or the reason)."""
+
+    state: str
+    result: bytes
+    groups: tuple[ClaimedGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@
 trainer. This package imports without torch; `Batch.micro_batches` and what needs gradients import it.
 """
 
-from rollq.consumer.advantages import AdvantageSettings
+from rollq.buffer.advantages import AdvantageSettings
 from rollq.consumer.batch import Batch, BatchCounts, TokenSequence
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.settings import ConsumerSettings

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rollq.buffer.advantages import AdvantageSettings, advantages
 from rollq.buffer.schema import (
     BoolArray,
     Float32Array,
@@ -24,7 +25,6 @@ from rollq.buffer.schema import (
     VersionSpan,
 )
 from rollq.consumer import packing
-from rollq.consumer.advantages import AdvantageSettings, advantages
 
 if TYPE_CHECKING:
     from rollq.consumer.micro_batch import MicroBatch
@@ -97,7 +97,8 @@ class Batch:
         settings = settings or AdvantageSettings()
         flat = [(index, sample) for index, group in enumerate(groups) for sample in group.samples]
         valid = np.array([_is_valid(sample) for _, sample in flat], dtype=np.bool_)
-        rewards = np.array([s.reward if ok else 0.0 for (_, s), ok in zip(flat, valid, strict=True)], dtype=np.float32)
+        given = [reward for group in groups for reward in _rewards(group)]
+        rewards = np.array([r if ok else 0.0 for r, ok in zip(given, valid, strict=True)], dtype=np.float32)
         sample_groups = np.array([index for index, _ in flat], dtype=np.int64)
         sequences = tuple(
             sequence
@@ -112,7 +113,7 @@ class Batch:
             rewards=rewards,
             valid=valid,
             sample_groups=sample_groups,
-            advantages=advantages(rewards, sample_groups, valid, settings),
+            advantages=_with_given(advantages(rewards, sample_groups, valid, settings), groups, valid),
             counts=BatchCounts(
                 loss_tokens=sum(int(sequence.loss_mask.sum()) for sequence in sequences),
                 samples=int(valid.sum()),
@@ -161,6 +162,23 @@ class Batch:
         from rollq.consumer.micro_batch import assemble
 
         return assemble(self, self.share, padded=True, arrays=arrays)
+
+
+def _rewards(group: Group) -> Sequence[float | None]:
+    """The rewards of a group's samples: those that a pipeline gave them, else the judge's."""
+    return group.shaped.rewards if group.shaped else [sample.reward for sample in group.samples]
+
+
+def _with_given(computed: Float32Array, groups: Sequence[Group], valid: BoolArray) -> Float32Array:
+    """The advantages, those replaced that a pipeline gave; [S]."""
+    chosen = computed.copy()
+    at = 0
+    for group in groups:
+        end = at + len(group.samples)
+        if group.shaped and group.shaped.advantages is not None:
+            chosen[at:end] = np.where(valid[at:end], group.shaped.advantages, 0.0)
+        at = end
+    return chosen
 
 
 def _is_valid(sample: Sample) -> bool:

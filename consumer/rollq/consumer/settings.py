@@ -5,9 +5,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from rollq.buffer.advantages import AdvantageSettings
 from rollq.buffer.settings import Settings
 from rollq.buffer.training import ResumeMode
-from rollq.consumer.advantages import AdvantageSettings
 
 Transport = Literal["redis", "path"]
 

@@ -220,6 +220,20 @@ local function reset_stale(clock, letters, versions, stale)
   return table.concat(kept_letters), table.concat(kept_versions, ','), reset
 end
 
+-- Takes the stale samples of a group, or all of them, out of its payload.
+local function reset_group(clock, id, stale)
+  local key = group_key(clock.prefix, id)
+  local group = redis.call('HMGET', key, 'letters', 'versions')
+  local letters, versions, reset = reset_stale(clock, group[1], group[2], stale)
+  if string.find(letters, '[^p]') then
+    redis.call('HDEL', rollout_key(clock.prefix, id), unpack(reset))
+  else
+    redis.call('UNLINK', rollout_key(clock.prefix, id))
+  end
+  redis.call('HSET', key, 'letters', letters, 'versions', versions)
+  redis.call('HDEL', key, 'shaped')
+end
+
 -- Files groups under expired, or drops them, by setting; returns how many were filed. `scored` is the flat list of their
 -- arrivals and ids. The caller has removed them from their old sets, and their stale samples.
 -- What was trained before is not sampled again: its prompt has had its turn.
@@ -256,6 +270,21 @@ local function readiness(clock, step)
   local stragglers = 0
   if clock.stragglers == 'wait' then stragglers = redis.call('ZCOUNT', clock.prefix .. 'generating', stale + 1, stale + 1) end
   return ready, stragglers
+end
+
+-- pending|running|gathered -> aborted: an unfinished group of a batch that ends without it joins the pool of those that
+-- were interrupted, with what it has.
+local function leave_batch(clock, id)
+  local key = group_key(clock.prefix, id)
+  local group = redis.call('HMGET', key, 'status', 'oldest', 'arrival')
+  redis.call('HDEL', key, 'batch', 'nonce', 'worker', 'alone')
+  if group[1] ~= 'pending' and group[1] ~= 'running' and group[1] ~= 'gathered' then return end
+  redis.call('ZREM', clock.prefix .. group[1], id)
+  redis.call('ZREM', clock.prefix .. 'suspects', id)
+  redis.call('ZREM', clock.prefix .. 'generating', id)
+  redis.call('HSETNX', key, 'oldest', NO_TOKENS)
+  redis.call('HSETNX', key, 'versions', string.rep('-,', clock.group_size - 1) .. '-')
+  file_result(clock, id, 'aborted', tonumber(group[2] or NO_TOKENS), tonumber(group[3]))
 end
 
 -- Group ids of a manifest, as a list.

@@ -1,7 +1,7 @@
 -- completed -> claimed: the batch of one step, fixed for ever by its manifest.
 -- KEYS[1] clock   ARGV incarnation, epoch, nonce, step, how many, round of the step's plan
 -- Returns 'batch', the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries,
--- tokens, reward; or 'short', how many are ready, how many in
+-- tokens, reward, what a pipeline gave it (JSON); or 'short', how many are ready, how many in
 -- generation must be waited for; or 'sweep', 0, 0 when stale groups stand in the way of first-in-first-out
 -- order and expire must run first.
 -- Caller: trainer, any rank.   A repeat returns the manifest's batch unchanged.
@@ -19,8 +19,8 @@ end
 local function describe_batch(clock, manifest)
   local reply = { 'batch', redis.call('HGET', manifest, 'floors') }
   for _, id in ipairs(manifest_ids(manifest)) do
-    local group = redis.call('HMGET', group_key(clock.prefix, id), 'oldest', 'arrival', 'tries', 'tokens', 'reward')
-    reply[#reply + 1] = { tonumber(id), tonumber(group[1]), tonumber(group[2]), tonumber(group[3]), tonumber(group[4]), group[5] }
+    local group = redis.call('HMGET', group_key(clock.prefix, id), 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'shaped')
+    reply[#reply + 1] = { tonumber(id), tonumber(group[1]), tonumber(group[2]), tonumber(group[3]), tonumber(group[4]), group[5], group[6] or '' }
   end
   return reply
 end

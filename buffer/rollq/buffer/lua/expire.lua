@@ -10,18 +10,12 @@ local function expire(keys, args)
   local left, scored = { completed = {}, aborted = {} }, {}
   for _, id in ipairs(ids) do
     local key = group_key(clock.prefix, id)
-    local group = redis.call('HMGET', key, 'status', 'letters', 'versions', 'arrival')
+    local group = redis.call('HMGET', key, 'status', 'arrival')
     left[group[1]][#left[group[1]] + 1] = id
-    scored[#scored + 1] = group[4]
+    scored[#scored + 1] = group[2]
     scored[#scored + 1] = id
     if clock.expired ~= 'drop' then
-      local letters, versions, reset = reset_stale(clock, group[2], group[3], stale)
-      if string.find(letters, '[^p]') then
-        redis.call('HDEL', rollout_key(clock.prefix, id), unpack(reset))
-      else
-        redis.call('UNLINK', rollout_key(clock.prefix, id))
-      end
-      redis.call('HSET', key, 'letters', letters, 'versions', versions)
+      reset_group(clock, id, stale)
     end
   end
   for status, gone in pairs(left) do many('ZREM', clock.prefix .. status, gone) end

@@ -32,7 +32,7 @@ local function rewind(keys, args)
           drop_group(clock, clone, 'reused')
         end
       end
-      redis.call('HDEL', key, 'clone', 'uses')
+      redis.call('HDEL', key, 'clone', 'uses', 'shaped')
       redis.call('UNLINK', rollout_key(clock.prefix, id))
       redis.call('HSET', key, 'letters', string.rep('p', clock.group_size), 'tries', 0)
       make_pending(clock, id, 0)

@@ -1,0 +1,325 @@
+"""The batch coordinator, on a real server, with workers played by hand."""
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import pytest
+from rq import Queue
+
+from rollq.buffer.functions import BatchOver
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import GroupResult, Prompt
+from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.tickets import open_queue
+from rollq.buffer.values import PutOutcome, Shortfall
+from rollq.consumer.batch import Batch
+from rollq.producer.coordinator import BatchCoordinator, OverRollout, Stage
+from rollq.producer.pipeline import ScoredGroup, clip_rewards, drop_zero_advantage, group_normalised
+from world import World, make_sample
+
+PROMPTS = [Prompt("one"), Prompt("two"), Prompt("three")]
+SHORT_S = 0.05
+
+
+@pytest.fixture
+def world(server: EmbeddedServer, run_name: str) -> Iterator[World]:
+    with Buffer.connect(server.url, run_name) as buffer:
+        world = World(buffer)
+        yield world
+        world.check()
+
+
+@pytest.fixture
+def queue(server: EmbeddedServer, run_name: str) -> Queue:
+    return open_queue(server.url, run_name)
+
+
+def finish(world: World, n: int, *rewards: float, task: str = "math") -> None:
+    """A worker makes `n` groups; the samples of each get `rewards`."""
+    leases = world.lease(n, task)
+    assert len(leases) == n
+    version = world.buffer.clock(task).version
+    samples = tuple(make_sample(version, reward=reward) for reward in rewards or (0.0, 1.0))
+    assert world.buffer.put([GroupResult(lease, samples) for lease in leases]) == [PutOutcome.GATHERED] * n
+
+
+def test_a_batch_goes_all_the_way_to_the_trainer(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue, pipeline=[clip_rewards(0.0, 0.5), group_normalised])
+    batch = coordinator.submit("math", "1", PROMPTS[:2], step=1)
+    assert queue.count == 2, "a worker finds a ticket for each group"
+    finish(world, 2)
+    assert isinstance(world.buffer.claim(world.held, 1, {"math": 2}), Shortfall), (
+        "nothing is trained before its batch is"
+    )
+    result = coordinator.finalize("math", batch, timeout_s=5)
+    assert result.finished_task_count == 2
+    trained = Batch.build(1, world.buffer.fetch(world.claim(1).groups))
+    assert trained.rewards.tolist() == [0.0, 0.5, 0.0, 0.5]
+    assert [round(float(a), 3) for a in trained.advantages] == [-1.0, 1.0, -1.0, 1.0]
+
+
+def test_tc01_submitting_again_gives_the_same_handle_and_a_finished_id_a_new_one(world: World, queue: Queue) -> None:
+    """Trinity raises when an id is submitted twice; here the same content is the same batch."""
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    first = coordinator.submit("math", "1", PROMPTS, step=1)
+    assert coordinator.submit("math", "1", PROMPTS, step=1) == first
+    assert world.statuses() == {"pending": 3}
+    with pytest.raises(ValueError, match="'1' is running with other content"):
+        coordinator.submit("math", "1", PROMPTS[:2], step=1)
+    finish(world, 3)
+    result = coordinator.finalize("math", first, timeout_s=5)
+    again = coordinator.submit("math", "1", PROMPTS[:1], step=2)
+    assert again != first
+    assert coordinator.finalize("math", first, timeout_s=5) == result, "a late finalize of the old one"
+    assert coordinator.stage("math", again) is Stage.RUNNING
+    assert world.statuses() == {"completed": 3, "pending": 1}
+
+
+def test_tc01_an_empty_batch_is_complete_at_once(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", [], step=1)
+    assert coordinator.finalize("math", batch, timeout_s=0).finished_task_count == 0
+    assert coordinator.stage("math", batch) is Stage.FINALIZED
+
+
+def test_tc01_a_batch_that_was_submitted_in_part_is_pending_until_somebody_submits_it_again(
+    world: World, queue: Queue
+) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "whole", PROMPTS, step=1)
+    assert coordinator.stage("math", batch) is Stage.RUNNING
+    state = world.buffer.open_batch("math", "part", "train", step=1)
+    world.buffer.fill_batch("math", state.handle, 0, PROMPTS[:1], last=False)
+    assert coordinator.stage("math", "part") is Stage.PENDING
+
+
+@pytest.mark.parametrize("finished", [0, 2])
+def test_tc02_a_batch_that_is_not_complete_in_time_is_a_timeout(world: World, queue: Queue, finished: int) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    if finished:
+        finish(world, finished)
+    with pytest.raises(TimeoutError, match=f"{finished} of 3 groups"):
+        coordinator.finalize("math", batch, timeout_s=SHORT_S)
+    assert coordinator.stage("math", batch) is Stage.RUNNING
+
+
+def test_tc02_with_min_wait_num_the_rest_is_cancelled_and_what_is_there_finalized(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    (running, *_) = world.lease(1)
+    finish(world, 1)
+    with pytest.raises(TimeoutError):
+        coordinator.finalize("math", batch, timeout_s=SHORT_S, min_wait_num=2)
+    result = coordinator.finalize("math", batch, timeout_s=5, min_wait_num=1)
+    assert (result.finished_task_count, result.metrics["unfinished"]) == (1, 2)
+    assert world.put([running]) == [PutOutcome.REFUSED]
+    assert world.statuses() == {"completed": 1, "aborted": 2}
+
+
+def test_tc02_min_wait_num_above_the_size_is_clamped_with_a_warning(
+    world: World, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    finish(world, 3)
+    coordinator.finalize("math", batch, timeout_s=5, min_wait_num=9)
+    assert "min_wait_num = 9 is more than its 3 groups" in caplog.text
+
+
+def test_tc03_a_pipeline_that_fails_loses_no_result(world: World, queue: Queue) -> None:
+    """Trinity loses the results of a batch whose pipeline raises; here it is running again with all of them."""
+    world.start()
+
+    def broken(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        raise ZeroDivisionError("an operator's mistake")
+
+    batch = BatchCoordinator(world.buffer, queue).submit("math", "1", PROMPTS, step=1)
+    finish(world, 3)
+    with pytest.raises(ZeroDivisionError, match="an operator's mistake"):
+        BatchCoordinator(world.buffer, queue, pipeline=[broken]).finalize("math", batch, timeout_s=5)
+    assert world.statuses() == {"gathered": 3}
+    coordinator = BatchCoordinator(world.buffer, queue)
+    assert coordinator.stage("math", batch) is Stage.RUNNING
+    assert coordinator.finalize("math", batch, timeout_s=5).finished_task_count == 3
+
+
+def test_tc03_what_the_pipeline_drops_is_filtered_and_what_it_keeps_is_trained(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue, pipeline=[drop_zero_advantage])
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    finish(world, 1, 1.0, 1.0)
+    finish(world, 2)
+    result = coordinator.finalize("math", batch, timeout_s=5)
+    assert result.metrics == {"groups": 2, "filtered": 1, "failed": 0, "unfinished": 0, "reward": pytest.approx(4 / 6)}
+    assert world.statuses() == {"completed": 2, "filtered": 1}
+
+
+def test_tc04_two_processes_finalize_once_and_get_the_same(world: World, queue: Queue) -> None:
+    world.start()
+    begun, calls = threading.Barrier(2), []
+
+    def slow(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        calls.append(len(groups))
+        return groups
+
+    with Buffer.connect(server_url(world), world.buffer.run) as other:
+        coordinators = [BatchCoordinator(b, queue, pipeline=[slow]) for b in (world.buffer, other)]
+        batch = coordinators[0].submit("math", "1", PROMPTS, step=1)
+        finish(world, 3)
+        results: list[object] = []
+
+        def end(coordinator: BatchCoordinator) -> None:
+            begun.wait()
+            results.append(coordinator.finalize("math", "1", timeout_s=20))
+
+        threads = [threading.Thread(target=end, args=[coordinator]) for coordinator in coordinators]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert calls == [3]
+    assert results[0] == results[1]
+    assert coordinators[0].finalize("math", batch, timeout_s=0) == results[0]
+
+
+def server_url(world: World) -> str:
+    options = world.buffer.client.connection_pool.connection_kwargs
+    return f"redis://{options['host']}:{options['port']}/{options['db']}"
+
+
+def test_tc04_a_wrong_type_and_an_id_that_never_was_are_told_apart(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    with pytest.raises(ValueError, match="'1' is of type 'train', not 'eval'"):
+        coordinator.finalize("math", batch, timeout_s=0, batch_type="eval")
+    with pytest.raises(KeyError, match="'2' of task 'math' was never submitted"):
+        coordinator.finalize("math", "2", timeout_s=0)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_tc06_abort_drops_what_is_queued_or_under_way_and_keeps_results_if_asked(
+    world: World, queue: Queue, keep: bool
+) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    (running,) = world.lease(1)
+    finish(world, 1)
+    for _ in range(2):  # the second one finds it over
+        coordinator.abort("math", batch, "changed our mind", keep_partial_results=keep)
+    assert world.put([running]) == [PutOutcome.REFUSED]
+    assert coordinator.stage("math", batch) is Stage.ABORTED
+    assert world.statuses() == ({"completed": 1} if keep else {})
+    assert world.buffer.counts("math").dropped == {"cancelled": 2 if keep else 3}
+    with pytest.raises(BatchOver, match="aborted: changed our mind"):
+        coordinator.finalize("math", batch, timeout_s=0)
+
+
+def test_tc06_aborting_what_is_unknown_or_finished_does_nothing(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    coordinator.abort("math", "never", "no reason")
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    finish(world, 3)
+    result = coordinator.finalize("math", batch, timeout_s=5)
+    coordinator.abort("math", batch, "too late")
+    assert coordinator.finalize("math", batch, timeout_s=0) == result
+    assert world.statuses() == {"completed": 3}
+
+
+def test_tc07_the_result_says_which_batch_it_is_and_what_became_of_it(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    coordinator.submit("math", "17", PROMPTS, step=1)
+    finish(world, 3)
+    result = coordinator.finalize("math", "17", timeout_s=5)
+    assert (result.batch_id, result.batch_type, result.finished_task_count) == ("17", "train", 3)
+    assert result.metrics["reward"] == 0.5
+
+
+def test_tc09_over_rollout_leaves_the_slowest_to_the_pool(world: World, queue: Queue) -> None:
+    """Trinity discards what is not finished; here it joins the pool of interrupted groups, which producers draw on."""
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue, over_rollout=OverRollout(ratio=0.34, grace_s=SHORT_S))
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    finish(world, 2)
+    result = coordinator.finalize("math", batch, timeout_s=60)
+    assert result.finished_task_count == 2
+    assert world.statuses() == {"completed": 2, "aborted": 1}
+    assert world.buffer.recycle("math", epoch=1, target=9, limit=9) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "ratio", "enough"), [(10, 0.0, 10), (10, 0.25, 8), (3, 0.34, 2), (1, 0.9, 1), (0, 0.5, 0)]
+)
+def test_tc09_enough_is_the_size_less_the_ratio_rounded_up(size: int, ratio: float, enough: int) -> None:
+    assert OverRollout(ratio).enough(size) == enough
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0])
+def test_tc09_a_ratio_that_leaves_nothing_or_more_than_all_is_refused(ratio: float) -> None:
+    with pytest.raises(ValueError, match="ratio"):
+        OverRollout(ratio)
+
+
+def test_tc10_a_group_whose_tries_are_spent_is_failed_and_its_batch_goes_on_without_it(
+    world: World, queue: Queue
+) -> None:
+    world.start(math={"max_tries": 2})
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS[:1], step=1)
+    for _ in range(2):
+        world.buffer.hand_back(world.lease(1), counted=True, error="attempt was cut off after 1800 s")
+    result = coordinator.finalize("math", batch, timeout_s=5)
+    assert result.metrics["failed"] == 1
+    assert world.statuses() == {"failed": 1}
+
+
+def test_tc11_a_coordinator_that_is_started_again_finds_its_batches_as_they_were(world: World, queue: Queue) -> None:
+    world.start()
+    BatchCoordinator(world.buffer, queue).submit("math", "1", PROMPTS, step=1)
+    finish(world, 1)
+    with Buffer.connect(server_url(world), world.buffer.run) as buffer:
+        again = BatchCoordinator(buffer, queue)
+        assert again.stage("math", "1") is Stage.RUNNING
+        finish(world, 2)
+        assert again.finalize("math", "1", timeout_s=5).finished_task_count == 3
+
+
+def test_tc11_one_that_died_while_it_finalized_is_replaced(world: World, queue: Queue) -> None:
+    world.start()
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS, step=1)
+    finish(world, 3)
+    dead = world.buffer.begin_finalize("math", batch.handle, "dead", lease_s=0.001)
+    assert dead.state == "finalizing"
+    assert coordinator.finalize("math", batch, timeout_s=5).finished_task_count == 3
+    late = world.buffer.end_finalize("math", batch.handle, "dead", b"{}", {})
+    assert late.state == "finalized"
+    assert world.statuses() == {"completed": 3}
+
+
+def test_groups_that_grew_too_old_while_they_were_gathered_expire(world: World, queue: Queue) -> None:
+    world.start(math={"max_staleness": 0}).complete(2)
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("math", "1", PROMPTS[:1], step=1)
+    finish(world, 1)
+    world.train(1)
+    coordinator.finalize("math", batch, timeout_s=5)
+    assert world.statuses() == {"archived": 2, "expired": 1}
+
+
+@pytest.mark.parametrize("batch_id", ["", "a b", "x" * 65])
+def test_an_id_that_cannot_be_a_key_is_refused(world: World, queue: Queue, batch_id: str) -> None:
+    world.start()
+    with pytest.raises(ValueError, match="1 to 64 characters"):
+        BatchCoordinator(world.buffer, queue).submit("math", batch_id, PROMPTS, step=1)

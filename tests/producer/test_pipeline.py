@@ -1,0 +1,112 @@
+"""The experience pipeline: pure functions on scored groups."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.schema import Group, Prompt, Sample, SampleStatus
+from rollq.producer.pipeline import (
+    Operator,
+    ScoredGroup,
+    clip_rewards,
+    drop_zero_advantage,
+    group_normalised,
+    leave_one_out,
+    reinforce_plus_plus,
+    run_pipeline,
+)
+from world import make_sample
+
+FAILED = Sample(segments=(), status=SampleStatus.FAILED, error="no")
+
+
+def group(group_id: int, *rewards: float | None) -> Group:
+    samples = tuple(FAILED if reward is None else make_sample(0, reward=reward) for reward in rewards)
+    return Group("math", group_id, Prompt("?"), samples, 0, group_id, 1)
+
+
+def given(scored: Sequence[ScoredGroup]) -> list[list[float]]:
+    return [[round(float(a), 3) for a in one.advantages] for one in scored if one.advantages is not None]
+
+
+def test_groups_that_teach_nothing_are_dropped_with_the_reason() -> None:
+    scored = run_pipeline([drop_zero_advantage], [group(1, 1.0, 1.0), group(2, 0.0, 1.0), group(3, 0.5, None)])
+    assert [one.dropped for one in scored] == ["all rewards are equal", None, "all rewards are equal"]
+
+
+def test_an_operator_does_not_see_what_an_earlier_one_has_dropped() -> None:
+    seen: list[int] = []
+
+    def look(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+        seen.extend(one.group.group_id for one in groups)
+        return groups
+
+    scored = run_pipeline([drop_zero_advantage, look], [group(1, 1.0, 1.0), group(2, 0.0, 1.0)])
+    assert seen == [2]
+    assert [one.group.group_id for one in scored] == [1, 2]
+
+
+def test_rewards_are_clipped() -> None:
+    (one,) = run_pipeline([clip_rewards(-0.5, 0.5)], [group(1, -2.0, 0.25, 3.0)])
+    assert one.rewards.tolist() == [-0.5, 0.25, 0.5]
+    assert one.group.samples[0].reward == -2.0, "the group itself stays as it is"
+
+
+def test_bounds_that_are_swapped_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"clip_rewards\(1, 0\)"):
+        clip_rewards(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        pytest.param(group_normalised, [[-1.0, 1.0, 0.0], [1.0, -1.0, 0.0]], id="GRPO"),
+        pytest.param(leave_one_out, [[-1.0, 1.0, 0.0], [3.0, -3.0, 0.0]], id="RLOO"),
+        # mean 1, deviation sqrt(1.5) over the four valid samples 0, 1, 3, 0
+        pytest.param(reinforce_plus_plus, [[-0.816, 0.0, 0.0], [1.633, -0.816, 0.0]], id="REINFORCE++"),
+    ],
+)
+def test_advantages(operator: Operator, expected: list[list[float]]) -> None:
+    assert given(run_pipeline([operator], [group(1, 0.0, 1.0, None), group(2, 3.0, 0.0, None)])) == expected
+
+
+def test_a_pipeline_of_nothing_leaves_the_judges_rewards() -> None:
+    (one,) = run_pipeline([], [group(1, 0.5, None)])
+    assert (one.rewards.tolist(), one.valid.tolist(), one.advantages, one.dropped) == (
+        [0.5, 0.0],
+        [True, False],
+        None,
+        None,
+    )
+
+
+def test_no_groups_are_no_mistake() -> None:
+    assert run_pipeline([drop_zero_advantage, group_normalised], []) == []
+
+
+def loses(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+    return groups[1:]
+
+
+def misshapes(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+    return [replace(one, advantages=np.zeros(7, np.float32)) for one in groups]
+
+
+def spoils(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
+    return [replace(one, rewards=np.full_like(one.rewards, np.nan)) for one in groups]
+
+
+@pytest.mark.parametrize(
+    ("operator", "message"),
+    [
+        (loses, "'loses': must return the 2 groups"),
+        (misshapes, "'misshapes': group 1 needs 2 finite advantages"),
+        (spoils, "'spoils': group 1 needs 2 finite rewards"),
+    ],
+)
+def test_an_operator_that_breaks_the_rules_is_named(operator: Operator, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_pipeline([operator], [group(1, 0.0, 1.0), group(2, 0.0, 1.0)])
