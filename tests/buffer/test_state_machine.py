@@ -34,6 +34,7 @@ BATCH = 2
 class ModelGroup:
     status: Status = Status.PENDING
     oldest: int = -1
+    began: int = -1  # the version that its lease was given for
     lease: Lease | None = None
 
 
@@ -118,12 +119,14 @@ class BufferMachine(RuleBasedStateMachine):
         for lease in self.world.lease(n):
             group = self.model.groups[lease.group_id]
             assert group.status is Status.PENDING
-            group.status, group.lease = Status.RUNNING, lease
+            group.status, group.lease, group.began = Status.RUNNING, lease, self.model.version
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))
     @rule(data=st.data(), age=st.integers(0, 3), letter=st.sampled_from("ccca"))
     def put(self, data: st.DataObject, age: int, letter: str) -> None:
-        group_id = data.draw(st.sampled_from(self.model.ids(Status.RUNNING)))
+        self.put_one(data.draw(st.sampled_from(self.model.ids(Status.RUNNING))), age, letter)
+
+    def put_one(self, group_id: int, age: int, letter: str) -> None:
         group = self.model.groups[group_id]
         assert group.lease is not None
         version = max(0, self.model.version - age)
@@ -138,13 +141,17 @@ class BufferMachine(RuleBasedStateMachine):
         self.old_leases.append(group.lease)
         group.lease = None
 
-    @rule(n=st.integers(2, 4), data=st.data())
-    def produce(self, n: int, data: st.DataObject) -> None:
-        """A stretch in which all goes well: new prompts, leased and put. Takes the machine to where batches are."""
+    @rule(n=st.integers(2, 4))
+    def produce(self, n: int) -> None:
+        """A stretch in which all goes well: new prompts, leased and put. Takes the machine to where batches are.
+
+        What was running before goes on: long answers.
+        """
+        before = set(self.model.ids(Status.RUNNING))
         self.admit(n=n, room=n)
         self.lease(n=n)
-        for _ in self.model.ids(Status.RUNNING):
-            self.put(data=data, age=0, letter="c")
+        for group_id in set(self.model.ids(Status.RUNNING)) - before:
+            self.put_one(group_id, age=0, letter="c")
 
     @precondition(lambda self: self.old_leases)
     @rule(data=st.data())
@@ -214,12 +221,15 @@ class BufferMachine(RuleBasedStateMachine):
             (g for g in model.ids(Status.COMPLETED) if not model.stale(model.groups[g].oldest, step)),
             key=lambda g: (model.groups[g].oldest, g),
         )
+        running = (model.groups[g] for g in model.ids(Status.RUNNING))
+        stragglers = [g for g in running if not model.stale(g.began, step) and model.stale(g.began, step + 1)]
         got = self.buffer.claim(self.world.held, step, {"math": BATCH})
         if step in model.batches:
             assert isinstance(got, Claimed)
-        elif len(fresh) < BATCH:
+        elif len(fresh) < BATCH or stragglers:
             assert isinstance(got, Shortfall)
             assert got.ready == {"math": len(fresh)}
+            assert got.stragglers == ({"math": len(stragglers)} if stragglers else {})
             return
         else:
             model.batches[step] = fresh[:BATCH]
