@@ -4,6 +4,7 @@ import copy
 import struct
 import zlib
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 from rollq.buffer import codec
 from rollq.buffer.codec import FRAME_VERSION, MAGIC, PREFIX, decode_sample, encode_group, encode_sample
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.schema import EMPTY_SAMPLE, ArrayRef, FinishReason, Sample, SampleStatus, Segment, VersionSpan
 
 PROFILE = settings(derandomize=True, max_examples=100, deadline=None, database=None)
 
@@ -61,6 +62,9 @@ SAMPLES = st.builds(
     error=st.none() | st.text("ab\n", max_size=3),
     sampling=JSON_OBJECTS,
     extra=JSON_OBJECTS,
+    session_id=st.none() | st.text("ab/", max_size=3),
+    tools=st.lists(JSON_OBJECTS, max_size=2).map(tuple),
+    tool_choice=st.none() | st.just("auto") | JSON_OBJECTS,
 )
 
 
@@ -94,7 +98,7 @@ def assert_same_array(got: Any, expected: Any) -> None:
 
 
 def assert_same_sample(got: Sample, expected: Sample) -> None:
-    for name in ("status", "finish_reason", "reward", "reward_parts", "text", "error", "sampling", "extra"):
+    for name in (field.name for field in fields(Sample) if field.name != "segments"):
         value = getattr(got, name)
         assert value == getattr(expected, name)
         assert repr(value) == repr(getattr(expected, name))
@@ -131,7 +135,7 @@ def sealed(header: Any, data: bytes) -> bytes:
 
 @PROFILE
 @given(SAMPLES)
-def test_any_sample_comes_back_as_it_was(sample: Sample) -> None:
+def test_xd01_any_sample_comes_back_as_it_was(sample: Sample) -> None:
     assert_same_sample(decode_sample(encode_sample(sample)), sample)
 
 
@@ -158,7 +162,7 @@ def test_safetensors_reads_a_frame_behind_its_prefix(sample: Sample) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 3), (2, 1, 3)])
-def test_a_named_array_keeps_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
+def test_xd02_a_named_array_keeps_dtype_and_shape(dtype: str, shape: tuple[int, ...]) -> None:
     array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
     decoded = decode_sample(encode_sample(a_sample(a_segment(arrays={"x": array}))))
     assert_same_array(decoded.segments[0].arrays["x"], array)
@@ -357,7 +361,8 @@ def mutated(value: Any, data: st.DataObject) -> Any:
 @given(st.data())
 def test_a_sealed_frame_with_wrong_content_is_a_sample_or_corrupt(data: st.DataObject) -> None:
     sample = a_sample(
-        a_segment(arrays={"x": np.arange(6.0).reshape(2, 3)}), a_segment(2, loss_mask=np.ones(2, np.bool_))
+        a_segment(arrays={"x": np.arange(6.0).reshape(2, 3), "far": ArrayRef("file:///far", "0f", (2, 3), "float64")}),
+        a_segment(2, loss_mask=np.ones(2, np.bool_)),
     )
     header, blob = open_frame(encode_sample(sample))
     begin, end = header["meta"]["data_offsets"]

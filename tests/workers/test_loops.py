@@ -1,14 +1,24 @@
 """The single-turn loop and the decisions that it is made of."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.schema import (
+    EMPTY_SAMPLE,
+    ArrayRef,
+    FinishReason,
+    Prompt,
+    Sample,
+    SampleStatus,
+    Segment,
+    VersionSpan,
+)
 from rollq.workers.byte_tokenizer import EOS_ID, ByteTokenizer
 from rollq.workers.engine import Completion, Request, Sampling
 from rollq.workers.loops import (
@@ -59,12 +69,13 @@ def run(
     return asyncio.run(SingleTurn().run(rollout))
 
 
-def partial(ids: Sequence[int], version: int = 0) -> Sample:
+def partial(ids: Sequence[int], version: int = 0, **arrays: Any) -> Sample:
     segment = Segment(
         np.array(list(b"what?"), np.int32),
         np.array(list(ids), np.int32),
         np.full(len(ids), -0.5, np.float32),
         (VersionSpan(1, version, len(ids)),),
+        arrays=arrays,
     )
     return Sample(segments=(segment,), status=SampleStatus.ABORTED)
 
@@ -114,6 +125,51 @@ def test_xd04_tokens_without_logprobs_are_refused() -> None:
         engine.completion.ids, np.zeros(0, np.float32), engine.completion.versions, FinishReason.STOP
     )
     with pytest.raises(ValueError, match="2 tokens with 0 logprobs"):
+        run(engine)
+
+
+def test_xd02_arrays_of_the_engine_are_joined_after_those_of_the_interrupted_attempt() -> None:
+    engine = Engine(list(b"cd"))
+    engine.completion = replace(engine.completion, arrays={"routed": np.array([[5, 6], [7, 8]], np.uint8)})
+    image = np.zeros((4, 4), np.float16)
+    interrupted = partial(b"ab", routed=np.array([[1, 2], [3, 4]], np.uint8), image=image)
+    [segment] = run(engine, previous=interrupted).segments
+    routed = segment.arrays["routed"]
+    assert isinstance(routed, np.ndarray)
+    assert routed.dtype == np.uint8
+    assert routed.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert segment.arrays["image"] is image
+
+
+def test_xd02_arrays_are_kept_when_an_attempt_added_nothing() -> None:
+    engine = Engine([], FinishReason.ABORT)
+    engine.completion = replace(engine.completion, arrays={"routed": np.zeros((0, 2), np.uint8)})
+    interrupted = partial(b"ab", routed=np.array([[1, 2], [3, 4]], np.uint8))
+    [segment] = run(engine, previous=interrupted).segments
+    assert segment.arrays == interrupted.segments[0].arrays
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {},
+        {"routed": np.zeros((2, 3), np.uint8)},
+        {"routed": np.zeros((1, 2), np.uint8)},
+        {"routed": np.zeros((2, 2), np.int32)},
+        {"routed": ArrayRef("file:///routed", "0", (2, 2), "uint8")},
+    ],
+)
+def test_xd02_arrays_that_do_not_continue_each_other_are_refused(first: Mapping[str, Any]) -> None:
+    engine = Engine(list(b"cd"))
+    engine.completion = replace(engine.completion, arrays={"routed": np.zeros((2, 2), np.uint8)})
+    with pytest.raises(ValueError, match=r"'routed' of the engine is uint8 \[2, 2\]; what the first 2 tokens have"):
+        run(engine, previous=partial(b"ab", **first))
+
+
+def test_xd02_an_array_that_does_not_cover_the_tokens_is_refused() -> None:
+    engine = Engine(list(b"cd"))
+    engine.completion = replace(engine.completion, arrays={"routed": np.zeros((3, 2), np.uint8)})
+    with pytest.raises(ValueError, match="2 tokens with 3 entries of array 'routed'"):
         run(engine)
 
 

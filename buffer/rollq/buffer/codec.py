@@ -8,7 +8,7 @@ A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX
     logprobs       float32  of every response id
     loss_mask      bool     of every response id; absent when no segment has a mask
     s<i>/<name>    any      the named arrays of segment i
-    meta           uint8    JSON: lengths and version spans of the segments, and everything else of the sample
+    meta           uint8    JSON: lengths, version spans and array references of segments, and all else of the sample
 
 Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: whatever bytes
 arrive, `decode_sample` returns a sample or raises `CorruptFrame`.
@@ -25,7 +25,7 @@ import orjson
 
 from rollq.buffer.checks import check_group
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.schema import FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.schema import ArrayRef, FinishReason, Sample, SampleStatus, Segment, VersionSpan
 
 MAGIC = b"RQSF"
 FRAME_VERSION = 1
@@ -87,7 +87,9 @@ def encode_sample(sample: Sample) -> bytes:
         prompt, response, mask = segment.prompt_ids, segment.response_ids, segment.loss_mask
         ids += (prompt, response)
         logprobs.append(segment.logprobs)
-        layout.append((len(prompt), len(response), [tuple(span) for span in segment.versions], mask is not None))
+        references = _references(segment) if segment.arrays else {}
+        spans = [tuple(span) for span in segment.versions]
+        layout.append((len(prompt), len(response), spans, mask is not None, references))
         id_count += len(prompt) + len(response)
         response_count += len(response)
         masked = masked or mask is not None
@@ -126,6 +128,9 @@ def decode_sample(frame: bytes) -> Sample:
             meta["error"],
             meta["sampling"],
             meta["extra"],
+            meta["session_id"],
+            tuple(meta["tools"]),
+            meta["tool_choice"],
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CorruptFrame(
@@ -150,6 +155,9 @@ def _encode_meta(sample: Sample, layout: list[Any]) -> bytes:
         "error": sample.error,
         "sampling": sample.sampling,
         "extra": sample.extra,
+        "session_id": sample.session_id,
+        "tools": sample.tools,
+        "tool_choice": sample.tool_choice,
     }
     try:
         return orjson.dumps(meta, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -167,10 +175,21 @@ def _not_json(fields: Mapping[str, Any]) -> str:
     raise AssertionError("each field alone is JSON, so all together are")
 
 
+def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], str]]:
+    """The segment's arrays that live beside Redis: name -> the fields of its reference."""
+    return {
+        name: (array.uri, array.sha256, array.shape, array.dtype)
+        for name, array in segment.arrays.items()
+        if isinstance(array, ArrayRef)
+    }
+
+
 def _named_arrays(segments: Sequence[Segment]) -> list[_Tensor]:
     tensors: list[_Tensor] = []
     for index, segment in enumerate(segments):
         for name, array in segment.arrays.items():
+            if isinstance(array, ArrayRef):
+                continue
             tag = _TAGS.get(array.dtype) if isinstance(array, np.ndarray) else None
             if tag is None:
                 found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
@@ -243,17 +262,21 @@ def _view(frame: bytes, data_at: int, entry: Mapping[str, Any]) -> npt.NDArray[A
     return array
 
 
+def _decode_references(found: Mapping[str, Any]) -> dict[str, npt.NDArray[Any] | ArrayRef]:
+    return {name: ArrayRef(uri, sha256, tuple(shape), dtype) for name, (uri, sha256, shape, dtype) in found.items()}
+
+
 def _decode_segments(frame: bytes, data_at: int, header: dict[str, Any], layout: list[Any]) -> tuple[Segment, ...]:
     """Return the segments. `header` describes the tensors but `meta`; `layout` is what `encode_sample` wrote."""
     ids, logprobs = _view(frame, data_at, header.pop("ids")), _view(frame, data_at, header.pop("logprobs"))
     mask: Any = _view(frame, data_at, header.pop("loss_mask")) if "loss_mask" in header else None
-    arrays: list[dict[str, npt.NDArray[Any]]] = [{} for _ in layout]
+    arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [_decode_references(row[4]) for row in layout]
     for key, entry in header.items():
         owner, _, name = key.partition("/")
         arrays[int(owner[1:])][name] = _view(frame, data_at, entry)
     segments = []
     id_at = token_at = 0
-    for index, (prompt_length, response_length, spans, masked) in enumerate(layout):
+    for index, (prompt_length, response_length, spans, masked, _) in enumerate(layout):
         response_at = id_at + prompt_length
         ids_end, tokens_end = response_at + response_length, token_at + response_length
         segments.append(

@@ -94,5 +94,9 @@ class ClaimTimeout(RollqError, TimeoutError):
     """A batch did not fill in time."""
 
 
+class ArrayError(RollqError):
+    """A named array beside Redis that is missing, changed, or cannot be written."""
+
+
 class WeightsError(RollqError):
     """Weights that are missing, truncated, or not the ones that were announced."""

@@ -12,12 +12,29 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rollq.buffer.errors import InvalidGroup
+
 Int32Array = npt.NDArray[np.int32]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
-NamedArrays = Mapping[str, npt.NDArray[Any]]
 
-NO_ARRAYS: NamedArrays = {}
+
+@dataclass(frozen=True, slots=True)
+class ArrayRef:
+    """A large array beside Redis: `uri` (file:///...) of a file with this `sha256`; see `rollq.buffer.arrays`."""
+
+    uri: str
+    sha256: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        texts = (self.uri, self.sha256, self.dtype)
+        if not all(isinstance(text, str) for text in texts) or not all(type(size) is int for size in self.shape):
+            raise InvalidGroup(f"{self!r}: uri, sha256 and dtype are texts, shape is a tuple of ints")
+
+
+NamedArrays = Mapping[str, npt.NDArray[Any] | ArrayRef]
 
 
 class Status(StrEnum):
@@ -83,7 +100,8 @@ class Segment:
 
     Shapes: `prompt_ids` int32 [P]; `response_ids` int32 [R]; `logprobs` float32 [R], behaviour logprobs in nats under
     the distribution that was sampled from; `loss_mask` bool [R], False on what the environment wrote (None = all
-    True); `versions` cover R tokens in order. `arrays`: any named arrays, first dimension free.
+    True); `versions` cover R tokens in order. `arrays`: named arrays or references to such, per token
+    (first dimension R, or P + R) or per sample (any shape).
     """
 
     prompt_ids: Int32Array
@@ -98,7 +116,9 @@ class Segment:
 class Sample:
     """One trajectory: one or more segments that share one reward.
 
-    `sampling` holds every sampling parameter that was sent to the engine; `reward_parts` the named terms of `reward`.
+    `sampling` holds every sampling parameter that was sent to the engine; `reward_parts` the named terms of `reward`;
+    `tools` the definitions that the model was given, `tool_choice` how it was told to use them; `session_id` names the
+    conversation at the engine or environment; `extra` is free.
     """
 
     segments: tuple[Segment, ...]
@@ -110,6 +130,9 @@ class Sample:
     error: str | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    session_id: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
 
     @property
     def response_tokens(self) -> int:

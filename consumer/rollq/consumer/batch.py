@@ -37,7 +37,8 @@ class TokenSequence:
     `ids` int32 [L]; `loss_mask` bool [L]; `logprobs` float32 [L], behaviour, 0 on the prompt; `versions`, `epochs`
     int32 [L], what made the token, -1 on the prompt; `staleness` int32 [L], 0 on the prompt. `sample` indexes the
     batch's flat samples. `sample_loss_tokens` counts the loss tokens of all segments of the sample. `temperature` is
-    what the response was sampled with. `arrays` are the segment's named arrays, as they were put.
+    what the response was sampled with. `arrays` are the segment's named arrays, as they were put: per token or per
+    sample, large ones as references that `rollq.buffer.arrays.load_array` reads.
     """
 
     ids: Int32Array
@@ -148,9 +149,11 @@ class Batch:
 
         Packed, all sequences of a micro-batch stand in one row; with `padded`, each has its own row, and rows times
         the longest is at most `max_tokens`. `arrays` names the named arrays that hold a value per token, see
-        `MicroBatch.arrays`. A rank without sequences left gets micro-batches of one token that is masked.
+        `MicroBatch.arrays`; references among them are loaded. A rank without sequences left gets micro-batches of one
+        token that is masked.
 
-        Raises `ConfigError` for a sequence longer than `max_tokens`, `InvalidGroup` for a missing or misshapen array.
+        Raises `ConfigError` for a sequence longer than `max_tokens`, `InvalidGroup` for a missing or misshapen array,
+        `ArrayError` for a reference whose file is missing or was changed.
         """
         from rollq.consumer.micro_batch import assemble
 

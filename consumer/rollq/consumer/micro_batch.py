@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rollq.buffer.arrays import load_array
 from rollq.buffer.errors import InvalidGroup
 from rollq.consumer.batch import BatchCounts, TokenSequence
 
@@ -126,9 +127,9 @@ def _aligned(batch: "Batch", sequence: TokenSequence, name: str) -> npt.NDArray[
     """A named array with one entry per token of the sequence: it covers the whole sequence, or the response alone."""
     group = batch.groups[batch.sample_groups[sequence.sample]]
     where = f"task {group.task!r}, group {group.group_id}, sample {sequence.sample} of step {batch.step}"
-    array = sequence.arrays.get(name)
-    if array is None:
+    if name not in sequence.arrays:
         raise InvalidGroup(f"{where} has no array {name!r}; it has {sorted(sequence.arrays)!r}")
+    array = load_array(sequence.arrays[name])
     length, response = len(sequence.ids), int((sequence.versions >= 0).sum())
     if array.ndim and len(array) == length:
         return array

@@ -4,10 +4,13 @@ Invariant: every token returned carries the version of the weights that made it,
 distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on it.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+
+import numpy.typing as npt
 
 from rollq.buffer.schema import FinishReason, Float32Array, Int32Array, VersionSpan
 
@@ -44,7 +47,7 @@ class Sampling:
         return {name: getattr(self, name) for name in _SAMPLING_FIELDS}  # asdict copies deeply, for every sample
 
 
-_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+_SAMPLING_FIELDS = tuple(each.name for each in fields(Sampling))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,12 +63,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R."""
+    """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R;
+    `arrays` what else the engine knows of each new token (routed experts, top-k logprobs), each [R, ...]."""
 
     ids: Int32Array
     logprobs: Float32Array
     versions: tuple[VersionSpan, ...]
     finish_reason: FinishReason
+    arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
 class EngineDead(RuntimeError):

@@ -8,7 +8,7 @@ wrong with the engine or with time hands the group back, counted; being stopped 
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -144,15 +144,12 @@ class Generation:
         verdict = NOT_JUDGED
         if made.status is SampleStatus.COMPLETED:
             verdict = await recipe.judge.judge(lease.prompt, made)
-        samples[index] = Sample(
-            segments=made.segments,
+        samples[index] = replace(
+            made,
             status=made.status if verdict.error is None else SampleStatus.FAILED,
-            finish_reason=made.finish_reason,
             reward=verdict.reward,
             reward_parts=verdict.parts,
-            text=made.text,
             error=verdict.error or made.error,
-            sampling=made.sampling,
             extra={**made.extra, **self._extra},
         )
 

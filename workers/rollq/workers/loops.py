@@ -12,7 +12,16 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from rollq.buffer.schema import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.schema import (
+    FinishReason,
+    Int32Array,
+    NamedArrays,
+    Prompt,
+    Sample,
+    SampleStatus,
+    Segment,
+    VersionSpan,
+)
 from rollq.workers.engine import Completion, Request, Sampling, Tokenizer
 from rollq.workers.plugins import load_plugin
 
@@ -97,21 +106,47 @@ def parse_reason(raw: object) -> FinishReason:
 def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Segment:
     """The segment `before`, with the tokens of `new` after its own; all of them new without one.
 
-    Raises `ValueError` when the engine's logprobs or versions do not cover its tokens.
+    Named arrays per token are joined too; what else `before` holds, per sample, stays as it is.
+    Raises `ValueError` when the engine's logprobs, versions or arrays do not cover its tokens.
     """
     covered = sum(span.tokens for span in new.versions)
     if len(new.logprobs) != len(new.ids) or covered != len(new.ids):
         raise ValueError(
             f"the engine gave {len(new.ids)} tokens with {len(new.logprobs)} logprobs and versions for {covered}"
         )
+    for name, array in new.arrays.items():
+        if len(array) != len(new.ids):
+            raise ValueError(f"the engine gave {len(new.ids)} tokens with {len(array)} entries of array {name!r}")
     if before is None or len(before.response_ids) == 0:
-        return Segment(prompt_ids, new.ids, new.logprobs, new.versions)
+        return Segment(prompt_ids, new.ids, new.logprobs, new.versions, arrays=new.arrays)
     return Segment(
         prompt_ids=before.prompt_ids,
         response_ids=np.concatenate([before.response_ids, new.ids]),
         logprobs=np.concatenate([before.logprobs, new.logprobs]),
         versions=join_spans(before.versions, new.versions),
+        arrays=join_arrays(before, new),
     )
+
+
+def join_arrays(before: Segment, new: Completion) -> NamedArrays:
+    """The arrays of `before`, those of `new` after their namesakes.
+
+    Raises `ValueError` for an array of `new` that does not cover the tokens of `before` in the same dtype and shape.
+    """
+    joined = dict(before.arrays)
+    for name, array in new.arrays.items() if len(new.ids) else ():
+        first = before.arrays.get(name)
+        if (
+            not isinstance(first, np.ndarray)
+            or first.dtype != array.dtype
+            or first.shape != (len(before.response_ids), *array.shape[1:])
+        ):
+            raise ValueError(
+                f"array {name!r} of the engine is {array.dtype} {list(array.shape)}; what the first "
+                f"{len(before.response_ids)} tokens have of it cannot be continued: {first!r:.80}"
+            )
+        joined[name] = np.concatenate([first, array])
+    return joined
 
 
 def join_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:

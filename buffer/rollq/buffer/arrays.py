@@ -1,0 +1,93 @@
+"""Large named arrays beside Redis: a file in a folder that workers and trainer share, named by an `ArrayRef`.
+
+Invariant: whoever loads an array has compared its bytes with the checksum that travelled through Redis. A file is named
+by its content and appears whole or not at all, so storing the same array again changes nothing. rollq never deletes
+these files; they belong to whoever owns the folder. Each store makes the file's time new, so deleting those that are
+older than the oldest group that can still be trained or replayed is safe.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from rollq.buffer.errors import ArrayError
+from rollq.buffer.schema import ArrayRef
+
+ARRAY = "array"
+"""Name of the one tensor in each file."""
+
+
+def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
+    """Write `array`, of any shape and a dtype of safetensors, to `folder`; return what stands for it in a segment.
+
+    Raises `ArrayError` when it cannot be written.
+    """
+    try:
+        data = safetensors.numpy.save({ARRAY: np.ascontiguousarray(array).reshape(array.shape)})
+    except (SafetensorError, KeyError) as error:
+        raise ArrayError(f"an array of {array.dtype} cannot be stored: safetensors has no such dtype") from error
+    digest = hashlib.sha256(data).hexdigest()
+    path = folder.absolute() / f"{digest}.safetensors"
+    try:
+        _write(path, data)
+    except OSError as error:
+        raise ArrayError(f"array {str(path)!r} cannot be written: {error.strerror}") from error
+    return ArrayRef(path.as_uri(), digest, tuple(array.shape), array.dtype.name)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        os.utime(path)
+        return
+    number, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".array-")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+            os.fchmod(number, 0o644)  # mkstemp's 0600 would keep it from a trainer of another user
+            file.flush()
+            os.fsync(number)
+        Path(unfinished).replace(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
+    """The array that a reference stands for, its checksum, dtype and shape compared; an array is returned as it is.
+
+    Raises `ArrayError` for a file that is missing, or holds something else than what was stored.
+    """
+    if not isinstance(array, ArrayRef):
+        return array
+    parts = urlsplit(array.uri)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        raise ArrayError(f"array {array.uri!r}: only file:///path can be loaded")
+    try:
+        data = Path(unquote(parts.path)).read_bytes()
+    except OSError as error:
+        raise ArrayError(
+            f"array {array.uri!r} cannot be read: {error.strerror}; its folder must be shared with whoever loads it, "
+            "and its files kept for as long as groups that name them may be trained"
+        ) from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != array.sha256:
+        raise ArrayError(f"array {array.uri!r}: sha256 is {found[:12]}..., stored was {array.sha256[:12]}...")
+    try:
+        loaded: npt.NDArray[Any] = safetensors.numpy.load(data)[ARRAY]
+    except (SafetensorError, KeyError) as error:
+        raise ArrayError(f"array {array.uri!r}: not a safetensors file with a tensor {ARRAY!r}: {error}") from error
+    if loaded.shape != array.shape or loaded.dtype.name != array.dtype:
+        raise ArrayError(
+            f"array {array.uri!r} is {loaded.dtype} {list(loaded.shape)}, its reference says {array.dtype} "
+            f"{list(array.shape)}"
+        )
+    return loaded
