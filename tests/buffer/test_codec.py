@@ -185,6 +185,7 @@ def test_decoded_arrays_are_aligned_read_only_views_of_the_frame() -> None:
     for segment in decode_sample(frame).segments:
         arrays = [segment.prompt_ids, segment.response_ids, segment.logprobs, *segment.arrays.values()]
         for array in arrays if segment.loss_mask is None else [*arrays, segment.loss_mask]:
+            assert isinstance(array, np.ndarray)
             assert np.shares_memory(array, np.frombuffer(frame, np.uint8))
             assert array.flags.aligned
             assert not array.flags.writeable

@@ -20,7 +20,7 @@ from typing import Any
 
 from rq import Queue
 
-from rollq.buffer.errors import RollqError
+from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.byte_tokenizer import ByteTokenizer
@@ -165,6 +165,11 @@ def load_engine(settings: WorkerSettings) -> Engine:
 
 
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
-    """The tokenizer of the settings, else that of the engine's model, else bytes."""
+    """The tokenizer of the settings, else that of the engine's model, else bytes.
+
+    Raises `ConfigError` when there is none for an engine whose model is elsewhere.
+    """
     folder = settings.tokenizer or settings.options.get("model")
+    if folder is None and settings.engine == "openai":
+        raise ConfigError("[worker] tokenizer: engine 'openai' needs the folder of the served model's tokenizer")
     return ByteTokenizer() if folder is None else HfTokenizer(Path(folder))

@@ -12,7 +12,7 @@ from rollq.workers.engine import SwapMode
 class WorkerSettings(Settings):
     """One worker: its engine, how much it takes at once, how it follows the weights, when it gives up."""
 
-    engine: str = Field(default="transformers", description="transformers, simulated, or a dotted path")
+    engine: str = Field(default="transformers", description="transformers, openai, simulated, or a dotted path")
     options: dict[str, Any] = Field(default_factory=dict, description="settings of the engine, such as its model")
     tokenizer: Path | None = Field(default=None, description="folder of the tokenizer; default: the engine's model")
     name: str = Field(default="worker", pattern=r"^[A-Za-z0-9_-]{1,32}$", description="a random part is added to it")

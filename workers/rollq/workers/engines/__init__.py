@@ -1,4 +1,5 @@
-"""The engines that ship with rollq, by name. A module is imported when asked for: only `transformers` needs torch.
+"""The engines that ship with rollq, by name. A module is imported when asked for: only `transformers` needs torch,
+only `openai` aiohttp.
 
 A worker's settings name an engine of this table and nothing else; options are checked by the engine's own settings.
 """
@@ -12,10 +13,12 @@ from pydantic import ValidationError
 from rollq.buffer.errors import ConfigError
 from rollq.workers.engine import Engine
 
-ENGINES: Mapping[str, tuple[str, str, str]] = {
-    "transformers": ("rollq.workers.engines.transformers", "TransformersEngine", "TransformersSettings"),
-    "simulated": ("rollq.workers.engines.simulated", "SimulatedEngine", "SimulatedSettings"),
+ENGINES: Mapping[str, tuple[str, str, str, str]] = {
+    "transformers": ("rollq.workers.engines.transformers", "TransformersEngine", "TransformersSettings", "torch"),
+    "simulated": ("rollq.workers.engines.simulated", "SimulatedEngine", "SimulatedSettings", "torch"),
+    "openai": ("rollq.workers.engines.openai", "OpenAIEngine", "OpenAISettings", "openai"),
 }
+"""Name -> module, engine, settings, and the extra that installs what it needs."""
 
 
 def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
@@ -25,11 +28,11 @@ def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
     """
     if name not in ENGINES:
         raise ConfigError(f"unknown engine {name!r}: use one of {', '.join(sorted(ENGINES))}")
-    module_name, engine_name, settings_name = ENGINES[name]
+    module_name, engine_name, settings_name, extra = ENGINES[name]
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"engine {name!r} needs the package {error.name!r}: pip install 'rollq[torch]'") from error
+        raise ConfigError(f"engine {name!r} needs the package {error.name!r}: pip install 'rollq[{extra}]'") from error
     try:
         settings = getattr(module, settings_name)(**options)
     except ValidationError as error:

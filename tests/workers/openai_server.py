@@ -1,0 +1,106 @@
+"""A server with OpenAI's completions API on loopback, in a thread, which misbehaves as the test tells it to."""
+
+import asyncio
+import threading
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+ANSWER = [*b"42", 1]
+
+
+class CompletionsServer:
+    """Answers each request by the next word of `plan`, "ok" when it is empty. Requests for one token are probes: they
+    take their words from `probe_plan`, so that a test says what its own requests meet."""
+
+    def __init__(self, *plan: str) -> None:
+        self.plan = deque(plan)
+        self.probe_plan: deque[str] = deque()
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: dict[str, str] = {}
+        self.models: Any = {"data": [{"id": "tiny", "max_model_len": 64}]}
+        self.retry_after = "0"
+        self.poison: int | None = None  # prompts that begin with this id meet a 500, whatever the plan
+        self.hanging = threading.Semaphore(0)
+        self.freed = threading.Semaphore(0)
+        self.url = ""
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    def __enter__(self) -> "CompletionsServer":
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server, if it still runs."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(10)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop, self._release = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/completions", self._complete)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}/v1"
+        self._ready.set()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    def release(self) -> None:
+        """Let requests that hang be answered."""
+        self._loop.call_soon_threadsafe(self._release.set)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self.headers = dict(request.headers)
+        return web.json_response(self.models)
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        probe = body["max_tokens"] == 1
+        plan = self.probe_plan if probe else self.plan
+        word = plan.popleft() if plan else "ok"
+        if not probe:
+            self.bodies.append(body)
+            if body["prompt"][0] == self.poison:
+                word = "500"
+        if word == "hang":
+            self.hanging.release()
+            try:
+                await self._release.wait()
+            except asyncio.CancelledError:
+                self.freed.release()
+                raise
+        return self._answer(word, body, request)
+
+    def _answer(self, word: str, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        if word == "drop":
+            assert request.transport is not None
+            request.transport.abort()
+        if word.isdigit():
+            headers = {"Retry-After": self.retry_after} if word in ("429", "503") else None
+            return web.Response(status=int(word), text=f'{{"error": "said {word}"}}', headers=headers)
+        if word == "garbage":
+            return web.Response(text="<html>not json")
+        ids = ANSWER[: body["max_tokens"]]
+        raw = word == "raw"
+        logprobs = [0.0 if body["top_k"] == 1 and not raw else -0.5] * len(ids)
+        choice = {
+            "token_ids": None if word == "no ids" else ids,
+            "logprobs": {"token_logprobs": [None] * len(ids) if word == "no logprobs" else logprobs},
+            "finish_reason": "abort" if word == "abort" else "stop",
+        }
+        return web.json_response({"choices": [choice]})

@@ -1,0 +1,83 @@
+"""What is said to a server with OpenAI's completions API, and what its answers mean. Pure: plain values in and out."""
+
+from typing import Any
+
+import numpy as np
+
+from rollq.buffer.schema import VersionSpan
+from rollq.workers.engine import Completion, Request, WeightsVersion
+from rollq.workers.loops import parse_reason
+
+NO_LIMIT_TOKENS = 1 << 62
+"""Context of a server that does not tell it; it refuses what is too long by itself."""
+RAW_LOGPROB = -1e-3
+"""With top_k = 1 the sampled distribution has one token, of logprob 0: anything lower is of another distribution."""
+
+
+def request_body(request: Request, tokens: int, model: str, version: WeightsVersion) -> dict[str, Any]:
+    """A request for at most `tokens` new tokens. Everything is said, so that no default of the server's counts."""
+    sampling, prefix = request.sampling, request.prefix_ids
+    return {
+        "model": model,
+        "prompt": request.prompt_ids if prefix is None else np.concatenate([request.prompt_ids, prefix]),
+        "max_tokens": tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop": sampling.stop,
+        "seed": sampling.seed,
+        "n": 1,
+        "logprobs": 1,
+        "return_token_ids": True,
+        "cache_salt": f"{version.epoch}.{version.version}",  # keys and values of other weights must not be used
+    }
+
+
+def read_completion(answer: Any, version: WeightsVersion) -> Completion:
+    """The completion in a server's answer. Raises `ValueError` when it lacks token ids or logprobs."""
+    try:
+        choice = answer["choices"][0]
+        ids = np.array(choice["token_ids"], dtype=np.int32)
+        logprobs = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
+        reason = parse_reason(choice["finish_reason"])
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            "the server's answer lacks choices[0].token_ids, .logprobs.token_logprobs or .finish_reason "
+            f"({type(error).__name__}: {error}): a server with return_token_ids is needed, such as vLLM's"
+        ) from error
+    if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
+        raise ValueError(f"the server gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
+    spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
+    return Completion(ids, logprobs, spans, reason)
+
+
+def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
+    """Name and context length in tokens of the model to ask for, from the server's list of models.
+
+    Raises `ValueError` when the wanted one, or a single one, is not in it.
+    """
+    try:
+        contexts = {str(model["id"]): model.get("max_model_len") for model in listed["data"]}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the server's list of models cannot be read: {listed!r:.200}") from error
+    if wanted is None and len(contexts) != 1:
+        raise ValueError(f"the server serves {sorted(contexts)!r}: set served_model in [worker.options] to one of them")
+    name = next(iter(contexts)) if wanted is None else wanted
+    if name not in contexts:
+        raise ValueError(f"the server serves {sorted(contexts)!r}, not served_model = {name!r}")
+    return name, int(contexts[name] or NO_LIMIT_TOKENS)
+
+
+def check_probe(probed: Completion) -> None:
+    """Raise `ValueError` unless one token sampled with top_k = 1 came back with the logprob of that distribution."""
+    if len(probed.ids) != 1:
+        raise ValueError(f"the server gave {len(probed.ids)} tokens where 1 was asked for")
+    if probed.logprobs[0] < RAW_LOGPROB:
+        raise ValueError(
+            f"the server gives the only possible token a logprob of {probed.logprobs[0]:.3f}: it returns logprobs of "
+            "the model and not of what was sampled; start vLLM with --logprobs-mode processed_logprobs"
+        )

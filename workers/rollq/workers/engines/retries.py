@@ -1,0 +1,49 @@
+"""When a request to a server is tried again, and after how long. Pure: no clock, no network, no random numbers."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from math import isfinite
+
+TRANSIENT = frozenset({408, 425, 429})
+"""Statuses below 500 that say nothing about the request itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """`retries` more tries after the first; the pause doubles from `first_s` up to `longest_s`."""
+
+    retries: int
+    first_s: float
+    longest_s: float
+
+
+def is_transient(status: int) -> bool:
+    """Whether the same request may succeed later: the server is overloaded, or has an error of its own."""
+    return status in TRANSIENT or status >= 500
+
+
+def backoff_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, jitter: float) -> float | None:
+    """Seconds to wait after `failures` failures in a row, at least what the server asks for; None: give up.
+
+    `jitter` in [0, 1) takes up to half of the pause away, so that what failed together does not return together.
+    """
+    if failures > policy.retries:
+        return None
+    doublings = min(failures - 1, 60)  # 2**60 of any first_s is above any longest_s
+    pause_s = min(policy.longest_s, policy.first_s * 2.0**doublings) * (1 - jitter / 2)
+    return pause_s if retry_after_s is None else max(pause_s, retry_after_s)
+
+
+def parse_retry_after(value: str | None, now: datetime) -> float | None:
+    """Seconds that a Retry-After header asks for, given as a number or as a date; None for none or nonsense."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = (parsedate_to_datetime(value) - now).total_seconds()
+        except (ValueError, TypeError):  # TypeError: a date without its zone
+            return None
+    return max(0.0, seconds) if isfinite(seconds) else None
