@@ -17,6 +17,7 @@ RollqError
  |- HistoryGone          the batches that a resume needs are no longer kept
  |- CheckpointOverdue    too many batches are held for a checkpoint that does not come
  |- ClaimTimeout         a batch did not fill in time; says what holds it back
+ |- SnapshotError        a saved buffer that is missing, damaged or of another schema; names the file
  |- WeightsError         weights that are missing, truncated or not the ones announced
 """
 
@@ -96,6 +97,10 @@ class ClaimTimeout(RollqError, TimeoutError):
 
 class ArrayError(RollqError):
     """A named array beside Redis that is missing, changed, or cannot be written."""
+
+
+class SnapshotError(RollqError):
+    """A saved buffer that cannot be written or restored: missing, damaged, or of another schema."""
 
 
 class WeightsError(RollqError):

@@ -28,8 +28,8 @@ from rollq.buffer.trips import converse
 
 SCHEMA = 1
 LIBRARY = f"rollq_{SCHEMA}"
-READ_ONLY = frozenset({"counts", "inspect", "ready"})
-REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch"})
+READ_ONLY = frozenset({"counts", "inspect", "ready", "save_group", "save_index"})
+REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups"})
 """All other functions also run on a server whose memory is full, so that it can drain."""
 
 

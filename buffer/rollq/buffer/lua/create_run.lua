@@ -3,6 +3,10 @@
 -- Returns the incarnation that counts.   Caller: every role at start.   A repeat compares and changes nothing.
 local function create_run(keys, args)
   local found = redis.call('HMGET', keys[1], 'incarnation', 'schema', 'model', 'tokenizer')
+  if not found[1] and redis.call('HEXISTS', keys[1], 'restoring') == 1 then
+    return fail('RUN_MISMATCH', 'the run is being restored from a snapshot: wait until that has ended; when it has died, '
+      .. 'repeat `rollq restore`')
+  end
   if not found[1] then
     redis.call('HSET', keys[1], 'incarnation', args[1], 'schema', args[2], 'model', args[3], 'tokenizer', args[4],
       'created_ms', now_ms())

@@ -1,0 +1,129 @@
+"""Restoring a saved buffer into a run that does not exist yet.
+
+Everything is checked before the first write. Then the run is reserved for this snapshot, groups are written, then each
+task's clock, and last the run itself: until then every role is refused. All of it may be repeated, so a restore that
+dies is ended by another one. No version is live afterwards: nothing is leased or admitted until a trainer begins, which
+then finds what it would have found after a crash at the instant that was saved.
+"""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rollq.buffer import functions
+from rollq.buffer.core import BufferCore, encode_rules, task_keys
+from rollq.buffer.errors import RunMismatch, SnapshotError
+from rollq.buffer.saving import Report
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.snapshot import Part, SavedGroup, Snapshot, check, read_groups, read_manifest
+from rollq.buffer.values import NO_VERSION
+
+BYTES_PER_CALL = 1 << 20
+GROUPS_PER_CALL = 200
+ITEMS_PER_WRITE = 1000
+
+
+class Restoring(BufferCore):
+    """Calls of whoever restores the buffer."""
+
+    def restore(
+        self, directory: Path, *, rules: Mapping[str, TaskRules] | None = None, report: Report | None = None
+    ) -> Snapshot:
+        """Restore the snapshot in `directory` as this run, which must not exist; it may have had another name.
+
+        `rules`: those that the tasks are going to have; tasks that the snapshot lacks begin from their beginning.
+        Raises SnapshotError naming the file that is damaged, RunMismatch naming the rule that differs, or when the run
+        exists. After any of these nothing has been written.
+        """
+        snapshot, digest = read_manifest(directory)
+        if snapshot.functions != functions.SCHEMA:
+            raise SnapshotError(
+                f"{directory}: was saved from schema {snapshot.functions} of rollq's functions, this rollq has "
+                f"{functions.SCHEMA}: use the rollq that wrote it"
+            )
+        _check_rules(snapshot, rules or {})
+        check(directory, snapshot)
+        incarnation = self._call("restore_run", self.keys.info, secrets.token_hex(16), digest).decode()
+        done = 0
+        for task in snapshot.tasks:
+            for call in _calls(directory, snapshot, task):
+                written = self._restore_groups(incarnation, snapshot, task, call)
+                done += len(call)
+                if report:
+                    report(done, snapshot.groups)
+                if not written:  # an earlier try came so far
+                    break
+            self._restore_task(incarnation, snapshot, task)
+        self._open(incarnation, snapshot, digest)
+        return snapshot
+
+    def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> bool:
+        args: list[Any] = []
+        for group in groups:
+            args += (group.group_id, group.status, group.score, len(group.fields), *_flat(group.fields))
+            args += (len(group.frames), *_flat(group.frames))
+        order = snapshot.tasks[task].clock["order"]
+        key = task_keys(self.run, task).clock
+        return int(self._call("restore_groups", key, incarnation, order, *args)) >= 0
+
+    def _restore_task(self, incarnation: str, snapshot: Snapshot, task: str) -> None:
+        saved = snapshot.tasks[task]
+        clock = saved.clock | {
+            "incarnation": incarnation, "events": self.keys.events, "nonce": "", "version": str(NO_VERSION),
+            "reaped_ms": "0", "hold_until_ms": "0", "saving_until_ms": "0",
+        }  # fmt: skip
+        parts = [*saved.parts.items(), ("clock", clock)]
+        self._call("restore_task", task_keys(self.run, task).clock, incarnation, *_writes(parts))
+
+    def _open(self, incarnation: str, snapshot: Snapshot, digest: str) -> None:
+        run = {
+            "incarnation": incarnation, "schema": str(snapshot.functions), "model": snapshot.model,
+            "tokenizer": snapshot.tokenizer, "restored_from": digest,
+        }  # fmt: skip
+        # a task that joins before a trainer has begun must not know of steps that the trainer may go back behind
+        first_step = snapshot.resume_steps[0]
+        trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step)}
+        parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
+        parts += [(f"plan:{step}", plan) for step, plan in snapshot.plans.items()]
+        self._call("restored", self.keys.info, incarnation, digest, *_writes(parts), "", *snapshot.tasks)
+        self._incarnation = incarnation
+
+
+def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:
+    for task, asked in rules.items():
+        if task in snapshot.tasks:
+            clock = snapshot.tasks[task].clock
+            for name, value in encode_rules(asked).items():
+                if clock.get(name) != str(value):
+                    raise RunMismatch(
+                        f"task {task!r} was saved with {name} = {clock.get(name)}, the settings ask for {value}: the "
+                        "settings of a run stay; change it back, or begin a new run"
+                    )
+
+
+def _calls(directory: Path, snapshot: Snapshot, task: str) -> Iterator[list[SavedGroup]]:
+    """The groups of a task in portions for one call each."""
+    portion: list[SavedGroup] = []
+    size_bytes = 0
+    for group in read_groups(directory, snapshot, task):
+        if portion and (len(portion) >= GROUPS_PER_CALL or size_bytes + group.size_bytes > BYTES_PER_CALL):
+            yield portion
+            portion, size_bytes = [], 0
+        portion.append(group)
+        size_bytes += group.size_bytes
+    if portion:
+        yield portion
+
+
+def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[Any]:
+    """Hashes and lists as arguments of the functions, in writes that Lua can take."""
+    for name, part in parts:
+        command, items = ("HSET", list(_flat(part))) if isinstance(part, dict) else ("RPUSH", part)
+        for start in range(0, len(items), ITEMS_PER_WRITE):
+            write = items[start : start + ITEMS_PER_WRITE]
+            yield from (name, command, len(write), *write)
+
+
+def _flat(mapping: Mapping[Any, Any]) -> Iterator[Any]:
+    return (item for pair in mapping.items() for item in pair)

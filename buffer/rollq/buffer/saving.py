@@ -1,0 +1,232 @@
+"""Saving a run's buffer to a folder while everything goes on.
+
+What is saved is the state of one instant per task: the index. Payloads are read after it, in chunks. Meanwhile the
+buffer holds on to them (`hold_for_saving`), and they are written once and never changed, so what is read later is what
+stood there then. Groups that had no result yet may get one meanwhile; they are saved as pending, so that counters and
+groups are of the same instant.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rollq.buffer import functions
+from rollq.buffer.core import BufferCore, pairs, task_keys
+from rollq.buffer.errors import SnapshotError
+from rollq.buffer.schema import Status
+from rollq.buffer.snapshot import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
+
+HOLD_MS = 30_000
+"""For so long after its last word a saver is waited for. It speaks after every trip."""
+GROUPS_PER_TRIP = 32
+CHUNK_GROUPS = 1000
+CHUNK_BYTES = 64 << 20
+TRIES = 5
+
+UNFINISHED = (Status.RUNNING, Status.PENDING, Status.ABORTED, Status.EXPIRED)
+"""Statuses out of which a worker may change a group's samples."""
+POOLS = (Status.ABORTED, Status.EXPIRED)
+"""Of these, the ones that are kept as they are."""
+AUDITED = (Status.FILTERED, Status.FAILED)
+"""Statuses that the oldest groups leave when there are too many."""
+IN_MANIFESTS = (Status.CLAIMED, Status.ARCHIVED)
+_OF_A_LEASE = frozenset({"nonce", "worker", "alone", "reserved_by", "reserved_until_ms"})
+
+Report = Callable[[int, int], None]
+"""Told how many groups are saved, of how many."""
+
+
+class _Moved(SnapshotError):
+    """What the index names is not there any more."""
+
+
+@dataclass(slots=True)
+class _Index:
+    """A task at one instant."""
+
+    clock: dict[str, str]
+    parts: dict[str, Part]
+    scores: Mapping[Status, Sequence[tuple[int, str]]]
+
+    @property
+    def progress(self) -> dict[str, str]:
+        found = self.parts["progress"]
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def batch_of(self) -> dict[str, str]:
+        """Group -> handle of the open batch that it belongs to."""
+        handles = {
+            name[len("batch:") : -len(":groups")]: part for name, part in self.parts.items() if name.endswith(":groups")
+        }
+        return {group_id: handle for handle, ids in handles.items() for group_id in ids}
+
+    def members(self) -> list[tuple[Status, int, str]]:
+        """Status, group and score. First those that may change soonest."""
+        order = sorted(self.scores, key=lambda status: status not in UNFINISHED)
+        return [(status, group_id, score) for status in order for group_id, score in self.scores[status]]
+
+
+class Saving(BufferCore):
+    """Calls of whoever saves the buffer."""
+
+    def save(self, directory: Path, *, replace: bool = False, report: Report | None = None) -> Snapshot:
+        """Save the whole run to the folder `directory`, which appears complete or not at all. Nothing else waits.
+
+        `replace`: a snapshot that is there goes when the new one is complete. Raises ConfigError for a folder that may
+        not be written, SnapshotError when it cannot be, or when trainers keep taking the run over meanwhile; StoreLost.
+        """
+        for _ in range(TRIES - 1):
+            try:
+                return self._save(directory, replace, report)
+            except _Moved:
+                continue
+        return self._save(directory, replace, report)
+
+    def _save(self, directory: Path, replace: bool, report: Report | None) -> Snapshot:
+        with writing(directory, replace=replace) as writer:
+            tasks = self.tasks()
+            try:
+                self._hold(tasks, HOLD_MS)
+                indexes = {task: self._index(task) for task in tasks}
+                run = self._save_run(indexes)
+                saved = {task: self._save_task(writer, task, indexes, report) for task in tasks}
+                for task, index in indexes.items():
+                    if str(self.clock(task).epoch) != index.clock["epoch"]:
+                        raise _Moved(f"a trainer took run {self.run!r} over while it was saved: save it again")
+            finally:
+                self._hold(tasks, 0)
+            return writer.finish(**run, tasks=saved)
+
+    def _hold(self, tasks: Iterable[str], hold_ms: int) -> bool:
+        """Whether everything has been held since the last call."""
+        calls = [("hold_for_saving", task_keys(self.run, task).clock, self.incarnation, hold_ms) for task in tasks]
+        return all(self._call_all(calls))
+
+    def _index(self, task: str) -> _Index:
+        clock, parts, *scores = self._call_task("save_index", task, *(status.value for status in Status))
+        return _Index(
+            clock=_texts(clock),
+            parts={
+                name.decode(): _texts(content) if kind == b"hash" else [_text(item) for item in content]
+                for name, kind, content in parts
+            },
+            scores={
+                status: [(int(group_id), score.decode()) for group_id, score in pairs(found)]
+                for status, found in zip(Status, scores, strict=True)
+            },
+        )
+
+    def _save_run(self, indexes: Mapping[str, _Index]) -> dict[str, Any]:
+        """What the manifest says of the run. Read after the tasks: a batch has its plan before it has a manifest."""
+        info, versions, epoch = self._read_all(
+            [("HMGET", self.keys.info, "schema", "model", "tokenizer"), ("HGETALL", self.keys.versions),
+             ("HGET", self.keys.trainer, "epoch")]
+        )  # fmt: skip
+        clocks = [index.clock for index in indexes.values()]
+        first = min((int(clock["history"]) for clock in clocks), default=0)
+        last = max((int(clock["claimed_step"]) for clock in clocks), default=0)
+        steps = range(first + 1, last + 1)
+        plans = self._read_all([("HMGET", self.keys.plan(step), "sizes", "round") for step in steps])
+        return {
+            "functions": functions.SCHEMA,
+            "run": self.run,
+            "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "model": _text(info[1]),
+            "tokenizer": _text(info[2]),
+            "epoch": int(epoch or 0),
+            "versions": _texts(versions),
+            # who has seen a batch delivered is gone after a restore: it is delivered again
+            "plans": {
+                str(step): {"sizes": _text(sizes), "round": _text(round_ or b"0")}
+                for step, (sizes, round_) in zip(steps, plans, strict=True)
+                if sizes
+            },
+        }
+
+    def _save_task(self, writer: Writer, task: str, indexes: Mapping[str, _Index], report: Report | None) -> SavedTask:
+        index = indexes[task]
+        done = sum(_size(other) for name, other in indexes.items() if name < task)
+        total = sum(map(_size, indexes.values()))
+        statuses = dict.fromkeys((status.value for status in Status), 0)
+        chunk: list[SavedGroup] = []
+        members = index.members()
+        for start in range(0, len(members), GROUPS_PER_TRIP):
+            trip = members[start : start + GROUPS_PER_TRIP]
+            for group in self._read_groups(task, index, trip):
+                statuses[group.status] += 1
+                chunk.append(group)
+            if len(chunk) + GROUPS_PER_TRIP > CHUNK_GROUPS or sum(g.size_bytes for g in chunk) >= CHUNK_BYTES:
+                writer.add(task, chunk)
+                chunk = []
+            if not self._hold(indexes, HOLD_MS):
+                raise _Moved(f"saving run {self.run!r} paused for too long, and groups have left: save it again")
+            done += len(trip)
+            if report:
+                report(done, total)
+        if chunk:
+            writer.add(task, chunk)
+        return SavedTask(clock=index.clock, parts=index.parts, statuses=statuses)
+
+    def _read_groups(
+        self, task: str, index: _Index, members: Sequence[tuple[Status, int, str]]
+    ) -> Iterator[SavedGroup]:
+        clock_key = task_keys(self.run, task).clock
+        replies = self._call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
+        batch_of = index.batch_of
+        for (status, group_id, score), (fields, frames) in zip(members, replies, strict=True):
+            batch = batch_of.get(str(group_id))
+            if fields:
+                found = SavedGroup(group_id, status.value, score, _texts(fields), _frames(frames))
+                yield as_indexed(found, batch, int(index.progress["admitted"]))
+            elif status in IN_MANIFESTS or (batch and status not in AUDITED):
+                raise _Moved(f"a batch of task {task!r} was given up while it was saved: save it again")
+            else:
+                left = f"dropped_{status if status in AUDITED else 'saving'}"
+                index.progress[left] = str(int(index.progress.get(left, 0)) + 1)
+
+
+def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGroup:
+    """What is saved of a group that was read later than the index, by which it had `group.status` and `batch`.
+
+    `admitted`: how many groups the task had by then. Raises `SnapshotError` for a result that was taken apart since.
+    """
+    status, now = Status(group.status), Status(group.fields["status"])
+    if status not in UNFINISHED and now in UNFINISHED:
+        raise _Moved(f"group {group.group_id} was sent back while it was saved: save it again")
+    fields = {name: value for name, value in group.fields.items() if name not in _OF_A_LEASE}
+    frames = group.frames
+    if status in UNFINISHED and now not in UNFINISHED:  # its result came since
+        fields |= {"letters": "p" * len(fields["letters"]), "tries": "0"}
+        frames = {}
+    if now is Status.RUNNING:  # nobody will end this try
+        fields["tries"] = str(int(fields["tries"]) - 1)
+    if status in UNFINISHED and not (status is now and status in POOLS):
+        status = Status.PENDING
+    if int(fields.get("clone", 0)) > admitted:  # it was trained since
+        del fields["clone"]
+    if batch:  # which may have ended since
+        fields["batch"] = batch
+        fields.pop("shaped", None)
+    return SavedGroup(group.group_id, status.value, group.score, {**fields, "status": status.value}, frames)
+
+
+def _size(index: _Index) -> int:
+    return sum(map(len, index.scores.values()))
+
+
+def _texts(flat: Any) -> dict[str, str]:
+    """A hash, however the driver returns it."""
+    found = flat.items() if isinstance(flat, dict) else pairs(flat)
+    return {_text(name): _text(value) for name, value in found}
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+def _frames(flat: Any) -> dict[int, bytes]:
+    return {int(index): frame for index, frame in pairs(flat)}

@@ -1,0 +1,299 @@
+"""A saved buffer as a folder: what its files hold, how they come to disk whole, and how they are checked.
+
+    snapshot.json                       the manifest: what was saved, and size and SHA-256 of every other file
+    task-<name>/groups-00000.jsonl      one group per line, without its payload
+    task-<name>/frames-00000.safetensors  the frames of those groups: "<group id>/<sample>" -> uint8 [bytes]
+
+A frame is what `codec` makes of a sample. Invariant: the folder appears under its name complete and synced, or not at
+all; `check` passes only for exactly the bytes that were written. No pickle, nothing that names code.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from rollq.buffer.errors import ConfigError, SnapshotError
+
+SCHEMA = 1
+MANIFEST = "snapshot.json"
+_FILE_NAME = r"^task-[A-Za-z0-9_.-]{1,64}/(groups-[0-9]+\.jsonl|frames-[0-9]+\.safetensors)$"
+
+Part = dict[str, str] | list[str]
+"""A hash or a list of Redis that is small enough for the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGroup:
+    """One group: where it stands, its hash, and its frames by sample. `score`: its place in the status."""
+
+    group_id: int
+    status: str
+    score: str
+    fields: Mapping[str, str]
+    frames: Mapping[int, bytes]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.frames.values()))
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SavedFile(_Model):
+    """What `check` compares a file with."""
+
+    name: str = Field(pattern=_FILE_NAME)
+    size_bytes: int
+    sha256: str
+
+
+class SavedTask(_Model):
+    """One task: its clock (with its rules), its small parts (`progress`, `manifest:<step>`, ...), groups by status."""
+
+    clock: dict[str, str]
+    parts: dict[str, Part]
+    statuses: dict[str, int]
+
+
+class Snapshot(_Model):
+    """The manifest. `versions`: "epoch:version" -> digest of all weights ever published; `plans`: sizes per step."""
+
+    schema_version: int = Field(alias="schema")
+    functions: int
+    run: str
+    saved_at: str
+    model: str
+    tokenizer: str
+    epoch: int
+    versions: dict[str, str]
+    plans: dict[str, dict[str, str]]
+    tasks: dict[str, SavedTask]
+    files: tuple[SavedFile, ...]
+
+    @property
+    def resume_steps(self) -> tuple[int, int]:
+        """First and last train step whose checkpoint a trainer can resume from on this snapshot."""
+        clocks = [task.clock for task in self.tasks.values() if task.clock["kind"] == "train"]
+        return (
+            max((int(clock["history"]) for clock in clocks), default=0),
+            min((int(clock["committed"]) for clock in clocks), default=0),
+        )
+
+    @property
+    def groups(self) -> int:
+        """Groups over all tasks."""
+        return sum(sum(task.statuses.values()) for task in self.tasks.values())
+
+
+class Writer:
+    """The files of a snapshot that is being written, in a folder that nobody reads yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: list[SavedFile] = []
+
+    def add(self, task: str, groups: Sequence[SavedGroup]) -> None:
+        """Write one chunk of a task's groups, in their order: two files."""
+        folder = self._folder / f"task-{task}"
+        folder.mkdir(exist_ok=True)
+        number = sum(file.name.startswith(f"task-{task}/groups-") for file in self._files)
+        lines = b"".join(_line(group) for group in groups)
+        self._write(f"task-{task}/groups-{number:05}.jsonl", lines)
+        frames = {
+            f"{group.group_id}/{index}": np.frombuffer(frame, np.uint8)
+            for group in groups
+            for index, frame in group.frames.items()
+        }
+        self._write(f"task-{task}/frames-{number:05}.safetensors", save(frames))
+
+    def finish(self, **manifest: Any) -> Snapshot:
+        """Write the manifest over all files so far, and return it."""
+        snapshot = Snapshot(schema=SCHEMA, files=tuple(self._files), **manifest)
+        body = snapshot.model_dump(by_alias=True)
+        body["digest"] = _digest(body)
+        _write_synced(self._folder / MANIFEST, orjson.dumps(body, option=orjson.OPT_INDENT_2))
+        for folder in (*self._folder.iterdir(), self._folder):
+            if folder.is_dir():
+                _sync_folder(folder)
+        return snapshot
+
+    def _write(self, name: str, content: bytes) -> None:
+        _write_synced(self._folder / name, content)
+        self._files.append(SavedFile(name=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
+
+
+@contextmanager
+def writing(directory: Path, *, replace: bool) -> Iterator[Writer]:
+    """A `Writer` whose files appear as `directory` when the block ends well, and leave no trace when it does not.
+
+    A process that is killed leaves a hidden folder beside `directory`, which the next one clears away. Raises
+    `ConfigError` when `directory` holds anything but a snapshot, or holds one and `replace` is not set.
+    """
+    directory = directory.absolute()
+    _check_target(directory, replace)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    hidden = directory.with_name(f".{directory.name}.saving")
+    hidden.mkdir(exist_ok=True)
+    lock = os.open(hidden, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{str(directory)!r} is being written by another process: wait, or name another"
+            ) from None
+        try:
+            _clear(hidden)
+            yield Writer(hidden)
+            _put_in_place(hidden, directory)
+        except BaseException:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise
+    finally:
+        os.close(lock)
+
+
+def read_manifest(directory: Path) -> tuple[Snapshot, str]:
+    """The manifest in `directory` and its digest. Raises `SnapshotError` naming the file."""
+    path = directory / MANIFEST
+    try:
+        body = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        former = _former(directory.absolute())
+        hint = f"; a former one is in {str(former)!r}" if (former / MANIFEST).exists() else ""
+        raise SnapshotError(f"{str(directory)!r} is no snapshot: it has no {MANIFEST}{hint}") from None
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise SnapshotError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        found = body.get("schema") if isinstance(body, dict) else None
+        raise SnapshotError(f"{path}: has schema {found!r}, this rollq reads {SCHEMA}: use the rollq that wrote it")
+    digest = body.pop("digest", None)
+    if digest != _digest(body):
+        raise SnapshotError(f"{path}: its digest is wrong: the file was changed; restore from another copy")
+    try:
+        return Snapshot.model_validate(body), digest
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SnapshotError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def check(directory: Path, snapshot: Snapshot) -> None:
+    """Read every file once. Raises `SnapshotError` naming the first that is missing or not as it was written."""
+    for file in snapshot.files:
+        path = directory / file.name
+        try:
+            with path.open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise SnapshotError(f"{path}: cannot be read: {error.strerror}; restore from another copy") from error
+        if found != file.sha256:
+            raise SnapshotError(f"{path}: its SHA-256 is not that of the manifest: it was changed or truncated")
+    for name, task in snapshot.tasks.items():
+        counted: dict[str, int] = {}
+        for group in read_groups(directory, snapshot, name):
+            counted[group.status] = counted.get(group.status, 0) + 1
+        if counted != {status: n for status, n in task.statuses.items() if n}:
+            raise SnapshotError(f"{directory / MANIFEST}: groups of task {name!r} are {task.statuses}, found {counted}")
+
+
+def read_groups(directory: Path, snapshot: Snapshot, task: str) -> Iterator[SavedGroup]:
+    """The groups of a task, in the order in which they were added."""
+    for file in snapshot.files:
+        if file.name.startswith(f"task-{task}/groups-"):
+            path = directory / file.name
+            frames_path = path.with_name(path.name.replace("groups-", "frames-").replace(".jsonl", ".safetensors"))
+            yield from _read_chunk(path, frames_path)
+
+
+def _read_chunk(path: Path, frames_path: Path) -> Iterator[SavedGroup]:
+    try:
+        tensors = load(frames_path.read_bytes())
+        lines = path.read_bytes().splitlines()
+    except (OSError, SafetensorError) as error:
+        raise SnapshotError(f"{frames_path}: cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            group = orjson.loads(line)
+            frames = {index: tensors[f"{group['id']}/{index}"].tobytes() for index in group["frames"]}
+            yield SavedGroup(group["id"], group["status"], group["score"], group["fields"], frames)
+        except (LookupError, TypeError, orjson.JSONDecodeError) as error:
+            raise SnapshotError(f"{path}:{number}: is not a saved group: {error!r}") from error
+
+
+def _line(group: SavedGroup) -> bytes:
+    fields = {"id": group.group_id, "status": group.status, "score": group.score, "fields": group.fields}
+    return orjson.dumps({**fields, "frames": list(group.frames)}, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _check_target(directory: Path, replace: bool) -> None:
+    if directory.is_dir() and not any(directory.iterdir()):
+        return
+    if directory.is_dir() and (directory / MANIFEST).exists():
+        if not replace:
+            raise ConfigError(f"{str(directory)!r} holds a snapshot already: name another folder, or pass --replace")
+    elif directory.exists() or directory.is_symlink():
+        raise ConfigError(f"{str(directory)!r} exists and is no snapshot: name another folder")
+
+
+def _put_in_place(hidden: Path, directory: Path) -> None:
+    """Rename; a snapshot that is replaced stands aside meanwhile, so that at every instant one of the two is whole."""
+    former = _former(directory)
+    if (directory / MANIFEST).exists():
+        shutil.rmtree(former, ignore_errors=True)
+        directory.rename(former)
+    try:
+        hidden.rename(directory)
+    except OSError:
+        if former.exists():
+            former.rename(directory)
+        raise
+    _sync_folder(directory.parent)
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def _former(directory: Path) -> Path:
+    return directory.with_name(f".{directory.name}.former")
+
+
+def _clear(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    try:
+        with path.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise SnapshotError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
