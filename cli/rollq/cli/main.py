@@ -15,6 +15,8 @@ COMMANDS = {
     "work": ("rollq.cli.roles", "Generate and judge groups."),
     "train": ("rollq.cli.roles", "Train on batches of groups and publish weights."),
     "status": ("rollq.cli.views", "Show how far a run is."),
+    "checkpoint": ("rollq.cli.snapshots", "Save a run's buffer to a folder."),
+    "restore": ("rollq.cli.snapshots", "Restore a saved buffer."),
     "rq-info": ("rollq.cli.views", "Show the run's queue and workers as RQ has them."),
 }
 """Name of a command -> module that holds it under the same name with underscores, and one line about it."""

@@ -10,9 +10,10 @@ from typing import Self
 from rq import Queue
 
 from rollq.buffer.connection import Patience
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.tickets import open_queue
-from rollq.cli.settings import RollqSettings, password_from
+from rollq.cli.settings import RollqSettings, load_settings, password_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,15 @@ class Place:
     def queue(self) -> Queue:
         """The run's queue of tickets, not connected yet."""
         return open_queue(self.queue_url, self.run, password=self.password)
+
+
+def find_place(file: Path | None, url: str | None, run: str | None) -> Place:
+    """The place that a command's FILE names, or its --url and --run. Raises `ConfigError` for neither and for both."""
+    if file is not None and not url and not run:
+        return Place.of(load_settings(file))
+    if file is None and url and run:
+        return Place.at(url, run)
+    raise ConfigError("give either FILE (rollq.toml), or both --url and --run")
 
 
 def fingerprints(model: Path | None, tokenizer: Path | None) -> dict[str, str]:

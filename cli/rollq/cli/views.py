@@ -1,14 +1,8 @@
 """Looks at a run from outside: `rollq status` and `rollq rq-info`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-from rollq.buffer.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rollq.cli.setup import Place
 
 
 @click.command()
@@ -24,9 +18,10 @@ def status(file: Path | None, url: str | None, run_name: str | None, as_json: bo
       rollq status rollq.toml
       rollq status --url redis://127.0.0.1:6379/0 --run sums --json
     """
+    from rollq.cli.setup import find_place
     from rollq.monitor import status as view
 
-    place = _place(file, url, run_name)
+    place = find_place(file, url, run_name)
     with place.buffer() as buffer:
         found = view.read_status(buffer, place.queue())
     click.echo(view.as_json(found) if as_json else view.as_table(found))
@@ -43,17 +38,7 @@ def rq_info(file: Path | None, url: str | None, run_name: str | None) -> None:
     Example:
       rollq rq-info rollq.toml
     """
+    from rollq.cli.setup import find_place
     from rollq.monitor.rq_info import rq_lines
 
-    click.echo("\n".join(rq_lines(_place(file, url, run_name).queue())))
-
-
-def _place(file: Path | None, url: str | None, run: str | None) -> "Place":
-    from rollq.cli.settings import load_settings
-    from rollq.cli.setup import Place
-
-    if file is not None and not url and not run:
-        return Place.of(load_settings(file))
-    if file is None and url and run:
-        return Place.at(url, run)
-    raise ConfigError("give either FILE (rollq.toml), or both --url and --run")
+    click.echo("\n".join(rq_lines(find_place(file, url, run_name).queue())))

@@ -1,0 +1,89 @@
+"""Copies of a run's buffer in a folder: `rollq checkpoint` and `rollq restore`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rollq.buffer.saving import Report
+
+QUIET_S = 1.0
+"""What takes no longer needs no progress bar."""
+
+directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+file_argument = click.argument("file", type=click.Path(path_type=Path), required=False)
+url_option = click.option("--url", help="URL of the server, instead of FILE.")
+run_option = click.option("--run", "run_name", help="Name of the run, with --url.")
+
+
+@click.command()
+@directory_argument
+@file_argument
+@url_option
+@run_option
+@click.option("--replace", is_flag=True, help="DIR holds a snapshot: replace it once the new one is complete.")
+def checkpoint(directory: Path, file: Path | None, url: str | None, run_name: str | None, replace: bool) -> None:
+    """Save the run's buffer to the folder DIR while everything goes on. DIR appears complete or not at all.
+
+    \b
+    Example:
+      rollq checkpoint backups/step-100 rollq.toml
+      rollq checkpoint backups/now --url redis://127.0.0.1:6379/0 --run sums --replace
+    """
+    from rollq.cli.setup import find_place
+
+    with find_place(file, url, run_name).buffer() as buffer, _bar("save") as report:
+        snapshot = buffer.save(directory, replace=replace, report=report)
+    first, last = snapshot.resume_steps
+    click.echo(f"saved {snapshot.groups} groups of run {snapshot.run!r} to {directory}")
+    click.echo(f"it goes with the trainer's checkpoint of step {_steps(first, last)}")
+
+
+@click.command()
+@directory_argument
+@file_argument
+@url_option
+@run_option
+def restore(directory: Path, file: Path | None, url: str | None, run_name: str | None) -> None:
+    """Restore the buffer saved in the folder DIR, into a run that does not exist yet.
+
+    With FILE its settings must be those that the run was saved with. Nothing is generated until a trainer begins. When
+    this is interrupted, repeat it.
+
+    \b
+    Example:
+      rollq restore backups/step-100 rollq.toml
+      rollq restore backups/step-100 --url redis://127.0.0.1:6379/0 --run sums
+    """
+    from rollq.cli.settings import load_settings
+    from rollq.cli.setup import find_place
+
+    place = find_place(file, url, run_name)
+    rules = load_settings(file).tasks if file else {}
+    with place.buffer() as buffer, _bar("restore") as report:
+        snapshot = buffer.restore(directory, rules=rules, report=report)
+    for task in rules.keys() - snapshot.tasks.keys():
+        click.echo(f"warning: task {task!r} is not in {directory}: it starts from its beginning", err=True)
+    first, last = snapshot.resume_steps
+    click.echo(f"restored {snapshot.groups} groups of run {snapshot.run!r}, saved {snapshot.saved_at}")
+    click.echo(f"now start the trainer from its checkpoint of step {_steps(first, last)}")
+
+
+def _steps(first: int, last: int) -> str:
+    return f"{last}" if first == last else f"{last} (or of one from {first} on)"
+
+
+@contextmanager
+def _bar(verb: str) -> "Iterator[Report]":
+    from tqdm import tqdm
+
+    with tqdm(desc=verb, unit=" groups", delay=QUIET_S) as bar:
+
+        def report(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield report
