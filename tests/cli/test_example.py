@@ -70,4 +70,6 @@ def test_the_engines_options_are_documented_too() -> None:
 
 def test_every_section_is_documented() -> None:
     sections = {section.partition(".")[0] for section in SECTIONS}
-    assert set(RollqSettings.model_fields) == sections | {"run", "seed"}
+    assert set(RollqSettings.model_fields) == sections | {"run", "seed", "batch", "evaluations"}
+    assert "\n#[batch]\n" in EXAMPLE.read_text()
+    assert set(load_settings(EXAMPLE, {}).evaluations) == {"held_out"}

@@ -149,3 +149,64 @@ def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
 def test_a_password_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     environment: Mapping[str, str] = {"ROLLQ_REDIS_PASSWORD_FILE": str(tmp_path / "none")}
     assert "ROLLQ_REDIS_PASSWORD_FILE" in problem(tmp_path, **environment)
+
+
+SHARED = """
+run = "r"
+[batch]
+groups = 7
+schedule = [{ step = 10, groups = 4 }, { step = 20, weights = { code = 2.0 } }]
+[tasks.math]
+prompts = "math.jsonl"
+weight = 2.0
+[tasks.code]
+prompts = "code.jsonl"
+"""
+
+
+def test_one_batch_is_shared_by_the_tasks_weights_and_changes_by_step(tmp_path: Path) -> None:
+    path = tmp_path / "rollq.toml"
+    path.write_text(SHARED)
+    tasks = load_settings(path, {}).tasks
+    assert {name: (task.batch_groups, task.schedule) for name, task in tasks.items()} == {
+        "math": (5, ((10, 3), (20, 2))),
+        "code": (2, ((10, 1), (20, 2))),
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("weight = 2.0", "weight = -1.0", "task 'math': weight -1.0 must be a number from 0 on"),
+        ("weight = 2.0", 'weight = "2"', "tasks.math.weight = '2': must be a number"),
+        ("weight = 2.0", "batch_groups = 3", "tasks.math.batch_groups: [batch] says how large batches are"),
+        ("weight = 2.0", "weight = 0", "tasks.math: gets no group of any batch"),
+        ("code = 2.0", "sort = 2.0", "names task 'sort', which there is not"),
+        ("step = 10", "step = 1", "batch.schedule.0.step = 1: must be greater than 1"),
+        ('prompts = "code.jsonl"', 'prompts = "code.jsonl"\nkind = "eval"', "stands in [evaluations.code]"),
+        (
+            'prompts = "code.jsonl"',
+            'prompts = "c"\ntail_batch_trigger_size = -1\ntail_batch_max_tries = 2',
+            "with tail_batch_trigger_size = -1 what expires is dropped",
+        ),
+        (
+            'prompts = "code.jsonl"',
+            'prompts = "c"\n[evaluations.code]\nprompts = "c"',
+            "'code' is a task and an evaluation: give them different names",
+        ),
+        (
+            'prompts = "code.jsonl"',
+            'prompts = "c"\n[evaluations.test]\nprompts = "c"\nmax_staleness = 2',
+            "max_staleness: an evaluation is never trained, leave this out",
+        ),
+    ],
+)
+def test_settings_that_make_no_sense_together_are_refused_with_the_reason(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "rollq.toml"
+    assert old in SHARED
+    path.write_text(SHARED.replace(old, new))
+    with pytest.raises(ConfigError) as refused:
+        load_settings(path, {})
+    assert message in str(refused.value)

@@ -21,7 +21,7 @@ from rollq.buffer.schema import (
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values import Claimed, TrainerEpoch
-from rollq.producer.loop import Feed, Producer
+from rollq.producer.loop import Feed, Producer, ShouldContinue
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings
@@ -54,10 +54,13 @@ def begin(buffer: Buffer, **changes: Any) -> TrainerEpoch:
 
 
 @contextmanager
-def producer(url: str, run: str, task: TaskSettings, **changes: Any) -> Iterator[Producer]:
+def producer(
+    url: str, run: str, task: TaskSettings, *, should_continue: ShouldContinue | None = None, **changes: Any
+) -> Iterator[Producer]:
     """A producer with connections of its own."""
     with make_run(url, run, task) as buffer, PromptFile(task) as source:
-        feed = Feed(TASK, task, Sampler(source, (0, task.shuffle_seed), task.on_bad_prompt))
+        sampler = Sampler(source, (0, task.shuffle_seed), task.on_bad_prompt)
+        feed = Feed(TASK, task, sampler, task.min_keep_rate, should_continue)
         yield Producer(buffer, open_queue(url, run), ProducerSettings(tick_s=0.2, **changes), [feed])
 
 

@@ -5,8 +5,8 @@ import pytest
 from rollq.producer.journal import REPORT_S, Journal
 from rollq.producer.strategy import Plan
 
-BUSY = Plan(target=8, outstanding=4)
-STUCK = Plan(target=8, outstanding=8, reason="no trainer has begun an epoch yet")
+BUSY = Plan(target=8, outstanding=4, last_step=2, pools=())
+STUCK = Plan(target=8, outstanding=8, last_step=2, pools=(), reason="no trainer has begun an epoch yet")
 
 
 def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,12 +18,18 @@ from producer_world import (
     train,
 )
 
+from rollq.buffer.core import task_keys
 from rollq.buffer.errors import InvalidPrompt, StoreLost
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import SampleStatus, Status
 from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.settings import EvaluationSettings
 from rollq.buffer.tickets import open_queue, tickets_queued
-from rollq.producer.loop import Producer
+from rollq.buffer.values import Control
+from rollq.producer.loop import EvaluationFeed, Producer
+from rollq.producer.prompts import PromptFile
+from rollq.producer.settings import ProducerSettings
+from rollq.producer.strategy import State
 
 
 @contextmanager
@@ -60,7 +66,7 @@ def wait_for(buffer: Buffer, **statuses: int) -> None:
             events.wait(0.2)
 
 
-def test_nothing_is_scheduled_before_a_trainer_begins(server_url: str, run_name: str, tmp_path: Path) -> None:
+def test_xm05_nothing_is_scheduled_before_a_trainer_begins(server_url: str, run_name: str, tmp_path: Path) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 20))
     with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
         made.tick()
@@ -105,7 +111,9 @@ def test_a_new_version_lets_the_next_step_be_scheduled(server_url: str, run_name
         assert (counts.statuses[Status.PENDING], counts.progress["cursor"]) == (8, 12)
 
 
-def test_filtered_and_failed_groups_are_replaced(server_url: str, run_name: str, tmp_path: Path) -> None:
+def test_xp01_xp08_filtered_and_failed_groups_are_counted_and_replaced(
+    server_url: str, run_name: str, tmp_path: Path
+) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 20))
     with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
         begin(buffer)
@@ -115,13 +123,15 @@ def test_filtered_and_failed_groups_are_replaced(server_url: str, run_name: str,
         made.tick()
         counts = buffer.counts(TASK)
         assert (counts.statuses[Status.PENDING], counts.progress["cursor"]) == (8, 11)
+        assert (counts.progress["filtered"], counts.progress["failed"]) == (2, 1)
 
 
 @pytest.mark.parametrize("strategy", ["sync", "async"])
-def test_an_aborted_group_is_rolled_again_before_new_prompts(
+def test_xs01_xp01_an_aborted_group_is_rolled_again_before_new_prompts(
     server_url: str, run_name: str, tmp_path: Path, strategy: str
 ) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 20), max_staleness=0)
+    # XTuner's synchronous strategy leaves an aborted group lying, and its prompt is lost; here it is rolled again
     with (
         producer(server_url, run_name, task, strategy=strategy) as made,
         make_run(server_url, run_name, task) as buffer,
@@ -151,7 +161,9 @@ def test_expired_groups_are_rolled_again_by_the_async_strategy(server_url: str, 
         assert counts.progress["cursor"] == 6 + 4
 
 
-def test_two_producers_neither_over_schedule_nor_skip_a_prompt(server_url: str, run_name: str, tmp_path: Path) -> None:
+def test_sb04_two_producers_neither_over_schedule_nor_skip_a_prompt(
+    server_url: str, run_name: str, tmp_path: Path
+) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 37), batch_groups=16)
     steps, seen = 12, dict[int, str]()
     with ExitStack() as stack:
@@ -242,3 +254,141 @@ def test_a_full_server_stops_admission_and_lets_go_when_it_has_drained(
         buffer.client.config_set("maxmemory", used * 10)
         made.tick()
         assert buffer.counts(TASK).statuses[Status.PENDING] == 8
+
+
+def expire(buffer: Buffer, n: int) -> None:
+    """Let `n` groups of a task with max_staleness 0 expire."""
+    made = lease(buffer, n)
+    put(buffer, made)
+    clock = buffer.clock(TASK)
+    buffer.client.hset(
+        task_keys(buffer.run, TASK).clock, mapping={"step": clock.step + 1, "version": clock.version + 1}
+    )
+    assert buffer.expire(TASK) == n
+
+
+def test_xp04_expired_groups_wait_until_they_are_a_tail_batch(server_url: str, run_name: str, tmp_path: Path) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 40), max_staleness=0, tail_batch_trigger_size=3)
+    with (
+        producer(server_url, run_name, task, over_sample=0.5) as made,
+        make_run(server_url, run_name, task) as buffer,
+    ):
+        begin(buffer)
+        made.tick()
+        expire(buffer, 2)
+        made.tick()
+        assert buffer.counts(TASK).statuses[Status.EXPIRED] == 2, "two are no tail batch yet"
+        expire(buffer, 1)
+        made.tick()
+        counts = buffer.counts(TASK)
+        assert counts.statuses[Status.EXPIRED] == 0
+        assert counts.statuses[Status.PENDING] <= 4 * 3, "a tail batch is not over-sampled"
+
+
+def test_xb09_dropped_groups_are_counted_and_their_prompts_not_sampled_again(
+    server_url: str, run_name: str, tmp_path: Path
+) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 40), max_staleness=0, tail_batch_trigger_size=-1)
+    with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
+        begin(buffer)
+        made.tick()
+        expire(buffer, 4)
+        made.tick()
+        counts = buffer.counts(TASK)
+        assert (counts.dropped, counts.statuses[Status.EXPIRED]) == ({"expired": 4}, 0)
+        assert [str(item.prompt.content) for item in lease(buffer, 9)] == order(task, 12)[4:12]
+
+
+def test_sizes_follow_the_schedule(server_url: str, run_name: str, tmp_path: Path) -> None:
+    task = task_settings(
+        prompt_file(tmp_path / "p.jsonl", 40), batch_groups=2, max_staleness=3, schedule=[(2, 5), (3, 0), (4, 1)]
+    )
+    with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
+        begin(buffer)
+        made.tick()
+        made.tick()
+        assert [item.step for item in lease(buffer, 99)] == [1] * 2 + [2] * 5 + [4]
+
+
+def test_production_stops_with_a_diagnosis_when_too_little_is_kept(
+    server_url: str, run_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 40), keep_window=4, min_keep_rate=0.5)
+    with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
+        begin(buffer)
+        made.tick()
+        put(buffer, lease(buffer, 1))
+        put(buffer, lease(buffer, 2), filtered=True)
+        made.tick()
+        assert buffer.clock(TASK).control is Control.RUN
+        put(buffer, lease(buffer, 1), SampleStatus.FAILED, error="the judge is broken")
+        admitted = buffer.counts(TASK).progress["admitted"]
+        made.tick()
+        made.tick()
+        clock = buffer.clock(TASK)
+        assert clock.control is Control.STOPPED
+        assert "1 of the last 4 groups were worth training, less than min_keep_rate = 0.5" in clock.control_reason
+        assert "2 were filtered and 1 failed, the last one with: the judge is broken" in clock.control_reason
+        assert caplog.text.count("production stops") == 1
+        assert buffer.counts(TASK).progress["admitted"] == admitted
+        buffer.set_control(TASK, Control.RUN)
+        made.tick()
+        assert buffer.counts(TASK).progress["admitted"] > admitted
+
+
+def test_xp15_a_tasks_own_hook_ends_its_production(server_url: str, run_name: str, tmp_path: Path) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 40))
+    seen: list[State] = []
+
+    def enough(state: State) -> bool:
+        seen.append(state)
+        return state.outstanding < 8
+
+    with producer(server_url, run_name, task, should_continue=enough) as made:
+        buffer = made._buffer
+        begin(buffer)
+        made.tick()
+        made.tick()
+        assert [state.outstanding for state in seen] == [0, 8]
+        assert buffer.clock(TASK).control is Control.DONE
+        assert len(lease(buffer, 99)) == 8, "what was scheduled is still made"
+
+
+def test_xp15_a_hook_that_fails_ends_nothing(
+    server_url: str, run_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 40))
+
+    def broken(state: State) -> bool:
+        raise ZeroDivisionError("a mistake in the hook")
+
+    with producer(server_url, run_name, task, should_continue=broken) as made:
+        begin(made._buffer)
+        made.tick()
+        made.tick()
+        assert made._buffer.clock(TASK).control is Control.RUN
+        assert caplog.text.count("its should_continue hook failed") == 1
+
+
+def test_an_evaluation_is_asked_once_in_the_order_of_its_file_by_two_producers(
+    server_url: str, run_name: str, tmp_path: Path
+) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 40))
+    path = prompt_file(tmp_path / "held_out.jsonl", 5)
+    path.write_bytes(b"{not json\n" + path.read_bytes())
+    asked = EvaluationSettings(prompts=path, group_size=1)
+    with ExitStack() as stack:
+        buffer = stack.enter_context(make_run(server_url, run_name, task))
+        buffer.register_task("held_out", asked)
+        begin(buffer)
+        state = buffer.open_batch("held_out", "0/held_out", "eval", step=0)
+        for _ in range(2):
+            own = stack.enter_context(make_run(server_url, run_name, task))
+            source = stack.enter_context(PromptFile(asked))
+            feed = EvaluationFeed("held_out", source, "skip")
+            Producer(own, open_queue(server_url, run_name), ProducerSettings(), [], [feed]).tick()
+        state = buffer.batch_by_handle("held_out", state.handle)
+        assert (state.size, state.closed) == (5, True)
+        assert tickets_queued(open_queue(server_url, run_name)) == 5
+        leased = buffer.lease(["math", "held_out"], 9, worker="w", version=0, epoch=1)
+        assert [item.prompt.content for item in leased.leases] == [str(number) for number in range(5)]

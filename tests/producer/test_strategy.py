@@ -1,21 +1,29 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from rollq.buffer.schema import Status
 from rollq.buffer.settings import TaskRules
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import State, plan, step_of, target_groups
+from rollq.producer.strategy import State, draw_on, over_sampled, plan, step_of, too_little_kept
 
 ASYNC = ProducerSettings(strategy="async")
 SYNC = ProducerSettings(strategy="sync")
 
 
-def rules(batch: int = 4, staleness: int = 0, interval: int = 1) -> TaskRules:
-    return TaskRules(batch_groups=batch, max_staleness=staleness, sync_weights_interval=interval)
+def rules(batch: int = 4, staleness: int = 0, interval: int = 1, **more: Any) -> TaskRules:
+    return TaskRules(batch_groups=batch, max_staleness=staleness, sync_weights_interval=interval, **more)
 
 
 def state(version: int = 0, consumed: int = 0, control: str = "run", **statuses: int) -> State:
-    return State(version, control, consumed, {Status(name): count for name, count in statuses.items()})
+    counts = {Status(name): count for name, count in statuses.items()}
+    return State(version, version + 1, control, "", consumed, counts)
+
+
+def outcomes(seen: int, kept: int) -> State:
+    return replace(state(), outcomes=seen, kept=kept)
 
 
 @pytest.mark.parametrize(
@@ -37,23 +45,90 @@ def state(version: int = 0, consumed: int = 0, control: str = "run", **statuses:
         pytest.param(ASYNC, rules(4), state(claimed=4), 0, id="a claimed batch counts towards the target"),
         pytest.param(ASYNC, rules(4), state(expired=4, archived=9), 4, id="expired and archived groups do not count"),
         pytest.param(ASYNC, rules(4), state(pending=9), 0, id="a target that shrank leaves no room"),
+        pytest.param(ASYNC, rules(4), state(gathered=1, cooling=1), 2, id="gathered and cooling groups count"),
     ],
 )
-def test_room_is_what_the_cumulative_target_leaves(
+def test_xp01_xp03_room_is_what_the_cumulative_target_leaves(
     settings: ProducerSettings, rule: TaskRules, now: State, room: int
 ) -> None:
-    assert plan(settings, rule, now, 0.0).room == room
+    made = plan(settings, rule, now, 0.0)
+    assert max(0, made.room) == room
 
 
-def test_oversampling_adds_a_fixed_budget_to_the_target() -> None:
-    settings = ProducerSettings(over_sample=1.0)
-    # batch 4, two steps allowed and half of a third trained: target 8 + budget 4
-    made = plan(settings, rules(4, staleness=1), state(completed=7), 0.0)
-    assert (made.target, made.room) == (12, 5)
+def test_xp02_the_budget_of_oversampling_is_a_share_of_the_batch_beyond_the_target() -> None:
+    """Target 10, 9 available, batch 4, over_sample 1.0: 5 launches, 14 in total."""
+    rule = rules(4, staleness=1, schedule=[(2, 6)])
+    made = plan(ProducerSettings(over_sample=1.0), rule, state(completed=9), 0.0)
+    assert (made.target, made.room, made.last_step) == (14, 5, 2)
 
 
-def test_oversampling_rounds_up() -> None:
-    assert plan(ProducerSettings(over_sample=0.1), rules(4), state(), 0.0).target == 5
+@pytest.mark.parametrize(
+    ("share", "batch", "budget"), [(0.0, 4, 0), (0.1, 4, 1), (0.5, 4, 2), (1.0, 4, 4), (2.5, 3, 8)]
+)
+def test_xp02_the_budget_is_rounded_up(share: float, batch: int, budget: int) -> None:
+    assert over_sampled(ProducerSettings(over_sample=share), rules(batch), state()) == budget
+
+
+def test_xp02_the_budget_is_of_the_batch_that_is_trained_next() -> None:
+    rule = rules(4, schedule=[(3, 10)])
+    settings = ProducerSettings(over_sample=0.5)
+    assert [over_sampled(settings, rule, state(version=version)) for version in (0, 1, 2, 3)] == [2, 2, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("seen", "kept", "budget"),
+    [
+        pytest.param(7, 1, 1, id="the window is not full yet"),
+        pytest.param(8, 8, 1, id="all are kept"),
+        pytest.param(8, 4, 5, id="half are kept: one batch more"),
+        pytest.param(8, 2, 13, id="a quarter: three batches more"),
+        pytest.param(8, 1, 13, id="not more than three batches more"),
+        pytest.param(8, 0, 13, id="nothing is kept"),
+    ],
+)
+def test_oversampling_adapts_to_the_keep_rate_if_told_to(seen: int, kept: int, budget: int) -> None:
+    rule = rules(4, keep_window=8)
+    settings = ProducerSettings(over_sample=0.25, adaptive_over_sample=True)
+    assert over_sampled(settings, rule, outcomes(seen, kept)) == budget
+    assert over_sampled(ProducerSettings(over_sample=0.25), rule, outcomes(seen, kept)) == 1
+
+
+@pytest.mark.parametrize(
+    ("trigger", "expired", "pools", "tail_batch"),
+    [
+        pytest.param(0, 9, (Status.ABORTED, Status.EXPIRED), False, id="at once"),
+        pytest.param(-1, 0, (Status.ABORTED, Status.EXPIRED), False, id="what is dropped is in no pool"),
+        pytest.param(3, 2, (Status.ABORTED,), False, id="too few have expired"),
+        pytest.param(3, 3, (Status.EXPIRED, Status.ABORTED), True, id="a tail batch"),
+        pytest.param(3, 4, (Status.EXPIRED, Status.ABORTED), True, id="a larger one"),
+    ],
+)
+def test_xs01_xp04_which_pools_are_drawn_on_and_when_it_is_a_tail_batch(
+    trigger: int, expired: int, pools: tuple[Status, ...], tail_batch: bool
+) -> None:
+    rule = rules(4, tail_batch_trigger_size=trigger)
+    assert draw_on(rule, state(expired=expired, aborted=1)) == (pools, tail_batch)
+
+
+def test_xp04_a_tail_batch_is_not_oversampled() -> None:
+    settings, rule = ProducerSettings(over_sample=1.0), rules(4, tail_batch_trigger_size=3)
+    assert plan(settings, rule, state(expired=2), 0.0).target == 8
+    assert plan(settings, rule, state(expired=3), 0.0).target == 4
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "kept", "rate", "stops"),
+    [
+        (7, 0, 0.5, False),
+        (8, 3, 0.5, True),
+        (8, 4, 0.5, False),
+        (8, 0, 0.0, False),
+        (8, 7, 1.0, True),
+        (8, 8, 1.0, False),
+    ],
+)
+def test_too_little_is_kept_when_a_full_window_says_so(outcomes: int, kept: int, rate: float, stops: bool) -> None:
+    assert too_little_kept(outcomes, kept, 8, rate) is stops
 
 
 def test_sync_refuses_an_oversampling_budget() -> None:
@@ -63,15 +138,16 @@ def test_sync_refuses_an_oversampling_budget() -> None:
 
 @pytest.mark.parametrize("version", range(6))
 @pytest.mark.parametrize("threshold", [1, 2, 3, 6])
-def test_no_step_past_the_run_ahead_bound_is_scheduled(version: int, threshold: int) -> None:
-    batch = 3
-    target = target_groups(rules(batch), version, threshold)
-    last = step_of(target - 1, batch)
-    assert last - version - 1 < threshold
-    assert step_of(target, batch) - version - 1 >= threshold
+def test_xp05_no_step_past_the_run_ahead_bound_is_scheduled(version: int, threshold: int) -> None:
+    rule = rules(3, staleness=threshold - 1)
+    made = plan(ASYNC, rule, state(version=version), 0.0)
+    assert made.last_step - version - 1 == threshold - 1
+    assert step_of(made.target - 1, rule, made.last_step) == made.last_step
+    assert step_of(made.target - 1, rule, made.last_step + 9) == made.last_step
+    assert step_of(made.target, rule, made.last_step + 9) == made.last_step + 1
 
 
-def test_production_stops_at_the_bound_and_goes_on_with_a_newer_version() -> None:
+def test_xp05_production_stops_at_the_bound_and_goes_on_with_a_newer_version() -> None:
     rule = rules(4, staleness=1)
     stopped = plan(ASYNC, rule, state(version=3, consumed=16, pending=4), 0.0)
     assert (stopped.room, "version 3" in stopped.reason) == (0, True)
@@ -93,5 +169,29 @@ def test_nothing_is_scheduled_and_the_reason_is_told(now: State, memory: float, 
     assert reason in made.reason
 
 
+def test_why_a_task_was_stopped_is_told() -> None:
+    stopped = replace(state(control="stopped"), control_reason="too little is kept")
+    assert plan(ASYNC, rules(), stopped, 0.0).reason == "the task is set to 'stopped': too little is kept"
+    assert plan(ASYNC, rules(), state(control="pause"), 0.0).reason == "the task is set to 'pause'"
+
+
+def test_a_plan_with_a_reason_has_no_room() -> None:
+    made = plan(ASYNC, rules(4), state(control="pause"), 0.0)
+    assert (made.target, made.outstanding, made.room) == (4, 0, 0)
+
+
 def test_steps_count_from_one() -> None:
-    assert [step_of(index, 3) for index in range(7)] == [1, 1, 1, 2, 2, 2, 3]
+    assert [step_of(index, rules(3), 9) for index in range(7)] == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_groups_beyond_the_last_step_are_for_it_too() -> None:
+    assert [step_of(index, rules(3), 2) for index in range(9)] == [1, 1, 1, 2, 2, 2, 2, 2, 2]
+
+
+def test_no_group_is_for_a_step_whose_batch_is_empty() -> None:
+    rule = rules(2, schedule=[(2, 0), (4, 1)])
+    assert [step_of(index, rule, 6) for index in range(5)] == [1, 1, 4, 5, 6]
+
+
+def test_before_a_trainer_begins_nothing_is_due() -> None:
+    assert plan(SYNC, rules(4), state(version=-1), 0.0).target == 0

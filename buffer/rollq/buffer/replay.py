@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.batches import Batches
-from rollq.buffer.core import pairs
+from rollq.buffer.core import pairs, task_keys
 from rollq.buffer.leasing import Leasing
 from rollq.buffer.restoring import Restoring
 from rollq.buffer.saving import Saving
@@ -43,6 +43,11 @@ class Buffer(Leasing, Training, Batches, Saving, Restoring):
         window = {name.decode(): _number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)
         return Production((now_ms - since_ms) / 1000, window, tuple(int(timing) for timing in timings))
+
+    def last_error(self, task: str) -> str:
+        """The error of the group that failed last; empty when none has failed."""
+        newest = self._read(lambda: self.client.zrevrange(task_keys(self.run, task).status(Status.FAILED), 0, 0))
+        return self.inspect(task, int(newest[0])).get("error", "") if newest else ""
 
     def inspect(self, task: str, group_id: int) -> dict[str, str]:
         """What is known of one group without its payload; empty when there is no such group."""

@@ -30,7 +30,7 @@ class RedisSettings(Settings):
 class TaskRules(Settings):
     """What the buffer's functions need to know of a task; stored in its clock, the same for every role."""
 
-    batch_groups: int = Field(gt=0, le=MAX_BATCH_GROUPS, description="groups of this task in one training batch")
+    batch_groups: int = Field(ge=0, le=MAX_BATCH_GROUPS, description="groups of this task in one training batch")
     group_size: int = Field(default=8, gt=0, le=1024, description="samples of one prompt")
     max_staleness: int = Field(default=1, ge=0, description="how many syncs old a token may be when it is trained")
     sync_weights_interval: int = Field(default=1, gt=0, description="train steps between two publications of weights")
@@ -89,6 +89,8 @@ class TaskRules(Settings):
             raise ValueError("schedule: steps must count up, from 1")
         if any(not 0 <= groups <= MAX_BATCH_GROUPS for _, groups in self.schedule):
             raise ValueError(f"schedule: a batch holds 0 to {MAX_BATCH_GROUPS} groups of a task")
+        if not self.batch_groups and not any(groups for _, groups in self.schedule):
+            raise ValueError("batch_groups = 0: no batch ever takes a group of this task; leave it out")
         return self
 
 
@@ -102,9 +104,36 @@ class TaskSettings(TaskRules):
     shuffle_seed: int = 0
     judge: str = Field(default="exact_match", description="name of a built-in judge, or a dotted path of your own")
     agent_loop: str = Field(default="single_turn", description="name of a built-in loop, or a dotted path of your own")
+    weight: float = Field(default=1.0, ge=0, description="share of [batch] groups")
+    min_keep_rate: float = Field(
+        default=0.0, ge=0, le=1, description="production stops when less of keep_window groups is worth training"
+    )
+    should_continue: str | None = Field(default=None, description="dotted path of a hook that may end production")
     max_prompt_tokens: int = Field(default=4096, gt=0)
     max_tokens: int = Field(default=1024, gt=0, description="new tokens of one sample")
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
+
+
+class EvaluationSettings(TaskSettings):
+    """One evaluation of `rollq.toml`: prompts that are asked again and again, and never trained on."""
+
+    kind: Literal["train", "eval"] = "eval"
+    batch_groups: int = Field(default=1, gt=0, description="no meaning here")
+
+    @model_validator(mode="after")
+    def _is_not_trained(self) -> Self:
+        senseless = sorted(self.model_fields_set & _TRAINING_ONLY)
+        if senseless:
+            raise ValueError(f"{', '.join(senseless)}: an evaluation is never trained, leave this out")
+        return self
+
+
+_TRAINING_ONLY = {
+    "batch_groups", "schedule", "weight", "max_staleness", "sync_weights_interval", "order", "expiry", "resume",
+    "tail_batch_trigger_size", "tail_batch_max_tries", "stragglers", "max_token_staleness", "max_uses",
+    "reuse_cooldown_steps", "partial_rollout", "min_valid_samples", "keep_window", "min_keep_rate", "should_continue",
+    "max_uncheckpointed_steps",
+}  # fmt: skip

@@ -27,29 +27,39 @@ settings_file = click.argument("file", type=click.Path(path_type=Path))
 def produce(file: Path) -> None:
     """Schedule prompts for all tasks of the run, as far ahead as its weights allow, until told to stop.
 
-    Any number of producers may run; they need no GPU and no torch.
+    Any number of producers may run; they need no GPU and no torch. Hooks of your own are imported from the folder of
+    FILE, or from what is installed.
 
     \b
     Example:
       rollq produce rollq.toml
     """
+    from rollq.buffer.plugins import load_plugin
     from rollq.cli.settings import load_settings
     from rollq.cli.setup import Place, open_run
-    from rollq.producer.loop import Feed, Producer
+    from rollq.producer.loop import EvaluationFeed, Feed, Producer
     from rollq.producer.prompts import PromptFile
     from rollq.producer.sampler import Sampler
 
     settings = load_settings(file)
+    sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()
     with ExitStack() as stack:
         feeds = []
         for name, task in settings.tasks.items():
             source = stack.enter_context(PromptFile(task))
             log.info("task %s: %d prompts in %s", name, source.rows, task.prompts)
-            feeds.append(Feed(name, task, Sampler(source, (settings.seed, task.shuffle_seed), task.on_bad_prompt)))
+            sampler = Sampler(source, (settings.seed, task.shuffle_seed), task.on_bad_prompt)
+            hook = load_plugin("should_continue", task.should_continue, {}) if task.should_continue else None
+            feeds.append(Feed(name, task, sampler, task.min_keep_rate, hook))
+        evaluations = []
+        for name, asked in settings.evaluations.items():
+            source = stack.enter_context(PromptFile(asked))
+            log.info("evaluation %s: %d prompts in %s", name, source.rows, asked.prompts)
+            evaluations.append(EvaluationFeed(name, source, asked.on_bad_prompt))
         buffer = stack.enter_context(open_run(settings, stop))
         log.info("producing for run %r", settings.run)
-        Producer(buffer, Place.of(settings).queue(), settings.producer, feeds).run(stop)
+        Producer(buffer, Place.of(settings).queue(), settings.producer, feeds, evaluations).run(stop)
     log.info("stopped")
 
 
@@ -79,7 +89,9 @@ def work(file: Path, name: str | None) -> None:
     with open_run(settings, threading.Event(), **fingerprints(model, worker.tokenizer or model)) as buffer:
         log.info("working for run %r as %s", settings.run, worker.name)
         try:
-            run_worker(buffer, Place.of(settings).queue(), settings.tasks, worker, seed=settings.seed)
+            run_worker(
+                buffer, Place.of(settings).queue(), settings.tasks | settings.evaluations, worker, seed=settings.seed
+            )
         except EngineDead as error:
             raise RollqError(f"the engine is gone: {error}") from error
     log.info("stopped")

@@ -16,7 +16,8 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from rollq.buffer.connection import check_url
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.keys import check_name
-from rollq.buffer.settings import RedisSettings, Settings, TaskSettings
+from rollq.buffer.settings import MAX_BATCH_GROUPS, EvaluationSettings, RedisSettings, Settings, TaskSettings
+from rollq.buffer.sizes import split
 from rollq.cli.explain import bent_values, explain
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings
@@ -43,6 +44,21 @@ def _task_name(name: str) -> str:
     return check_name("task", name)
 
 
+class BatchStep(Settings):
+    """From train step `step` on, batches take `groups`, shared by `weights`; what is left out stays as it was."""
+
+    step: int = Field(gt=1)
+    groups: int | None = Field(default=None, ge=0, le=MAX_BATCH_GROUPS)
+    weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
+
+
+class BatchSettings(Settings):
+    """The batch of all tasks together: `[batch]`. Tasks share it by their `weight`."""
+
+    groups: int = Field(gt=0, le=MAX_BATCH_GROUPS)
+    schedule: tuple[BatchStep, ...] = ()
+
+
 class RollqSettings(Settings):
     """The whole of `rollq.toml`."""
 
@@ -50,12 +66,38 @@ class RollqSettings(Settings):
     seed: int = Field(default=0, description="of everything that is drawn at random")
     redis: RedisSettings = RedisSettings()
     tasks: dict[Annotated[str, AfterValidator(_task_name)], TaskSettings] = Field(min_length=1)
+    batch: BatchSettings | None = Field(default=None, description="one batch for all tasks, shared by weight")
+    evaluations: dict[Annotated[str, AfterValidator(_task_name)], EvaluationSettings] = Field(default={})
     producer: ProducerSettings = ProducerSettings()
     worker: WorkerSettings = WorkerSettings()
     trainer: TrainerSettings | None = Field(default=None, description="of `rollq train`; not for a trainer of your own")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _share_batch(cls, data: Any) -> Any:
+        """With `[batch]`, the tasks' sizes follow from it."""
+        if not isinstance(data, dict) or "batch" not in data or not isinstance(data.get("tasks"), dict):
+            return data
+        tasks = {name: dict(task) for name, task in data["tasks"].items() if isinstance(task, dict)}
+        try:
+            batch = BatchSettings.model_validate(data["batch"])
+        except ValidationError:  # told with its place when the field itself is validated
+            return {**data, "tasks": {name: {"batch_groups": 1, **task} for name, task in tasks.items()}}
+        for name, task in tasks.items():
+            for key in ("batch_groups", "schedule"):
+                if key in task:
+                    raise ValueError(f"tasks.{name}.{key}: [batch] says how large batches are; leave one of them out")
+        for name, (groups, schedule) in batch_sizes(batch, tasks).items():
+            tasks[name] |= {"batch_groups": groups, "schedule": schedule}
+        return {**data, "tasks": data["tasks"] | tasks}
+
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
+        if twice := sorted(set(self.tasks) & set(self.evaluations)):
+            raise ValueError(f"{twice[0]!r} is a task and an evaluation: give them different names")
+        for name, task in self.tasks.items():
+            if task.kind != "train":
+                raise ValueError(f"tasks.{name}.kind: what is evaluated stands in [evaluations.{name}]")
         for url in (self.redis.buffer_url, self.redis.queue_url or self.redis.buffer_url):
             check_url(url)
         for name, task in self.tasks.items():
@@ -85,6 +127,29 @@ class RollqSettings(Settings):
                     f"trainer.micro_batch_tokens = {trainer.micro_batch_tokens}: must hold one sample of "
                     f"tasks.{name}, max_prompt_tokens + max_tokens = {longest}"
                 )
+
+
+def batch_sizes(batch: BatchSettings, tasks: Mapping[str, Any]) -> dict[str, tuple[int, list[tuple[int, int]]]]:
+    """Per task, its groups in the first batch, and (step, groups) from which step on they are others.
+
+    Raises `ValueError` for weights that are none, and for a task that never gets a group.
+    """
+    weights: dict[str, Any] = {name: task.get("weight", 1.0) for name, task in tasks.items()}
+    if bad := [
+        name for name, weight in weights.items() if isinstance(weight, bool) or not isinstance(weight, int | float)
+    ]:
+        raise ValueError(f"tasks.{bad[0]}.weight = {weights[bad[0]]!r}: must be a number")
+    groups, shares = batch.groups, [(1, split(batch.groups, list(weights.items())))]
+    for entry in sorted(batch.schedule, key=lambda entry: entry.step):
+        if unknown := sorted(set(entry.weights or {}) - set(tasks)):
+            raise ValueError(f"batch.schedule: step {entry.step} names task {unknown[0]!r}, which there is not")
+        weights |= entry.weights or {}
+        groups = groups if entry.groups is None else entry.groups
+        shares.append((entry.step, split(groups, list(weights.items()))))
+    for name in tasks:
+        if not any(share[name] for _, share in shares):
+            raise ValueError(f"tasks.{name}: gets no group of any batch: raise its weight, or leave it out")
+    return {name: (shares[0][1][name], [(step, share[name]) for step, share in shares[1:]]) for name in tasks}
 
 
 def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> RollqSettings:

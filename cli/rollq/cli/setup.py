@@ -78,7 +78,7 @@ def open_run(settings: RollqSettings, stop: threading.Event, *, model: str = "",
     buffer = Place.of(settings).buffer(stop)
     try:
         buffer.create_run(model=model, tokenizer=tokenizer)
-        for name, task in settings.tasks.items():
+        for name, task in (settings.tasks | settings.evaluations).items():
             buffer.register_task(name, task)
     except BaseException:
         buffer.close()

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import Prompt, Sample
-from rollq.workers.plugins import load_plugin
 
 log = logging.getLogger(__name__)
 

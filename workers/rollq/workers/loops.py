@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
+from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import (
     FinishReason,
     Int32Array,
@@ -23,7 +24,6 @@ from rollq.buffer.schema import (
     VersionSpan,
 )
 from rollq.workers.engine import Completion, Request, Sampling, Tokenizer
-from rollq.workers.plugins import load_plugin
 
 log = logging.getLogger(__name__)
 

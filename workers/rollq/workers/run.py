@@ -21,6 +21,7 @@ from typing import Any
 from rq import Queue
 
 from rollq.buffer.errors import ConfigError, RollqError
+from rollq.buffer.plugins import load_plugin
 from rollq.buffer.replay import Buffer
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.byte_tokenizer import ByteTokenizer
@@ -31,7 +32,6 @@ from rollq.workers.engines import make_engine
 from rollq.workers.following import Following
 from rollq.workers.generation import Generation
 from rollq.workers.intake import Intake
-from rollq.workers.plugins import load_plugin
 from rollq.workers.recipes import make_recipes
 from rollq.workers.renewal import LeaseTable
 from rollq.workers.rq_worker import RqWorker, incarnation_name
