@@ -6,7 +6,9 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.settings import TaskSettings
-from rollq.producer.prompts import MAX_LINE_BYTES, PromptFile, parse_prompt
+from rollq.producer.columns import Columns
+from rollq.producer.json_lines import MAX_LINE_BYTES
+from rollq.producer.prompts import PromptFile
 
 
 def task(path: Path, **changes: Any) -> TaskSettings:
@@ -18,7 +20,7 @@ def written(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_rows_are_read_by_number_in_any_order(tmp_path: Path) -> None:
+def test_xs02_rows_are_read_by_number_in_any_order(tmp_path: Path) -> None:
     lines = [orjson.dumps({"prompt": f"p{i}", "answer": i}) for i in range(5)]
     path = written(tmp_path / "a.jsonl", b"\n".join(lines) + b"\n")
     with PromptFile(task(path)) as file:
@@ -41,27 +43,90 @@ def test_windows_line_ends_and_byte_order_marks_are_understood(tmp_path: Path) -
 
 
 def test_lines_that_cross_read_chunks_keep_their_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollq.producer.prompts._CHUNK_BYTES", 7)
+    monkeypatch.setattr("rollq.producer.json_lines._CHUNK_BYTES", 7)
     lines = [orjson.dumps({"prompt": "x" * i, "answer": i}) for i in range(1, 40)]
     path = written(tmp_path / "a.jsonl", b"\n".join(lines))
     with PromptFile(task(path)) as file:
         assert [len(str(file.prompt(row).content)) for row in range(file.rows)] == list(range(1, 40))
 
 
-def test_fields_are_mapped_and_the_rest_is_metadata() -> None:
-    prompt = parse_prompt(b'{"q": "2+2?", "a": "4", "level": 3, "prompt_ids": [1, 2]}', "q", "a")
+def test_xs05_columns_are_mapped_and_the_rest_is_metadata() -> None:
+    row = {"q": "2+2?", "a": "4", "level": 3, "prompt_ids": [1, 2]}
+    prompt = Columns(prompt_field="q", answer_field="a").prompt(row)
     assert (prompt.content, prompt.answer, prompt.ids, prompt.metadata) == ("2+2?", "4", (1, 2), {"level": 3})
 
 
-def test_messages_stand_in_for_a_missing_prompt_field() -> None:
-    prompt = parse_prompt(b'{"messages": [{"role": "user", "content": "hi"}], "answer": null}', "prompt", "answer")
+def test_xs05_messages_stand_in_for_a_missing_prompt_field() -> None:
+    row = {"prompt": None, "messages": [{"role": "user", "content": "hi", "name": None}], "answer": None}
+    prompt = Columns().prompt(row)
     assert prompt.content == ({"role": "user", "content": "hi"},)
-    assert prompt.metadata == {}
+    assert prompt.metadata == {"prompt": None}
 
 
 def test_an_empty_answer_field_means_no_answer() -> None:
-    prompt = parse_prompt(b'{"prompt": "hi", "answer": 3}', "prompt", "")
+    prompt = Columns(answer_field="").prompt({"prompt": "hi", "answer": 3})
     assert (prompt.answer, prompt.metadata) == (None, {"answer": 3})
+
+
+VERL_ROW = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "2+2?"}],
+    "reward_model": {"style": "rule", "ground_truth": "4"},
+    "extra_info": {"index": 7, "split": "train"},
+}
+
+
+def test_xs05_a_path_leads_into_nested_columns() -> None:
+    prompt = Columns(answer_field="reward_model.ground_truth").prompt(VERL_ROW)
+    assert (prompt.content, prompt.answer) == (tuple(VERL_ROW["prompt"]), "4")
+    assert prompt.metadata.keys() == {"data_source", "reward_model", "extra_info"}, "a part was used, the whole is kept"
+    chosen = Columns(answer_field="", metadata_fields=("data_source", "extra_info.index", "none")).prompt(VERL_ROW)
+    assert chosen.metadata == {"data_source": "openai/gsm8k", "extra_info.index": 7, "none": None}
+
+
+def test_a_column_with_dots_in_its_name_wins_over_a_path() -> None:
+    assert Columns(answer_field="a.b").prompt({"prompt": "x", "a.b": 1, "a": {"b": 2}}).answer == 1
+    assert Columns(answer_field="a.b").prompt({"prompt": "x", "a": {"b": {"c": 2}}}).answer == {"c": 2}
+
+
+@pytest.mark.parametrize("row", [{"prompt": "x"}, {"prompt": "x", "a": 3}, {"prompt": "x", "a": None}])
+def test_a_path_that_leads_nowhere_is_named(row: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"no field 'a\.b' \(answer_field\)"):
+        Columns(answer_field="a.b").prompt(row)
+
+
+SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked", "content"),
+    [
+        (Columns(), "hi", "hi"),
+        (Columns(chat=True), "hi", (USER,)),
+        (Columns(system_prompt="Be brief."), "hi", (SYSTEM, USER)),
+        (Columns(chat=True), [USER], (USER,)),
+        (Columns(system_prompt="Be brief."), [USER], (SYSTEM, USER)),
+        (Columns(system_prompt="Be long."), [SYSTEM, USER], (SYSTEM, USER)),
+    ],
+)
+def test_texts_become_messages_and_get_a_system_prompt_by_setting(columns: Columns, asked: Any, content: Any) -> None:
+    assert columns.prompt({"prompt": asked, "answer": 1}).content == content
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [("prompt", True), ("messages", True), ("reward", True), ("extra", True), ("ids", True), ("image", False)],
+)
+def test_only_columns_that_are_named_are_wanted_once_metadata_is_chosen(column: str, wanted: bool) -> None:
+    columns = Columns(answer_field="reward.truth", ids_field="ids", metadata_fields=("extra",))
+    assert columns.wants(column) is wanted
+    assert Columns().wants(column)
+
+
+def test_a_prompt_knows_its_row(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", b'{"prompt":"a","answer":1}\n\n{"prompt":"b","answer":1}')
+    with PromptFile(task(path)) as file:
+        assert [file.prompt(row).row for row in (1, 0)] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +152,7 @@ def test_an_empty_answer_field_means_no_answer() -> None:
         (b"[" * 100_000, "not JSON"),
     ],
 )
-def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:
+def test_xs05_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, line: bytes, message: str) -> None:
     path = written(tmp_path / "bad.jsonl", b'{"prompt":"a","answer":1}\n\n' + line + b"\n")
     with PromptFile(task(path)) as file, pytest.raises(InvalidPrompt, match=f"bad.jsonl:3: .*{message}"):
         file.prompt(1)
@@ -117,14 +182,17 @@ def test_an_empty_file_is_one_clear_error(tmp_path: Path, data: bytes) -> None:
         pass
 
 
-def test_a_missing_file_is_one_clear_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(ConfigError, match=r"none\.jsonl' cannot be read: No such file"),
-        PromptFile(task(tmp_path / "none.jsonl")),
-    ):
+@pytest.mark.parametrize("name", ["none.jsonl", "none.parquet", "none.arrow"])
+def test_a_missing_file_is_one_clear_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}' cannot be read: No such file"), PromptFile(task(tmp_path / name)):
         pass
 
 
-def test_a_folder_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"), PromptFile(task(tmp_path)):
+@pytest.mark.parametrize("name", ["none.jsonl", "none.parquet"])
+def test_xs02_the_constructor_reads_nothing(tmp_path: Path, name: str) -> None:
+    PromptFile(task(tmp_path / name))
+
+
+def test_a_folder_without_a_dataset_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read: Directory .* is neither"), PromptFile(task(tmp_path)):
         pass

@@ -1,11 +1,12 @@
 """The producer's side of the buffer: prompts in, dead leases back, stale groups out."""
 
 from collections.abc import Sequence
+from itertools import chain
 
-from rollq.buffer.core import BufferCore
+from rollq.buffer.core import BufferCore, task_keys
 from rollq.buffer.prompts import encode_prompt
 from rollq.buffer.schema import Prompt, Status
-from rollq.buffer.values import Admitted, Reaped
+from rollq.buffer.values import Admitted, PromptStats, Reaped
 
 MAX_IDS_PER_CALL = 1000
 SWEEP_IDS_PER_CALL = 50
@@ -31,9 +32,24 @@ class Admission(BufferCore):
         is `cursor` and the trainer's epoch still `epoch`. `target` bounds pending, running, completed and claimed
         groups and a batch for each trained step. `step` is the train step that they are for.
         """
-        args = [item for prompt, after in prompts[:MAX_IDS_PER_CALL] for item in (after, encode_prompt(prompt))]
+        args = [
+            item
+            for prompt, after in prompts[:MAX_IDS_PER_CALL]
+            for item in (after, "" if prompt.row is None else prompt.row, encode_prompt(prompt))
+        ]
         count, first_id, now = self._call_task("admit", task, epoch, cursor, target, step, *args)
         return Admitted(count, first_id, now)
+
+    def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
+        """What is known of the prompts in these rows; a row that was never tried is left out.
+
+        Kept only for tasks with `prompt_stats`. Memory on the server: about 100 bytes per prompt tried.
+        """
+        key = task_keys(self.run, task).prompts
+        chunks = [rows[at : at + MAX_IDS_PER_CALL] for at in range(0, len(rows), MAX_IDS_PER_CALL)]
+        found = self._read_all([("HMGET", key, *chunk) for chunk in chunks])
+        values = zip(rows, chain.from_iterable(found), strict=True)
+        return {row: _decode_stats(value) for row, value in values if value is not None}
 
     def recycle(
         self,
@@ -65,3 +81,8 @@ class Admission(BufferCore):
             expired, dropped, more = self._call_task("expire", task, SWEEP_IDS_PER_CALL)
             total += expired + dropped
         return total
+
+
+def _decode_stats(value: bytes) -> PromptStats:
+    tries, samples, *averages = value.split(b",")
+    return PromptStats(int(tries), int(samples), *map(float, averages))

@@ -25,6 +25,7 @@ rollq:{run:task}:generating      zset    running groups by the version they bega
 rollq:{run:task}:outcomes        list    1 kept, 0 not: the last finished groups       functions  run
 rollq:{run:task}:window          hash    sums since they were last taken               functions  run
 rollq:{run:task}:timings         list    ms per group since they were last taken       functions  run
+rollq:{run:task}:prompts         hash    row -> statistics of its prompt, as text      functions  run
 rollq:{run:task}:batches         hash    batch id -> handle                            functions  run
 rollq:{run:task}:batch:<handle>  hash    one batch: state, type, step, size, counts    functions  run
 rollq:{run:task}:batch:<handle>:groups list its group ids                              functions  run
@@ -153,6 +154,10 @@ class TaskKeys:
 
     def rollout(self, group_id: int) -> str:
         return self._key(f"rollout:{group_id}")
+
+    @property
+    def prompts(self) -> str:
+        return self._key("prompts")
 
     @property
     def batches(self) -> str:

@@ -243,6 +243,8 @@ def _result_args(
         round(result.generate_s * 1000),
         error,
         len(frames),
+        sum(reward >= rules.pass_reward for reward in rewards),
+        sum([count for sample, count in zip(samples, tokens, strict=True) if sample.reward is not None]),
         *chain.from_iterable(frames.items()),
     ]
 

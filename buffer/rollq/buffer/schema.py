@@ -85,13 +85,15 @@ class Prompt:
     """What is asked once.
 
     `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` are optional token
-    ids that win over it. `answer` is the reference that a judge compares with. `metadata` is free.
+    ids that win over it. `answer` is the reference that a judge compares with. `metadata` is free. `row` is its place
+    among the task's prompts, where the producer knows it: the buffer keeps statistics by it, workers do not see it.
     """
 
     content: str | tuple[Mapping[str, Any], ...]
     answer: Any = None
     ids: tuple[int, ...] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    row: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ Unknown keys are errors everywhere. Each role adds its own section, defined in i
 """
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -53,6 +53,8 @@ class TaskRules(Settings):
     max_uses: int = Field(default=1, gt=0, description="how many times a group may be trained")
     reuse_cooldown_steps: int = Field(default=0, ge=0, description="train steps between two uses of a group")
     keep_window: int = Field(default=256, gt=0, le=10_000, description="finished groups that the keep rate is made of")
+    prompt_stats: bool = Field(default=False, description="keep statistics of every prompt")
+    pass_reward: float = Field(default=0.5, description="a sample with at least this reward counts as passed")
     partial_rollout: bool = False
     min_valid_samples: int | None = Field(default=None, gt=0, description="default: all of group_size")
     max_tries: int = Field(default=3, gt=0, description="attempts that end in an engine error before a group fails")
@@ -97,11 +99,20 @@ class TaskRules(Settings):
 class TaskSettings(TaskRules):
     """One task of `rollq.toml`: its prompts, its judge, its sampling, and the rules above."""
 
-    prompts: Path = Field(description="JSONL file")
-    prompt_field: str = "prompt"
+    prompts: Path = Field(description="JSONL, .parquet or .arrow file, or a folder of Dataset.save_to_disk")
+    prompt_field: str = Field(default="prompt", min_length=1, description="column, or a.path of nested ones")
     answer_field: str = "answer"
+    ids_field: str = Field(default="prompt_ids", description="token ids that win over the text, where there are some")
+    metadata_fields: tuple[str, ...] | None = Field(default=None, description="default: all other columns")
+    chat: bool = Field(default=False, description="a text is a user's message, for the model's chat template")
+    system_prompt: str = Field(default="", description="first message of all that do not have one of their own")
     on_bad_prompt: Literal["skip", "fail"] = "skip"
     shuffle_seed: int = 0
+    prompt_order: str = Field(default="shuffle", description="shuffle, curriculum, or a dotted path of your own")
+    curriculum_low: float = Field(default=0.1, ge=0, le=1, description="lowest pass rate that is trained")
+    curriculum_high: float = Field(default=0.9, ge=0, le=1, description="highest pass rate that is trained")
+    curriculum_tries: int = Field(default=1, gt=0, description="tries before a prompt's pass rate counts")
+    curriculum_retry_passes: int = Field(default=5, ge=0, description="passes between chances for the others; 0: none")
     judge: str = Field(default="exact_match", description="name of a built-in judge, or a dotted path of your own")
     agent_loop: str = Field(default="single_turn", description="name of a built-in loop, or a dotted path of your own")
     weight: float = Field(default=1.0, ge=0, description="share of [batch] groups")
@@ -115,6 +126,24 @@ class TaskSettings(TaskRules):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _orders_need_statistics(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("prompt_order", "shuffle") != "shuffle":
+            return {"prompt_stats": True, **data}
+        return data
+
+    @model_validator(mode="after")
+    def _order_makes_sense(self) -> Self:
+        if self.prompt_order == "curriculum" and not self.prompt_stats:
+            raise ValueError('prompt_order = "curriculum" goes by statistics of every prompt: leave prompt_stats out')
+        if self.curriculum_low > self.curriculum_high:
+            raise ValueError(
+                f"curriculum_low = {self.curriculum_low} exceeds curriculum_high = {self.curriculum_high}: "
+                "no prompt can be between them"
+            )
+        return self
 
 
 class EvaluationSettings(TaskSettings):
@@ -135,5 +164,6 @@ _TRAINING_ONLY = {
     "batch_groups", "schedule", "weight", "max_staleness", "sync_weights_interval", "order", "expiry", "resume",
     "tail_batch_trigger_size", "tail_batch_max_tries", "stragglers", "max_token_staleness", "max_uses",
     "reuse_cooldown_steps", "partial_rollout", "min_valid_samples", "keep_window", "min_keep_rate", "should_continue",
-    "max_uncheckpointed_steps",
+    "max_uncheckpointed_steps", "prompt_order", "curriculum_low", "curriculum_high", "curriculum_tries",
+    "curriculum_retry_passes", "prompt_stats", "pass_reward",
 }  # fmt: skip

@@ -133,6 +133,21 @@ class BatchState:
         return self.closed and self.gathered + self.filtered + self.failed >= self.size
 
 
+class PromptStats(NamedTuple):
+    """What is known of one prompt: how often it was tried, and how many samples of it were rewarded.
+
+    `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (of an answer) are averages over the tries, of which the
+    newest weighs a quarter or more: the policy that is asked changes. A try is a group that was finished and judged,
+    whatever became of it; one that is interrupted or expires counts when it is finished again.
+    """
+
+    tries: int
+    samples: int
+    pass_rate: float
+    mean_reward: float
+    mean_tokens: float
+
+
 class Reaped(NamedTuple):
     """Leases past their deadline: sent back, or quarantined. `held`: nobody is judged just after an outage."""
 

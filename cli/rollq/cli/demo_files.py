@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.monitor.records import DEPTH_FILE, METRICS_FILE
-from rollq.producer.prompts import parse_prompt
+from rollq.producer.columns import Columns
+from rollq.producer.json_lines import json_object
 
 HELD_OUT_ROWS = 64
 TRIED_ROWS = 100
@@ -143,10 +144,11 @@ def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes
     rows = [line for line in lines if line.strip()]
     if len(rows) < 2:
         raise ConfigError(f"prompts file {str(prompts)!r} has {len(rows)} rows; at least 2 are needed, JSON objects")
+    columns = Columns(prompt_field=prompt_field, answer_field=answer_field)
     problem = None
     for line in rows[:TRIED_ROWS]:
         try:
-            parse_prompt(line, prompt_field, answer_field)
+            columns.prompt(json_object(line))
         except ValueError as error:
             problem = problem or error
         else:

@@ -4,6 +4,7 @@ import logging
 import sys
 import threading
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ def produce(file: Path) -> None:
     from rollq.cli.settings import load_settings
     from rollq.cli.setup import Place, open_run
     from rollq.producer.loop import EvaluationFeed, Feed, Producer
+    from rollq.producer.orders import make_order
     from rollq.producer.prompts import PromptFile
     from rollq.producer.sampler import Sampler
 
@@ -45,19 +47,24 @@ def produce(file: Path) -> None:
     sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()
     with ExitStack() as stack:
-        feeds = []
+        parts = {}  # what is wrong with files and plugins is told before the server is needed
         for name, task in settings.tasks.items():
+            hook = load_plugin("should_continue", task.should_continue, {}) if task.should_continue else None
             source = stack.enter_context(PromptFile(task))
             log.info("task %s: %d prompts in %s", name, source.rows, task.prompts)
-            sampler = Sampler(source, (settings.seed, task.shuffle_seed), task.on_bad_prompt)
-            hook = load_plugin("should_continue", task.should_continue, {}) if task.should_continue else None
-            feeds.append(Feed(name, task, sampler, task.min_keep_rate, hook))
+            parts[name] = (source, make_order(task), hook)
         evaluations = []
         for name, asked in settings.evaluations.items():
             source = stack.enter_context(PromptFile(asked))
             log.info("evaluation %s: %d prompts in %s", name, source.rows, asked.prompts)
             evaluations.append(EvaluationFeed(name, source, asked.on_bad_prompt))
         buffer = stack.enter_context(open_run(settings, stop))
+        feeds = []
+        for name, task in settings.tasks.items():
+            source, order, hook = parts[name]
+            seeds, stats_of = (settings.seed, task.shuffle_seed), partial(buffer.prompt_stats, name)
+            sampler = Sampler(source, seeds, task.on_bad_prompt, order, stats_of)
+            feeds.append(Feed(name, task, sampler, task.min_keep_rate, hook))
         log.info("producing for run %r", settings.run)
         Producer(buffer, Place.of(settings).queue(), settings.producer, feeds, evaluations).run(stop)
     log.info("stopped")

@@ -3,11 +3,12 @@
 -- KEYS[1] clock   ARGV incarnation, epoch by which versions were counted, then per group:
 --   id, attempt, nonce, letters (one per sample), versions (oldest per sample, comma separated, '-' = no tokens),
 --   version that the group counts as or '-', its newest version or '-', filtered 0|1, mean reward (0 when none), rewards counted, new tokens, all tokens,
---   milliseconds it took, error, number of frames, then index, frame of each
+--   milliseconds it took, error, number of frames, samples that passed, tokens of those rewarded, then index, frame of each
 -- Returns one word per group: the status it was filed under, dropped, duplicate (this nonce did it already) or refused,
 -- or restarted for a group that went back to pending.
 -- Caller: worker.   A repeat answers duplicate.
 local WINDOW_TIMINGS = 1000
+local NEWEST_TRY = 0.25
 
 local function judge_letters(clock, letters, filtered)
   if not string.find(letters, '[^c]') then
@@ -37,6 +38,19 @@ local function note_window(clock, window, timings, outcomes)
   redis.call('LTRIM', clock.prefix .. 'outcomes', -clock.keep_window, -1)
 end
 
+-- What is known of a prompt: "tries,samples,pass rate,mean reward,mean tokens". The averages are over tries, of which the
+-- newest weighs a quarter or more: the policy that is asked changes.
+local function note_prompt(clock, row, samples, passed, reward, tokens)
+  local key = clock.prefix .. 'prompts'
+  local known = redis.call('HGET', key, row) or '0,0,0,0,0'
+  local tries, total, rate, mean_reward, mean_tokens = string.match(known, '(.*),(.*),(.*),(.*),(.*)')
+  tries = tries + 1
+  local weight = math.max(1 / tries, NEWEST_TRY)
+  local function average(old, new) return old + weight * (new - old) end
+  redis.call('HSET', key, row, string.format('%d,%d,%.5g,%.6g,%.6g', tries, total + samples,
+    average(rate, passed / samples), average(mean_reward, reward), average(mean_tokens, tokens / samples)))
+end
+
 local function put(keys, args)
   local clock, err = read_clock(keys[1], args[1])
   if err then return err end
@@ -53,9 +67,9 @@ local function put(keys, args)
   while at <= #args do
     local id, attempt, nonce = args[at], args[at + 1], args[at + 2]
     local frames = tonumber(args[at + 14])
-    local first_frame = at + 15
+    local first_frame = at + 17
     local key = group_key(prefix, id)
-    local group = redis.call('HMGET', key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval')
+    local group = redis.call('HMGET', key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row')
     if group[1] ~= attempt or group[2] ~= nonce then
       if group[1] == attempt and group[3] == nonce then
         replies[#replies + 1] = 'duplicate'
@@ -112,6 +126,10 @@ local function put(keys, args)
       if status ~= 'aborted' and status ~= 'restarted' then
         timings[#timings + 1] = args[at + 12]
         if status ~= 'expired' and not evaluation then
+          local samples = tonumber(args[at + 9])
+          if clock.prompt_stats == 1 and group[8] and samples > 0 then
+            note_prompt(clock, group[8], samples, tonumber(args[at + 15]), tonumber(args[at + 8]), tonumber(args[at + 16]))
+          end
           outcomes[#outcomes + 1] = (status == 'completed' or status == 'gathered') and 1 or 0
         end
       end

@@ -1,0 +1,102 @@
+"""Hugging Face data on this machine as a table: a `.parquet` or `.arrow` file, or a folder of `Dataset.save_to_disk`.
+
+Read through the package `datasets`, an extra of rollq, memory-mapped: rows are read when they are asked for, and only
+the columns that a prompt needs. It copies a Parquet file to its cache (`HF_HOME`) once, as Arrow. Nothing here touches
+the network.
+"""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, Self
+
+import orjson
+
+from rollq.buffer.errors import ConfigError
+from rollq.producer.columns import Columns
+
+MAX_ROW_BYTES: Final = 10 * 2**20
+PROGRESS_BYTES: Final = 256 * 2**20  # files below are read faster than a reader could follow a bar
+
+
+class DatasetRows:
+    """The rows of an open `datasets.Dataset`."""
+
+    def __init__(self, path: Path, data: Any) -> None:
+        """Use `open`."""
+        self._path = path
+        self._data = data
+
+    @classmethod
+    def open(cls, path: Path, columns: Columns) -> Self:
+        """Open what is at `path`. Raises `OSError` when there is nothing, `ConfigError` when it cannot be used."""
+        size_bytes = path.stat().st_size
+        package = _package(path)
+        quiet = size_bytes < PROGRESS_BYTES and not package.are_progress_bars_disabled()
+        if quiet:
+            package.disable_progress_bars()
+        try:
+            data = _load(package, path)
+        finally:
+            if quiet:
+                package.enable_progress_bars()
+        if not data.num_rows:
+            raise ConfigError(f"prompts file {str(path)!r} is empty")
+        wanted = [name for name in data.column_names if columns.wants(name)]
+        return cls(path, data.select_columns(wanted).with_format("arrow"))
+
+    def close(self) -> None:
+        """Forget the data; its memory map ends with it."""
+        self._data = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return int(self._data.num_rows)
+
+    def place(self, row: int) -> str:
+        """Where a row is, for people: the file and the row, from 0 as `datasets` counts."""
+        return f"{self._path}[{row}]"
+
+    def read(self, row: int) -> dict[str, Any]:
+        """Values of row `row` (from 0), as JSON knows them. Raises `ValueError` for those that it does not."""
+        (values,) = self._data[row].to_pylist()
+        row_as_json = {name: _as_json(name, value) for name, value in values.items()}
+        size_bytes = sum(map(len, row_as_json.values()))
+        if size_bytes > MAX_ROW_BYTES:
+            raise ValueError(f"{size_bytes} bytes in one row; at most {MAX_ROW_BYTES} are allowed")
+        return {name: orjson.loads(value) for name, value in row_as_json.items()}
+
+
+def _package(path: Path) -> ModuleType:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"prompts {str(path)!r} need the package {error.name!r}: pip install 'rollq[datasets]', or use JSON Lines"
+        ) from error
+    module: ModuleType = datasets
+    return module
+
+
+def _load(package: Any, path: Path) -> Any:
+    try:
+        if path.is_dir():
+            data = package.load_from_disk(str(path))
+        elif path.suffix == ".parquet":
+            data = package.Dataset.from_parquet(str(path))
+        else:
+            data = package.Dataset.from_file(str(path))
+    except (ValueError, KeyError, package.exceptions.DatasetsError) as error:  # Arrow's errors are ValueErrors
+        raise ConfigError(f"prompts file {str(path)!r} cannot be read: {error.__cause__ or error}") from error
+    if isinstance(data, package.DatasetDict):
+        raise ConfigError(f"prompts folder {str(path)!r} holds the splits {', '.join(data)}: name one, {path.name}/...")
+    return data
+
+
+def _as_json(column: str, value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:
+        raise ValueError(
+            f"column {column!r} cannot be written as JSON ({error}); name those that are needed in metadata_fields"
+        ) from error
