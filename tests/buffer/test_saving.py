@@ -2,7 +2,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +15,16 @@ import pytest
 from safetensors.numpy import load_file
 
 from rollq.buffer import saving
-from rollq.buffer.codec import decode_sample
+from rollq.buffer.codec import decode_sample, encode_sample
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
+from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import GroupResult, Prompt
 from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshot import MANIFEST, read_manifest
-from rollq.buffer.values import NO_VERSION, PutOutcome
+from rollq.buffer.values import NO_VERSION, Claimed, PutOutcome
 from world import World, make_sample
 
 Dump = dict[str, Any]
@@ -237,9 +241,9 @@ def test_a_folder_that_holds_something_else_is_not_written(world: World, tmp_pat
     world.start()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
-    for replace in (False, True):
+    for replaces in (False, True):
         with pytest.raises(ConfigError, match="is no snapshot: name another folder"):
-            world.buffer.save(tmp_path / "full", replace=replace)
+            world.buffer.save(tmp_path / "full", replace=replaces)
     assert [path.name for path in tmp_path.iterdir() if path.name != "server"] == ["full"]
 
 
@@ -278,20 +282,20 @@ def interrupt(*_: int) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("replaces", [False, True])
 def test_xb16_an_interrupted_save_leaves_no_trace_and_holds_nothing_back(
-    world: World, tmp_path: Path, replace: bool
+    world: World, tmp_path: Path, replaces: bool
 ) -> None:
     target = tmp_path / "backups" / "now"
     world.start()
     world.complete(2)
-    if replace:
+    if replaces:
         world.buffer.save(target)
     world.complete(2)
     with pytest.raises(KeyboardInterrupt):
-        world.buffer.save(target, replace=replace, report=interrupt)
-    assert list(target.parent.iterdir()) == [target] * replace
-    if replace:
+        world.buffer.save(target, replace=replaces, report=interrupt)
+    assert list(target.parent.iterdir()) == [target] * replaces
+    if replaces:
         assert read_manifest(target)[0].groups == 2
     world.train(1)
     world.buffer.checkpoint(world.held, 1)
@@ -302,6 +306,7 @@ SAVE_AND_HANG = """
 import sys
 from pathlib import Path
 from rollq.buffer import saving
+from rollq.buffer.prompts import decode_prompt
 from rollq.buffer.replay import Buffer
 
 saving.CHUNK_BYTES = saving.GROUPS_PER_TRIP = 1
@@ -561,3 +566,108 @@ def test_sb07_an_open_batch_is_restored_open_although_it_ended_meanwhile(
     elsewhere.begin(0, launch_id="after")
     assert elsewhere.put(elsewhere.lease(3)) == [PutOutcome.GATHERED]
     assert elsewhere.buffer.batch_by_handle("math", opened.handle).complete
+
+
+class Traffic:
+    """Threads that produce, work and train until told to stop; what workers put and what the trainer got is noted."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.put: dict[tuple[int, int], list[bytes]] = {}
+        self.batches: dict[int, list[int]] = {}
+        self.stepped = threading.Condition()
+        self._stop = threading.Event()
+
+    def __enter__(self) -> "Traffic":
+        self._pool = ThreadPoolExecutor()
+        self._ends = [self._pool.submit(role) for role in (self._produce, self._work, self._work, self._train)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for end in self._ends:
+            end.result(60)
+        self._pool.shutdown()
+
+    def wait_for_steps(self, steps: int) -> None:
+        """Until the trainer has made so many steps more."""
+        with self.stepped:
+            wanted = len(self.batches) + steps
+            assert self.stepped.wait_for(lambda: len(self.batches) >= wanted, 60)
+
+    def _rounds(self) -> Iterator[None]:
+        with self.world.buffer.events() as events:
+            while not self._stop.is_set():
+                yield
+                events.wait(0.05)
+
+    def _produce(self) -> None:
+        for _ in self._rounds():
+            clock = self.world.buffer.clock("math")
+            target = 4 * (clock.version + 4)
+            self.world.buffer.recycle("math", epoch=clock.epoch, target=target, limit=10)
+            self.world.admit(8, target=target)
+            self.world.buffer.expire("math")
+
+    def _work(self) -> None:
+        for _ in self._rounds():
+            for lease in self.world.lease(3):
+                text = f"{lease.group_id}/{lease.attempt}"
+                status = "a" if lease.group_id % 5 == 0 and lease.attempt == 1 else "c"
+                made = [replace(make_sample(self.world.buffer.clock("math").version, status=status), text=text)] * 2
+                self.put[lease.group_id, lease.attempt] = [encode_sample(sample) for sample in made]
+                self.world.buffer.put([GroupResult(lease, tuple(made))])
+
+    def _train(self) -> None:
+        step = 1
+        for _ in self._rounds():
+            claimed = self.world.buffer.claim(self.world.held, step, {"math": 4})
+            if isinstance(claimed, Claimed):
+                self.world.buffer.publish(self.world.held, step, uri=f"file:///weights/{step}", digest=f"digest-{step}")
+                self.world.buffer.commit(self.world.held, step)
+                if step % 3 == 0:
+                    self.world.buffer.checkpoint(self.world.held, step)
+                with self.stepped:
+                    self.batches[step] = [group.group_id for group in claimed.groups]
+                    self.stepped.notify_all()
+                step += 1
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_sb07_a_copy_is_taken_while_generation_goes_on_and_restores_to_a_consistent_state(
+    world: World, elsewhere: World, tmp_path: Path
+) -> None:
+    world.start(math={"batch_groups": 4, "max_staleness": 3, "partial_rollout": True})
+    with Traffic(world) as traffic:
+        traffic.wait_for_steps(4)
+        # the copy does not end before the trainer has made three more steps: nothing waits for it
+        snapshot = world.buffer.save(tmp_path / "saved", report=once(lambda: traffic.wait_for_steps(3)))
+        traffic.wait_for_steps(1)
+    world.check()
+
+    elsewhere.buffer.restore(tmp_path / "saved")
+    elsewhere.check()
+    counts, found = elsewhere.buffer.counts("math"), dump(elsewhere.buffer)
+    finished = [group for status in ("completed", "claimed", "archived") for group in groups_in(found, status)]
+    assert finished
+    for group_id in finished:
+        frames = traffic.put[group_id, int(found[f"group:{group_id}"][b"attempt"])]
+        assert found[f"rollout:{group_id}"] == {b"0": frames[0], b"1": frames[1]}
+    # every prompt up to the cursor is there, or was trained under a checkpoint
+    stored = {int(name.partition(":")[2]): fields for name, fields in found.items() if name.startswith("group:")}
+    assert all(
+        decode_prompt(fields[b"prompt"]).content == f"math {group_id - 1}" for group_id, fields in stored.items()
+    )
+    gone = set(range(1, int(counts.progress["admitted"]) + 1)) - stored.keys()
+    assert counts.dropped == {"trained": len(gone)}
+    first, last = snapshot.resume_steps
+    assert gone == {group_id for step in range(1, first + 1) for group_id in traffic.batches[step]}
+
+    elsewhere.begin(first, launch_id="after")
+    for step in range(first + 1, last + 1):
+        assert [group.group_id for group in elsewhere.train(step, math=4).groups] == traffic.batches[step]
+    elsewhere.check()
+    assert elsewhere.admit(1) == 1
+    assert elsewhere.buffer.inspect("math", int(counts.progress["admitted"]) + 1)["prompt"].count(
+        f'"math {int(counts.progress["cursor"])}"'
+    )
