@@ -21,6 +21,7 @@ class EngineHost:
         self._make = make
         self._restarts_left = restarts
         self._engine: Engine | None = None
+        self._dead: Engine | None = None
         self._death = asyncio.Event()
         self._reason = "it has not been started"
         self.published = asyncio.Event()
@@ -40,6 +41,7 @@ class EngineHost:
         """Restart the engine whenever it dies. Raises `EngineDead` when it has died too often."""
         while True:
             await self._death.wait()
+            await self._close_dead()
             if self._restarts_left == 0:
                 raise EngineDead(f"the engine died once too often: {self._reason}")
             self._restarts_left -= 1
@@ -53,7 +55,7 @@ class EngineHost:
         try:
             return await engine.generate(request)
         except EngineDead as error:
-            await self._bury(engine, error)
+            self._bury(engine, error)
             raise
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
@@ -62,7 +64,7 @@ class EngineHost:
         try:
             await engine.swap(weights, version, mode)
         except EngineDead as error:
-            await self._bury(engine, error)
+            self._bury(engine, error)
             raise
         if engine is self._engine:
             self.published.set()
@@ -71,6 +73,12 @@ class EngineHost:
         """Stop the engine."""
         engine, self._engine = self._engine, None
         self.published.clear()
+        await self._close_dead()
+        if engine is not None:
+            await engine.close()
+
+    async def _close_dead(self) -> None:
+        engine, self._dead = self._dead, None
         if engine is not None:
             await engine.close()
 
@@ -79,9 +87,12 @@ class EngineHost:
             raise EngineDead(f"there is no engine: {self._reason}")
         return self._engine
 
-    async def _bury(self, engine: Engine, error: EngineDead) -> None:
-        """Let go of a dead engine. All its requests come here; the first one acts."""
+    def _bury(self, engine: Engine, error: EngineDead) -> None:
+        """Let go of a dead engine. All its requests come here; the first one acts.
+
+        Whoever keeps the engine alive closes it: a request may be cancelled while it waits for that."""
         if engine is self._engine:
             self._reason = str(error)
-            await self.close()
+            self._engine, self._dead = None, engine
+            self.published.clear()
             self._death.set()

@@ -212,5 +212,8 @@ async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
             task.cancel()
         if rest:
             await asyncio.wait(rest)
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:  # before the cancellations that they led to
+        raise errors[0]
     for task in tasks:
         task.result()
