@@ -22,7 +22,7 @@ class CompletionsServer:
         self.headers: dict[str, str] = {}
         self.models: Any = {"data": [{"id": "tiny", "max_model_len": 64}]}
         self.retry_after = "0"
-        self.poison: int | None = None  # prompts that begin with this id meet a 500, whatever the plan
+        self.plan_of_first: deque[str] = deque()  # of the sample that comes first, known by its seed
         self.hanging = threading.Semaphore(0)
         self.freed = threading.Semaphore(0)
         self.url = ""
@@ -75,8 +75,8 @@ class CompletionsServer:
         word = plan.popleft() if plan else "ok"
         if not probe:
             self.bodies.append(body)
-            if body["prompt"][0] == self.poison:
-                word = "500"
+            if body["seed"] == self.bodies[0]["seed"] and self.plan_of_first:
+                word = self.plan_of_first.popleft()
         if word == "hang":
             self.hanging.release()
             try:

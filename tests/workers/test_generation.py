@@ -146,7 +146,7 @@ def test_xp10_without_partial_rollout_aborted_samples_start_again(world: WorkerW
     world.world.check()
 
 
-def test_kept_samples_are_neither_made_nor_judged_again(buffer: Buffer, server_url: str) -> None:
+def test_sb05_kept_samples_are_neither_made_nor_judged_again(buffer: Buffer, server_url: str) -> None:
     world = WorkerWorld(buffer, server_url, {"partial_rollout": True})
     world.admit(1)
     (lease,) = world.world.lease(1, worker="another")
@@ -500,7 +500,7 @@ def test_a_paused_run_spends_no_tickets_and_goes_on_when_it_is_resumed(world: Wo
     world.play(scene)
 
 
-def test_an_unexpected_error_hands_the_group_back_with_its_words(
+def test_xp14_an_unexpected_error_hands_the_group_back_with_its_words(
     world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.admit(1)

@@ -248,7 +248,7 @@ def test_seeds_differ_in_everything_that_names_a_sample_and_repeat_otherwise() -
     assert all(0 <= seed < 1 << 63 for seed in seeds)
 
 
-def test_loops_of_ones_own_come_from_a_dotted_path() -> None:
+def test_xp16_loops_of_ones_own_come_from_a_dotted_path() -> None:
     assert isinstance(make_loop("single_turn"), SingleTurn)
     assert isinstance(make_loop("rollq.workers.loops.SingleTurn"), SingleTurn)
     with pytest.raises(ConfigError, match="agent loop 'two_turns': use single_turn, or a dotted path"):

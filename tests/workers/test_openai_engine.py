@@ -138,12 +138,13 @@ def test_sb06_a_server_that_answers_nobody_is_dead(server: CompletionsServer) ->
 
 
 def test_sb06_a_server_that_is_gone_is_dead() -> None:
-    async def scenario(engine: Engine) -> None:
-        await asyncio.to_thread(server.stop)
-        with pytest.raises(EngineDead, match="a request for one token failed too"):
-            await engine.generate(ASK)
-
     with CompletionsServer() as server:
+
+        async def scenario(engine: Engine) -> None:
+            await asyncio.to_thread(server.stop)
+            with pytest.raises(EngineDead, match="a request for one token failed too"):
+                await engine.generate(ASK)
+
         with_engine(server, scenario)
 
 

@@ -103,7 +103,7 @@ def test_callbacks_webhooks_and_retries_of_a_job_are_dropped_when_it_is_read(que
     assert job.meta == {}
 
 
-def test_even_rqs_own_worker_runs_no_planted_code_with_our_job_class(
+def test_xp16_even_rqs_own_worker_runs_no_planted_code_with_our_job_class(
     queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SimpleWorker, "_install_signal_handlers", lambda worker: None)

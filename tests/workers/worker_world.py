@@ -118,6 +118,7 @@ class WorkerWorld:
         self.queue: Queue = open_queue(self.url, self.buffer.run)
         given = {"batch_groups": 4, "group_size": 2, "prompts": NO_PROMPTS, **self.rules}
         self.task = TaskSettings.model_validate(given)
+        self.tasks = {"math": self.task}
         self.buffer.create_run()
         self.buffer.register_task("math", self.task)
         self.world.held = self.buffer.begin_epoch(
@@ -148,7 +149,7 @@ class WorkerWorld:
             if open_gate:
                 script.gate.set()
             with Buffer.connect(self.url, self.buffer.run) as buffer:
-                worker = Worker(buffer, self.queue, {"math": self.task}, self.settings(script, **settings), 7)
+                worker = Worker(buffer, self.queue, self.tasks, self.settings(script, **settings), 7)
                 serving = asyncio.create_task(worker.run())
                 playing = asyncio.create_task(self._scene(scene, worker, script))
                 await asyncio.wait([serving, playing], return_when=asyncio.FIRST_COMPLETED)

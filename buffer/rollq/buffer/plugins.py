@@ -15,11 +15,14 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
     if name in builtins:
         return builtins[name]
     module_name, _, attribute = name.rpartition(".")
-    if not module_name:
+    if not module_name or name.startswith("."):
         raise ConfigError(f"{kind} {name!r}: use {', '.join(sorted(builtins))}, or a dotted path of your own")
     try:
-        return getattr(import_module(module_name), attribute)
+        found = getattr(import_module(module_name), attribute)
     except ImportError as error:
         raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error}") from error
     except AttributeError as error:
         raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from error
+    if not callable(found):
+        raise ConfigError(f"{kind} {name!r} is {found!r:.80}: a function or a class is needed")
+    return found
