@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,3 +155,35 @@ def test_a_missing_or_misshapen_array_is_named() -> None:
 def test_a_sequence_longer_than_a_micro_batch_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="max_tokens"):
         Batch.build(1, [make_group(make_sample(make_segment([1], [2, 3])))]).micro_batches(2)
+
+
+def test_xb17_tokens_past_their_threshold_are_masked_out_of_the_loss_and_nothing_is_changed() -> None:
+    spans = (VersionSpan(1, 0, 1), VersionSpan(1, 4, 1))
+    semantic = np.array([True, True])
+    one = replace(make_segment([5], [6, 7]), versions=spans, loss_mask=semantic)
+    for threshold, expected in ((4, [False, False, True]), (8, [False, True, True])):
+        batch = Batch.build(5, [make_group(make_sample(one))], token_thresholds={"math": threshold})
+        (sequence,) = batch.sequences
+        assert sequence.loss_mask.tolist() == expected
+        assert batch.counts.loss_tokens == sum(expected)
+        assert sequence.sample_loss_tokens == sum(expected)
+    assert semantic.tolist() == [True, True]
+
+
+def test_xb17_the_mask_of_age_is_added_to_what_the_environment_wrote() -> None:
+    spans = (VersionSpan(1, 0, 2), VersionSpan(1, 4, 2))
+    one = replace(make_segment([5], [1, 2, 3, 4], loss_mask=[True, False, True, False]), versions=spans)
+    (sequence,) = Batch.build(5, [make_group(make_sample(one))], token_thresholds={"math": 4}).sequences
+    assert sequence.loss_mask.tolist() == [False, False, False, True, False]
+
+
+def test_xb17_a_sample_with_its_own_labels_is_exempt() -> None:
+    one = make_segment([5], [6, 7], arrays={"labels": np.array([6, 7])})
+    (sequence,) = Batch.build(5, [make_group(make_sample(one))], token_thresholds={"math": 4}).sequences
+    assert sequence.loss_mask.tolist() == [False, True, True]
+
+
+def test_xb17_tokens_of_dead_epochs_are_as_old_as_they_count() -> None:
+    one = make_segment([5], [6], version=9)
+    batch = Batch.build(5, [make_group(make_sample(one))], floors={"math": {1: 0}}, token_thresholds={"math": 4})
+    assert batch.counts.loss_tokens == 0

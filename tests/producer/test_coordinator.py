@@ -323,3 +323,22 @@ def test_an_id_that_cannot_be_a_key_is_refused(world: World, queue: Queue, batch
     world.start()
     with pytest.raises(ValueError, match="1 to 64 characters"):
         BatchCoordinator(world.buffer, queue).submit("math", batch_id, PROMPTS, step=1)
+
+
+def test_tc05_an_evaluation_tolerates_a_timeout_writes_nothing_for_training_and_is_named_after_its_id(
+    world: World, queue: Queue
+) -> None:
+    world.start(math={}, held_out={"kind": "eval"})
+    coordinator = BatchCoordinator(world.buffer, queue)
+    batch = coordinator.submit("held_out", "0/gsm8k/test", PROMPTS, batch_type="eval", step=0)
+    finish(world, 2, 0.0, 0.5, task="held_out")
+    result = coordinator.finalize("held_out", batch, timeout_s=SHORT_S, batch_type="eval", detailed=True)
+    assert (result.batch_type, result.finished_task_count) == ("eval", 2)
+    assert result.metrics["eval/gsm8k/test/reward"] == 0.25
+    assert result.metrics["eval/gsm8k/test/count"] == 2
+    assert {"eval/gsm8k/test/reward_min", "eval/gsm8k/test/reward_max", "eval/gsm8k/test/reward_std"} <= set(
+        result.metrics
+    )
+    assert coordinator.finalize("held_out", batch, timeout_s=0, batch_type="eval") == result
+    assert world.statuses("held_out") == {}
+    assert world.buffer.counts("held_out").dropped == {"evaluated": 2, "cancelled": 1}

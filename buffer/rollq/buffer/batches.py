@@ -75,11 +75,11 @@ class Batches(BufferCore):
         handle = self._read(lambda: self.client.hget(task_keys(self.run, task).batches, batch_id))
         return None if handle is None else self.batch_by_handle(task, handle.decode())
 
-    def open_batches(self, task: str) -> list[BatchState]:
-        """The batches of a task that are not filled yet."""
+    def running_batches(self, task: str) -> list[BatchState]:
+        """The batches of a task that are under way, filled or not."""
         handles = self._read(lambda: self.client.hvals(task_keys(self.run, task).batches))
         found = [self.batch_by_handle(task, handle.decode()) for handle in handles]
-        return [state for state in found if state.state == "running" and not state.closed]
+        return [state for state in found if state.state == "running"]
 
     def batch_by_handle(self, task: str, handle: str) -> BatchState:
         """Where a batch stands. Raises `BatchOver` when it is not there."""

@@ -91,6 +91,18 @@ class CheckpointOverdue(RollqError):
     """Too many batches are held for a checkpoint that does not come."""
 
 
+class SyncFirst(RollqError):
+    """The live weights are too old for the step, and newer ones exist: publish them, then ask for the step again."""
+
+
+class ProductionStalled(RollqError):
+    """No batch of the step fills: nothing is under way, and a full server admits nothing. Holds every counter."""
+
+
+class ProductionStopped(RollqError):
+    """Production of a task was stopped, because too little of it is worth training."""
+
+
 class ClaimTimeout(RollqError, TimeoutError):
     """A batch did not fill in time."""
 

@@ -166,5 +166,8 @@ class TaskKeys:
     def batch(self, handle: str) -> str:
         return self._key(f"batch:{handle}")
 
+    def batch_groups(self, handle: str) -> str:
+        return self._key(f"batch:{handle}:groups")
+
     def manifest(self, step: int) -> str:
         return self._key(f"manifest:{step}")

@@ -4,8 +4,8 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.batches import Batches
 from rollq.buffer.core import pairs, task_keys
+from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.leasing import Leasing
 from rollq.buffer.restoring import Restoring
 from rollq.buffer.saving import Saving
@@ -16,7 +16,7 @@ from rollq.buffer.values import Counts, Production
 SILENT_WORKER_MS = 30_000
 
 
-class Buffer(Leasing, Training, Batches, Saving, Restoring):
+class Buffer(Leasing, Training, Evaluations, Saving, Restoring):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 
     >>> with Buffer.connect("redis://127.0.0.1:6379/0", "gsm8k") as buffer:

@@ -24,6 +24,7 @@ from rollq.buffer.schema import (
     Segment,
     VersionSpan,
 )
+from rollq.buffer.staleness import brings_labels, token_mask
 from rollq.consumer import packing
 
 if TYPE_CHECKING:
@@ -90,12 +91,16 @@ class Batch:
         groups: Sequence[Group],
         *,
         floors: Mapping[str, Mapping[int, int]] | None = None,
+        token_thresholds: Mapping[str, int] | None = None,
         settings: AdvantageSettings | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> "Batch":
-        """Build the batch of `step`. `floors`: task -> dead epoch -> version that its tokens count as, at most."""
-        settings = settings or AdvantageSettings()
+        """Build the batch of `step`. `floors`: task -> dead epoch -> version that its tokens count as, at most.
+
+        `token_thresholds`: task -> staleness from which on a token is masked out of the loss.
+        """
+        settings, thresholds = settings or AdvantageSettings(), token_thresholds or {}
         flat = [(index, sample) for index, group in enumerate(groups) for sample in group.samples]
         valid = np.array([_is_valid(sample) for _, sample in flat], dtype=np.bool_)
         given = [reward for group in groups for reward in _rewards(group)]
@@ -105,7 +110,9 @@ class Batch:
             sequence
             for index, (owner, sample) in enumerate(flat)
             if valid[index]
-            for sequence in _sequences(sample, index, step, (floors or {}).get(groups[owner].task, {}))
+            for sequence in _sequences(
+                sample, index, step, (floors or {}).get(groups[owner].task, {}), thresholds.get(groups[owner].task)
+            )
         )
         return cls(
             step=step,
@@ -188,10 +195,13 @@ def _is_valid(sample: Sample) -> bool:
     return sample.status is SampleStatus.COMPLETED and sample.reward is not None
 
 
-def _sequences(sample: Sample, index: int, step: int, floors: Mapping[int, int]) -> list[TokenSequence]:
+def _sequences(
+    sample: Sample, index: int, step: int, floors: Mapping[int, int], token_threshold: int | None
+) -> list[TokenSequence]:
     """The segments of a sample that have tokens; each knows how many loss tokens the whole sample has."""
     segments = [segment for segment in sample.segments if len(segment.prompt_ids) + len(segment.response_ids)]
-    masks = [_loss_mask(segment) for segment in segments]
+    oldest_staleness = None if brings_labels(sample) else token_threshold
+    masks = [_loss_mask(segment, step, floors, oldest_staleness) for segment in segments]
     loss_tokens = sum(int(mask.sum()) for mask in masks)
     # 0 means greedy: engines then report logprobs of the untempered distribution
     temperature = float(sample.sampling.get("temperature", 1.0)) or 1.0
@@ -226,9 +236,12 @@ def _sequence(
     )
 
 
-def _loss_mask(segment: Segment) -> BoolArray:
-    """Bool [L]: where the loss counts, prompt included."""
+def _loss_mask(segment: Segment, step: int, floors: Mapping[int, int], token_threshold: int | None) -> BoolArray:
+    """Bool [L]: where the loss counts, prompt included: what the model wrote, unless it is too old."""
     response = np.ones(len(segment.response_ids), np.bool_) if segment.loss_mask is None else segment.loss_mask
+    if token_threshold is not None:
+        versions = _per_token(0, 0, segment.versions, [_counted(span, floors) for span in segment.versions])
+        response = response & token_mask(step, versions, token_threshold)
     mask = np.concatenate([np.zeros(len(segment.prompt_ids), np.bool_), response])
     mask[:1] = False  # nothing predicts the first token of a sequence
     return mask

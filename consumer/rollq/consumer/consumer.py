@@ -14,14 +14,25 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollq.buffer.connection import Patience
-from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, RollqError, ServerError
+from rollq.buffer.errors import (
+    ClaimTimeout,
+    ConfigError,
+    CorruptGroup,
+    ProductionStalled,
+    ProductionStopped,
+    RollqError,
+    ServerError,
+    SyncFirst,
+)
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Group
+from rollq.buffer.sizes import groups_at
 from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
 from rollq.buffer.values import Claimed, Shortfall, TrainerEpoch
 from rollq.consumer.batch import Batch
+from rollq.consumer.evaluating import evaluate
 from rollq.consumer.settings import ConsumerSettings
-from rollq.consumer.waiting import explain_wait
+from rollq.consumer.waiting import Outlook, explain_wait, outlook
 from rollq.consumer.weights import WeightsOutlet
 
 log = logging.getLogger(__name__)
@@ -51,7 +62,8 @@ class Consumer:
         """Use `connect`. Takes over `buffer` and closes it."""
         self._buffer = buffer
         self._held = held
-        self._sizes = dict(sizes)
+        self._given_sizes = dict(sizes)
+        self._rules = {task: buffer.rules(task) for task in buffer.train_tasks()}
         self._settings = settings
         self._stop = buffer.patience.closed
         self._step = held.from_step + 1
@@ -78,8 +90,8 @@ class Consumer:
         """Take the run `run` as its trainer, standing at step `resume_from` (0: nothing trained yet).
 
         `weights` are those of that step, a folder with model.safetensors or a state dict: workers get them at once.
-        `batch`: groups per task in a batch; default: each task's `batch_groups`. Setting `stop` ends the iteration,
-        also while the server is away; leaving the consumer sets it.
+        `batch`: groups per task in a batch; default: what each task's rules say for the step. Setting `stop` ends the
+        iteration, also while the server is away; leaving the consumer sets it.
 
         Raises `TrainerHeld` while another trainer lives, `HistoryGone` when `resume_from` is too old, `StoreLost`,
         `ServerUnavailable`, `ServerRefused`, `ConfigError`, `WeightsError`.
@@ -138,7 +150,13 @@ class Consumer:
     @property
     def sync_weights_interval(self) -> int:
         """Steps between two publications of weights; the smallest of the tasks'."""
-        return min(self._buffer.rules(task).sync_weights_interval for task in self._sizes)
+        return min(self._rules[task].sync_weights_interval for task in self._sizes())
+
+    def _sizes(self) -> dict[str, int]:
+        """Groups per task in the batch of the current step: those given, else what the tasks' rules say."""
+        if self._given_sizes:
+            return self._given_sizes
+        return {task: groups_at(rule.batch_groups, rule.schedule, self._step) for task, rule in self._rules.items()}
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -147,7 +165,10 @@ class Consumer:
         """Wait for the batch of the current step; this rank's share of it is what its micro-batches hold.
 
         A batch with a group that cannot be read is replaced by another; the group is quarantined.
-        Raises `ClaimTimeout` saying what holds it back, `FencedError`, `CheckpointOverdue`, `StoreLost`.
+        The iteration ends when told to stop, and when a task's own hook has ended production and no batch fills any
+        more. Raises `SyncFirst` when the live weights are too old for the step and newer ones are not published yet,
+        `ProductionStalled` and `ProductionStopped` when no batch can ever fill, `ClaimTimeout` saying what holds it
+        back, `FencedError`, `CheckpointOverdue`, `StoreLost`. None of these moves the step.
         """
         while (claimed := self._claim()) is not None:
             try:
@@ -172,6 +193,7 @@ class Consumer:
             claimed.step,
             groups,
             floors=claimed.floors,
+            token_thresholds={group.task: self._rules[group.task].token_threshold for group in groups},
             settings=self._settings.advantages,
             rank=self._settings.rank,
             world_size=self._settings.world_size,
@@ -206,15 +228,18 @@ class Consumer:
         """The current step's batch; None when told to stop."""
         started_s = told_s = time.monotonic()
         timeout_s = self._settings.timeout_s
+        sizes = self._sizes()
         while not self._stop.is_set():
             try:
-                outcome = self._checked().claim(self._held, self._step, self._sizes)
+                outcome = self._checked().claim(self._held, self._step, sizes)
+                if isinstance(outcome, Claimed):
+                    return outcome
+                if not self._may_fill(outcome):
+                    return None
             except ServerError:
                 if self._stop.is_set():
                     return None
                 raise
-            if isinstance(outcome, Claimed):
-                return outcome
             now_s = time.monotonic()
             if timeout_s is not None and now_s - started_s >= timeout_s:
                 raise ClaimTimeout(self._explain(outcome))
@@ -225,9 +250,46 @@ class Consumer:
             self._events.wait(min(POLL_S, max(left_s, 0.0)))
         return None
 
+    def _may_fill(self, shortfall: Shortfall) -> bool:
+        """Whether waiting makes sense; False when production has ended as its hook wanted. Raises what else ends it."""
+        counts = [self._buffer.counts(task) for task in shortfall.wanted]
+        match outlook(shortfall, counts, self._buffer.memory_fraction()):
+            case Outlook.SYNC_FIRST:
+                raise SyncFirst(
+                    f"the live weights are too old for step {shortfall.step}; publish those of step {self._step - 1}, "
+                    "then ask for it again"
+                )
+            case Outlook.STALLED:
+                raise ProductionStalled(self._explain(shortfall))
+            case Outlook.STOPPED:
+                raise ProductionStopped(self._explain(shortfall))
+            case Outlook.DONE:
+                log.info("production has ended: %s", self._explain(shortfall))
+                return False
+        return True
+
     def _explain(self, shortfall: Shortfall) -> str:
-        counts = [self._buffer.counts(task) for task in self._sizes]
-        return explain_wait(shortfall, counts, workers=len(self._buffer.workers()))
+        buffer = self._buffer
+        counts = [buffer.counts(task) for task in self._sizes()]
+        return explain_wait(shortfall, counts, len(buffer.workers()), buffer.memory_fraction())
+
+    # -- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, names: Sequence[str] | None = None, *, timeout_s: float | None = None, detailed: bool = False
+    ) -> dict[str, float]:
+        """Have evaluations (default: all) made by the live weights, and wait for them; returns `eval/<name>/...`.
+
+        Producers ask every prompt of an evaluation, workers put them before the training groups of the next step, and
+        nothing of it is ever trained. Publish nothing meanwhile: every token must be of the live version. After
+        `timeout_s` the metrics are of what is finished. Only rank 0 evaluates; others get {}.
+        See `evaluation_metrics` for what the metrics mean. Raises `ConfigError` for a name that is no evaluation.
+        """
+        if self._settings.rank != 0:
+            return {}
+        return evaluate(
+            self._checked(), names, timeout_s=timeout_s, detailed=detailed, events=self._events, stop=self._stop
+        )
 
     def _checked(self) -> Buffer:
         """The buffer, unless the renewing thread has learnt that the run is lost to us."""
@@ -248,22 +310,20 @@ class Consumer:
 
 
 def batch_sizes(buffer: Buffer, batch: Mapping[str, int] | None) -> dict[str, int]:
-    """Groups per task in a batch: as given, or each task's own.
+    """Groups per task in a batch, if given; else empty: they follow from the tasks' rules, step by step.
 
     Raises `ConfigError` for a task that is not there, or for more groups than are produced for a step.
     """
-    tasks = buffer.tasks()
-    if batch is None:
-        batch = {task: buffer.rules(task).batch_groups for task in tasks}
-    unknown = sorted(set(batch) - set(tasks))
-    if unknown or not batch:
+    tasks = buffer.train_tasks()
+    if not tasks or set(batch or {}) - set(tasks):
         raise ConfigError(
-            f"batch {dict(batch)!r}: run {buffer.run!r} has the tasks {tasks!r}; a producer registers them"
+            f"batch {dict(batch or {})!r}: run {buffer.run!r} has the tasks {tasks!r}; a producer registers them"
         )
-    for task, size in batch.items():
-        if size > (produced := buffer.rules(task).batch_groups):
+    for task, size in (batch or {}).items():
+        rules = buffer.rules(task)
+        if size > (produced := min(rules.batch_groups, *(groups for _, groups in rules.schedule), rules.batch_groups)):
             raise ConfigError(
                 f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are produced "
                 "for each step"
             )
-    return dict(batch)
+    return dict(batch or {})

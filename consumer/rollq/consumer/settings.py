@@ -77,6 +77,8 @@ class TrainerSettings(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = Field(default=None, gt=0, description="CPU threads; default: torch's choice")
     checkpoint_every: int = Field(default=10, gt=0, description="steps between two checkpoints")
+    evaluate_every: int = Field(default=0, ge=0, description="steps between two evaluations; 0: never")
+    evaluation_timeout_s: float | None = Field(default=None, gt=0, description="longest wait for one evaluation")
     transport: Transport = Field(default="redis", description="how weights reach workers: redis up to 64 MiB, or path")
     trainer_id: str = Field(default="trainer", description="the same id takes over from its dead self at once")
     takeover: bool = Field(default=False, description="take the run from another trainer that still lives")

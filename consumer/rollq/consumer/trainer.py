@@ -16,7 +16,7 @@ import orjson
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollq.buffer.errors import ConfigError, InvalidGroup, ServerError
+from rollq.buffer.errors import ConfigError, InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
 from rollq.consumer.consumer import Consumer
@@ -29,6 +29,7 @@ from rollq.consumer.settings import ConsumerSettings, TrainerSettings
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 def train(
@@ -130,7 +131,7 @@ class Trainer:
         self._seed = seed
         self._stop = stop
         self._bad_batches = 0
-        self._trained = self._saved = consumer.step - 1
+        self._trained = self._saved = self._published = consumer.step - 1
 
     def run(self) -> int:
         """Train until the last step or until told to stop; returns the last trained step."""
@@ -138,16 +139,50 @@ class Trainer:
         if self._saved:
             consumer.checkpoint(self._saved)  # a crash may have come between saving it and saying so
         self._record_weights(self._saved)
+        if self._trained == 0:
+            self._evaluate(0)
         while self._trained < settings.steps:
             started_s = time.monotonic()
-            batch = next(consumer, None)
+            try:
+                batch = next(consumer, None)
+            except SyncFirst as error:
+                log.warning("%s", error)
+                self._publish(self._trained)
+                continue
+            except ProductionStalled as error:
+                if self._trained == self._saved:
+                    raise
+                log.warning("a checkpoint may make room: %s", error)
+                self._checkpoint()
+                continue
+            except ProductionStopped:
+                self._checkpoint_the_rest()
+                raise
             if batch is None or not self._train(batch, started_s):
                 break
             if self._trained > self._saved and self._trained % settings.checkpoint_every == 0:
                 self._checkpoint()
+        self._checkpoint_the_rest()
+        return self._trained
+
+    def _checkpoint_the_rest(self) -> None:
         if self._trained > self._saved:
             self._checkpoint()
-        return self._trained
+
+    def _publish(self, step: int) -> None:
+        self._consumer.publish(self._learner.model.state_dict())
+        self._published = step
+        self._record_weights(step)
+
+    def _evaluate(self, step: int) -> None:
+        """Evaluate the live weights, when it is time; a line of `EVALUATIONS_FILE` holds what came of it."""
+        settings = self._settings
+        if not settings.evaluate_every or step % settings.evaluate_every:
+            return
+        metrics = self._consumer.evaluate(timeout_s=settings.evaluation_timeout_s, detailed=True)
+        if metrics:
+            self._append(EVALUATIONS_FILE, {"step": step, "version": self._published, "time_s": time.time(), **metrics})
+            log.info("step %d: %s", step, ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
 
     def _train(self, batch: Batch, started_s: float) -> bool:
         """One step, but for its checkpoint. False when told to stop: the batch stays claimed, and is served again."""
@@ -166,8 +201,7 @@ class Trainer:
         if self._settings.record_dir is not None:
             record_batch(self._settings.record_dir, batch)
         if batch.step % consumer.sync_weights_interval == 0:
-            consumer.publish(learner.model.state_dict())
-            self._record_weights(batch.step)
+            self._publish(batch.step)
         consumer.commit(batch)
         self._trained = batch.step
         seconds = {
@@ -176,6 +210,7 @@ class Trainer:
             "publish_s": time.monotonic() - trained_s,
         }
         self._report({**describe_batch(batch), **metrics.result(), "gradient_norm": norm, **seconds})
+        self._evaluate(batch.step)
         return True
 
     def _shuffled(self, batch: Batch) -> Batch:
@@ -223,10 +258,13 @@ class Trainer:
             state = self._learner.model.state_dict()
             record_weights(folder, self._consumer.epoch, version, state, self._settings.model)
 
-    def _report(self, line: dict[str, Any]) -> None:
+    def _append(self, name: str, line: dict[str, Any]) -> None:
         self._settings.output.mkdir(parents=True, exist_ok=True)
-        with (self._settings.output / METRICS_FILE).open("ab") as file:
+        with (self._settings.output / name).open("ab") as file:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+    def _report(self, line: dict[str, Any]) -> None:
+        self._append(METRICS_FILE, line)
         log.info(
             "step %(step)d: reward %(reward).3f, loss %(loss).4f, %(tokens)d tokens, waited %(wait_s).2f s, "
             "trained %(train_s).2f s, published %(publish_s).2f s",

@@ -21,6 +21,7 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batches import MAX_FILL, BatchType
+from rollq.buffer.evaluations import evaluation_metrics
 from rollq.buffer.functions import BatchOver
 from rollq.buffer.prompts import encode_prompt
 from rollq.buffer.replay import Buffer
@@ -259,7 +260,14 @@ class BatchCoordinator:
 
     def _end_evaluation(self, task: str, state: BatchState, detailed: bool) -> BatchResult:
         name = state.batch_id.partition("/")[2] or state.batch_id
-        raise NotImplementedError(name, detailed)
+        groups = self._buffer.evaluated(task, state.handle)
+        result = {
+            "batch_id": state.batch_id,
+            "batch_type": "eval",
+            "finished_task_count": sum(group.reward is not None or group.failed for group in groups),
+            "metrics": evaluation_metrics(name, groups, detailed=detailed),
+        }
+        return _result(self._buffer.close_evaluation(task, state.handle, orjson.dumps(result)))
 
 
 def _finished(state: BatchState) -> int:

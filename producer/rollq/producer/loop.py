@@ -198,7 +198,7 @@ class Producer:
     def _serve(self, feed: EvaluationFeed) -> int:
         """Fill the batches of an evaluation that are open. Returns how many of its groups wait for a worker."""
         self._buffer.reap(feed.task)
-        for batch in self._buffer.open_batches(feed.task):
+        for batch in self._buffer.running_batches(feed.task):
             size = batch.size
             while not batch.closed:
                 # rows that cannot be used are passed over, so the number of a group is not that of its row

@@ -1,0 +1,82 @@
+"""Evaluations: what groups that are never trained say about one version of the weights."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rollq.buffer.batches import Batches
+from rollq.buffer.core import task_keys
+
+GROUPS_PER_TRIP = 500
+
+
+class EvaluatedGroup(NamedTuple):
+    """One prompt of an evaluation. `reward`: mean over its judged samples, None while it is not finished, or failed.
+
+    `tokens`: response tokens of all its `samples`. `failed`: it was given up.
+    """
+
+    reward: float | None
+    tokens: int
+    samples: int
+    failed: bool
+
+
+class Evaluations(Batches):
+    """Calls of who evaluates: a trainer, or a coordinator."""
+
+    def evaluated(self, task: str, handle: str) -> list[EvaluatedGroup]:
+        """The groups of an evaluation that is not closed yet, in the order of its prompts; no payload is read."""
+        keys = task_keys(self.run, task)
+        ids = self._read(lambda: self.client.lrange(keys.batch_groups(handle), 0, -1))
+        found: list[EvaluatedGroup] = []
+        for start in range(0, len(ids), GROUPS_PER_TRIP):
+            commands = [
+                ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters")
+                for group_id in ids[start : start + GROUPS_PER_TRIP]
+            ]
+            found += [_evaluated(*fields) for fields in self._read_all(commands)]
+        return found
+
+    def close_evaluation(self, task: str, handle: str, result: bytes = b"{}") -> bytes:
+        """End an evaluation: its groups leave the buffer, counted as evaluated or cancelled; `result` is kept.
+
+        Harmless to repeat: returns the result of whoever was first.
+        """
+        more = 1
+        while more:
+            more, stands = self._call_task("close_evaluation", task, handle, GROUPS_PER_TRIP, result)
+        return bytes(stands)
+
+
+def _evaluated(
+    status: bytes | None, reward: bytes | None, tokens: bytes | None, letters: bytes | None
+) -> EvaluatedGroup:
+    if status != b"gathered":
+        return EvaluatedGroup(None, 0, 0, failed=status not in (b"pending", b"running"))
+    return EvaluatedGroup(float(reward or 0), int(tokens or 0), len(letters or b""), failed=False)
+
+
+def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed: bool = False) -> dict[str, float]:
+    """Metrics `eval/<name>/...` over the prompts of an evaluation.
+
+    `count`: prompts that are finished and judged; `failed`: given up; `unfinished`. `reward`: mean over prompts of the
+    mean over their samples; `tokens`: response tokens per sample. `detailed` adds reward_min, reward_max, reward_std
+    (of the population). Without a finished prompt there are only the counts.
+    """
+    done = [group for group in groups if group.reward is not None]
+    failed = sum(group.failed for group in groups)
+    found = {"count": len(done), "failed": failed, "unfinished": len(groups) - len(done) - failed}
+    metrics: dict[str, float] = dict(found)
+    if done:
+        rewards = np.array([group.reward for group in done], dtype=np.float64)
+        metrics["reward"] = float(rewards.mean())
+        metrics["tokens"] = sum(group.tokens for group in done) / sum(group.samples for group in done)
+        if detailed:
+            metrics |= {
+                "reward_min": float(rewards.min()),
+                "reward_max": float(rewards.max()),
+                "reward_std": float(rewards.std()),
+            }
+    return {f"eval/{name}/{key}": value for key, value in metrics.items()}

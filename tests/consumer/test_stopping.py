@@ -1,0 +1,235 @@
+"""No wait of a trainer is for ever: what it is told when a batch cannot fill; and what evaluations say."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hand_worker import HandWorker, make_run
+from tiny_qwen3 import tiny_qwen3
+
+from rollq.buffer.batches import MAX_FILL
+from rollq.buffer.errors import ConfigError, ProductionStalled, ProductionStopped, SyncFirst
+from rollq.buffer.evaluations import EvaluatedGroup, evaluation_metrics
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import GroupResult, Prompt
+from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.values import Control
+from rollq.consumer import Consumer, ConsumerSettings
+from world import World, make_sample
+
+Connect = Callable[..., Consumer]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_qwen3().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def connect(server_url: str, run_name: str, model_folder: Path) -> Connect:
+    def open_consumer(**settings: object) -> Consumer:
+        made = ConsumerSettings.model_validate(settings)
+        return Consumer.connect(server_url, run=run_name, weights=model_folder, settings=made)
+
+    return open_consumer
+
+
+def statuses(buffer: Buffer, task: str = "math") -> dict[str, int]:
+    return {status.value: number for status, number in buffer.counts(task).statuses.items() if number}
+
+
+def test_xm03_weights_that_are_too_old_are_told_at_once_when_newer_ones_exist(
+    connect: Connect, buffer: Buffer, model_folder: Path, tmp_path: Path
+) -> None:
+    make_run(buffer, max_staleness=0)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    with connect() as consumer:
+        worker.produce(2)
+        consumer.commit(next(consumer))
+        with pytest.raises(SyncFirst, match="too old for step 2; publish those of step 1"):
+            next(consumer)
+        consumer.publish(model_folder)
+        worker.produce(2)
+        assert next(consumer).step == 2, "the same step again"
+
+
+def test_xm03_a_batch_that_is_ready_is_trained_before_the_sync(
+    connect: Connect, buffer: Buffer, tmp_path: Path
+) -> None:
+    make_run(buffer, max_staleness=1)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    with connect() as consumer:
+        worker.produce(4)
+        for step in (1, 2):
+            batch = next(consumer)
+            assert batch.step == step
+            consumer.commit(batch)
+        with pytest.raises(SyncFirst):
+            next(consumer)
+
+
+def test_xm03_a_full_server_with_nothing_under_way_is_an_error_with_every_counter(
+    fresh_server: EmbeddedServer, run_name: str, model_folder: Path, tmp_path: Path
+) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as buffer:
+        make_run(buffer)
+        worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+        with Consumer.connect(fresh_server.url, run=run_name, weights=model_folder) as consumer:
+            worker.produce(1)
+            used = int(buffer.client.info("memory")["used_memory"])
+            buffer.client.config_set("maxmemory", int(used / 0.9))
+            with pytest.raises(ProductionStalled, match=r"task 'math': completed 1; 1 of 2 ready(.|\n)*memory is full"):
+                next(consumer)
+            buffer.client.config_set("maxmemory", used * 10)
+            worker.produce(1)
+            assert len(next(consumer).groups) == 2
+
+
+def test_a_production_that_was_stopped_is_an_error_with_its_reason(connect: Connect, buffer: Buffer) -> None:
+    make_run(buffer)
+    with connect() as consumer:
+        buffer.set_control("math", Control.STOPPED, "1 of the last 4 groups were worth training")
+        with pytest.raises(ProductionStopped, match="1 of the last 4 groups"):
+            next(consumer)
+
+
+def test_xp15_a_production_that_its_hook_has_ended_ends_the_iteration(
+    connect: Connect, buffer: Buffer, tmp_path: Path
+) -> None:
+    make_run(buffer)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    with connect() as consumer:
+        worker.produce(3)
+        buffer.set_control("math", Control.DONE, "its should_continue hook said so")
+        steps = []
+        for batch in consumer:
+            consumer.commit(batch)
+            steps.append(batch.step)
+    assert steps == [1]
+
+
+def test_sizes_follow_the_schedule_step_by_step(connect: Connect, buffer: Buffer, tmp_path: Path) -> None:
+    make_run(buffer, schedule=[[2, 3]], max_staleness=5)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    with connect() as consumer:
+        worker.produce(5)
+        sizes = []
+        for _ in range(2):
+            batch = next(consumer)
+            sizes.append(len(batch.groups))
+            consumer.commit(batch)
+    assert sizes == [2, 3]
+
+
+# -- evaluation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def answering(server_url: str, run_name: str, buffer: Buffer) -> Iterator[list[float]]:
+    """A producer and a worker for evaluations, in a thread: the group of prompt i gets `rewards[i]` on every sample."""
+    make_run(buffer)
+    buffer.register_task("held_out", TaskRules(batch_groups=1, group_size=2, kind="eval"))
+    rewards: list[float] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        with Buffer.connect(server_url, run_name) as own, own.events() as events:
+            while not stop.is_set():
+                for batch in own.running_batches("held_out"):
+                    if not batch.closed:
+                        prompts = [Prompt(str(index)) for index in range(len(rewards))]
+                        own.fill_batch("held_out", batch.handle, batch.size, prompts[:MAX_FILL], last=True)
+                clock = own.clock("held_out")
+                leased = own.lease(["held_out"], 9, worker="w", version=clock.version, epoch=clock.epoch)
+                for lease in leased.leases:
+                    reward = rewards[int(str(lease.prompt.content))]
+                    if reward >= 0:  # a negative one is never finished
+                        sample = make_sample(clock.version, epoch=clock.epoch, reward=reward, tokens=4)
+                        own.put([GroupResult(lease, (sample, sample))])
+                events.wait(0.2)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield rewards
+    stop.set()
+    thread.join()
+
+
+def test_xm01_an_evaluation_of_the_live_version_is_told_and_leaves_nothing_behind(
+    connect: Connect, buffer: Buffer, answering: list[float]
+) -> None:
+    answering += [0.0, 1.0, 0.5]
+    with connect() as consumer:
+        for _ in range(2):  # asking again asks all prompts again
+            assert consumer.evaluate(detailed=True) == {
+                "eval/held_out/count": 3,
+                "eval/held_out/failed": 0,
+                "eval/held_out/unfinished": 0,
+                "eval/held_out/reward": 0.5,
+                "eval/held_out/tokens": 4.0,
+                "eval/held_out/reward_min": 0.0,
+                "eval/held_out/reward_max": 1.0,
+                "eval/held_out/reward_std": pytest.approx(0.408248),
+            }
+    assert statuses(buffer, "held_out") == {}
+    assert buffer.counts("held_out").dropped == {"evaluated": 6}
+    assert buffer.counts("math").progress["admitted"] == 0
+    World(buffer).check()
+
+
+def test_tc05_an_evaluation_tolerates_a_timeout(
+    connect: Connect, buffer: Buffer, answering: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    answering += [1.0, -1.0]
+    with connect() as consumer:
+        found = consumer.evaluate(timeout_s=1.0)
+    assert found == {
+        "eval/held_out/count": 1,
+        "eval/held_out/failed": 0,
+        "eval/held_out/unfinished": 1,
+        "eval/held_out/reward": 1.0,
+        "eval/held_out/tokens": 4.0,
+    }
+    assert "1 of 2 prompts are finished" in caplog.text
+    assert buffer.counts("held_out").dropped == {"evaluated": 1, "cancelled": 1}
+    World(buffer).check()
+
+
+def test_what_a_dead_trainer_left_of_an_evaluation_is_dropped(
+    connect: Connect, buffer: Buffer, answering: list[float]
+) -> None:
+    answering += [1.0]
+    with connect() as consumer:
+        buffer.open_batch("held_out", "0/held_out", "eval", step=0)
+        assert consumer.evaluate()["eval/held_out/count"] == 1
+    assert buffer.running_batches("held_out") == []
+    assert buffer.client.hget(f"rollq:{{{buffer.run}:held_out}}:clock", "open_evaluations") == b"0"
+
+
+def test_an_evaluation_that_there_is_not_is_named(connect: Connect, buffer: Buffer) -> None:
+    make_run(buffer)
+    with connect() as consumer, pytest.raises(ConfigError, match=r"evaluation 'tset': run .* has the evaluations \[\]"):
+        consumer.evaluate(["tset"])
+
+
+def test_only_rank_0_evaluates(connect: Connect, buffer: Buffer) -> None:
+    make_run(buffer)
+    with connect(rank=1, world_size=2, launch_id="l") as consumer:
+        assert consumer.evaluate() == {}
+
+
+def test_tc05_metrics_are_means_over_prompts_and_count_what_is_missing() -> None:
+    groups = [
+        EvaluatedGroup(1.0, 10, 2, failed=False),
+        EvaluatedGroup(0.0, 2, 2, failed=False),
+        EvaluatedGroup(None, 0, 0, failed=True),
+        EvaluatedGroup(None, 0, 0, failed=False),
+    ]
+    assert evaluation_metrics("x", groups) == {
+        "eval/x/count": 2, "eval/x/failed": 1, "eval/x/unfinished": 1, "eval/x/reward": 0.5, "eval/x/tokens": 3.0,
+    }  # fmt: skip
+    assert evaluation_metrics("x", []) == {"eval/x/count": 0, "eval/x/failed": 0, "eval/x/unfinished": 0}
