@@ -86,8 +86,9 @@ def _load(package: Any, path: Path) -> Any:
             data = package.Dataset.from_parquet(str(path))
         else:
             data = package.Dataset.from_file(str(path))
-    except (ValueError, KeyError, package.exceptions.DatasetsError) as error:  # Arrow's errors are ValueErrors
-        raise ConfigError(f"prompts file {str(path)!r} cannot be read: {error.__cause__ or error}") from error
+    except (ValueError, LookupError, package.exceptions.DatasetsError) as error:  # Arrow's errors are ValueErrors
+        reason = f"it is empty, or no data of this kind: {error.__cause__ or error}"
+        raise ConfigError(f"prompts file {str(path)!r} cannot be read: {reason}") from error
     if isinstance(data, package.DatasetDict):
         raise ConfigError(f"prompts folder {str(path)!r} holds the splits {', '.join(data)}: name one, {path.name}/...")
     return data

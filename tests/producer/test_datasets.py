@@ -1,0 +1,154 @@
+"""Hugging Face data on disk, read with the real package, without the network."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from rollq.buffer.errors import ConfigError, InvalidPrompt
+from rollq.buffer.settings import TaskSettings
+from rollq.producer.prompts import PromptFile
+
+ROWS: list[dict[str, Any]] = [
+    {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}, "level": 1},
+    {"prompt": [{"role": "user", "content": "hm", "name": "x"}], "reward_model": {"ground_truth": None}, "level": None},
+    {"prompt": [], "reward_model": {"ground_truth": "4"}, "level": 3},
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("prompts are read from this machine alone")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def as_parquet(rows: list[dict[str, Any]], folder: Path) -> Path:
+    datasets.Dataset.from_list(rows).to_parquet(str(folder / "a.parquet"))
+    return folder / "a.parquet"
+
+
+def as_folder(rows: list[dict[str, Any]], folder: Path) -> Path:
+    datasets.Dataset.from_list(rows).save_to_disk(str(folder / "saved"))
+    return folder / "saved"
+
+
+def as_arrow(rows: list[dict[str, Any]], folder: Path) -> Path:
+    (file,) = as_folder(rows, folder).glob("*.arrow")
+    return file
+
+
+def task(path: Path, **changes: Any) -> TaskSettings:
+    return TaskSettings(prompts=path, batch_groups=4, **{"answer_field": "reward_model.ground_truth", **changes})
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_folder, as_arrow])
+def test_xs05_rows_of_every_format_become_the_same_prompts(
+    tmp_path: Path, write: Callable[[list[dict[str, Any]], Path], Path]
+) -> None:
+    path = write(ROWS, tmp_path)
+    with PromptFile(task(path)) as file:
+        assert file.rows == 3
+        second, first = file.prompt(1), file.prompt(0)
+        with pytest.raises(InvalidPrompt, match=rf"{path.name}\[2\]: field 'prompt' must be a text or a list"):
+            file.prompt(2)
+    assert first.content == ({"role": "user", "content": "1+1?"},), "the gap that the table filled is gone"
+    assert (first.answer, first.metadata, first.row) == ("2", {"reward_model": {"ground_truth": "2"}, "level": 1}, 0)
+    assert second.content == ({"role": "user", "content": "hm", "name": "x"},)
+    assert (second.answer, second.metadata["level"], second.row) == (None, None, 1)
+
+
+def test_columns_that_json_cannot_hold_make_bad_rows_unless_they_are_left_out(tmp_path: Path) -> None:
+    path = as_parquet([{"prompt": "what is this?", "image": b"\x89PNG", "answer": "a cat", "level": 2}], tmp_path)
+    with (
+        PromptFile(task(path, answer_field="answer")) as file,
+        pytest.raises(InvalidPrompt, match=r"column 'image' .* name those that are needed in metadata_fields"),
+    ):
+        file.prompt(0)
+    with PromptFile(task(path, answer_field="answer", metadata_fields=["level"])) as file:
+        assert file.prompt(0).metadata == {"level": 2}
+
+
+def test_a_row_past_the_limit_is_a_bad_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollq.producer.hf_datasets.MAX_ROW_BYTES", 10)
+    path = as_parquet([{"prompt": "x" * 20, "answer": "1"}], tmp_path)
+    with (
+        PromptFile(task(path, answer_field="answer")) as file,
+        pytest.raises(InvalidPrompt, match=r"25 bytes in one row; at most 10"),
+    ):
+        file.prompt(0)
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        path = as_parquet([{"prompt": text, "answer": "1"}], tmp_path)
+        with PromptFile(task(path, answer_field="answer")) as file:
+            assert file.prompt(0).content == text
+
+
+@pytest.mark.parametrize("name", ["junk.parquet", "junk.arrow"])
+@pytest.mark.parametrize("data", [b"", b"junk" * 20])
+def test_a_file_of_another_kind_is_one_clear_error(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=f"{name}' cannot be read: "), PromptFile(task(tmp_path / name)):
+        pass
+
+
+def test_a_table_without_rows_is_one_clear_error(tmp_path: Path) -> None:
+    empty = datasets.Dataset.from_dict({"prompt": [], "answer": []})
+    empty.to_parquet(str(tmp_path / "none.parquet"))
+    empty.save_to_disk(str(tmp_path / "none"))
+    for name in ("none.parquet", "none"):
+        with pytest.raises(ConfigError, match=f"{name}' .*is empty"), PromptFile(task(tmp_path / name)):
+            pass
+
+
+def test_a_folder_of_splits_asks_for_one_of_them(tmp_path: Path) -> None:
+    data = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict(train=data, test=data).save_to_disk(str(tmp_path / "both"))
+    with (
+        pytest.raises(ConfigError, match=r"both' holds the splits train, test: name one, both/\.\.\."),
+        PromptFile(task(tmp_path / "both")),
+    ):
+        pass
+    with PromptFile(task(tmp_path / "both" / "test")) as file:
+        assert file.rows == 3
+
+
+def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path) -> None:
+    path = as_parquet(ROWS, tmp_path)
+    program = (
+        "import sys\nsys.modules['datasets'] = None\n"
+        "from pathlib import Path\nfrom rollq.buffer.settings import TaskSettings\n"
+        "from rollq.producer.prompts import PromptFile\n"
+        f"PromptFile(TaskSettings(prompts=Path({str(path)!r}), batch_groups=1)).__enter__()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=False)
+    assert done.stderr.splitlines()[-1].endswith(
+        "a.parquet' need the package 'datasets': pip install 'rollq[datasets]', or use JSON Lines"
+    )
+
+
+def test_the_package_is_not_imported_for_json_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": 1}\n')
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom rollq.buffer.settings import TaskSettings\n"
+        "from rollq.producer.prompts import PromptFile\n"
+        f"with PromptFile(TaskSettings(prompts=Path({str(tmp_path / 'a.jsonl')!r}), batch_groups=1)) as file:\n"
+        "    file.prompt(0)\n"
+        "assert not {'datasets', 'pyarrow', 'pandas', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
