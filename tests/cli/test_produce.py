@@ -139,3 +139,30 @@ def test_the_embedded_server_serves_until_ctrl_c(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate()
     assert process.returncode == 0
+
+
+def test_an_order_of_ones_own_stands_beside_the_settings(
+    config: Path, server_url: str, run_name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "my_order.py").write_text(
+        "import numpy as np\n"
+        "class Backwards:\n"
+        "    uses_stats = True\n"
+        "    def __init__(self, task): pass\n"
+        "    def pass_order(self, rows, seeds, number): return np.arange(rows)[::-1]\n"
+        "    def takes(self, row, number, stats): return stats is None and row % 2 == 1\n"
+    )
+    config.write_text(config.read_text().replace("batch_groups = 200", "batch_groups = 2\ngroup_size = 1"))
+    config.write_text(config.read_text() + 'prompt_order = "my_order.Backwards"\n')
+    with Buffer.connect(server_url, run_name) as buffer:
+        buffer.create_run()
+        begin(buffer)
+        process = produce(config)
+        try:
+            wait_until_admitted(buffer, 8)
+        finally:
+            process.terminate()
+            process.communicate()
+        rows = [int(buffer.inspect("math", group_id)["row"]) for group_id in range(1, 9)]
+        assert rows == list(range(299, 283, -2))
+        assert buffer.rules("math").prompt_stats

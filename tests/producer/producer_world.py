@@ -77,7 +77,14 @@ def lease(buffer: Buffer, n: int) -> list[Lease]:
     return list(buffer.lease([TASK], n, worker="w", version=clock.version, epoch=clock.epoch).leases)
 
 
-def put(buffer: Buffer, leases: list[Lease], status: SampleStatus = SampleStatus.COMPLETED, **changes: Any) -> None:
+def put(
+    buffer: Buffer,
+    leases: list[Lease],
+    status: SampleStatus = SampleStatus.COMPLETED,
+    *,
+    reward: float = 1.0,
+    **changes: Any,
+) -> None:
     """Hand in one sample per lease, made by the live weights."""
     clock = buffer.clock(TASK)
     results = []
@@ -89,8 +96,8 @@ def put(buffer: Buffer, leases: list[Lease], status: SampleStatus = SampleStatus
             versions=(VersionSpan(clock.epoch, clock.version, 1),),
         )
         reason = FinishReason.ABORT if status is SampleStatus.ABORTED else FinishReason.STOP
-        reward = 1.0 if status is SampleStatus.COMPLETED else None
-        results.append(GroupResult(item, (Sample((segment,), status, reason, reward),), **changes))
+        judged = reward if status is SampleStatus.COMPLETED else None
+        results.append(GroupResult(item, (Sample((segment,), status, reason, judged),), **changes))
     buffer.put(results)
 
 

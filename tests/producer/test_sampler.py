@@ -18,7 +18,7 @@ class Rows:
     def prompt(self, row: int) -> Prompt:
         if row in self.bad:
             raise InvalidPrompt(f"rows:{row + 1}: bad")
-        return Prompt(content=str(row))
+        return Prompt(content=str(row), row=row)
 
 
 def contents(found: list[tuple[Prompt, int]]) -> list[str]:
