@@ -4,7 +4,7 @@ Invariant: every token returned carries the version of the weights that made it,
 distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -53,17 +53,21 @@ _SAMPLING_FIELDS = tuple(each.name for each in fields(Sampling))
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One sequence to generate. `prefix_ids` are response tokens that exist already (partial rollout); the engine goes
-    on after them and returns only what is new; `sampling.max_tokens` counts new tokens."""
+    on after them and returns only what is new; `sampling.max_tokens` counts new tokens.
+
+    `must_finish`: once it runs, a swap waits for it, whatever its mode, so that its tokens are of one version."""
 
     prompt_ids: Int32Array
     sampling: Sampling
     prefix_ids: Int32Array | None = None
     priority: int = 0  # smaller is sooner
+    must_finish: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R;
+    """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R,
+    or are empty when the engine does not tell: then all count as of the version that served when the request began;
     `arrays` what else the engine knows of each new token (routed experts, top-k logprobs), each [R, ...]."""
 
     ids: Int32Array
@@ -98,6 +102,21 @@ class Engine(Protocol):
         Raises `rollq.buffer.errors.WeightsError`, with the old weights still serving, when the directory does not hold
         exactly the tensors (names and shapes) of the model.
         """
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """End these requests soon, running or waiting: `generate` returns what they have, finish reason `abort`.
+
+        Those that have ended already are none of its business.
+        """
+
+    async def sleep(self) -> None:
+        """Give accelerator memory to others: caches go, weights leave the device. Running requests are aborted first.
+
+        Requests that come in the meantime wait, and swaps still work.
+        """
+
+    async def wake(self) -> None:
+        """Serve again, after `sleep`."""
 
     async def close(self) -> None:
         """Stop; running requests end with `EngineDead`."""

@@ -13,7 +13,8 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,15 @@ class TryAgain(Exception):
         self.retry_after_s = retry_after_s
 
 
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request, and the task that asks the server; `begun` when it no longer waits for a swap or a sleep to end."""
+
+    request: Request
+    begun: bool = False
+    asking: asyncio.Future[Completion] = field(init=False)
+
+
 class OpenAIEngine:
     """`Engine` over HTTP."""
 
@@ -82,10 +92,9 @@ class OpenAIEngine:
         self._model = settings.served_model or ""
         self._context_tokens = NO_LIMIT_TOKENS
         self._session: aiohttp.ClientSession | None = None
-        self._running: set[asyncio.Task[Any]] = set()
+        self._calls: set[_Call] = set()
         self._open = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._asleep = False
         self._swap_lock = asyncio.Lock()
         self._closed = False
 
@@ -111,23 +120,24 @@ class OpenAIEngine:
         """See `Engine.generate`. Raises `ValueError` with the server's words for a request that it refuses (4xx),
         `RequestFailed` for one that it cannot answer while it answers others."""
         tokens = token_limit(request, self._context_tokens)
-        await self._open.wait()
-        self._check_alive()
-        version = self.version
-        asking = asyncio.ensure_future(self._ask(request_body(request, tokens, self._model, version)))
-        self._running.add(asking)
-        self._idle.clear()
+        call = _Call(request)
+        call.asking = asyncio.ensure_future(self._serve(call, tokens))
+        self._calls.add(call)
         try:
-            await asyncio.wait([asking])
+            await asyncio.wait([call.asking])
         finally:
-            asking.cancel()
-            self._running.discard(asking)
-            if not self._running:
-                self._idle.set()
-        if asking.cancelled():
+            call.asking.cancel()
+            self._calls.discard(call)
+        if call.asking.cancelled():
             self._check_alive()
             return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
-        return read_completion(asking.result(), version)
+        return call.asking.result()
+
+    async def _serve(self, call: _Call, tokens: int) -> Completion:
+        await self._open.wait()
+        self._check_alive()
+        call.begun, version = True, self.version
+        return read_completion(await self._ask(request_body(call.request, tokens, self._model, version)), version)
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
         """Note that the server serves `version` from now on; `weights` are not sent to it."""
@@ -139,29 +149,51 @@ class OpenAIEngine:
                     "none. If something else loads every version into it before the trainer publishes it, set "
                     "server_follows = true in [worker.options]; else use an engine that loads weights"
                 )
-            if mode is SwapMode.WAIT:
-                await self._drain()
-            elif mode is SwapMode.ABORT:
-                for asking in self._running:
-                    asking.cancel()
+            if mode is SwapMode.ABORT:
+                await self.abort([call.request for call in self._calls if call.begun and not call.request.must_finish])
+            await self._drain(mode)
             self.version = version
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """End requests with no tokens: those under way at the server are lost; see `Engine.abort`."""
+        wanted = set(requests)
+        for call in self._calls:
+            if call.request in wanted:
+                call.asking.cancel()
+
+    async def sleep(self) -> None:
+        """Send no requests; the server keeps its memory."""
+        self._check_alive()
+        self._asleep = True
+        self._open.clear()
+        await self.abort([call.request for call in self._calls if call.begun])
+
+    async def wake(self) -> None:
+        """Send requests again."""
+        self._asleep = False
+        self._open.set()
 
     async def close(self) -> None:
         """Let go of the server; running requests end with `EngineDead`."""
         self._closed = True
         self._open.set()
-        for asking in self._running:
-            asking.cancel()
+        for call in self._calls:
+            call.asking.cancel()
         if self._session is not None:
             await self._session.close()
 
-    async def _drain(self) -> None:
-        """Let running requests finish while new ones wait."""
+    async def _drain(self, mode: SwapMode) -> None:
+        """Let the requests under way that a swap waits for end, while new ones wait."""
+        begun = [call for call in self._calls if call.begun]
+        holding = [call.asking for call in begun if mode is SwapMode.WAIT or call.request.must_finish]
+        if not holding:
+            return
         self._open.clear()
         try:
-            await self._idle.wait()
+            await asyncio.wait(holding)
         finally:
-            self._open.set()
+            if not self._asleep:
+                self._open.set()
         self._check_alive()
 
     def _check_alive(self) -> None:

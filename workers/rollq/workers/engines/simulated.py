@@ -5,6 +5,7 @@ Invariant: everything that `Engine` promises about aborts, swaps and version spa
 
 import asyncio
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -32,13 +33,19 @@ class SimulatedSettings(Settings):
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
-    """One sequence under way. It makes `tokens` new tokens; `swaps` holds (version, tokens made before it)."""
+class _Run:
+    """One request, waiting or under way. It makes `tokens` new tokens; `swaps` holds (version, tokens made before it).
 
+    `news` is set when the engine opens, for one that waits, or when it is aborted.
+    """
+
+    request: Request
     tokens: int
-    started_s: float
-    swaps: list[tuple[WeightsVersion, int]]
-    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    started_s: float = 0.0
+    swaps: list[tuple[WeightsVersion, int]] = field(default_factory=list)
+    aborted: bool = False
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class SimulatedEngine:
@@ -49,59 +56,100 @@ class SimulatedEngine:
         self._settings = settings
         self._lengths = random.Random(settings.seed).sample(settings.lengths, len(settings.lengths))
         self._arrivals = count()
-        self._running: set[_Running] = set()
-        self._open = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._waiting: set[_Run] = set()
+        self._running: set[_Run] = set()
         self._swap_lock = asyncio.Lock()
+        self._swapping = False
+        self._asleep = False
         self._closed = False
 
     async def start(self) -> None:
         """Nothing to load."""
-        self._open.set()
 
     async def generate(self, request: Request) -> Completion:
         """Wait for as long as the tokens take; see `Engine.generate`."""
         tokens, finish_reason = self._plan(request)
-        await self._open.wait()
-        self._check_alive()
-        run = _Running(tokens, self._now_s(), [(self.version, 0)])
-        self._running.add(run)
-        self._idle.clear()
+        run = _Run(request, tokens)
+        if not await self._begin(run):
+            return self._complete(run, 0, FinishReason.ABORT)
         try:
             async with asyncio.timeout(tokens / self._settings.tokens_per_s):
-                await run.interrupted.wait()
+                await run.news.wait()
         except TimeoutError:
             return self._complete(run, tokens, finish_reason)
         finally:
             self._running.discard(run)
-            if not self._running:
-                self._idle.set()
+            run.ended.set()
         self._check_alive()
         return self._complete(run, run.tokens, FinishReason.ABORT)
+
+    async def _begin(self, run: _Run) -> bool:
+        """Wait until the engine takes requests. False when it is aborted before."""
+        self._waiting.add(run)
+        try:
+            while (self._swapping or self._asleep) and not (self._closed or run.aborted):
+                run.news.clear()
+                await run.news.wait()
+        finally:
+            self._waiting.discard(run)
+        self._check_alive()
+        if run.aborted:
+            return False
+        run.news.clear()
+        run.started_s = self._now_s()
+        run.swaps.append((self.version, 0))
+        self._running.add(run)
+        return True
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
         """Count as `version` from now on; `weights` are not read."""
         async with self._swap_lock:
             self._check_alive()
-            if mode is SwapMode.WAIT:
-                await self._drain()
+            if mode is SwapMode.ABORT:
+                await self.abort([run.request for run in self._running if not run.request.must_finish])
+            await self._drain([run for run in self._running if mode is SwapMode.WAIT or _holds(run)])
             for run in self._running:
-                if mode is SwapMode.ABORT:
-                    run.tokens = self._made(run)
-                    run.interrupted.set()
-                else:
+                if not run.aborted:
                     run.swaps.append((version, self._made(run)))
             self.version = version
 
-    async def _drain(self) -> None:
-        """Let running requests finish while new ones wait."""
-        self._open.clear()
+    async def _drain(self, runs: Collection[_Run]) -> None:
+        """Let `runs` end while new requests wait."""
+        self._swapping = bool(runs)
         try:
-            await self._idle.wait()
+            for run in runs:
+                await run.ended.wait()
         finally:
-            self._open.set()
+            self._swapping = False
+            self._tell_waiting()
         self._check_alive()
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """See `Engine.abort`."""
+        wanted = set(requests)
+        for run in [*self._running, *self._waiting]:
+            if run.request in wanted and not run.aborted:
+                run.aborted = True
+                run.tokens = self._made(run)
+                run.news.set()
+
+    async def sleep(self) -> None:
+        """Take no requests; there is no memory to free."""
+        self._check_alive()
+        self._asleep = True
+        runs = list(self._running)
+        await self.abort([run.request for run in runs])
+        for run in runs:
+            await run.ended.wait()
+
+    async def wake(self) -> None:
+        """Take requests again."""
+        self._asleep = False
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        for run in self._waiting:
+            run.news.set()
 
     def _check_alive(self) -> None:
         if self._closed:
@@ -110,9 +158,8 @@ class SimulatedEngine:
     async def close(self) -> None:
         """Stop; running requests end with `EngineDead`."""
         self._closed = True
-        self._open.set()
-        for run in self._running:
-            run.interrupted.set()
+        for run in [*self._running, *self._waiting]:
+            run.news.set()
 
     def _plan(self, request: Request) -> tuple[int, FinishReason]:
         """Number of new tokens and how they end."""
@@ -121,17 +168,22 @@ class SimulatedEngine:
         length = max(1, self._lengths[next(self._arrivals) % len(self._lengths)] - made)
         return (length, FinishReason.STOP) if length <= limit else (limit, FinishReason.LENGTH)
 
-    def _complete(self, run: _Running, tokens: int, finish_reason: FinishReason) -> Completion:
+    def _complete(self, run: _Run, tokens: int, finish_reason: FinishReason) -> Completion:
         ids = np.full(tokens, self._settings.filler_id, dtype=np.int32)
         if finish_reason is FinishReason.STOP:
             ids[-1] = self._settings.eos_id
         logprobs = np.full(tokens, self._settings.logprob, dtype=np.float32)
         return Completion(ids, logprobs, version_spans(run.swaps, tokens), finish_reason)
 
-    def _made(self, run: _Running) -> int:
+    def _made(self, run: _Run) -> int:
         """Tokens that the time so far gives; the last one is still to come."""
         return min(int((self._now_s() - run.started_s) * self._settings.tokens_per_s), run.tokens - 1)
 
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _holds(run: _Run) -> bool:
+    """Whether a swap of any mode waits for it."""
+    return run.request.must_finish and not run.aborted

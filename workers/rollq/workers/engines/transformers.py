@@ -8,7 +8,7 @@ decode steps.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,7 +48,7 @@ class _Job:
     """A request and where its completion goes. A cancelled `done` means that nobody waits for it any more."""
 
     sequence: ActiveSequence
-    priority: int
+    request: Request
     done: asyncio.Future[Completion]
 
 
@@ -70,6 +70,8 @@ class TransformersEngine:
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollq-engine")
         self._waiting: list[_Job] = []
+        self._aborting: set[Request] = set()
+        self._asleep = False
         self._running: dict[ActiveSequence, _Job] = {}
         self._swap: _Swap | None = None
         self._swap_lock = asyncio.Lock()
@@ -80,6 +82,7 @@ class TransformersEngine:
     async def start(self) -> None:
         """Load the model. Raises `ConfigError` when the folder holds none or the device is not there."""
         self._model = await self._compute(self._load)
+        self._device: torch.device = self._model.device
         self._batch = DecodeBatch(
             self._model, model_eos_ids(self._settings.model), lambda ids: self._tokenizer.decode(ids)
         )
@@ -89,7 +92,7 @@ class TransformersEngine:
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence; see `Engine.generate`."""
         self._check_alive()
-        job = _Job(self._sequence(request), request.priority, asyncio.get_running_loop().create_future())
+        job = _Job(self._sequence(request), request, asyncio.get_running_loop().create_future())
         self._waiting.append(job)
         self._work.set()
         try:
@@ -106,6 +109,28 @@ class TransformersEngine:
             self._swap = _Swap(checked, version, mode, asyncio.get_running_loop().create_future())
             self._work.set()
             await self._swap.done
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """End requests after the current step; see `Engine.abort`."""
+        self._aborting.update(requests)
+        self._work.set()
+
+    async def sleep(self) -> None:
+        """Free the cache and, on a GPU, move the weights to the host's memory; see `Engine.sleep`."""
+        self._check_alive()
+        self._asleep = True
+        jobs = list(self._running.values())
+        await self.abort([job.request for job in jobs])
+        await asyncio.gather(*(job.done for job in jobs), return_exceptions=True)
+        self._check_alive()
+        await self._compute(self._move, torch.device("cpu"))
+
+    async def wake(self) -> None:
+        """Move the weights back and serve; see `Engine.wake`."""
+        self._check_alive()
+        await self._compute(self._move, self._device)
+        self._asleep = False
+        self._work.set()
 
     async def close(self) -> None:
         """Stop after the current step; running requests end with `EngineDead`."""
@@ -130,14 +155,11 @@ class TransformersEngine:
             self._fail_all()
 
     async def _advance(self) -> None:
-        """One turn: drop who was cancelled, swap if it is time, admit, decode one step, answer who is finished."""
+        """One turn: drop who is not wanted any more, swap if it is time, admit, decode a step, answer the finished."""
         self._work.clear()  # first: what arrives during this turn starts another
-        cancelled = [sequence for sequence, job in self._running.items() if job.done.done()]
-        for sequence in cancelled:
-            del self._running[sequence]
-        self._waiting = [job for job in self._waiting if not job.done.done()]
-        self._batch.remove(cancelled)
-        if self._swap is not None and (self._swap.mode is not SwapMode.WAIT or not self._running):
+        aborted, self._aborting = self._aborting, set()
+        self._end(job for job in [*self._waiting, *self._running.values()] if job.request in aborted)
+        if self._swap is not None and self._may_swap(self._swap):
             await self._apply_swap(self._swap)
         if self._swap is not None and self._swap.done.done():
             self._swap = None
@@ -150,9 +172,9 @@ class TransformersEngine:
 
     def _take_waiting(self) -> list[ActiveSequence]:
         """Move waiting requests into the batch, as far as there is room; none while a swap waits for the others."""
-        if self._swap is not None:
+        if self._swap is not None or self._asleep:
             return []
-        self._waiting.sort(key=lambda job: job.priority)
+        self._waiting.sort(key=lambda job: job.request.priority)
         room = self._settings.max_batch - len(self._running)
         jobs, self._waiting = self._waiting[:room], self._waiting[room:]
         for job in jobs:
@@ -160,15 +182,30 @@ class TransformersEngine:
             self._running[job.sequence] = job
         return [job.sequence for job in jobs]
 
+    def _end(self, aborted: Iterable[_Job]) -> None:
+        """Answer requests with what they have, and drop all that nobody waits for any more."""
+        for job in aborted:
+            self._answer(job, FinishReason.ABORT)
+        ended = [sequence for sequence, job in self._running.items() if job.done.done()]
+        for sequence in ended:
+            del self._running[sequence]
+        self._waiting = [job for job in self._waiting if not job.done.done()]
+        self._batch.remove(ended)
+
+    def _may_swap(self, swap: _Swap) -> bool:
+        """Whether nothing runs that the swap waits for. Ends what it does not wait for and may not outlive it."""
+        if swap.done.done():
+            return True
+        if swap.mode is SwapMode.WAIT:
+            return not self._running
+        if swap.mode is SwapMode.ABORT:
+            self._end(job for job in list(self._running.values()) if not job.request.must_finish)
+        return not any(job.request.must_finish for job in self._running.values())
+
     async def _apply_swap(self, swap: _Swap) -> None:
         """Change the weights between two steps, unless nobody waits for it any more."""
         if swap.done.done():
             return
-        if swap.mode is SwapMode.ABORT:
-            for job in self._running.values():
-                self._answer(job, FinishReason.ABORT)
-            self._batch.remove(list(self._running))
-            self._running.clear()
         await self._compute(self._replace_weights, swap)
         self.version = swap.version
         if not swap.done.done():
@@ -230,6 +267,12 @@ class TransformersEngine:
     def _replace_weights(self, swap: _Swap) -> None:
         copy_weights(swap.weights, self._model)
         self._batch.recompute(swap.version)
+
+    def _move(self, device: torch.device) -> None:
+        """Have the weights on `device`, and give the memory that others held back to the GPU."""
+        self._model.to(device)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @cached_property
     def _tokenizer(self) -> HfTokenizer:
