@@ -18,6 +18,7 @@ from rollq.buffer.tickets import open_queue
 from rollq.buffer.values import Leased
 from rollq.buffer.weights import store_weights
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
+from rollq.workers.pausing import State
 from rollq.workers.run import Worker
 from world import make_sample
 
@@ -492,7 +493,7 @@ def test_a_paused_run_spends_no_tickets_and_goes_on_when_it_is_resumed(world: Wo
     world.buffer.client.hset(clock, "control", "pause")
 
     async def scene(worker: Worker, script: Script) -> None:
-        await world.until(lambda: worker.following.paused)
+        await world.until(lambda: worker.pausing.state is State.PAUSED)
         world.buffer.client.hset(clock, "control", "run")
         world.admit(2)
         await world.until_count(Status.COMPLETED, 2)

@@ -16,9 +16,9 @@ from rollq.buffer.settings import TaskSettings
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.engines import make_engine
-from rollq.workers.generation import all_of
 from rollq.workers.judges import Judge
 from rollq.workers.loops import Rollout, SingleTurn
+from rollq.workers.making import all_of
 from rollq.workers.recipes import make_recipes
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings

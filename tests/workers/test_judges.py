@@ -10,7 +10,8 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judges import MAX_THREADS, Judge, Verdict, exact_match, last_number
+from rollq.workers.judges import Judge, Verdict, exact_match, last_number
+from rollq.workers.usercode import MAX_THREADS
 
 SEGMENT = Segment(
     np.array([1], np.int32), np.array([2], np.int32), np.array([-0.5], np.float32), (VersionSpan(1, 0, 1),)
@@ -131,7 +132,7 @@ def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of
         other = Judge.named("test_judges.length_judge", 5)
         stuck = [asyncio.create_task(hanging.judge(Prompt("?"), sample("x"))) for _ in range(2 * MAX_THREADS)]
         await asyncio.sleep(0.05)
-        assert sum(thread.name == "judge" for thread in threading.enumerate()) == MAX_THREADS
+        assert sum(thread.name == "user code" for thread in threading.enumerate()) == MAX_THREADS
         assert await other.judge(Prompt("?"), sample("xy")) == Verdict(2.0)
         return await asyncio.gather(*stuck)
 

@@ -1,7 +1,7 @@
 """A whole worker against a real server, with an engine that says what the test tells it to."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Script:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[Request] = field(default_factory=list)
     swaps: list[tuple[WeightsVersion, SwapMode]] = field(default_factory=list)
+    sleeps: list[str] = field(default_factory=list)
     engines: list["ScriptedEngine"] = field(default_factory=list)
     running: int = 0
 
@@ -44,6 +45,7 @@ class ScriptedEngine:
         self.version = WeightsVersion(0, 0, "")
         self.script = script
         self._interrupt: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._stops: dict[Request, asyncio.Future[str]] = {}
         script.engines.append(self)
 
     async def start(self) -> None:
@@ -57,12 +59,14 @@ class ScriptedEngine:
         version, interrupt = self.version, self._interrupt
         script.running += 1
         opened: asyncio.Future[Any] = asyncio.ensure_future(script.gate.wait())
+        stopped = self._stops[request] = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait({opened, interrupt}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({opened, interrupt, stopped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             script.running -= 1
             opened.cancel()
-        why = interrupt.result() if interrupt.done() else "finished"
+            del self._stops[request]
+        why = next((end.result() for end in (interrupt, stopped) if end.done()), "finished")
         if why == "died":
             raise EngineDead("the GPU fell off the bus")
         ids = [*script.answer.encode(), EOS_ID][0 if request.prefix_ids is None else len(request.prefix_ids) :]
@@ -85,6 +89,16 @@ class ScriptedEngine:
         self.version = version
         if mode is SwapMode.ABORT:
             self._end("aborted")
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        for request in requests:
+            self._stops[request].set_result("aborted")  # the worker knows what runs
+
+    async def sleep(self) -> None:
+        self.script.sleeps.append("sleep")
+
+    async def wake(self) -> None:
+        self.script.sleeps.append("wake")
 
     async def close(self) -> None:
         self._end("died")

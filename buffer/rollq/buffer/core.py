@@ -116,6 +116,14 @@ class BufferCore:
         fields: Mapping[bytes, bytes] = self._read(lambda: self.client.hgetall(task_keys(self.run, task).clock))
         return self._decode_clock(task, fields)
 
+    def controls(self, tasks: Sequence[str]) -> dict[str, Control]:
+        """What is wanted of each task, in one trip. Raises StoreLost like `clock`."""
+        keys = [task_keys(self.run, task).clock for task in tasks]
+        found = self._read_all([("HMGET", key, "incarnation", "control") for key in keys])
+        for task, (incarnation, _) in zip(tasks, found, strict=True):
+            self._check_incarnation(task, incarnation and incarnation.decode())
+        return {task: Control(control.decode()) for task, (_, control) in zip(tasks, found, strict=True)}
+
     def rules(self, task: str) -> TaskRules:
         """The rules that the task was registered with; they never change."""
         if task not in self._rules:
@@ -155,12 +163,15 @@ class BufferCore:
         """Plain commands in one trip."""
         return converse(self.client, self.patience, lambda: commands, _good)
 
-    def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:
-        fields = {name.decode(): value.decode() for name, value in raw.items()}
-        if fields.get("incarnation") != self.incarnation:
+    def _check_incarnation(self, task: str, found: str | None) -> None:
+        if found != self.incarnation:
             raise StoreLost(
                 f"task {task!r} of run {self.run!r} is not in this store, or belongs to another incarnation of the run"
             )
+
+    def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:
+        fields = {name.decode(): value.decode() for name, value in raw.items()}
+        self._check_incarnation(task, fields.get("incarnation"))
         return Clock(
             incarnation=fields["incarnation"],
             epoch=int(fields["epoch"]),

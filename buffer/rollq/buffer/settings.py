@@ -126,6 +126,15 @@ class TaskSettings(TaskRules):
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     stop: tuple[str, ...] = ()
+    filters: tuple[str, ...] = Field(
+        default=(),
+        description="names of built-in filters, or dotted paths: finished groups that one refuses are dropped",
+    )
+    overlong_filter: bool = Field(default=False, description="leave samples that max_tokens ended out of the loss")
+    overlong_buffer_tokens: int = Field(
+        default=0, ge=0, description="the last tokens before max_tokens, which cost a growing part of overlong_penalty"
+    )
+    overlong_penalty: float = Field(default=1.0, ge=0, description="taken off the reward of a sample of max_tokens")
 
     @model_validator(mode="before")
     @classmethod
@@ -142,6 +151,20 @@ class TaskSettings(TaskRules):
             raise ValueError(
                 f"curriculum_low = {self.curriculum_low} exceeds curriculum_high = {self.curriculum_high}: "
                 "no prompt can be between them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_can_be_trained(self) -> Self:
+        if self.overlong_buffer_tokens > self.max_tokens:
+            raise ValueError(
+                f"overlong_buffer_tokens = {self.overlong_buffer_tokens}: the buffer lies before the limit, "
+                f"max_tokens = {self.max_tokens}; it cannot be larger"
+            )
+        if "zero_advantage" in self.filters and self.group_size == 1:
+            raise ValueError(
+                "filters: zero_advantage refuses groups whose rewards are all the same, which one sample's always are; "
+                "raise group_size or leave the filter out"
             )
         return self
 
@@ -165,5 +188,6 @@ _TRAINING_ONLY = {
     "tail_batch_trigger_size", "tail_batch_max_tries", "stragglers", "max_token_staleness", "max_uses",
     "reuse_cooldown_steps", "partial_rollout", "min_valid_samples", "keep_window", "min_keep_rate", "should_continue",
     "max_uncheckpointed_steps", "prompt_order", "curriculum_low", "curriculum_high", "curriculum_tries",
-    "curriculum_retry_passes", "prompt_stats", "pass_reward",
+    "curriculum_retry_passes", "prompt_stats", "pass_reward", "filters", "overlong_filter", "overlong_buffer_tokens",
+    "overlong_penalty",
 }  # fmt: skip

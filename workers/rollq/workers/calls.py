@@ -11,8 +11,8 @@ from rollq.buffer.replay import Buffer
 P = ParamSpec("P")
 T = TypeVar("T")
 
-THREADS = 10
-"""Calls under way: two puts, lease, hand back, renew, report, live model, wake-ups, and two to spare."""
+THREADS = 11
+"""Calls under way: two puts, lease, hand back, renew, report, live model, controls, wake-ups, and two to spare."""
 
 
 class BufferCalls:

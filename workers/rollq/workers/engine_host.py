@@ -6,12 +6,17 @@ only then, so that no token claims a version which its engine never loaded.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from rollq.buffer.schema import VersionSpan
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, SwapMode, WeightsVersion
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class EngineHost:
@@ -25,6 +30,8 @@ class EngineHost:
         self._death = asyncio.Event()
         self._reason = "it has not been started"
         self.published = asyncio.Event()
+        self.asleep = False
+        self._changing = asyncio.Lock()
 
     @property
     def version(self) -> WeightsVersion | None:
@@ -50,29 +57,46 @@ class EngineHost:
             await self.start()
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`."""
+        """See `Engine.generate`. Every token gets a version: without the engine's word, that of the start."""
         engine = self._living()
-        try:
-            return await engine.generate(request)
-        except EngineDead as error:
-            self._bury(engine, error)
-            raise
+        began = engine.version
+        completion = await self._ask(engine, engine.generate(request))
+        if completion.versions or len(completion.ids) == 0:
+            return completion
+        return replace(completion, versions=(VersionSpan(began.epoch, began.version, len(completion.ids)),))
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """See `Engine.abort`. Those of a dead engine have ended."""
+        if self._engine is not None and requests:
+            await self._ask(self._engine, self._engine.abort(requests))
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
         """See `Engine.swap`."""
-        engine = self._living()
-        try:
-            await engine.swap(weights, version, mode)
-        except EngineDead as error:
-            self._bury(engine, error)
-            raise
+        async with self._changing:
+            engine = self._living()
+            await self._ask(engine, engine.swap(weights, version, mode))
         if engine is self._engine:
             self.published.set()
+
+    async def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        async with self._changing:
+            engine = self._living()
+            await self._ask(engine, engine.sleep())
+        self.asleep = engine is self._engine
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        async with self._changing:
+            engine = self._living()
+            await self._ask(engine, engine.wake())
+        self.asleep = False
 
     async def close(self) -> None:
         """Stop the engine."""
         engine, self._engine = self._engine, None
         self.published.clear()
+        self.asleep = False
         await self._close_dead()
         if engine is not None:
             await engine.close()
@@ -87,6 +111,13 @@ class EngineHost:
             raise EngineDead(f"there is no engine: {self._reason}")
         return self._engine
 
+    async def _ask(self, engine: Engine, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except EngineDead as error:
+            self._bury(engine, error)
+            raise
+
     def _bury(self, engine: Engine, error: EngineDead) -> None:
         """Let go of a dead engine. All its requests come here; the first one acts.
 
@@ -95,4 +126,5 @@ class EngineHost:
             self._reason = str(error)
             self._engine, self._dead = None, engine
             self.published.clear()
+            self.asleep = False
             self._death.set()

@@ -1,44 +1,48 @@
-"""The way of one group through a worker: its samples are made and judged, at the same time, and put as one result.
+"""The way of one group through a worker: its samples are made, the group is filtered, and it is put as one result.
 
 Invariant: every lease ends in exactly one of three ways: its result is put, it is handed back, or it is dropped because
-it was no longer the worker's. What goes wrong with a sample (its loop, its judge) fails that sample alone; what goes
-wrong with the engine or with time hands the group back, counted; being stopped hands it back uncounted.
+it was no longer the worker's. A group that is stopped, by whatever, keeps what its samples are worth: those that
+finished, and with partial rollout the tokens of the others. When an attempt brought nothing, the group is handed back:
+counted as a try when the engine or the time was at fault, uncounted when somebody wanted it stopped.
 """
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
 
 from rollq.buffer.errors import RunMismatch, StoreLost
-from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Int32Array, Lease, Sample, SampleStatus
+from rollq.buffer.schema import GroupResult, Lease, Sample, SampleStatus
 from rollq.buffer.values import PutOutcome
 from rollq.workers.batcher import Batcher
 from rollq.workers.calls import BufferCalls
-from rollq.workers.engine import EngineDead, Tokenizer
+from rollq.workers.engine import EngineDead
 from rollq.workers.engine_host import EngineHost
-from rollq.workers.judges import Verdict
-from rollq.workers.loops import Rollout, failed, prompt_tokens
+from rollq.workers.filters import FilterError, is_finished, keep
+from rollq.workers.making import Making
 from rollq.workers.recipes import Recipe
 from rollq.workers.renewal import Cut, Held
+from rollq.workers.timeouts import AttemptTimeouts
 
 log = logging.getLogger(__name__)
 
 PUT_GATHER_S = 0.002
 PUT_LIMIT = 256
-NOT_JUDGED = Verdict()
+ABORT_S = 1.0
+"""How long a group that is stopped may take to bring in what it has."""
+FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a worker has done since it started. `tokens` counts new response tokens."""
+    """What a worker has done since it started. `restarted`: results that their batch could not use."""
 
     groups: int = 0
     samples: int = 0
     failed_samples: int = 0
-    tokens: int = 0
+    restarted: int = 0
     refused: int = 0
 
 
@@ -58,16 +62,15 @@ class Generation:
         calls: BufferCalls,
         host: EngineHost,
         recipes: Mapping[str, Recipe],
-        tokenizer: Tokenizer,
-        *,
-        worker: str,
+        making: Making,
+        timeouts: AttemptTimeouts,
     ) -> None:
         self.totals = Totals()
         self._buffer = calls.buffer
         self._host = host
         self._recipes = recipes
-        self._tokenizer = tokenizer
-        self._extra = {"worker": worker}
+        self._making = making
+        self._timeouts = timeouts
         self._puts = Batcher(self._buffer.put, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT, parallel=2)
         self._hand_backs = Batcher(self._hand_back_many, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
 
@@ -84,88 +87,96 @@ class Generation:
 
     async def _attempt(self, held: Held) -> None:
         samples = list(held.lease.samples)
+        recipe = self._recipes[held.lease.task]
         started_s = monotonic()
+        making = asyncio.create_task(self._making.make(recipe, held, samples))
         try:
-            await self._make_samples(held.lease, samples)
+            await asyncio.shield(making)
+            result = await self._result(held.lease, samples, started_s)
         except EngineDead as error:
-            await self._hand_back(held, f"the engine died: {error}")
+            await self._break_off(held, samples, started_s, f"the engine died: {error}")
         except asyncio.CancelledError:
-            await self._break_off(held, samples, started_s)
+            await self._stop(held, making)
+            if held.cut is Cut.TIMEOUT:
+                seconds = monotonic() - started_s
+                await self._break_off(
+                    held, samples, started_s, f"attempt {held.lease.attempt} was cut off after {seconds:.1f} s"
+                )
+            elif held.cut is not Cut.GONE:
+                await self._break_off(held, samples, started_s, None)
         else:
-            await self._put(held, samples, started_s)
+            await self._put(held, result)
+
+    async def _stop(self, held: Held, making: "asyncio.Task[None]") -> None:
+        """End the making of a group; what its samples have by then is theirs."""
+        held.finished = True
+        if held.cut is not Cut.GONE:
+            with suppress(EngineDead):
+                await self._host.abort(held.requests)
+            await asyncio.wait([making], timeout=ABORT_S)
+        making.cancel()
+        await asyncio.wait([making])
+        if not making.cancelled() and (error := making.exception()) is not None:
+            log.info("group %d of task %r, while it was stopped: %s", held.lease.group_id, held.lease.task, error)
 
     async def hand_back(self, leases: Sequence[Lease]) -> None:
         """Give back leases that were not begun; their tries do not count."""
         await asyncio.gather(*(self._hand_backs.submit(HandBack(lease)) for lease in leases))
 
-    # samples
+    # results
 
-    async def _make_samples(self, lease: Lease, samples: list[Sample]) -> None:
-        """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
+    async def _result(self, lease: Lease, samples: Sequence[Sample], started_s: float) -> GroupResult:
+        """The result of these samples; the filters have their say about a group that is finished."""
+        seconds = monotonic() - started_s
+        result = GroupResult(lease, tuple(samples), generate_s=seconds)
         recipe = self._recipes[lease.task]
-        missing = [i for i, s in enumerate(samples) if s.status in (SampleStatus.PENDING, SampleStatus.ABORTED)]
-        if not missing:
-            return
+        if lease.evaluation or not recipe.filters or not is_finished(samples, recipe.min_valid_samples):
+            return result
         try:
-            prompt_ids = prompt_tokens(lease.prompt, self._tokenizer)
-        except Exception as error:
-            log.exception("the prompt of group %d of task %r has no tokens", lease.group_id, lease.task)
-            for index in missing:
-                samples[index] = failed(f"prompt: {type(error).__name__}: {error}")
-            return
-        await all_of([self._make_sample(recipe, lease, prompt_ids, samples, index) for index in missing])
+            kept = await keep(recipe.filters, lease.prompt, samples)
+        except FilterError as error:
+            log.error("group %d of task %r: %s", lease.group_id, lease.task, error, exc_info=error.__cause__)
+            failed = [replace(sample, status=SampleStatus.FAILED, error=str(error)) for sample in samples]
+            return replace(result, samples=tuple(failed), error=str(error))
+        return replace(result, filtered=not kept)
 
-    async def _make_sample(
-        self, recipe: Recipe, lease: Lease, prompt_ids: Int32Array, samples: list[Sample], index: int
-    ) -> None:
-        resumes = recipe.loop.resumable and recipe.settings.partial_rollout
-        previous = samples[index] if resumes else EMPTY_SAMPLE
-        rollout = Rollout(
-            prompt=lease.prompt,
-            prompt_ids=prompt_ids,
-            previous=previous,
-            sampling=recipe.sampling(lease, index),
-            max_prompt_tokens=recipe.settings.max_prompt_tokens,
-            priority=lease.step,
-            tokenizer=self._tokenizer,
-            generate=self._host.generate,
-        )
-        try:
-            made = await recipe.loop.run(rollout)
-        except EngineDead:
-            raise
-        except Exception as error:
-            log.exception("sample %d of group %d of task %r failed", index, lease.group_id, lease.task)
-            made = failed(f"agent loop: {type(error).__name__}: {error}")
-        self.totals.tokens += made.response_tokens - previous.response_tokens
-        if made.status is SampleStatus.ABORTED and not resumes:
-            samples[index] = EMPTY_SAMPLE
-            return
-        verdict = NOT_JUDGED
-        if made.status is SampleStatus.COMPLETED:
-            verdict = await recipe.judge.judge(lease.prompt, made)
-        samples[index] = replace(
-            made,
-            status=made.status if verdict.error is None else SampleStatus.FAILED,
-            reward=verdict.reward,
-            reward_parts=verdict.parts,
-            error=verdict.error or made.error,
-            extra={**made.extra, **self._extra},
+    def _worth_keeping(self, lease: Lease, samples: Sequence[Sample]) -> bool:
+        """Whether an attempt that was broken off has brought something that the next one need not make."""
+        if lease.evaluation:  # an evaluation starts again as a whole
+            return False
+        return any(
+            (new.status is SampleStatus.COMPLETED and new is not old)
+            or (new.status is SampleStatus.ABORTED and new.response_tokens > old.response_tokens)
+            for new, old in zip(samples, lease.samples, strict=True)
         )
 
     # ends
 
-    async def _put(self, held: Held, samples: list[Sample], started_s: float) -> None:
+    async def _put(self, held: Held, result: GroupResult) -> None:
         held.finished = True
-        result = GroupResult(held.lease, tuple(samples), generate_s=monotonic() - started_s)
+        lease, samples = held.lease, result.samples
         outcome = await self._puts.submit(result)
         if outcome is PutOutcome.REFUSED:
             self.totals.refused += 1
-            log.warning("group %d of task %r: its result came too late", held.lease.group_id, held.lease.task)
+            log.warning("group %d of task %r: its result came too late", lease.group_id, lease.task)
             return
+        if outcome is PutOutcome.RESTARTED:
+            self.totals.restarted += 1
+            return
+        if outcome in FINISHED:
+            self._timeouts.note(lease, result.generate_s)
+            self._warn_of_missing_scores(lease, samples)
         self.totals.groups += 1
         self.totals.samples += len(samples)
         self.totals.failed_samples += sum(sample.status is SampleStatus.FAILED for sample in samples)
+
+    def _warn_of_missing_scores(self, lease: Lease, samples: Sequence[Sample]) -> None:
+        missing = sum(sample.reward is None for sample in samples)
+        if missing:
+            log.warning(
+                "group %d of task %r: %d of %d samples have no reward; sums leave them out",
+                lease.group_id, lease.task, missing, len(samples),
+            )  # fmt: skip
 
     async def _hand_back(self, held: Held, error: str | None) -> None:
         held.finished = True
@@ -173,21 +184,18 @@ class Generation:
             log.warning("group %d of task %r handed back: %s", held.lease.group_id, held.lease.task, error)
         await self._hand_backs.submit(HandBack(held.lease, error))
 
-    async def _break_off(self, held: Held, samples: list[Sample], started_s: float) -> None:
-        """Put what siblings have finished, so that it is not made again, else hand the group back; by the reason."""
-        if held.cut is Cut.GONE:
-            return
-        kept = held.lease.samples
-        if held.cut is Cut.TIMEOUT:
-            await self._hand_back(
-                held, f"attempt {held.lease.attempt} was cut off after {monotonic() - started_s:.1f} s"
-            )
-        elif any(
-            new is not old and new.status is SampleStatus.COMPLETED for new, old in zip(samples, kept, strict=True)
-        ):
-            await self._put(held, samples, started_s)
-        else:
-            await self._hand_back(held, None)
+    async def _break_off(self, held: Held, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
+        """Put what there is, so that it is not made again, else hand the group back; `error` counts its try."""
+        if self._worth_keeping(held.lease, samples):
+            try:
+                async with asyncio.timeout(ABORT_S):
+                    result = await self._result(held.lease, samples, started_s)
+            except TimeoutError:
+                log.info("group %d of task %r: no time for its filters", held.lease.group_id, held.lease.task)
+            else:
+                await self._put(held, result)
+                return
+        await self._hand_back(held, error)
 
     def _hand_back_many(self, items: Sequence[HandBack]) -> Sequence[None]:
         by_error: dict[str | None, list[Lease]] = {}
@@ -196,24 +204,3 @@ class Generation:
         for error, leases in by_error.items():
             self._buffer.hand_back(leases, counted=error is not None, error=error)
         return [None] * len(items)
-
-
-async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do everything at the same time. The first error, or being cancelled, ends the rest and is raised."""
-    if len(work) == 1:
-        await work[0]
-        return
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        rest = [task for task in tasks if not task.done()]
-        for task in rest:
-            task.cancel()
-        if rest:
-            await asyncio.wait(rest)
-    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
-    if errors:  # before the cancellations that they led to
-        raise errors[0]
-    for task in tasks:
-        task.result()

@@ -1,6 +1,6 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
-Invariant: groups are leased only while there is room, the engine serves published weights and the run is not paused. A
+Invariant: groups are leased only while there is room, the engine serves published weights and a task is not paused. A
 group on its last try, because workers died with it, has the engine to itself.
 """
 
@@ -15,8 +15,9 @@ from rollq.buffer.schema import Lease
 from rollq.buffer.tickets import Ticket
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import WeightsVersion
-from rollq.workers.following import Following
+from rollq.workers.engine_host import EngineHost
 from rollq.workers.generation import Generation
+from rollq.workers.pausing import Pausing
 from rollq.workers.renewal import Held, LeaseTable
 
 log = logging.getLogger(__name__)
@@ -64,25 +65,24 @@ class Intake:
         calls: BufferCalls,
         generation: Generation,
         table: LeaseTable,
-        following: Following,
+        host: EngineHost,
+        pausing: Pausing,
         *,
-        tasks: Sequence[str],
         worker: str,
         capacity: int,
     ) -> None:
         self._calls = calls
         self._generation = generation
         self._table = table
-        self._host = following.host
-        self._following = following
-        self._tasks = tasks
+        self._host = host
+        self._pausing = pausing
         self._worker = worker
         self._capacity = capacity
         self._draining = False
         self.stopped = False
         self._news = asyncio.Event()
         self._stale_version: WeightsVersion | None = None
-        following.changed = self._news.set
+        self.look_soon = self._news.set
 
     async def room(self, groups: int) -> int:
         """Wait until `groups` groups (at most the capacity) may be taken; return how many. 0 after `stop`."""
@@ -113,7 +113,7 @@ class Intake:
         self._news.set()
 
     def _may_take(self) -> bool:
-        if not self._host.published.is_set() or self._following.paused:
+        if not self._host.published.is_set() or not self._pausing.open_tasks:
             return False
         if self._draining:
             return len(self._table) == 0
@@ -128,16 +128,17 @@ class Intake:
                 continue
             asked_s = monotonic()
             try:
-                leased = await self._calls(
-                    self._calls.buffer.lease,
-                    self._tasks,
-                    wanted,
-                    worker=self._worker,
-                    version=version.version,
-                    epoch=version.epoch,
-                    suspects_held=sum(held.lease.suspect for held in self._table),
-                    idle=len(self._table) == 0,
-                )
+                with self._table.expecting():
+                    leased = await self._calls(
+                        self._calls.buffer.lease,
+                        self._pausing.open_tasks,
+                        wanted,
+                        worker=self._worker,
+                        version=version.version,
+                        epoch=version.epoch,
+                        suspects_held=sum(held.lease.suspect for held in self._table),
+                        idle=len(self._table) == 0,
+                    )
             except StaleWorker as error:
                 if version != self._stale_version:
                     log.warning("waiting for newer weights: %s", error)
@@ -158,6 +159,8 @@ class Intake:
     def _ended(self, held: Held, task: "asyncio.Task[None]") -> None:
         self._table.remove(held)
         self._news.set()
+        if not self._pausing.open_tasks:
+            self._pausing.look_soon()
 
     async def _wait_for_news(self) -> None:
         self._news.clear()

@@ -5,12 +5,9 @@ it. Invariant: a judge that raises, takes too long or returns no finite number m
 kept, never a reward of 0; and it never holds up the other samples of its worker.
 """
 
-import asyncio
-import inspect
 import logging
 import math
 import re
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import Prompt, Sample
+from rollq.workers.usercode import UserFunction
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +25,6 @@ JudgeFunction = Callable[[Prompt, Sample], Reward | Awaitable[Reward]]
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 MAX_TOLD = 100
 """Different failures of one judge that are logged; all are kept with their samples."""
-MAX_THREADS = 64
-"""Calls of one blocking judge under way at the same time; those that hang count until they end."""
 
 
 def exact_match(prompt: Prompt, sample: Sample) -> float:
@@ -65,27 +61,24 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge by its name, with the time it may take for one sample. `quick`: it needs no thread and no timeout."""
+    """A judge by its name, with the time it may take for one sample."""
 
     name: str
-    function: JudgeFunction
-    timeout_s: float
-    threads: asyncio.Semaphore
-    quick: bool
+    call: UserFunction
     told: set[str] = field(default_factory=set)
 
     @classmethod
     def named(cls, name: str, timeout_s: float) -> "Judge":
         """A built-in judge, or one's own by dotted path. Raises `ConfigError` when there is none of that name."""
         function = load_plugin("judge", name, BUILT_IN)
-        return cls(name, function, timeout_s, asyncio.Semaphore(MAX_THREADS), quick=name in BUILT_IN)
+        return cls(name, UserFunction.of(function, timeout_s, quick=name in BUILT_IN))
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none."""
         try:
-            return check_reward(self.function(prompt, sample) if self.quick else await self._call(prompt, sample))
+            return check_reward(await self.call(prompt, sample))
         except TimeoutError as error:
-            reason = str(error) or f"took longer than {self.timeout_s:g} s"
+            reason = str(error)
         except Exception as error:  # noqa: BLE001 - a judge's failure is its sample's, whatever it is
             reason = f"{type(error).__name__}: {error}"
             self._tell(reason)
@@ -98,14 +91,6 @@ class Judge:
             log.warning(
                 "judge %s failed; its samples keep this error, which is not logged again", self.name, exc_info=True
             )
-
-    async def _call(self, prompt: Prompt, sample: Sample) -> Any:
-        async with asyncio.timeout(self.timeout_s):
-            if inspect.iscoroutinefunction(self.function):
-                return await self.function(prompt, sample)
-            await self.threads.acquire()
-            answer = await in_thread(self.function, prompt, sample, done=self.threads.release)
-            return await answer if inspect.isawaitable(answer) else answer
 
 
 def check_reward(answer: Any) -> Verdict:
@@ -124,36 +109,3 @@ def _finite(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"returned {number!r}; a finite number is needed")
     return number
-
-
-async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
-    """Await `function(*args)` in a thread of its own, which no exit waits for; `done` is called when it has ended.
-
-    A thread pool will not do: a call that hangs would hold one of its threads, and the end of the process.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def deliver(result: Any, error: Exception | None) -> None:
-        done()
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def run() -> None:
-        result: Any = None
-        error: Exception | None = None
-        try:
-            result = function(*args)
-        except Exception as raised:  # noqa: BLE001 - it is delivered to whoever awaits
-            error = raised
-        except BaseException as raised:  # noqa: BLE001 - such as SystemExit, which would end the event loop
-            error = RuntimeError(repr(raised))
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(deliver, result, error)
-
-    threading.Thread(target=run, name="judge", daemon=True).start()
-    return await future

@@ -1,4 +1,4 @@
-"""What a worker does with the groups of each task: loop, judge and sampling, from local configuration."""
+"""What a worker does with the groups of each task: loop, judge, filters and sampling, from local configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rollq.buffer.schema import Lease
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.engine import Sampling
+from rollq.workers.filters import Filter
 from rollq.workers.judges import Judge
 from rollq.workers.loops import AgentLoop, make_loop, sample_seed
 from rollq.workers.settings import WorkerSettings
@@ -18,7 +19,17 @@ class Recipe:
     settings: TaskSettings
     loop: AgentLoop
     judge: Judge
+    filters: tuple[Filter, ...]
     run_seed: int
+
+    def resumes(self, lease: Lease) -> bool:
+        """Whether interrupted samples go on from their tokens. Those of an evaluation are of one version: never."""
+        return self.loop.resumable and self.settings.partial_rollout and not lease.evaluation
+
+    @property
+    def min_valid_samples(self) -> int:
+        """How many samples of a group must complete."""
+        return self.settings.min_valid_samples or self.settings.group_size
 
     def sampling(self, lease: Lease, index: int) -> Sampling:
         """Every sampling parameter of one sample in this attempt, its seed included."""
@@ -34,8 +45,15 @@ class Recipe:
 
 
 def make_recipes(tasks: Mapping[str, TaskSettings], settings: WorkerSettings, run_seed: int) -> dict[str, Recipe]:
-    """The recipe of every task. Raises `ConfigError` for a loop or judge that does not exist."""
+    """The recipe of every task. Raises `ConfigError` for a loop, judge or filter that does not exist."""
+    limit_s = settings.judge_timeout_s
     return {
-        name: Recipe(task, make_loop(task.agent_loop), Judge.named(task.judge, settings.judge_timeout_s), run_seed)
+        name: Recipe(
+            settings=task,
+            loop=make_loop(task.agent_loop),
+            judge=Judge.named(task.judge, limit_s),
+            filters=tuple(Filter.named(each, limit_s) for each in task.filters),
+            run_seed=run_seed,
+        )
         for name, task in tasks.items()
     }

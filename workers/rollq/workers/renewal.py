@@ -8,12 +8,15 @@ it; a worker that is cut off stops by itself. A finished result is not cut off: 
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
 
 from rollq.buffer.schema import Lease
 from rollq.workers.calls import BufferCalls
+from rollq.workers.engine import Request
+from rollq.workers.timeouts import AttemptTimeouts
 
 log = logging.getLogger(__name__)
 
@@ -27,22 +30,24 @@ class Cut(StrEnum):
     GONE = "its lease was taken over"
     CUT_OFF = "its lease could not be renewed in time"
     TIMEOUT = "the attempt took too long"
+    PAUSED = "its task is paused"
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One lease in hand, until `deadline_s` and `attempt_deadline_s` (monotonic).
+    """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
 
-    `begun`: its task has run its first step; `finished`: its end has begun.
+    `begun`: its task has run its first step; `finished`: its end has begun. `requests`: those that are at the engine.
     """
 
     lease: Lease
+    asked_s: float
     deadline_s: float
-    attempt_deadline_s: float
     task: "asyncio.Task[None] | None" = None
     begun: bool = False
     finished: bool = False
     cut: Cut | None = None
+    requests: set[Request] = field(default_factory=set)
 
 
 def _key(lease: Lease) -> tuple[str, int, str]:
@@ -52,23 +57,38 @@ def _key(lease: Lease) -> tuple[str, int, str]:
 class LeaseTable:
     """The leases in hand."""
 
-    def __init__(self, calls: BufferCalls, lease_s: Mapping[str, float], attempt_timeout_s: float) -> None:
+    def __init__(self, calls: BufferCalls, lease_s: Mapping[str, float], timeouts: AttemptTimeouts) -> None:
         """`lease_s`: length of each task's leases."""
         self._calls = calls
         self._lease_s = lease_s
-        self._attempt_timeout_s = attempt_timeout_s
+        self._timeouts = timeouts
+        self._expected = 0
         self._period_s = min(lease_s.values()) / 3
         self._held: dict[tuple[str, int, str], Held] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no lease is in hand, nor on its way."""
+        return not self._held and not self._expected
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While leases are asked for."""
+        self._expected += 1
+        try:
+            yield
+        finally:
+            self._expected -= 1
+
     def __iter__(self) -> Iterator[Held]:
         return iter(list(self._held.values()))
 
     def add(self, lease: Lease, asked_s: float) -> Held:
         """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
-        held = Held(lease, asked_s + self._lease_s[lease.task], asked_s + self._attempt_timeout_s)
+        held = Held(lease, asked_s, asked_s + self._lease_s[lease.task])
         self._held[_key(lease)] = held
         return held
 
@@ -98,19 +118,20 @@ class LeaseTable:
         gone = {_key(lease) for lease in await self._calls(self._calls.buffer.renew, leases)}
         for entry in held:
             if _key(entry.lease) in gone:
-                self._stop(entry, Cut.GONE)
+                self.stop(entry, Cut.GONE)
             else:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
 
     def _cut_off(self, now_s: float) -> None:
         for held in list(self._held.values()):
             if now_s >= held.deadline_s:
-                self._stop(held, Cut.CUT_OFF)
-            elif now_s >= held.attempt_deadline_s:
-                self._stop(held, Cut.TIMEOUT)
+                self.stop(held, Cut.CUT_OFF)
+            elif now_s >= held.asked_s + self._timeouts.of(held.lease):
+                self.stop(held, Cut.TIMEOUT)
 
     @staticmethod
-    def _stop(held: Held, cut: Cut) -> None:
+    def stop(held: Held, cut: Cut) -> None:
+        """Have a group end now, unless its end has begun."""
         if held.finished or held.task is None or not held.begun:  # a task cancelled before it runs gives nothing back
             return
         log.warning("stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, cut)

@@ -46,7 +46,7 @@ MAINTENANCE_S = 600
 MAX_TAKE = 256
 """Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
 LAST_POP_S = 2 * BLOCK_S
-HAND_BACK_S = 1.0
+HAND_BACK_S = 2.0
 """What is left to cancelled tickets to give their groups back."""
 
 

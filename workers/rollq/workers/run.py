@@ -32,11 +32,15 @@ from rollq.workers.engines import make_engine
 from rollq.workers.following import Following
 from rollq.workers.generation import Generation
 from rollq.workers.intake import Intake
+from rollq.workers.making import Making
+from rollq.workers.pausing import Pausing
 from rollq.workers.recipes import make_recipes
 from rollq.workers.renewal import LeaseTable
 from rollq.workers.rq_worker import RqWorker, incarnation_name
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.timeouts import AttemptTimeouts
 from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.wakeups import Wakeups
 
 log = logging.getLogger(__name__)
 
@@ -70,25 +74,31 @@ class Worker:
         self._engine_name = settings.engine
         self.calls = BufferCalls(buffer)
         self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts)
-        self.following = Following(self.calls, tuple(tasks), self.host, settings.swap, settings.weights_folder)
+        self.wakeups = Wakeups(self.calls)
+        self.following = Following(
+            self.calls, self.host, self.wakeups.listener(), settings.swap, settings.weights_folder
+        )
+        timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
-        self.table = LeaseTable(self.calls, lease_s, settings.attempt_timeout_s)
-        self.generation = Generation(
-            self.calls,
-            self.host,
-            make_recipes(tasks, settings, seed),
-            make_tokenizer(settings),
-            worker=name,
+        self.table = LeaseTable(self.calls, lease_s, timeouts)
+        self.making = Making(self.host, make_tokenizer(settings), worker=name)
+        recipes = make_recipes(tasks, settings, seed)
+        self.generation = Generation(self.calls, self.host, recipes, self.making, timeouts)
+        self.pausing = Pausing(
+            self.calls, self.host, self.table, self.following, self.wakeups.listener(), tuple(tasks), settings
         )
         self.intake = Intake(
             self.calls,
             self.generation,
             self.table,
-            self.following,
-            tasks=tuple(tasks),
+            self.host,
+            self.pausing,
             worker=name,
             capacity=settings.groups_in_flight,
         )
+        self._report_soon = asyncio.Event()
+        self.following.changed = self.intake.look_soon
+        self.pausing.changed = (self.intake.look_soon, self._report_soon.set)
         self.rq = RqWorker(queue, buffer.run, self.intake, name=name, grace_s=settings.grace_s)
 
     async def run(self) -> None:
@@ -105,7 +115,9 @@ class Worker:
         background = [
             asyncio.create_task(part)
             for part in (
+                self.wakeups.run(),
                 self.following.run(),
+                self.pausing.run(),
                 self.table.run(),
                 self.host.keep_alive(),
                 self._report(),
@@ -135,25 +147,31 @@ class Worker:
         self.calls.close()
 
     async def _report(self) -> None:
-        """Tell monitors every second what this worker does."""
+        """Tell monitors what this worker does: every second, and at once when it falls asleep or goes on."""
         facts = {"pid": os.getpid(), "host": socket.gethostname(), "engine": self._engine_name}
         tokens, at_s = 0, monotonic()
         while True:
+            self._report_soon.clear()
+            made = self.making.tokens
             totals, version, now_s = self.generation.totals, self.host.version, monotonic()
             report: dict[str, Any] = facts | {
                 "version": -1 if version is None else version.version,
                 "epoch": -1 if version is None else version.epoch,
+                "state": self.pausing.state.value,
                 "in_flight": len(self.table),
-                "tokens_per_s": round((totals.tokens - tokens) / max(now_s - at_s, 1e-3), 1),
+                "tokens_per_s": round((made - tokens) / max(now_s - at_s, 1e-3), 1),
                 "groups": totals.groups,
                 "samples": totals.samples,
                 "failed_samples": totals.failed_samples,
-                "tokens": totals.tokens,
+                "tokens": made,
+                "restarted": totals.restarted,
                 "refused": totals.refused,
             }
-            tokens, at_s = totals.tokens, now_s
+            tokens, at_s = made, now_s
             await self.calls(self.calls.buffer.report_worker, self.rq.name, report)
-            await asyncio.sleep(REPORT_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_S):
+                    await self._report_soon.wait()
 
 
 def load_engine(settings: WorkerSettings) -> Engine:

@@ -1,5 +1,6 @@
 """Settings of a worker: section `[worker]` of `rollq.toml`."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,13 @@ from pydantic import Field
 
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import SwapMode
+
+
+class PauseMode(StrEnum):
+    """What happens to running groups of a task that is paused."""
+
+    DRAIN = "drain"  # they finish
+    ABORT = "abort"  # they are interrupted, and keep what a partial rollout or a finished sample is worth
 
 
 class WorkerSettings(Settings):
@@ -20,6 +28,11 @@ class WorkerSettings(Settings):
     swap: SwapMode = Field(default=SwapMode.KEEP, description="what happens to running requests at new weights")
     weights_folder: Path | None = Field(default=None, description="for downloaded weights; default: a temporary one")
     attempt_timeout_s: float = Field(default=1800, gt=0, description="longest that one attempt at a group may take")
-    judge_timeout_s: float = Field(default=60, gt=0, description="longest that judging one sample may take")
+    dynamic_timeout: bool = Field(
+        default=False, description="shorten that to 3 times the mean of the task's groups, once 100 have finished"
+    )
+    judge_timeout_s: float = Field(default=60, gt=0, description="longest that judging a sample, or a filter, may take")
+    pause: PauseMode = Field(default=PauseMode.DRAIN, description="what happens to running groups of a paused task")
+    pause_timeout_s: float = Field(default=300, gt=0, description="longest that they may go on; then they are aborted")
     grace_s: float = Field(default=30, ge=0, description="how long groups in flight may go on after a stop signal")
     engine_restarts: int = Field(default=3, ge=0, description="engine deaths survived; 0: exit at the first")

@@ -1,0 +1,134 @@
+"""The samples of one group: made and judged at the same time, each into its place.
+
+Invariant: what goes wrong with a sample (its loop, its judge) fails that sample alone. What is finished stays, whatever
+happens to the others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Sample, SampleStatus
+from rollq.workers.engine import Completion, EngineDead, Request, Tokenizer
+from rollq.workers.engine_host import EngineHost
+from rollq.workers.loops import Rollout, failed, prompt_tokens
+from rollq.workers.overlong import mask_truncated, punish
+from rollq.workers.recipes import Recipe
+from rollq.workers.renewal import Held
+
+log = logging.getLogger(__name__)
+
+UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
+ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
+
+
+class Making:
+    """Makes the samples of leases. `tokens` counts the new ones since the start."""
+
+    def __init__(self, host: EngineHost, tokenizer: Tokenizer, *, worker: str) -> None:
+        self.tokens = 0
+        self._host = host
+        self._tokenizer = tokenizer
+        self._extra = {"worker": worker}
+
+    async def make(self, recipe: Recipe, held: Held, samples: list[Sample]) -> None:
+        """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
+        lease = held.lease
+        missing = [index for index, sample in enumerate(samples) if sample.status in UNFINISHED]
+        if not missing:
+            return
+        try:
+            prompt_ids = prompt_tokens(lease.prompt, self._tokenizer)
+        except Exception as error:
+            log.exception("the prompt of group %d of task %r has no tokens", lease.group_id, lease.task)
+            for index in missing:
+                samples[index] = failed(f"prompt: {type(error).__name__}: {error}")
+            return
+        await all_of([self._make_sample(recipe, held, prompt_ids, samples, index) for index in missing])
+
+    async def _make_sample(
+        self, recipe: Recipe, held: Held, prompt_ids: Int32Array, samples: list[Sample], index: int
+    ) -> None:
+        lease = held.lease
+        resumes = recipe.resumes(lease)
+        previous = samples[index] if resumes else EMPTY_SAMPLE
+        rollout = Rollout(
+            prompt=lease.prompt,
+            prompt_ids=prompt_ids,
+            previous=previous,
+            sampling=recipe.sampling(lease, index),
+            max_prompt_tokens=recipe.settings.max_prompt_tokens,
+            priority=priority(lease),
+            tokenizer=self._tokenizer,
+            generate=partial(self._generate, held),
+        )
+        try:
+            made = await recipe.loop.run(rollout)
+        except EngineDead:
+            raise
+        except Exception as error:
+            log.exception("sample %d of group %d of task %r failed", index, lease.group_id, lease.task)
+            made = failed(f"agent loop: {type(error).__name__}: {error}")
+        self.tokens += made.response_tokens - previous.response_tokens
+        if made.status is SampleStatus.ABORTED and not resumes:
+            samples[index] = EMPTY_SAMPLE
+            return
+        if made.status is SampleStatus.COMPLETED:
+            made = await self._judge(recipe, lease, made)
+        samples[index] = replace(made, extra={**made.extra, **self._extra})
+
+    async def _judge(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
+        """A completed sample with its reward, or a failed one; what is too long is treated as the task wants."""
+        verdict = await recipe.judge.judge(lease.prompt, made)
+        if verdict.error is not None:
+            return replace(made, status=SampleStatus.FAILED, error=verdict.error)
+        judged = replace(made, reward=verdict.reward, reward_parts=verdict.parts)
+        task = recipe.settings
+        if lease.evaluation:
+            return judged
+        if task.overlong_buffer_tokens:
+            judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
+        return mask_truncated(judged) if task.overlong_filter else judged
+
+    async def _generate(self, held: Held, request: Request) -> Completion:
+        """Generate for a group. Nothing more is generated once it is being stopped."""
+        if held.finished:
+            return ABORTED
+        must_finish = held.lease.must_finish or held.lease.evaluation
+        request = replace(request, must_finish=must_finish)
+        held.requests.add(request)
+        try:
+            return await self._host.generate(request)
+        finally:
+            held.requests.discard(request)
+
+
+def priority(lease: Lease) -> int:
+    """Lower comes first at the engine: by step, and an evaluation after its step's training and before the next's."""
+    return 2 * lease.step + lease.evaluation
+
+
+async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do everything at the same time. The first error, or being cancelled, ends the rest and is raised."""
+    if len(work) == 1:
+        await work[0]
+        return
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        rest = [task for task in tasks if not task.done()]
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest)
+        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:  # before the cancellations that they led to
+        raise errors[0]
+    for task in tasks:
+        task.result()

@@ -1,0 +1,44 @@
+"""Answers that are too long: punished softly, or left out of the loss. Pure functions."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from rollq.buffer.schema import FinishReason, Sample
+
+PART = "overlong"
+"""Name of the penalty among the parts of a reward."""
+
+
+def length_penalty(tokens: int, max_tokens: int, buffer_tokens: int) -> float:
+    """0 up to `max_tokens - buffer_tokens`, from there linear to -1 at `max_tokens`, and -1 beyond.
+
+    The soft overlong punishment of DAPO (arXiv:2503.14476, equation 13), L_max = max_tokens, L_cache = buffer_tokens.
+
+    >>> [length_penalty(tokens, 100, 20) for tokens in (80, 90, 100, 101)]
+    [0.0, -0.5, -1.0, -1.0]
+    """
+    over = tokens - (max_tokens - buffer_tokens)
+    if over <= 0:
+        return 0.0
+    return -1.0 if over >= buffer_tokens else -over / buffer_tokens
+
+
+def punish(sample: Sample, max_tokens: int, buffer_tokens: int, factor: float) -> Sample:
+    """The sample with `factor` times its length penalty as one more part of its reward."""
+    if sample.reward is None:
+        return sample
+    penalty = factor * length_penalty(sample.response_tokens, max_tokens, buffer_tokens)
+    parts = dict(sample.reward_parts or {"judge": sample.reward})
+    parts[PART] = parts.get(PART, 0.0) + penalty
+    return replace(sample, reward=sample.reward + penalty, reward_parts=parts)
+
+
+def mask_truncated(sample: Sample) -> Sample:
+    """The sample with no token in the loss when its length limit ended it, else as it is (DAPO, overlong filtering)."""
+    if sample.finish_reason is not FinishReason.LENGTH:
+        return sample
+    segments = tuple(
+        replace(segment, loss_mask=np.zeros(len(segment.response_ids), np.bool_)) for segment in sample.segments
+    )
+    return replace(sample, segments=segments)

@@ -1,0 +1,73 @@
+"""Calls of functions that users write (judges, filters), so that none can hold up the worker."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MAX_THREADS = 64
+"""Calls of one blocking function under way at the same time; those that hang count until they end."""
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A function, sync or async, with the time that a call may take. `quick`: it needs no thread and no timeout."""
+
+    function: Callable[..., Any]
+    timeout_s: float
+    threads: asyncio.Semaphore
+    quick: bool
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], timeout_s: float, *, quick: bool) -> "UserFunction":
+        """With threads of its own."""
+        return cls(function, timeout_s, asyncio.Semaphore(MAX_THREADS), quick)
+
+    async def __call__(self, *args: Any) -> Any:
+        """What the function returns. Raises what it raises; `TimeoutError` with words when it takes too long."""
+        if self.quick:
+            return self.function(*args)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                if inspect.iscoroutinefunction(self.function):
+                    return await self.function(*args)
+                await self.threads.acquire()
+                answer = await in_thread(self.function, *args, done=self.threads.release)
+                return await answer if inspect.isawaitable(answer) else answer
+        except TimeoutError as error:
+            raise TimeoutError(str(error) or f"took longer than {self.timeout_s:g} s") from error
+
+
+async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
+    """Await `function(*args)` in a thread of its own, which no exit waits for; `done` is called when it has ended.
+
+    A thread pool will not do: a call that hangs would hold one of its threads, and the end of the process.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(result: Any, error: Exception | None) -> None:
+        done()
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = function(*args)
+        except Exception as raised:  # noqa: BLE001 - it is delivered to whoever awaits
+            error = raised
+        except BaseException as raised:  # noqa: BLE001 - such as SystemExit, which would end the event loop
+            error = RuntimeError(repr(raised))
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name="user code", daemon=True).start()
+    return await future
