@@ -107,6 +107,8 @@ class Training(Admission):
                 raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
         while True:
             if short_ok:
+                if len(self._without_manifest(sizes, step)) == len(sizes):
+                    self._forget_plans(held, step, step)  # of a claim that wanted more
                 sizes = {task: min(size, self.readiness(task, step)[0]) for task, size in sizes.items()}
             outcome = self._try_claim(held, step, sizes)
             if outcome is not None:
