@@ -1,12 +1,14 @@
 """What the buffer keeps of each prompt, for orders that go by it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from rollq.buffer.core import task_keys
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import GroupResult, Lease, Prompt, SampleStatus
+from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.values import PromptStats, PutOutcome
 from world import World, make_sample
 
@@ -14,8 +16,9 @@ RULES: dict[str, object] = {"prompt_stats": True, "pass_reward": 0.5, "group_siz
 
 
 @pytest.fixture
-def world(buffer: Buffer) -> World:
-    return World(buffer)
+def world(any_server: EmbeddedServer, run_name: str) -> Iterator[World]:
+    with Buffer.connect(any_server.url, run_name) as buffer:
+        yield World(buffer)
 
 
 def ask(world: World, *rows: int) -> tuple[Lease, ...]:
@@ -126,3 +129,15 @@ def test_many_rows_are_asked_for_in_chunks(world: World) -> None:
     judged(world, ask(world.start(math=RULES), 2500)[0], [1.0] * 4)
     assert list(world.buffer.prompt_stats("math", range(3000))) == [2500]
     assert world.buffer.prompt_stats("math", []) == {}
+
+
+def test_xb16_statistics_are_saved_and_restored(world: World, fresh_server: EmbeddedServer, tmp_path: Path) -> None:
+    world.start(math=RULES)
+    rows = range(600)  # past the size that a server keeps as one small block
+    for lease in ask(world, *rows):
+        judged(world, lease, [1.0, 0.0, 0.0, 0.0])
+    world.buffer.save(tmp_path / "saved")
+    with Buffer.connect(fresh_server.url, world.buffer.run) as restored:
+        restored.restore(tmp_path / "saved")
+        assert restored.prompt_stats("math", rows) == world.buffer.prompt_stats("math", rows)
+        assert len(restored.prompt_stats("math", rows)) == 600

@@ -43,7 +43,7 @@ class Admission(BufferCore):
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
         """What is known of the prompts in these rows; a row that was never tried is left out.
 
-        Kept only for tasks with `prompt_stats`. Memory on the server: about 100 bytes per prompt tried.
+        Kept only for tasks with `prompt_stats`; each takes 54 bytes of the server's memory (Valkey 9), 83 (Redis 7.0).
         """
         key = task_keys(self.run, task).prompts
         chunks = [rows[at : at + MAX_IDS_PER_CALL] for at in range(0, len(rows), MAX_IDS_PER_CALL)]

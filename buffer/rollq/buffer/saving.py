@@ -9,6 +9,7 @@ groups are of the same instant.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rollq.buffer.snapshot import Part, SavedGroup, SavedTask, Snapshot, Writer,
 HOLD_MS = 30_000
 """For so long after its last word a saver is waited for. It speaks after every trip."""
 GROUPS_PER_TRIP = 32
+PROMPTS_PER_TRIP = 1000
 CHUNK_GROUPS = 1000
 CHUNK_BYTES = 64 << 20
 TRIES = 5
@@ -169,7 +171,16 @@ class Saving(BufferCore):
                 report(done, total)
         if chunk:
             writer.add(task, chunk)
-        return SavedTask(clock=index.clock, parts=index.parts, statuses=statuses)
+        return SavedTask(clock=index.clock, parts={**index.parts, **self._prompts(task)}, statuses=statuses)
+
+    def _prompts(self, task: str) -> dict[str, Part]:
+        """Statistics of prompts. They may be many, and need not be of the index's instant: they are averages."""
+        key, found, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
+        while True:
+            cursor, page = self._read(partial(self.client.hscan, key, cursor, count=PROMPTS_PER_TRIP))
+            found |= _texts(page)
+            if cursor == 0:
+                return {"prompts": found} if found else {}
 
     def _read_groups(
         self, task: str, index: _Index, members: Sequence[tuple[Status, int, str]]

@@ -1,0 +1,55 @@
+"""docs/guide/prompts.md: its settings load, and its order works."""
+
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from readme import ROOT, blocks
+
+from rollq.buffer.settings import TaskSettings
+from rollq.buffer.values import PromptStats
+from rollq.producer.columns import Columns
+from rollq.producer.orders import make_order
+
+PAGE = ROOT / "docs" / "guide" / "prompts.md"
+BLOCKS = blocks(PAGE)
+
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "2+2?"}],
+    "reward_model": {"style": "rule", "ground_truth": "4"},
+    "extra_info": {"index": 7, "split": "train"},
+}
+GSM8K = {"question": "2+2?", "answer": "2+2=4 #### 4"}
+
+
+@pytest.mark.parametrize(("number", "row", "answer"), [(0, VERL, "4"), (1, GSM8K, "2+2=4 #### 4")])
+def test_the_mappings_fit_the_data_that_they_are_for(number: int, row: dict[str, object], answer: str) -> None:
+    (_, task), *_ = tomllib.loads([block.code for block in BLOCKS if block.language == "toml"][number])["tasks"].items()
+    prompt = Columns.of(TaskSettings(batch_groups=1, **task)).prompt(row)
+    assert prompt.content[-1] == {"role": "user", "content": "2+2?"}
+    assert prompt.answer == answer
+
+
+def test_the_order_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [block for block in BLOCKS if block.mark == "file"]
+    (tmp_path / block.detail).write_text(block.code)
+    monkeypatch.syspath_prepend(tmp_path)
+    order = make_order(
+        TaskSettings(prompts=Path("p"), batch_groups=1, max_tokens=100, prompt_order="orders.ShortFirst")
+    )
+    assert np.array_equal(order.pass_order(3, (1, 2), 0), [0, 1, 2])
+    known = PromptStats(tries=1, samples=8, pass_rate=0.5, mean_reward=0.5, mean_tokens=60.0)
+    assert [order.takes(0, 0, None), order.takes(0, 0, known), order.takes(0, 0, known._replace(mean_tokens=40.0))] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_the_page_names_every_setting_of_prompts() -> None:
+    text = PAGE.read_text("utf-8")
+    fields = list(TaskSettings.model_fields)
+    first, last = fields.index("prompts"), fields.index("curriculum_retry_passes")
+    assert [name for name in fields[first : last + 1] if f"`{name}" not in text and f"<name>.{name}`" not in text] == []
