@@ -65,7 +65,10 @@ def groups_in(found: Dump, status: str) -> list[int]:
 
 def fill(world: World) -> None:
     """Groups in every status that a task without batches has, some of them with partial samples."""
-    world.complete(9)
+    known = [(Prompt("of a known row", row=7), 1)]
+    world.buffer.admit("math", known, epoch=world.held.epoch, cursor=0, target=100, step=1)
+    world.put(world.lease(1))
+    world.complete(8)
     world.train(1)
     world.buffer.checkpoint(world.held, 1)
     world.train(2)
@@ -94,11 +97,11 @@ def lasting(found: Dump) -> Dump:
         group |= {b"status": b"pending", b"tries": str(int(group[b"tries"]) - 1).encode()}
         for gone in (b"nonce", b"worker", b"alone"):
             del group[gone]
-        pending[group_id] = float((int(group[b"step"]) * 2 << 32) + int(group[b"arrival"]))
+        pending[group_id] = float((int(group[b"step"]) * 2 + int(group[b"eval"]) << 32) + int(group[b"arrival"]))
     return kept | {"pending": sorted(pending.items(), key=lambda entry: entry[1])}
 
 
-RULES: dict[str, Any] = {"partial_rollout": True, "max_staleness": 2}
+RULES: dict[str, Any] = {"partial_rollout": True, "max_staleness": 2, "prompt_stats": True}
 
 
 @pytest.mark.parametrize("order", ["staleness", "fifo"])
@@ -109,7 +112,9 @@ def test_xb16_a_restored_buffer_has_the_order_all_fields_and_all_counters(
     world.complete(3, "code")
     fill(world)
     before = {task: lasting(dump(world.buffer, task)) for task in ("math", "code")}
-    assert {"archived", "claimed", "completed", "aborted", "failed", "filtered", "pending"} <= before["math"].keys()
+    assert {"archived", "claimed", "completed", "aborted", "failed", "filtered", "pending", "prompts"} <= before[
+        "math"
+    ].keys()
 
     saved = world.buffer.save(tmp_path / "saved")
     elsewhere.buffer.restore(tmp_path / "saved", rules={"math": world.buffer.rules("math")})
@@ -118,6 +123,28 @@ def test_xb16_a_restored_buffer_has_the_order_all_fields_and_all_counters(
     assert saved.resume_steps == (1, 2)
     elsewhere.check()
     world.check()
+
+
+def test_xb16_batches_evaluations_and_groups_that_cool_come_back_too(
+    world: World, elsewhere: World, tmp_path: Path
+) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 5, "reuse_cooldown_steps": 1}, held_out={"kind": "eval"})
+    world.complete(2)
+    world.train(1)
+    for task, kind in (("math", "train"), ("held_out", "eval")):
+        batch = world.buffer.open_batch(task, "b", kind, step=2)  # type: ignore[arg-type]
+        world.buffer.fill_batch(task, batch.handle, 0, [Prompt("a"), Prompt("b"), Prompt("c")], last=True)
+        world.put(world.lease(2, task)[:1])
+    before = {task: lasting(dump(world.buffer, task)) for task in ("math", "held_out")}
+    assert {"gathered", "cooling", "batches"} <= before["math"].keys()
+    assert {"gathered", "batches"} <= before["held_out"].keys()
+
+    saved = world.buffer.save(tmp_path / "saved")
+    elsewhere.buffer.restore(tmp_path / "saved")
+
+    assert {task: lasting(dump(elsewhere.buffer, task)) for task in ("math", "held_out")} == before
+    assert saved.resume_steps == (0, 1)
+    elsewhere.check()
 
 
 def test_xb16_the_clock_comes_back_without_a_live_version_and_without_a_trainer(
@@ -196,6 +223,21 @@ def test_a_restored_run_may_have_another_name(world: World, tmp_path: Path) -> N
             assert [group.group_id for group in there.claim(1).groups] == [1, 2]
             assert events.wait(10)
     assert world.statuses() == {"completed": 2}
+
+
+def test_xb16_a_group_that_a_worker_died_with_stays_a_suspect(world: World, elsewhere: World, tmp_path: Path) -> None:
+    world.start(math={"lease_s": 0.1}).admit(2)
+    with world.buffer.events() as events:
+        # the first call after a silence judges nobody for one lease
+        while not world.buffer.reap("math").requeued:
+            world.lease(1, worker="dying")
+            events.wait(0.02)
+    world.buffer.save(tmp_path / "saved")
+    elsewhere.buffer.restore(tmp_path / "saved")
+    here, there = dump(world.buffer)["suspects"], dump(elsewhere.buffer)["suspects"]
+    assert here
+    assert set(here) <= set(there)
+    elsewhere.check()
 
 
 # -- files that are not as they were written ------------------------------------------------------------------------
