@@ -48,24 +48,22 @@ class Restoring(BufferCore):
         done = 0
         for task in snapshot.tasks:
             for call in _calls(directory, snapshot, task):
-                written = self._restore_groups(incarnation, snapshot, task, call)
+                self._restore_groups(incarnation, snapshot, task, call)
                 done += len(call)
                 if report:
                     report(done, snapshot.groups)
-                if not written:  # an earlier try came so far
-                    break
             self._restore_task(incarnation, snapshot, task)
         self._open(incarnation, snapshot, digest)
         return snapshot
 
-    def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> bool:
+    def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> None:
         args: list[Any] = []
         for group in groups:
             args += (group.group_id, group.status, group.score, len(group.fields), *_flat(group.fields))
             args += (len(group.frames), *_flat(group.frames))
         order = snapshot.tasks[task].clock["order"]
         key = task_keys(self.run, task).clock
-        return int(self._call("restore_groups", key, incarnation, order, *args)) >= 0
+        self._call("restore_groups", key, incarnation, order, *args)
 
     def _restore_task(self, incarnation: str, snapshot: Snapshot, task: str) -> None:
         saved = snapshot.tasks[task]

@@ -210,13 +210,15 @@ def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGrou
         raise _Moved(f"group {group.group_id} was sent back while it was saved: save it again")
     fields = {name: value for name, value in group.fields.items() if name not in _OF_A_LEASE}
     frames = group.frames
-    if status in UNFINISHED and now not in UNFINISHED:  # its result came since
-        fields |= {"letters": "p" * len(fields["letters"]), "tries": "0"}
-        frames = {}
-    if now is Status.RUNNING:  # nobody will end this try
-        fields["tries"] = str(int(fields["tries"]) - 1)
     if status in UNFINISHED and not (status is now and status in POOLS):
         status = Status.PENDING
+        if now is Status.RUNNING:  # nobody will end this try
+            fields["tries"] = str(int(fields["tries"]) - 1)
+        elif now is not Status.PENDING:  # something came of it
+            fields["tries"] = "0"
+        if now not in UNFINISHED:
+            fields["letters"] = "p" * len(fields["letters"])
+            frames = {}
     if int(fields.get("clone", 0)) > admitted:  # it was trained since
         del fields["clone"]
     if batch:  # which may have ended since

@@ -2,11 +2,11 @@
 -- KEYS[1] clock   ARGV incarnation to be, order, then per group: id, status, score (unused for pending, completed and
 --   aborted, whose scores follow from their fields), number of fields, name, value of each, number of frames, index, frame
 --   of each
--- Returns how many were written, or -1: the task is restored already.   Caller: Buffer.restore.
+-- Returns how many were written; 0 when the task is restored already.   Caller: Buffer.restore.
 -- A repeat writes the same again; restore_task ends it.
 local function restore_groups(keys, args)
   local found = redis.call('HMGET', keys[1], 'incarnation', 'restoring')
-  if found[1] == args[1] then return -1 end
+  if found[1] == args[1] then return 0 end
   if found[1] or (found[2] and found[2] ~= args[1]) then
     return fail('RUN_MISMATCH', 'the task exists here already, in another incarnation of the run')
   end
