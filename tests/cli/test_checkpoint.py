@@ -111,10 +111,14 @@ def test_xs04_a_task_without_saved_state_begins_at_its_beginning_with_a_warning(
         world.complete(1)
         assert rollq("checkpoint", tmp_path / "saved", here).exit_code == 0
     more = '[tasks.code]\nprompts = "p.jsonl"\nbatch_groups = 4\ngroup_size = 1\n'
+    more += '[evaluations.held_out]\nprompts = "p.jsonl"\n'
     grown = write_config(tmp_path / "grown.toml", fresh_server.url, run_name, more=more)
     result = rollq("restore", tmp_path / "saved", grown)
     assert result.exit_code == 0
-    assert "warning: task 'code' is not in" in result.stderr
+    assert [line.split(" is ")[0] for line in result.stderr.splitlines()] == [
+        "warning: task 'code'",
+        "warning: task 'held_out'",
+    ]
     with roles(grown) as (_, world):
         world.begin(0, launch_id="second")
         assert world.statuses() == {"completed": 1}

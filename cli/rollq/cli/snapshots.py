@@ -62,10 +62,11 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
     from rollq.cli.setup import find_place
 
     place = find_place(file, url, run_name)
-    rules = load_settings(file).tasks if file else {}
+    settings = load_settings(file) if file else None
+    rules = settings.tasks | settings.evaluations if settings else {}
     with place.buffer() as buffer, _bar("restore") as report:
         snapshot = buffer.restore(directory, rules=rules, report=report)
-    for task in rules.keys() - snapshot.tasks.keys():
+    for task in sorted(rules.keys() - snapshot.tasks.keys()):
         click.echo(f"warning: task {task!r} is not in {directory}: it starts from its beginning", err=True)
     first, last = snapshot.resume_steps
     click.echo(f"restored {snapshot.groups} groups of run {snapshot.run!r}, saved {snapshot.saved_at}")

@@ -2,8 +2,7 @@
 -- KEYS[1] clock   ARGV incarnation, then the names of the statuses
 -- Returns the clock (flat hash), a list of key's last part, hash|list, content, and per status id, score, ...
 -- Caller: Buffer.save.   Read only.
--- The only function that reads whole sets, since all must be of one instant: 10,000 groups take about 5 ms, statistics of
--- 10,000 prompts as much again.
+-- The only function that reads whole sets, since all must be of one instant: 10,000 groups take about 5 ms.
 local function save_index(keys, args)
   local clock, err = read_clock(keys[1], args[1])
   if err then return err end
@@ -15,7 +14,6 @@ local function save_index(keys, args)
   end
   add('progress', 'hash')
   add('outcomes', 'list')
-  add('prompts', 'hash')
   for step = clock.history, clock.claimed_step do add('manifest:' .. step, 'hash') end
   local batches = add('batches', 'hash')
   for i = 2, #batches, 2 do
