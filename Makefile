@@ -11,7 +11,7 @@ SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow lint type check bench clean
+.PHONY: help install demo test test-slow conformance lint type check bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -32,6 +32,9 @@ test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORK
 
 test-slow: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+conformance: $(INSTALLED)  ## the behaviours of docs/conformance.md, each with its outcome
+	$(BIN)/python tests/conformance.py -n $(WORKERS) $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

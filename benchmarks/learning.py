@@ -24,7 +24,7 @@ from rollq.monitor.report import running_mean
 
 MODES = {
     "asynchronous": ("#0072b2", ()),
-    "synchronous": ("#009e73", ("--sync",)),
+    "synchronous": ("#009e73", ("--strategy", "sync")),
     "rewards shuffled (control)": ("#d55e00", ("--shuffle-rewards",)),
 }
 """What is compared: name -> colour, options of `rollq demo`."""

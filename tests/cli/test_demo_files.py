@@ -25,7 +25,8 @@ def options(folder: DemoFolder, **changes: object) -> DemoOptions:
         "prompt_field": "prompt",
         "answer_field": "answer",
         "max_staleness": 2,
-        "sync": False,
+        "strategy": "async",
+        "partial_rollout": False,
         "shuffle_rewards": False,
         "warm_up_steps": 1,
         "workers": 2,
@@ -53,7 +54,7 @@ def test_the_settings_of_a_demo_are_valid_and_name_files_of_its_folder(folder: D
 
 
 def test_the_synchronous_counterpart_is_on_policy(folder: DemoFolder) -> None:
-    wanted = options(folder, sync=True, shuffle_rewards=True)
+    wanted = options(folder, strategy="sync", shuffle_rewards=True)
     folder.config.write_text(toml(demo_settings(wanted, folder, own_tasks(folder), "redis://127.0.0.1:7777/0")))
     settings = load_settings(folder.config, {})
     assert settings.producer.strategy == "sync"

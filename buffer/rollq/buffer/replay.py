@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 
+from rollq.buffer.asking import Asking
 from rollq.buffer.core import pairs, task_keys
 from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.leasing import Leasing
@@ -16,7 +17,7 @@ from rollq.buffer.values import Counts, Production
 SILENT_WORKER_MS = 30_000
 
 
-class Buffer(Leasing, Training, Evaluations, Saving, Restoring):
+class Buffer(Asking, Leasing, Training, Evaluations, Saving, Restoring):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 
     >>> with Buffer.connect("redis://127.0.0.1:6379/0", "gsm8k") as buffer:

@@ -50,8 +50,15 @@ DEFAULT_PORT = 6379
 @click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts (JSONL), judged by the last number.")
 @click.option("--prompt-field", default="prompt", show_default=True, help="Field of --prompts that is asked.")
 @click.option("--answer-field", default="answer", show_default=True, help="Field of --prompts with the answer.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["sync", "async"]),
+    default="async",
+    show_default=True,
+    help="sync: generate and train in turns; async: generate ahead, as far as --max-staleness allows.",
+)
 @click.option("--max-staleness", type=click.IntRange(0), default=1, show_default=True, help="In syncs of weights.")
-@click.option("--sync", is_flag=True, help="Generate and train in turns, to compare with.")
+@click.option("--partial-rollout", is_flag=True, help="Interrupt answers at new weights, and continue them.")
 @click.option("--shuffle-rewards", is_flag=True, help="Shuffle each batch's rewards: a control that must not learn.")
 @click.option("--warm-up-steps", type=click.IntRange(1), default=600, show_default=True, help="Supervised steps first.")
 @click.option("--workers", type=click.IntRange(1, 16), default=2, show_default=True, help="Worker processes.")
@@ -205,7 +212,7 @@ def _report(
 
 
 def _mode(options: DemoOptions) -> str:
-    mode = "synchronous" if options.sync else f"asynchronous, max_staleness {options.max_staleness}"
+    mode = "synchronous" if options.strategy == "sync" else f"asynchronous, max_staleness {options.max_staleness}"
     return mode + (", rewards shuffled (control)" if options.shuffle_rewards else "")
 
 

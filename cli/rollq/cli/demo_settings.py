@@ -16,7 +16,7 @@ LEASE_S = 5.0  # a killed worker's groups are taken over this soon
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the user asked for. `minutes` bounds the whole demo; `sync` implies `max_staleness` 0."""
+    """What the user asked for. `minutes` bounds the whole demo; strategy `sync` implies `max_staleness` 0."""
 
     out: Path
     steps: int
@@ -26,7 +26,8 @@ class DemoOptions:
     prompt_field: str
     answer_field: str
     max_staleness: int
-    sync: bool
+    strategy: str
+    partial_rollout: bool
     shuffle_rewards: bool
     warm_up_steps: int
     workers: int
@@ -44,8 +45,12 @@ def demo_settings(options: DemoOptions, folder: DemoFolder, tasks: Sequence[Demo
         "seed": options.seed,
         "redis": {"buffer_url": url},
         "tasks": {task.name: {**task_settings(options, task), "prompts": inside(task.prompts)} for task in tasks},
-        "producer": {"strategy": "sync" if options.sync else "async"},
-        "worker": {"grace_s": 1.0, "options": {"model": inside(folder.model), "device": "cpu"}},
+        "producer": {"strategy": options.strategy},
+        "worker": {
+            "grace_s": 1.0,
+            "swap": "abort" if options.partial_rollout else "keep",
+            "options": {"model": inside(folder.model), "device": "cpu"},
+        },
         "trainer": {
             "model": inside(folder.model),
             "output": inside(folder.trainer),
@@ -68,7 +73,8 @@ def task_settings(options: DemoOptions, task: DemoTask) -> dict[str, Any]:
         "max_tokens": task.max_tokens,
         "batch_groups": task.batch_groups,
         "group_size": GROUP_SIZE,
-        "max_staleness": 0 if options.sync else options.max_staleness,
+        "max_staleness": 0 if options.strategy == "sync" else options.max_staleness,
+        "partial_rollout": options.partial_rollout,
         "lease_s": LEASE_S,
         "shuffle_seed": options.seed,
     }

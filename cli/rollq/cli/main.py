@@ -17,6 +17,9 @@ COMMANDS = {
     "status": ("rollq.cli.views", "Show how far a run is."),
     "checkpoint": ("rollq.cli.snapshots", "Save a run's buffer to a folder."),
     "restore": ("rollq.cli.snapshots", "Restore a saved buffer."),
+    "pause": ("rollq.cli.control", "Let workers take nothing new."),
+    "resume": ("rollq.cli.control", "Let production go on."),
+    "query": ("rollq.cli.views", "Find groups by status, staleness, reward and more."),
     "rq-info": ("rollq.cli.views", "Show the run's queue and workers as RQ has them."),
 }
 """Name of a command -> module that holds it under the same name with underscores, and one line about it."""
