@@ -8,12 +8,16 @@ from typing import Any
 
 from aiohttp import web
 
+from rollq.workers.engines.completions_api import PROBE
+
 ANSWER = [*b"42", 1]
 
 
 class CompletionsServer:
-    """Answers each request by the next word of `plan`, "ok" when it is empty. Requests for one token are probes: they
-    take their words from `probe_plan`, so that a test says what its own requests meet."""
+    """Answers each request by the next word of `plan`, "ok" when it is empty.
+
+    Requests with the ids of `PROBE` take their words from `probe_plan`, so that a test says what its own requests meet.
+    """
 
     def __init__(self, *plan: str) -> None:
         self.plan = deque(plan)
@@ -70,7 +74,7 @@ class CompletionsServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        probe = body["max_tokens"] == 1
+        probe = body["prompt"] == PROBE.prompt_ids.tolist()
         plan = self.probe_plan if probe else self.plan
         word = plan.popleft() if plan else "ok"
         if not probe:

@@ -15,6 +15,7 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.schema import FinishReason, VersionSpan
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines import make_engine, openai
+from rollq.workers.engines.completions_api import check_probe
 from rollq.workers.engines.openai import RequestFailed
 from rollq.workers.engines.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
 from rollq.workers.run import make_tokenizer
@@ -131,7 +132,7 @@ def test_sb06_a_server_that_answers_nobody_is_dead(server: CompletionsServer) ->
     async def scenario(engine: Engine) -> None:
         server.plan.extend(["503"] * 4)
         server.probe_plan.append("500")
-        with pytest.raises(EngineDead, match=r"HTTP 503.*a request for one token failed too: HTTP 500"):
+        with pytest.raises(EngineDead, match=r"HTTP 503.*the simplest request failed too: HTTP 500"):
             await engine.generate(ASK)
 
     with_engine(server, scenario)
@@ -142,7 +143,7 @@ def test_sb06_a_server_that_is_gone_is_dead() -> None:
 
         async def scenario(engine: Engine) -> None:
             await asyncio.to_thread(server.stop)
-            with pytest.raises(EngineDead, match="a request for one token failed too"):
+            with pytest.raises(EngineDead, match="the simplest request failed too"):
                 await engine.generate(ASK)
 
         with_engine(server, scenario)
@@ -272,6 +273,15 @@ def test_sb06_an_interrupted_answer_of_the_server_is_an_aborted_one(server: Comp
     assert completion.ids.tolist() == ANSWER
 
 
+def test_sb06_equal_logits_do_not_make_a_server_suspect() -> None:
+    versions = (VersionSpan(0, 0, 3),)
+    ids = np.array([7, 8, 9], np.int32)
+    tied = np.log(np.array([1, 1 / 2, 1 / 258])).astype(np.float32)
+    check_probe(Completion(ids, tied, versions, FinishReason.LENGTH))
+    with pytest.raises(ValueError, match="gave no token"):
+        check_probe(Completion(ids[:0], tied[:0], (), FinishReason.STOP))
+
+
 async def nothing(engine: Engine) -> None:
     return None
 
@@ -279,7 +289,7 @@ async def nothing(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ("raw", "logprob of -0.500.*--logprobs-mode processed_logprobs"),
+        ("raw", "logprobs of .-0.5, -0.5, -0.5.*--logprobs-mode processed_logprobs"),
         ("no ids", "a server with return_token_ids is needed"),
         ("404", 'HTTP 404: {"error": "said 404"}'),
     ],

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from rollq.buffer.schema import VersionSpan
-from rollq.workers.engine import Completion, Request, WeightsVersion
+from rollq.workers.engine import Completion, Request, Sampling, WeightsVersion
 from rollq.workers.loops import parse_reason
 
 NO_LIMIT_TOKENS = 1 << 62
 """Context of a server that does not tell it; it refuses what is too long by itself."""
-RAW_LOGPROB = -1e-3
-"""With top_k = 1 the sampled distribution has one token, of logprob 0: anything lower is of another distribution."""
+PROBE = Request(np.array([1, 2, 3, 4], np.int32), Sampling(max_tokens=8, top_k=1))
+"""The simplest request: every server can answer it, and its logprobs are known."""
 
 
 def request_body(request: Request, tokens: int, model: str, version: WeightsVersion) -> dict[str, Any]:
@@ -73,11 +73,15 @@ def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
 
 
 def check_probe(probed: Completion) -> None:
-    """Raise `ValueError` unless one token sampled with top_k = 1 came back with the logprob of that distribution."""
-    if len(probed.ids) != 1:
-        raise ValueError(f"the server gave {len(probed.ids)} tokens where 1 was asked for")
-    if probed.logprobs[0] < RAW_LOGPROB:
+    """Raise `ValueError` unless the tokens of `PROBE` came back with the logprobs of what was sampled.
+
+    With top_k = 1 that is one token, of logprob 0; or m tokens of equal logits, which servers keep, of -log m each.
+    """
+    if len(probed.ids) == 0:
+        raise ValueError("the server gave no token where some were asked for")
+    equals = np.exp(-probed.logprobs)
+    if (np.abs(equals - equals.round()) > 0.01).any():
         raise ValueError(
-            f"the server gives the only possible token a logprob of {probed.logprobs[0]:.3f}: it returns logprobs of "
-            "the model and not of what was sampled; start vLLM with --logprobs-mode processed_logprobs"
+            f"the server gives tokens that had to be sampled logprobs of {probed.logprobs.round(3).tolist()}: these "
+            "are of the model and not of what was sampled; start vLLM with --logprobs-mode processed_logprobs"
         )

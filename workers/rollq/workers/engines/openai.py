@@ -5,7 +5,7 @@ a request carry the version that served when the request began. The engine loads
 when the server follows the trainer by itself, and otherwise accepts only version 0, which the server was started with.
 
 A request that fails for a reason of the server's is tried again with growing pauses. When its tries are spent, the
-server is asked for one token: if that works, the request fails alone; if not, the engine is dead. Requests are not
+server is asked the simplest thing: if that works, the request fails alone; if not, the engine is dead. Requests are not
 streamed, so a swap that aborts gets no partial tokens of them, and priorities are not sent.
 """
 
@@ -27,9 +27,10 @@ from pydantic import Field
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.schema import FinishReason
 from rollq.buffer.settings import Settings
-from rollq.workers.engine import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.completions_api import (
     NO_LIMIT_TOKENS,
+    PROBE,
     check_probe,
     choose_model,
     read_completion,
@@ -217,8 +218,7 @@ class OpenAIEngine:
             raise ConfigError(f"engine 'openai': {error}") from error
 
     def _probe(self) -> dict[str, Any]:
-        request = Request(np.zeros(1, np.int32), Sampling(max_tokens=1, top_k=1))
-        return request_body(request, 1, self._model, self.version)
+        return request_body(PROBE, token_limit(PROBE, self._context_tokens), self._model, self.version)
 
     async def _persist(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Try until cancelled."""
@@ -252,7 +252,7 @@ class OpenAIEngine:
         try:
             await self._try("POST", "/completions", self._probe())
         except TryAgain as also:
-            raise EngineDead(f"{self._url}: {error}; a request for one token failed too: {also}") from error
+            raise EngineDead(f"{self._url}: {error}; the simplest request failed too: {also}") from error
 
     async def _try(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
         """One exchange. Raises `TryAgain`, or `ValueError` for what the server will always refuse."""
