@@ -289,7 +289,7 @@ async def nothing(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("word", "problem"),
     [
-        ("raw", "logprobs of .-0.5, -0.5, -0.5.*--logprobs-mode processed_logprobs"),
+        ("raw", "logprobs of -0.500, -0.500, -0.500: .*--logprobs-mode processed_logprobs"),
         ("no ids", "a server with return_token_ids is needed"),
         ("404", 'HTTP 404: {"error": "said 404"}'),
     ],

@@ -81,7 +81,8 @@ def check_probe(probed: Completion) -> None:
         raise ValueError("the server gave no token where some were asked for")
     equals = np.exp(-probed.logprobs)
     if (np.abs(equals - equals.round()) > 0.01).any():
+        told = ", ".join(f"{logprob:.3f}" for logprob in probed.logprobs)
         raise ValueError(
-            f"the server gives tokens that had to be sampled logprobs of {probed.logprobs.round(3).tolist()}: these "
-            "are of the model and not of what was sampled; start vLLM with --logprobs-mode processed_logprobs"
+            f"the server gives tokens that had to be sampled logprobs of {told}: these are "
+            "of the model and not of what was sampled; start vLLM with --logprobs-mode processed_logprobs"
         )
