@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values import Claimed, TrainerEpoch
 from rollq.producer.loop import Feed, Producer, ShouldContinue
+from rollq.producer.orders import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings
@@ -59,7 +61,8 @@ def producer(
 ) -> Iterator[Producer]:
     """A producer with connections of its own."""
     with make_run(url, run, task) as buffer, PromptFile(task) as source:
-        sampler = Sampler(source, (0, task.shuffle_seed), task.on_bad_prompt)
+        stats_of = partial(buffer.prompt_stats, TASK)
+        sampler = Sampler(source, (0, task.shuffle_seed), task.on_bad_prompt, make_order(task), stats_of)
         feed = Feed(TASK, task, sampler, task.min_keep_rate, should_continue)
         yield Producer(buffer, open_queue(url, run), ProducerSettings(tick_s=0.2, **changes), [feed])
 

@@ -176,6 +176,24 @@ def test_xs01_the_dataset_goes_on_where_it_was_after_groups_of_the_pools(
         assert rows == [prompt.row for prompt, _ in Sampler(source, (0, 0), "skip").prompts_from(0, 12)]
 
 
+def test_a_producer_leaves_out_what_its_curriculum_finds_too_hard(
+    server_url: str, run_name: str, tmp_path: Path
+) -> None:
+    task = task_settings(
+        prompt_file(tmp_path / "p.jsonl", 8), prompt_order="curriculum", curriculum_high=1.0, curriculum_retry_passes=0
+    )
+    with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
+        held = begin(buffer)
+        made.tick()
+        for item in lease(buffer, 8):  # a whole pass
+            put(buffer, [item], reward=float(int(str(item.prompt.content)) % 2))
+        assert train(buffer, held, 1, 4)
+        assert train(buffer, held, 2, 4)
+        made.tick()
+        asked = [int(str(item.prompt.content)) for item in lease(buffer, 8)]
+    assert sorted(asked) == sorted([1, 3, 5, 7] * 2)
+
+
 def test_xs03_a_prompt_becomes_one_group_of_group_size_samples(buffer: Buffer) -> None:
     """In the model systems the sampler repeats a prompt k times, and sample j of group g has the id g * k + j.
 
