@@ -198,6 +198,15 @@ def test_an_order_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         make_order(task(prompt_order="my_orders.WantsStats", prompt_stats=False))
 
 
+class Refusing(FileOrder):
+    def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
+        return False
+
+
+def test_an_order_that_takes_nothing_is_no_endless_loop() -> None:
+    assert contents(Sampler(Rows(3), (3,), "skip", Refusing(task())).prompts_from(1, 3)) == ["1", "2", "0"]
+
+
 def test_an_order_that_forgets_rows_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Forgetful.pass_order must give each of the 5 rows once"):
         Sampler(Rows(5), (3,), "skip", Forgetful(task())).prompts_from(0, 1)

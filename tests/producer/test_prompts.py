@@ -63,6 +63,12 @@ def test_xs05_messages_stand_in_for_a_missing_prompt_field() -> None:
     assert prompt.metadata == {"prompt": None}
 
 
+def test_the_content_of_a_message_that_calls_tools_may_be_null() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "name": None}
+    content = Columns(answer_field="").prompt({"prompt": [call]}).content
+    assert content == ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},)
+
+
 def test_an_empty_answer_field_means_no_answer() -> None:
     prompt = Columns(answer_field="").prompt({"prompt": "hi", "answer": 3})
     assert (prompt.answer, prompt.metadata) == (None, {"answer": 3})
