@@ -151,6 +151,7 @@ def test_a_prompt_knows_its_row(tmp_path: Path) -> None:
         (b'{"prompt": [], "answer": 1}', "must be a text or a list of messages"),
         (b'{"prompt": ["a"], "answer": 1}', r"prompt\[0\] must be an object"),
         (b'{"prompt": [{"role": "user"}], "answer": 1}', r"prompt\[0\].content"),
+        (b'{"prompt": [{"role": "user", "content": null, "tool_calls": null}], "answer": 1}', r"prompt\[0\].content"),
         (b'{"prompt": "a", "answer": 1, "prompt_ids": [1, -1]}', "-1, which is no token id"),
         (b'{"prompt": "a", "answer": 1, "prompt_ids": [true]}', "True, which is no token id"),
         (b'{"prompt": "a", "answer": 1, "prompt_ids": 7}', "list of token ids"),
