@@ -107,10 +107,12 @@ def test_xs04_the_same_seed_cursor_and_statistics_give_the_same_suffix(
 def test_a_pass_of_which_nothing_would_be_taken_takes_all_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     known = {row: tried(0.0) for row in range(10)}
     with caplog.at_level(logging.WARNING):
-        found = sampler(Rows(10, bad=frozenset({4})), curriculum(), known).prompts_from(0, 20)
+        made = sampler(Rows(10, bad=frozenset({4})), curriculum(), known)
+        found = made.prompts_from(0, 20)
+        made.prompts_from(found[-1][1], 1)
     assert sorted(contents(found)[:9]) == sorted(contents(found)[9:18]) == [str(row) for row in range(10) if row != 4]
     warnings = [record.message for record in caplog.records if "order takes none" in record.message]
-    assert warnings[0].startswith("the order takes none of the 10 prompts in pass 0, so it takes all")
+    assert warnings[0].startswith("the order takes none of the 10 prompts in pass 0, so the pass takes all")
     assert len(warnings) == 3
 
 

@@ -62,6 +62,7 @@ class Sampler:
         self._cached: tuple[int, npt.NDArray[np.int64]] | None = None
         self._reported = 0  # the cursor up to which `_report` has told
         self._left_out = 0
+        self._warned_pass = -1
         self.bad_rows: set[int] = set()
 
     def prompts_from(self, cursor: int, n: int) -> list[Pick]:
@@ -88,11 +89,14 @@ class Sampler:
         found = list(islice(self._picks(number, position, self._source.rows), n))
         if found or any(True for _ in self._picks(number, 0, position)):
             return found
-        log.warning(
-            "the order takes none of the %d prompts in pass %d, so it takes all: its band is too narrow, or they are",
-            self._source.rows,
-            number,
-        )
+        if number != self._warned_pass:
+            self._warned_pass = number
+            log.warning(
+                "the order takes none of the %d prompts in pass %d, so the pass takes all: widen the curriculum's band, "
+                "or look at the judge: all prompts are too easy or too hard",
+                self._source.rows,
+                number,
+            )
         return list(islice(self._picks(number, position, self._source.rows, every=True), n))
 
     def _picks(self, number: int, start: int, end: int, *, every: bool = False) -> Iterator[Pick]:
