@@ -243,3 +243,55 @@ def test_a_request_that_can_never_work_is_refused(world: World) -> None:
             await engine.generate(replace(CLOCK, prompt_ids=np.array([], dtype=np.int32)))
 
     with_engine(world, scenario)
+
+
+@pytest.mark.parametrize("mode", [SwapMode.ABORT, SwapMode.KEEP])
+def test_xp13_a_swap_of_any_mode_waits_for_a_request_that_must_finish(world: World, mode: SwapMode) -> None:
+    async def scenario(engine: Engine) -> None:
+        long = asyncio.create_task(engine.generate(replace(LONG, must_finish=True)))
+        other = asyncio.create_task(engine.generate(LONG))
+        await engine.generate(CLOCK)
+        await engine.swap(world.weights, WeightsVersion(1, 1, "b"), mode)
+        completion = await long
+        assert completion.finish_reason is FinishReason.LENGTH
+        assert completion.versions == (VersionSpan(1, 0, 150),)
+        check_lengths(await other)
+        assert (await other).finish_reason is (FinishReason.ABORT if mode is SwapMode.ABORT else FinishReason.LENGTH)
+        assert (await engine.generate(CLOCK)).versions == (VersionSpan(1, 1, 5),)
+
+    with_engine(world, scenario)
+
+
+def test_an_abort_ends_the_requests_that_it_names_with_what_they_have(world: World) -> None:
+    async def scenario(engine: Engine) -> None:
+        named, sibling = replace(LONG, must_finish=True), replace(LONG)
+        ended, goes_on = (asyncio.create_task(engine.generate(request)) for request in (named, sibling))
+        await engine.generate(CLOCK)
+        await engine.abort([named, CLOCK])
+        completion = await ended
+        check_lengths(completion)
+        assert completion.finish_reason is FinishReason.ABORT
+        assert 1 <= len(completion.ids) < 150
+        assert (await goes_on).finish_reason is FinishReason.LENGTH
+
+    with_engine(world, scenario)
+
+
+def test_a_sleeping_engine_holds_requests_until_it_is_woken_and_takes_new_weights(world: World) -> None:
+    async def scenario(engine: Engine) -> None:
+        running = asyncio.create_task(engine.generate(LONG))
+        await engine.generate(CLOCK)
+        await engine.sleep()
+        assert (await running).finish_reason is FinishReason.ABORT
+        waiting, named = asyncio.create_task(engine.generate(replace(CLOCK))), replace(CLOCK)
+        dropped = asyncio.create_task(engine.generate(named))
+        await asyncio.sleep(0)
+        await engine.swap(world.weights, WeightsVersion(1, 1, "b"), SwapMode.WAIT)
+        await engine.abort([named])
+        completion = await dropped
+        assert (completion.finish_reason, len(completion.ids), completion.versions) == (FinishReason.ABORT, 0, ())
+        assert not waiting.done()
+        await engine.wake()
+        assert (await waiting).versions == (VersionSpan(1, 1, 5),)
+
+    with_engine(world, scenario)

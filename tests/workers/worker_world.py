@@ -28,6 +28,7 @@ class Script:
 
     answer: str = "42"
     abort_after: int = 3  # tokens that an aborted request has
+    deaf: bool = False  # to aborts of single requests
     error: Exception | None = None
     refuse: Exception | None = None
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,12 +87,13 @@ class ScriptedEngine:
         if self.script.refuse is not None:
             raise self.script.refuse
         self.script.swaps.append((version, mode))
+        self.script.sleeps.append(f"swap {version.version}")
         self.version = version
         if mode is SwapMode.ABORT:
             self._end("aborted")
 
     async def abort(self, requests: Collection[Request]) -> None:
-        for request in requests:
+        for request in () if self.script.deaf else requests:
             self._stops[request].set_result("aborted")  # the worker knows what runs
 
     async def sleep(self) -> None:
