@@ -92,7 +92,7 @@ class Sampler:
         if number != self._warned_pass:
             self._warned_pass = number
             log.warning(
-                "the order takes none of the %d prompts in pass %d, so the pass takes all: widen the curriculum's band, "
+                "the order takes none of the %d prompts in pass %d, so the pass takes all: widen the band, "
                 "or look at the judge: all prompts are too easy or too hard",
                 self._source.rows,
                 number,
