@@ -1,6 +1,7 @@
 """The loss: right values, and gradients that do not depend on layout, micro-batches or number of ranks."""
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +188,18 @@ def test_ranks_over_gloo_sum_to_the_gradient_of_one_process(world_size: int, tmp
     for index in range(world_size):
         got = torch.from_numpy(np.load(tmp_path / f"gradient{index}.npy"))
         torch.testing.assert_close(got, reference, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_a_batch_whose_samples_are_all_masked_trains_nothing_and_breaks_nothing(settings: GrpoSettings) -> None:
+    """What the overlong filter leaves of groups in which every answer ran into its limit."""
+    segments = [make_segment([1], [2, 3, 4]), make_segment([1], [5])]
+    masked = [replace(one, loss_mask=np.zeros(len(one.response_ids), np.bool_)) for one in segments]
+    group = make_group(make_sample(masked[0], reward=1.0), make_sample(masked[1], reward=0.0))
+    for padded in (False, True):
+        batch = Batch.build(1, [group])
+        assert gradient(batch, settings, max_tokens=64, padded=padded).abs().max() == 0
+        metrics = LossMetrics()
+        for micro in batch.micro_batches(64, padded=padded):
+            assert grpo_loss(tiny_qwen3(), micro, settings, metrics=metrics).item() == 0
+        assert all(np.isfinite(value) for value in metrics.result().values() if isinstance(value, float))

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -403,3 +404,41 @@ def test_sb06_pauses_of_endless_tries_stay_finite() -> None:
 )
 def test_sb06_retry_after_is_seconds_or_a_date(value: str | None, seconds: float | None) -> None:
     assert parse_retry_after(value, datetime(2026, 11, 21, 10, tzinfo=UTC)) == seconds
+
+
+def test_xp13_a_swap_that_aborts_waits_for_requests_that_must_finish(server: CompletionsServer) -> None:
+    async def scenario(engine: Engine) -> None:
+        server.plan += ["hang", "hang"]
+        running = asyncio.create_task(engine.generate(replace(ASK, must_finish=True)))
+        other = asyncio.create_task(engine.generate(replace(ASK)))
+        await acquire(server.hanging, 2)
+        swap = asyncio.create_task(engine.swap(NO_WEIGHTS, WeightsVersion(1, 1, "b"), SwapMode.ABORT))
+        assert (await other).finish_reason is FinishReason.ABORT
+        assert not swap.done()
+        server.release()
+        assert (await running).versions == (VersionSpan(0, 0, 3),)
+        await swap
+        assert engine.version.version == 1
+
+    with_engine(server, scenario, server_follows=True)
+
+
+def test_a_request_that_is_aborted_ends_at_once_and_a_sleeping_engine_sends_none(server: CompletionsServer) -> None:
+    async def scenario(engine: Engine) -> None:
+        server.plan += ["hang", "hang"]
+        named = replace(ASK)
+        ended, running = (asyncio.create_task(engine.generate(request)) for request in (named, ASK))
+        await acquire(server.hanging, 2)
+        await engine.abort([named])
+        assert (await ended).finish_reason is FinishReason.ABORT
+        assert not running.done()
+        await engine.sleep()
+        assert (await running).finish_reason is FinishReason.ABORT
+        waiting = asyncio.create_task(engine.generate(ASK))
+        await asyncio.sleep(0)
+        await engine.swap(NO_WEIGHTS, WeightsVersion(1, 1, "b"), SwapMode.WAIT)
+        assert not waiting.done()
+        await engine.wake()
+        assert (await waiting).versions == (VersionSpan(1, 1, 3),)
+
+    with_engine(server, scenario, server_follows=True)
