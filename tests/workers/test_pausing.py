@@ -1,5 +1,6 @@
 """Pausing, sleeping and stopping: what runs ends in one status, with what it is worth, and goes on afterwards."""
 
+import asyncio
 import os
 import signal
 
@@ -273,4 +274,27 @@ def test_xm01_an_evaluation_finishes_before_a_swap_and_its_tokens_are_of_one_ver
 
     options = {"lengths": [20], "tokens_per_s": 50.0}
     world.play(scene, engine="simulated", options=options, swap=SwapMode.ABORT)
+    world.world.check()
+
+
+def test_sb04_workers_join_and_leave_while_others_work(world: WorkerWorld) -> None:
+    world.admit(6)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: script.running == 4)
+        settings = world.settings(joined := Script())
+        with Buffer.connect(world.url, world.buffer.run) as buffer:
+            joining = Worker(buffer, world.queue, dict(world.tasks), settings, 7)
+            joined.gate.set()
+            serving = asyncio.create_task(joining.run())
+            await world.until_count(Status.COMPLETED, 4)
+            worker.rq.request_shutdown()
+            worker.rq.request_shutdown()
+            await world.until_count(Status.PENDING, 2)
+            world.tickets(2)
+            await world.until_count(Status.COMPLETED, 6)
+            joining.rq.request_shutdown()
+            await serving
+
+    world.play(scene, open_gate=False, groups_in_flight=2)
     world.world.check()

@@ -19,6 +19,7 @@ WORKER_COLUMNS = (
     "engine",
     "epoch",
     "version",
+    "state",
     "in_flight",
     "tokens_per_s",
     "groups",

@@ -47,9 +47,9 @@ def wants_sleep(controls: Mapping[str, Control]) -> bool:
 def must_end(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -> bool:
     """Whether a group of a task that has been paused for `paused_s` is to be interrupted now.
 
-    One that is not to be interrupted again is drained, too, when others are aborted.
+    One of an evaluation, or that is not to be interrupted again, is drained, too, when others are aborted.
     """
-    return paused_s >= longest_s or (mode is PauseMode.ABORT and not lease.must_finish)
+    return paused_s >= longest_s or (mode is PauseMode.ABORT and not (lease.must_finish or lease.evaluation))
 
 
 class Pausing:
