@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import claim_at_size, exchange, expiry, machine, report, tickets, wakeup
+from benchmarks import claim_at_size, exchange, expiry, machine, production, report, tickets, wakeup
 from benchmarks.results import Result
 
 BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
@@ -14,6 +14,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "claim": claim_at_size.measure,
     "expiry": expiry.measure,
     "wakeup": wakeup.measure,
+    "production": production.measure,
 }
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")

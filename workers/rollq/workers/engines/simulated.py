@@ -5,15 +5,16 @@ Invariant: everything that `Engine` promises about aborts, swaps and version spa
 
 import asyncio
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from rollq.buffer.schema import FinishReason
+from rollq.buffer.schema import FinishReason, Int32Array
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.limits import token_limit
@@ -26,6 +27,7 @@ class SimulatedSettings(Settings):
     lengths: tuple[PositiveInt, ...] = Field(default=(128,), min_length=1, description="response lengths, EOS included")
     tokens_per_s: float = Field(default=50.0, gt=0, description="speed of one sequence")
     seed: int = Field(default=0, description="order in which the lengths are taken")
+    by_prompt: bool = Field(default=False, description="the same prompt always gets an answer of the same length")
     filler_id: int = Field(default=0, ge=0, description="id of every token but EOS")
     eos_id: int = Field(default=1, ge=0)
     logprob: float = Field(default=-1.0, le=0, description="logprob of every token, nats")
@@ -49,7 +51,10 @@ class _Run:
 
 
 class SimulatedEngine:
-    """`Engine` over a clock: the i-th request takes the i-th length of the table, shuffled by the seed."""
+    """`Engine` over a clock: the i-th request takes the i-th length of the table, shuffled by the seed.
+
+    With `by_prompt` its prompt decides, so that one that is made again is as long as before.
+    """
 
     def __init__(self, settings: SimulatedSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
@@ -165,7 +170,13 @@ class SimulatedEngine:
         """Number of new tokens and how they end."""
         limit = token_limit(request, self._settings.context_tokens)
         made = 0 if request.prefix_ids is None else len(request.prefix_ids)
-        length = max(1, self._lengths[next(self._arrivals) % len(self._lengths)] - made)
+        settings = self._settings
+        drawn = (
+            length_of(request.prompt_ids, settings.lengths, settings.seed)
+            if settings.by_prompt
+            else self._lengths[next(self._arrivals) % len(self._lengths)]
+        )
+        length = max(1, drawn - made)
         return (length, FinishReason.STOP) if length <= limit else (limit, FinishReason.LENGTH)
 
     def _complete(self, run: _Run, tokens: int, finish_reason: FinishReason) -> Completion:
@@ -182,6 +193,12 @@ class SimulatedEngine:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+
+def length_of(prompt_ids: Int32Array, lengths: Sequence[int], seed: int) -> int:
+    """The one of `lengths` that the prompt int32 [P] draws; the same wherever and whenever it is asked."""
+    drawn = blake2b(prompt_ids.astype("<i4").tobytes(), digest_size=8, key=str(seed).encode()).digest()
+    return lengths[int.from_bytes(drawn) % len(lengths)]
 
 
 def _holds(run: _Run) -> bool:

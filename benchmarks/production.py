@@ -1,0 +1,209 @@
+"""Synchronous against asynchronous production: how close each comes to max(generation, training), and whom it favours.
+
+A real server, a producer and a worker as processes; the engine replays lengths (simulated), the trainer only takes its
+time. Generation is bound by the worker's slots: a batch takes at least the sum of its answers' times over the slots.
+The bound of a step is the larger of that and the training time, since both can go on at once.
+"""
+
+import csv
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import orjson
+
+from benchmarks.results import Result
+from benchmarks.world import TASK, server
+from rollq.buffer.core import task_keys
+from rollq.buffer.prompts import decode_prompt
+from rollq.buffer.replay import Buffer
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.values import Claimed
+from rollq.workers.engines.simulated import length_of
+
+LENGTHS = Path("../shared/data/azure_llm_conv.csv")
+"""Generated tokens of a day of conversations (Azure LLM inference trace 2023), when it lies beside the project."""
+SLOTS = 32
+TOKENS_PER_S = 1000.0
+SHARES = {"a tenth": 0.1, "half": 0.5, "all": 1.0}
+STRATEGIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "sync": ("sync", {"max_staleness": 0}),
+    "async": ("async", {"max_staleness": 1}),
+    "async, stragglers expire": ("async", {"max_staleness": 1, "stragglers": "expire"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One strategy at one training time. Lengths in tokens: of trained groups, and of as many that were admitted."""
+
+    step_s: float
+    bound_s: float
+    trained: tuple[int, ...]
+    admitted: tuple[int, ...]
+    expired: int
+
+    @property
+    def closeness(self) -> float:
+        """The bound as a share of what a step took: 1 is perfect."""
+        return self.bound_s / self.step_s
+
+    def bias(self, percentile: float | None = None) -> float:
+        """How much longer trained answers are than admitted ones: of the mean, or of a percentile."""
+        if percentile is None:
+            return float(np.mean(self.trained) / np.mean(self.admitted)) - 1
+        return float(np.percentile(self.trained, percentile) / np.percentile(self.admitted, percentile)) - 1
+
+
+def measure(quick: bool) -> list[Result]:
+    """For each strategy and training time: bound over step time, and how trained lengths differ from admitted ones."""
+    lengths = read_lengths()
+    batch_groups, steps = (64, 4) if quick else (512, 10)
+    results: list[Result] = []
+    with server() as running:
+        for share_name, share in SHARES.items():
+            for name, (strategy, rules) in STRATEGIES.items():
+                outcome = run_one(running.url, f"{len(results)}", strategy, rules, lengths, share, batch_groups, steps)
+                results.append(
+                    Result(
+                        name=f"production {name}, training {share_name}",
+                        what=f"max(generation, training) over step time, training = {share:g} x generation",
+                        unit="share",
+                        target=0.9 if name == "async" else 0.0,
+                        better="higher",
+                        values=(outcome.closeness,),
+                        details={
+                            "step_s": outcome.step_s,
+                            "bound_s": outcome.bound_s,
+                            "mean_length_bias_percent": 100 * outcome.bias(),
+                            "p99_length_bias_percent": 100 * outcome.bias(99),
+                            "expired_groups": outcome.expired,
+                        },
+                    )
+                )
+    return results
+
+
+def read_lengths() -> tuple[int, ...]:
+    """Lengths of answers in tokens: of the trace, or drawn like it (log-normal, 211 on average, at most 1000)."""
+    if LENGTHS.exists():
+        with LENGTHS.open() as file:
+            return tuple(int(row["GeneratedTokens"]) for row in csv.DictReader(file))
+    drawn = np.random.default_rng(0).lognormal(5.0, 0.85, 20_000)
+    return tuple(int(length) for length in np.clip(drawn, 7, 1000))
+
+
+def run_one(
+    url: str,
+    name: str,
+    strategy: str,
+    rules: Mapping[str, object],
+    lengths: Sequence[int],
+    share: float,
+    batch_groups: int,
+    steps: int,
+) -> Outcome:
+    """Train `steps` steps; the first two are not counted: nothing was under way before them."""
+    generation_s = batch_groups * float(np.mean(lengths)) / TOKENS_PER_S / SLOTS
+    run = f"production-{name}"
+    made = TaskRules.model_validate({"batch_groups": batch_groups, "group_size": 1, **rules})
+    with TemporaryDirectory(prefix="rollq-bench-") as folder, Buffer.connect(url, run) as buffer:
+        write_files(Path(folder), url, run, strategy, made, lengths)
+        with roles(Path(folder)):
+            times_s, trained = train(buffer, made, steps, share * generation_s)
+            counts = buffer.counts(TASK)
+        admitted = [admitted_length(buffer, group_id, lengths) for group_id in range(1, len(trained) + 1)]
+    return Outcome(
+        step_s=(times_s[-1] - times_s[1]) / (steps - 2),
+        bound_s=max(generation_s, share * generation_s),
+        trained=tuple(trained),
+        admitted=tuple(admitted),
+        expired=int(counts.progress.get("expired", 0)),
+    )
+
+
+def write_files(folder: Path, url: str, run: str, strategy: str, rules: TaskRules, lengths: Sequence[int]) -> None:
+    """The `rollq.toml` of producer and worker, and prompts that are all different."""
+    prompts = [orjson.dumps({"prompt": "?", "prompt_ids": [i // 1000, i % 1000]}) for i in range(200_000)]
+    (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
+    (folder / "rollq.toml").write_text(
+        f"""
+run = "{run}"
+[redis]
+buffer_url = "{url}"
+[tasks.{TASK}]
+prompts = "prompts.jsonl"
+answer_field = ""
+judge = "benchmarks.production.judge"
+batch_groups = {rules.batch_groups}
+group_size = 1
+max_staleness = {rules.max_staleness}
+stragglers = "{rules.stragglers}"
+max_uncheckpointed_steps = {rules.max_uncheckpointed_steps}
+max_tokens = 2000
+[producer]
+strategy = "{strategy}"
+groups_per_job = 1
+[worker]
+engine = "simulated"
+groups_in_flight = {SLOTS}
+grace_s = 0
+[worker.options]
+by_prompt = true
+tokens_per_s = {TOKENS_PER_S}
+lengths = {list(lengths)}
+"""
+    )
+
+
+def judge(prompt: object, sample: object) -> float:
+    """Nothing is learned here."""
+    return 0.0
+
+
+@contextmanager
+def roles(folder: Path) -> Iterator[None]:
+    """A producer and a worker."""
+    running = []
+    try:
+        for role in ("produce", "work"):
+            command = [sys.executable, "-m", "rollq.cli.main", role, str(folder / "rollq.toml")]
+            running.append(subprocess.Popen(command, stderr=(folder / f"{role}.log").open("wb")))
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(30)
+
+
+def train(buffer: Buffer, rules: TaskRules, steps: int, train_s: float) -> tuple[list[float], list[int]]:
+    """Be the trainer: claim, take the time, publish, commit. Returns when each step ended, and the trained lengths."""
+    buffer.create_run()
+    buffer.register_task(TASK, rules)
+    held = buffer.begin_epoch(trainer_id="bench", launch_id="bench", from_step=0, uri="", digest="0")
+    times_s: list[float] = []
+    trained: list[int] = []
+    with buffer.events() as events:
+        for step in range(1, steps + 1):
+            while not isinstance(claimed := buffer.claim(held, step, {TASK: rules.batch_groups}), Claimed):
+                events.wait(1.0)
+            trained += [group.tokens for group in claimed.groups]
+            time.sleep(train_s)
+            buffer.publish(held, step, uri="", digest=str(step))
+            buffer.commit(held, step)
+            times_s.append(time.monotonic())
+    return times_s, trained
+
+
+def admitted_length(buffer: Buffer, group_id: int, lengths: Sequence[int]) -> int:
+    """How long the answer to an admitted prompt is; trained groups stay, since nothing is checkpointed."""
+    stored = buffer.client.hget(task_keys(buffer.run, TASK).group(group_id), "prompt")
+    assert isinstance(stored, bytes)
+    return length_of(np.array(decode_prompt(stored).ids, np.int32), lengths, 0)
