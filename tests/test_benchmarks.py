@@ -18,7 +18,7 @@ def run_benchmarks(folder: Path, *options: str) -> None:
     subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=240)
 
 
-@pytest.mark.parametrize("name", ["exchange", "tickets", "claim", "expiry", "wakeup"])
+@pytest.mark.parametrize("name", ["exchange", "tickets", "claim", "expiry", "wakeup", "production"])
 def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:
     run_benchmarks(tmp_path, "--only", name, "--output", "results.json")
 
