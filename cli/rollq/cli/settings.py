@@ -106,6 +106,8 @@ class RollqSettings(Settings):
                     f"tasks.{name}.min_valid_samples = {task.min_valid_samples}: must not exceed group_size = "
                     f"{task.group_size}"
                 )
+        if self.trainer and self.trainer.colocated:
+            self._may_be_colocated()
         for key in ("sync_weights_interval", "resume"):  # the trainer publishes and resumes for all tasks together
             values = {name: getattr(task, key) for name, task in self.tasks.items()}
             if len(set(values.values())) > 1:
@@ -113,6 +115,18 @@ class RollqSettings(Settings):
         if self.trainer:
             self._trainer_fits(self.trainer)
         return self
+
+    def _may_be_colocated(self) -> None:
+        if self.producer.strategy != "sync":
+            raise ValueError(
+                "trainer.colocated: engines and trainer take turns, which needs producer.strategy = 'sync'"
+            )
+        for name, task in self.tasks.items():
+            if task.max_staleness or task.sync_weights_interval > 1:
+                raise ValueError(
+                    f"trainer.colocated: one batch is generated and trained at a time, so tasks.{name} needs "
+                    "max_staleness = 0 and sync_weights_interval = 1"
+                )
 
     def _trainer_fits(self, trainer: TrainerSettings) -> None:
         for name, task in self.tasks.items():

@@ -28,7 +28,7 @@ from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Group
 from rollq.buffer.sizes import groups_at
 from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
-from rollq.buffer.values import Claimed, Shortfall, TrainerEpoch
+from rollq.buffer.values import Claimed, Control, Production, Shortfall, TrainerEpoch
 from rollq.consumer.batch import Batch
 from rollq.consumer.evaluating import evaluate
 from rollq.consumer.settings import ConsumerSettings
@@ -171,6 +171,8 @@ class Consumer:
         back, `FencedError`, `CheckpointOverdue`, `StoreLost`. None of these moves the step.
         """
         while (claimed := self._claim()) is not None:
+            if self._settings.colocated and self._settings.rank == 0 and not self._engines_sleep(claimed.step):
+                break
             try:
                 groups = self._buffer.fetch(claimed.groups)
             except CorruptGroup as error:
@@ -207,6 +209,9 @@ class Consumer:
         if self._settings.rank == 0:
             stored = self._outlet.put(weights)
             self._checked().publish(self._held, self._taken, uri=stored.uri, digest=stored.digest)
+            if self._settings.colocated:
+                for task in self._buffer.tasks():
+                    self._buffer.set_control(task, Control.RUN)
 
     def commit(self, batch: Batch) -> None:
         """The batch has been trained: the next one is of the step after it. Raises `FencedError`."""
@@ -223,6 +228,21 @@ class Consumer:
         """Give a batch up: `return` it, `drop` it, or `quarantine` it for audit. The step then gets another one."""
         if self._settings.rank == 0:
             self._checked().release(self._held, batch.step, mode)
+
+    def _engines_sleep(self, step: int) -> bool:
+        """Have every engine give its memory away, and wait until all have; False when told to stop meanwhile."""
+        for task in self._buffer.tasks():
+            self._buffer.set_control(task, Control.SLEEP, f"step {step} is being trained")
+        told_s = time.monotonic()
+        while not self._stop.is_set():
+            awake = [name for name, report in self._checked().workers().items() if report.get("state") != "asleep"]
+            if not awake:
+                return True
+            if time.monotonic() - told_s >= TOLD_EVERY_S:
+                told_s = time.monotonic()
+                log.warning("step %d waits for engines to sleep: %s", step, ", ".join(awake))
+            self._events.wait(POLL_S)
+        return False
 
     def _claim(self) -> Claimed | None:
         """The current step's batch; None when told to stop."""
@@ -272,6 +292,12 @@ class Consumer:
         buffer = self._buffer
         counts = [buffer.counts(task) for task in self._sizes()]
         return explain_wait(shortfall, counts, len(buffer.workers()), buffer.memory_fraction())
+
+    def take_production(self) -> dict[str, Production]:
+        """What each task produced since the last call; of rank 0, others get {}."""
+        if self._settings.rank != 0:
+            return {}
+        return {task: self._checked().take_production(task) for task in self._rules}
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,43 @@
 """What a step's loss tells about off-policyness, summed over its micro-batches. Needs torch."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from rollq.buffer.values import Production
+
+
+def describe_production(production: Production) -> dict[str, Any]:
+    """What a task produced since the last step, as plain numbers.
+
+    `groups`: by where they were filed; `tokens_per_s`: new tokens; `reward`: mean over judged samples, before any filter;
+    `group_generate_time_s`: count, mean, p50 and p99 of how long groups took, over the last 1000 of them, where
+    p50 = sorted[n // 2] and p99 = sorted[int(0.99 n)].
+    """
+    sums = dict(production.sums)
+    tokens, reward, judged = (sums.pop(name, 0) for name in ("tokens", "reward_sum", "reward_count"))
+    return {
+        "groups": {name: int(number) for name, number in sums.items()},
+        "tokens_per_s": tokens / production.seconds if production.seconds else 0.0,
+        "reward": reward / judged if judged else None,
+        "group_generate_time_s": times(production.timings_ms),
+    }
+
+
+def times(timings_ms: Sequence[int]) -> dict[str, float]:
+    """Count, mean, p50 and p99 of durations in ms, in s; the count alone without any."""
+    ordered = sorted(timings_ms)
+    n = len(ordered)
+    if not n:
+        return {"count": 0}
+    return {
+        "count": n,
+        "mean": sum(ordered) / n / 1000,
+        "p50": ordered[n // 2] / 1000,
+        "p99": ordered[int(0.99 * n)] / 1000,
+    }
 
 
 class LossMetrics:

@@ -25,6 +25,7 @@ class ConsumerSettings(Settings):
     transport: Transport = Field(default="redis", description="how weights reach workers: redis up to 64 MiB, or path")
     weights_dir: Path | None = Field(default=None, description="transport path: a folder shared with all workers")
     advantages: AdvantageSettings = AdvantageSettings()
+    colocated: bool = Field(default=False, description="engines sleep while the trainer has their GPUs")
 
     @model_validator(mode="after")
     def _ranks_make_sense(self) -> Self:
@@ -84,6 +85,7 @@ class TrainerSettings(Settings):
     takeover: bool = Field(default=False, description="take the run from another trainer that still lives")
     mode: ResumeMode = Field(default="replay", description="what becomes of batches after the step resumed from")
     timeout_s: float | None = Field(default=None, gt=0, description="longest wait for one batch; default: for ever")
+    colocated: bool = Field(default=False, description="engines sleep while the trainer has their GPUs")
     max_bad_batches: int = Field(default=3, gt=0, description="batches in a row whose loss may be NaN")
     verify_logprobs: float | None = Field(
         default=None, gt=0, description="stop when a logprob of staleness 0 differs from the engine's by more"

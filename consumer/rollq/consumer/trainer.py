@@ -21,7 +21,7 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.grpo import grpo_loss, token_logprobs
-from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.metrics import LossMetrics, describe_production
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.recording import record_batch, record_weights
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
@@ -65,6 +65,7 @@ def train(
             transport=settings.transport,
             weights_dir=settings.output / "weights",
             advantages=settings.advantages,
+            colocated=settings.colocated,
         ),
         password=password,
         stop=stop,
@@ -209,7 +210,9 @@ class Trainer:
             "train_s": trained_s - arrived_s,
             "publish_s": time.monotonic() - trained_s,
         }
-        self._report({**describe_batch(batch), **metrics.result(), "gradient_norm": norm, **seconds})
+        produced = {task: describe_production(one) for task, one in consumer.take_production().items()}
+        line = {**describe_batch(batch), **metrics.result(), "gradient_norm": norm, **seconds, "produced": produced}
+        self._report(line)
         self._evaluate(batch.step)
         return True
 

@@ -20,7 +20,10 @@ from rollq.monitor.records import Snapshot, StepRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#000000")
+COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#000000",
+    "#f0e442", "#8da0cb",
+)  # fmt: skip
 SMOOTHING_STEPS = 20
 SMOOTHING_LOOKS = 5
 WORKING_STATUSES = tuple(
@@ -143,7 +146,7 @@ def depth_figure(snapshots: Sequence[Snapshot]) -> "Figure":
     figure = _figure(height_in=1.2 + 2.8 * len(tasks))
     start_s = snapshots[0].time_s if snapshots else 0.0
     times = [s.time_s - start_s for s in snapshots]
-    colours = dict(zip(WORKING_STATUSES, COLOURS, strict=False))
+    colours = dict(zip(WORKING_STATUSES, COLOURS[: len(WORKING_STATUSES)], strict=True))
     for axes, task in zip(figure.subplots(len(tasks), sharex=True, squeeze=False)[:, 0], tasks, strict=True):
         depths = {status: _depths(snapshots, task, status) for status in WORKING_STATUSES}
         shown = {status: running_mean(values, SMOOTHING_LOOKS) for status, values in depths.items() if any(values)}

@@ -6,6 +6,12 @@ local function report_worker(keys, args)
   if err then return err end
   local workers, now = prefix .. 'workers', now_ms()
   if args[4] == '1' then return redis.call('HDEL', workers, args[2]) end
+  -- a trainer that shares its accelerators waits for engines to sleep
+  local state = '"state":"(%a+)"'
+  local before = redis.call('HGET', workers, args[2])
+  if not before or string.match(before, state) ~= string.match(args[3], state) then
+    redis.call('PUBLISH', prefix .. 'events', 'worker')
+  end
   if redis.call('HSET', workers, args[2], exact(now) .. ' ' .. args[3]) == 0 then return 1 end
   -- the table only grows by new names
   local all = redis.call('HGETALL', workers)
