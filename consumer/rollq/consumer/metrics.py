@@ -12,7 +12,7 @@ from rollq.buffer.values import Production
 def describe_production(production: Production) -> dict[str, Any]:
     """What a task produced since the last step, as plain numbers.
 
-    `groups`: by where they were filed; `tokens_per_s`: new tokens; `reward`: mean over judged samples, before any filter;
+    `groups`: by where they were filed; `tokens_per_s`: new tokens; `reward`: mean of judged samples, before any filter;
     `group_generate_time_s`: count, mean, p50 and p99 of how long groups took, over the last 1000 of them, where
     p50 = sorted[n // 2] and p99 = sorted[int(0.99 n)].
     """

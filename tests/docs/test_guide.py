@@ -1,0 +1,36 @@
+"""The settings that the guide shows are settings that rollq takes."""
+
+from pathlib import Path
+
+import pytest
+from readme import ROOT, blocks
+
+from rollq.cli.settings import load_settings
+
+PAGES = ("tasks", "evaluation")
+SHOWN = [
+    (page, block.code)
+    for page in PAGES
+    for block in blocks(ROOT / "docs" / "guide" / f"{page}.md")
+    if block.language == "toml"
+]
+TASK = '\n[tasks.math]\nprompts = "math.jsonl"\nbatch_groups = 4\n'
+TRAINER = '[trainer]\nmodel = "m"\noutput = "o"\nsteps = 1\n'
+
+
+@pytest.mark.parametrize(("page", "code"), SHOWN)
+def test_settings_in_the_guide_load(page: str, code: str, tmp_path: Path) -> None:
+    text = 'run = "r"\n' + code.replace("[trainer]\n", TRAINER) + ("" if "[tasks." in code else TASK)
+    path = tmp_path / "rollq.toml"
+    path.write_text(text)
+    settings = load_settings(path, {})
+    if "schedule" in code:
+        assert settings.tasks["math"].batch_groups == 48
+        assert settings.tasks["math"].schedule == ((100, 72), (200, 48))
+        assert settings.tasks["code"].schedule == ((100, 24), (200, 48))
+
+
+def test_every_page_of_the_guide_is_listed_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for page in (ROOT / "docs" / "guide").glob("*.md"):
+        assert f"docs/guide/{page.name}" in readme, page.name
