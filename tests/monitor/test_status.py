@@ -7,6 +7,7 @@ from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.tickets import enqueue_tickets, open_queue
+from rollq.buffer.values import Control
 from rollq.monitor.rq_info import rq_lines
 from rollq.monitor.status import RunStatus, as_json, as_table, read_status
 
@@ -46,6 +47,15 @@ def test_groups_tickets_weights_and_workers_are_shown(buffer: Buffer, server_url
     assert lines[-2].split() == ["worker", "version", "tokens_per_s", "age_s"]
     assert lines[-1].split()[:3] == ["worker-1", "0", "1,234.6"]
     assert len({len(line) for line in lines[2:5]}) == 1
+
+
+def test_a_task_that_does_not_produce_says_why(buffer: Buffer, server_url: str) -> None:
+    buffer.set_control("math", Control.STOPPED, "2 of 64 groups kept")
+    buffer.set_control("code", Control.PAUSE, "")
+    found = look(buffer, server_url)
+    lines = [line for line in as_table(found).splitlines() if " is set to " in line]
+    assert lines == ["task code is set to 'pause'", "task math is set to 'stopped': 2 of 64 groups kept"]
+    assert orjson.loads(as_json(found))["tasks"][1]["control_reason"] == "2 of 64 groups kept"
 
 
 def test_json_holds_the_same_as_plain_values(buffer: Buffer, server_url: str) -> None:

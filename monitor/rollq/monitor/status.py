@@ -39,6 +39,7 @@ class TaskStatus:
     version: int  # live weights, -1 before the first trainer
     epoch: int
     control: str
+    control_reason: str  # why it is so; empty while production runs
     batch_groups: int
     stale_threshold: int
     ready: int
@@ -82,7 +83,7 @@ def as_table(status: RunStatus) -> str:
         for task in status.tasks
     ]
     lines += _aligned([header, *rows])
-    lines += [f"task {task.task} is set to {task.control!r}" for task in status.tasks if task.control != "run"]
+    lines += [_control_line(task) for task in status.tasks if task.control != "run"]
     lines += ["", *(_worker_lines(status.workers) or ["no worker has reported lately"])]
     return "\n".join(lines)
 
@@ -94,13 +95,18 @@ def _task_status(counts: Counts) -> TaskStatus:
         step=clock.step,
         version=clock.version,
         epoch=clock.epoch,
-        control=clock.control,
+        control=clock.control.value,
+        control_reason=clock.control_reason,
         batch_groups=clock.rules.batch_groups,
         stale_threshold=clock.rules.stale_threshold,
         ready=counts.ready,
         statuses={status.value: counts.statuses.get(status, 0) for status in Status},
         progress=dict(sorted(counts.progress.items())),
     )
+
+
+def _control_line(task: TaskStatus) -> str:
+    return f"task {task.task} is set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else "")
 
 
 def _model_line(model: LiveModel | None) -> str:
