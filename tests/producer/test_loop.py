@@ -26,10 +26,10 @@ from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import EvaluationSettings
 from rollq.buffer.tickets import open_queue, tickets_queued
 from rollq.buffer.values import Control
-from rollq.producer.loop import EvaluationFeed, Producer
+from rollq.producer.loop import EvaluationFeed, Producer, state_of
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import State
+from rollq.producer.strategy import State, plan
 
 
 @contextmanager
@@ -64,6 +64,16 @@ def wait_for(buffer: Buffer, **statuses: int) -> None:
             if all(counts[Status(name)] == count for name, count in statuses.items()):
                 return
             events.wait(0.2)
+
+
+def test_a_paused_task_names_its_control_as_the_commands_do(server_url: str, run_name: str, tmp_path: Path) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 20))
+    with producer(server_url, run_name, task), make_run(server_url, run_name, task) as buffer:
+        begin(buffer)
+        buffer.set_control(TASK, Control.PAUSE, "by hand")
+        counts = buffer.counts(TASK)
+        made = plan(ProducerSettings(), counts.clock.rules, state_of(counts), 0.0)
+        assert made.reason == "the task is set to 'pause': by hand"
 
 
 def test_xm05_nothing_is_scheduled_before_a_trainer_begins(server_url: str, run_name: str, tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def state_of(counts: Counts) -> State:
     return State(
         version=clock.version,
         step=clock.step,
-        control=clock.control,
+        control=clock.control.value,
         control_reason=clock.control_reason,
         consumed=groups_through(clock.rules.batch_groups, clock.rules.schedule, clock.committed),
         statuses=dict(counts.statuses),
