@@ -26,7 +26,8 @@ JUDGE = "def reward(prompt, sample):\n    return sum(map(ord, sample.text)) % 2\
 EDITS = {
     "batch_groups = 16": "batch_groups = 4",
     "max_tokens = 8": "max_tokens = 40",
-    'judge = "exact_match"': 'judge = "parity_judge.reward"\nmax_prompt_tokens = 64\ntemperature = 0.7',
+    'judge = "exact_match"': 'judge = "parity_judge.reward"\nmax_prompt_tokens = 64\ntemperature = 0.7\n'
+    'stragglers = "expire"',  # batches that wait for nobody: the next weights come in the middle of answers
     'layout = "padded"': 'record_dir = "record"\nverify_logprobs = 1e-4',
     "learning_rate = 0.0005": "learning_rate = 0.01",
 }
