@@ -1,15 +1,19 @@
 """Queries, answered from the sorted sets and the groups' numbers; payloads are never read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from rollq.buffer.core import BufferCore, task_keys
-from rollq.buffer.query import Condition, Record, parse_query
+from rollq.buffer.query import Record, parse_query
+from rollq.buffer.query_plan import BY_VERSION, Plan, Reach, plan, reach_of
 from rollq.buffer.schema import Status
+from rollq.buffer.staleness import staleness
 
 IDS_PER_TRIP = 500
-_NO_TOKENS = 1048575
+"""Groups whose numbers are read in one trip. With a limit, so many may be read for nothing."""
+
+_NUMBERS = ("status", "arrival", "letters", "versions", "reward", "tries", "error")
 
 
 class Asking(BufferCore):
@@ -18,42 +22,59 @@ class Asking(BufferCore):
     def query(self, query: Any, *, limit: int | None = None) -> list[Record]:
         """The groups for which `query` holds (see `rollq.buffer.query`), by task, then in order of arrival.
 
-        Only the sets of statuses that the query allows are read, and of their groups a few numbers each. Groups that
-        move meanwhile are told where they are found. Raises `QueryError`.
+        Reads only the ranges of sets that the query leaves (see `rollq.buffer.query_plan`), all of a task at one
+        instant, and then a few numbers of each group: one that moves in between is told where it went, and one that
+        leaves is not told. With `limit`, the first so many. Raises `QueryError`, `StoreLost`.
+
+        >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
         """
         condition = parse_query(query)
-        return list(islice(self._matching(condition), limit))
+        reach = reach_of(condition, frozenset(self.tasks()))
+        looked_at = (
+            record
+            for task in (() if reach.is_empty else sorted(reach.tasks))
+            for record in self._records_within(reach, task)
+        )
+        return list(islice(filter(condition.holds, looked_at), limit))
 
-    def _matching(self, condition: Condition) -> Iterator[Record]:
-        statuses = sorted(condition.statuses())
-        for task in sorted(condition.tasks(frozenset(self.tasks()))) if statuses else ():
-            step = self.clock(task).step
-            ids = self._ids(task, statuses)
-            for start in range(0, len(ids), IDS_PER_TRIP):
-                for record in self._records(task, ids[start : start + IDS_PER_TRIP], step):
-                    if condition.holds(record):
-                        yield record
+    def _records_within(self, reach: Reach, task: str) -> Iterator[Record]:
+        clock = self.clock(task)
+        what = plan(reach, step=clock.step, order=clock.rules.order, most_ids=IDS_PER_TRIP)
+        ids = self._ids(task, what)
+        for start in range(0, len(ids), IDS_PER_TRIP):
+            yield from self._records(task, ids[start : start + IDS_PER_TRIP], clock.step)
 
-    def _ids(self, task: str, statuses: list[Status]) -> list[int]:
-        """Group ids in these statuses; ids count up with arrival."""
+    def _ids(self, task: str, what: Plan) -> Sequence[int]:
+        """Group ids in order of arrival: they count up with it."""
+        if not what.scores:
+            return what.ids
         keys = task_keys(self.run, task)
-        sets = self._read_all([("ZRANGE", keys.status(status), 0, -1) for status in statuses])
-        return sorted({int(found) for members in sets for found in members})
+        sets = {BY_VERSION: keys.by_version} | {status.value: keys.status(status) for status in Status}
+        reads = [("ZRANGE", sets[one.index], one.low, f"({one.high}", "BYSCORE") for one in what.scores]
+        return sorted({int(member) for members in self._read_at_once(reads) for member in members})
 
-    def _records(self, task: str, ids: list[int], step: int) -> Iterator[Record]:
+    def _records(self, task: str, ids: Sequence[int], step: int) -> Iterator[Record]:
         keys = task_keys(self.run, task)
-        wanted = ("status", "arrival", "oldest", "reward", "tries", "letters")
-        for group_id, found in zip(ids, self._read_all([("HMGET", keys.group(i), *wanted) for i in ids]), strict=True):
-            status, arrival, oldest, reward, tries, letters = found
-            if status is None:  # it left meanwhile
-                continue
-            has_tokens = oldest is not None and int(oldest) != _NO_TOKENS and bool(letters.strip(b"p"))
-            yield Record(
-                uid=group_id,
-                task=task,
-                status=status.decode(),
-                staleness=step - int(oldest) - 1 if has_tokens else 0,
-                arrival=int(arrival),
-                reward=float(reward) if reward is not None and b"c" in letters else None,
-                tries=int(tries),
-            )
+        replies = self._read_all([("HMGET", keys.group(group_id), *_NUMBERS) for group_id in ids])
+        for group_id, reply in zip(ids, replies, strict=True):
+            status, *texts = ((value or b"").decode() for value in reply)
+            if status:  # else it left meanwhile, or never came
+                yield _record(task, group_id, step, status, *texts)
+
+
+def _record(
+    task: str, group_id: int, step: int, status: str, arrival: str, letters: str, versions: str, *rest: str
+) -> Record:
+    reward, tries, error = rest
+    # `versions` may still speak of samples that were reset; of a group that had none yet it is empty
+    held = [version for letter, version in zip(letters, versions.split(","), strict=False) if letter != "p"]
+    return Record(
+        uid=group_id,
+        task=task,
+        status=status,
+        staleness=staleness(step, [int(version) for version in held if version != "-"]),
+        arrival=int(arrival),
+        reward=float(reward) if reward and "c" in letters else None,
+        tries=int(tries),
+        error=error,
+    )

@@ -95,10 +95,8 @@ class BufferCore:
     def tasks(self) -> list[str]:
         """Names of the run's tasks, sorted. Raises StoreLost when the run is gone, which an empty list would hide."""
         known = self.incarnation
-        with self.client.pipeline(transaction=True) as pipe:
-            pipe.hget(self.keys.info, "incarnation")
-            pipe.smembers(self.keys.tasks)
-            found, names = self._read(lambda: pipe.execute())
+        reads = [("HGET", self.keys.info, "incarnation"), ("SMEMBERS", self.keys.tasks)]
+        found, names = self._read_at_once(reads)
         if found is None or found.decode() != known:
             raise StoreLost(f"run {self.run!r} is not in this store any more, or another incarnation of it is")
         return sorted(name.decode() for name in names)
@@ -162,6 +160,11 @@ class BufferCore:
     def _read_all(self, commands: Sequence[Command]) -> list[Any]:
         """Plain commands in one trip."""
         return converse(self.client, self.patience, lambda: commands, _good)
+
+    def _read_at_once(self, commands: Sequence[Command]) -> list[Any]:
+        """Plain commands in one trip, between which nothing happens."""
+        replies: list[Any] = self._read_all([("MULTI",), *commands, ("EXEC",)])[-1]
+        return replies
 
     def _check_incarnation(self, task: str, found: str | None) -> None:
         if found != self.incarnation:

@@ -2,6 +2,7 @@
 
 RollqError
  |- ConfigError          a setting, file or argument that makes no sense; says which and what is allowed
+ |   |- QueryError           a query that cannot be understood; names the field, operator or value
  |- InvalidPrompt        a prompt line that cannot be used; names file and line
  |- InvalidGroup         a result that cannot be trained on; names the field and the sample
  |- CorruptFrame         bytes from Redis that fail their checksum or schema version
@@ -28,6 +29,10 @@ class RollqError(Exception):
 
 class ConfigError(RollqError, ValueError):
     """A setting, file or argument that makes no sense."""
+
+
+class QueryError(ConfigError):
+    """A query that cannot be understood."""
 
 
 class InvalidPrompt(RollqError, ValueError):

@@ -7,25 +7,29 @@ operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between
 operators of queries   $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import QueryError
 from rollq.buffer.schema import Status
 
-
-class QueryError(ConfigError):
-    """A query that cannot be understood. Also a `ValueError`."""
+MAX_DEPTH = 32
+"""How deep queries may stand in one another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One group, as queries see it.
 
-    `uid`: its number within the task; `arrival`: its place in the order of arrival; `staleness` at the step that is
-    trained next, 0 without tokens; `reward`: mean over its samples, None before they are judged.
+    `uid`: its number within its task; numbers are given in order of arrival, so that `arrival` is the same number.
+    `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens. Where
+    tokens are masked by age, it is that of the version which the group counts as (see `counted_version`).
+    `reward`: mean over its samples when it was last put, None when none that was finished is left. `tries`: its
+    attempts, counted anew after an interruption or expiry. `error`: why it failed or was filtered, else ""; queries
+    have no field for it.
     """
 
     uid: int
@@ -35,6 +39,7 @@ class Record:
     arrival: int
     reward: float | None
     tries: int
+    error: str = ""
 
 
 FIELDS: Final[Mapping[str, type]] = {
@@ -57,20 +62,6 @@ _ORDERED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 _OPERATORS: Final = ("$eq", "$ne", *_ORDERED, "$in", "$not_in", "$between")
 
 
-class Condition(Protocol):
-    """A question to one group."""
-
-    def holds(self, record: Record) -> bool: ...
-
-    def statuses(self) -> frozenset[Status]:
-        """The statuses that a group must be in for the condition to hold; a superset is allowed."""
-        ...
-
-    def tasks(self, known: frozenset[str]) -> frozenset[str]:
-        """Those of the tasks `known` whose groups may hold; a superset is allowed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Field:
     """`field` compared by one operator with `value` (a tuple for $in, $not_in and $between)."""
@@ -80,17 +71,10 @@ class Field:
     value: Any
 
     def holds(self, record: Record) -> bool:
-        return self._matches(getattr(record, self.field))
+        return self.matches(getattr(record, self.field))
 
-    def statuses(self) -> frozenset[Status]:
-        if self.field != "status":
-            return frozenset(Status)
-        return frozenset(status for status in Status if self._matches(status.value))
-
-    def tasks(self, known: frozenset[str]) -> frozenset[str]:
-        return frozenset(task for task in known if self._matches(task)) if self.field == "task" else known
-
-    def _matches(self, found: Any) -> bool:
+    def matches(self, found: Any) -> bool:
+        """Whether the operator accepts this value of the field."""
         match self.operator:
             case "$eq":
                 return bool(found == self.value)
@@ -108,53 +92,50 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class All:
+class AllOf:
     """Every part holds; of no parts, too."""
 
-    parts: tuple[Condition, ...]
+    parts: tuple["Condition", ...]
 
     def holds(self, record: Record) -> bool:
         return all(part.holds(record) for part in self.parts)
 
-    def statuses(self) -> frozenset[Status]:
-        return frozenset(Status).intersection(*(part.statuses() for part in self.parts))
-
-    def tasks(self, known: frozenset[str]) -> frozenset[str]:
-        return known.intersection(*(part.tasks(known) for part in self.parts))
-
 
 @dataclass(frozen=True, slots=True)
-class Any_:
+class AnyOf:
     """At least one part holds; of no parts, never."""
 
-    parts: tuple[Condition, ...]
+    parts: tuple["Condition", ...]
 
     def holds(self, record: Record) -> bool:
         return any(part.holds(record) for part in self.parts)
 
-    def statuses(self) -> frozenset[Status]:
-        return frozenset[Status]().union(*(part.statuses() for part in self.parts))
 
-    def tasks(self, known: frozenset[str]) -> frozenset[str]:
-        return frozenset[str]().union(*(part.tasks(known) for part in self.parts))
+Condition = Field | AllOf | AnyOf
 
 
 def parse_query(query: Any) -> Condition:
     """The condition that `query`, made of JSON's values, stands for. Raises `QueryError` naming what is wrong."""
+    return _parse(query, 1)
+
+
+def _parse(query: Any, depth: int) -> AllOf:
     if not isinstance(query, Mapping):
         raise QueryError(f'query {query!r}: an object is needed, such as {{"status": "completed"}}')
-    return All(tuple(part for key, value in query.items() for part in _parts(key, value)))
+    if depth > MAX_DEPTH:
+        raise QueryError(f"queries stand more than {MAX_DEPTH} deep in one another: ask in a flatter way")
+    return AllOf(tuple(part for key, value in query.items() for part in _parts(key, value, depth)))
 
 
-def _parts(key: str, value: Any) -> Sequence[Condition]:
+def _parts(key: Any, value: Any, depth: int) -> Sequence[Condition]:
     if key in ("$and", "$or"):
         if not isinstance(value, list):
             raise QueryError(f"{key}: a list of queries is needed, not {value!r}")
-        parts = tuple(parse_query(part) for part in value)
-        return [All(parts) if key == "$and" else Any_(parts)]
-    if key.startswith("$"):
-        raise QueryError(f"unknown operator {key!r}: between queries there are $and and $or")
+        parts = tuple(_parse(part, depth + 1) for part in value)
+        return [AllOf(parts) if key == "$and" else AnyOf(parts)]
     if key not in FIELDS:
+        if str(key).startswith("$"):
+            raise QueryError(f"unknown operator {key!r}: between queries there are $and and $or")
         raise QueryError(f"unknown field {key!r}: there are {', '.join(FIELDS)}")
     if not isinstance(value, Mapping):
         return [_field(key, "$eq", value)]
@@ -185,14 +166,13 @@ def _field(field: str, name: str, operand: Any) -> Field:
 
 
 def _value(field: str, where: str, operand: Any, *, ordered: bool = False) -> Any:
-    kind = FIELDS[field]
     if operand is None and field == "reward" and not ordered:
         return None  # not judged
-    fits = (
-        isinstance(operand, str) if kind is str else isinstance(operand, int | float) and not isinstance(operand, bool)
-    )
-    if not fits:
-        raise QueryError(f"{where}: a {'text' if kind is str else 'number'} is needed, not {operand!r}")
-    if field == "status" and operand not in {status.value for status in Status}:
-        raise QueryError(f"{where}: unknown status {operand!r}: there are {', '.join(Status)}")
+    if FIELDS[field] is str:
+        if not isinstance(operand, str):
+            raise QueryError(f"{where}: a text is needed, not {operand!r}")
+        if field == "status" and operand not in set(Status):
+            raise QueryError(f"{where}: unknown status {operand!r}: there are {', '.join(Status)}")
+    elif type(operand) not in (int, float) or operand in (math.inf, -math.inf) or operand != operand:
+        raise QueryError(f"{where}: a number is needed, not {operand!r}")
     return operand

@@ -38,17 +38,37 @@ def status(file: Path | None, url: str | None, run_name: str | None, as_json: bo
 def query(
     query: str, file: Path | None, url: str | None, run_name: str | None, limit: int, only_count: bool, as_json: bool
 ) -> None:
-    """Find groups. QUERY is a JSON object; FILE is rollq.toml, by default the one in this folder.
+    """Find groups. QUERY is a JSON object; FILE is rollq.toml, by default the one in this folder. Changes nothing.
+
+    A field and a value: they are equal. A field and operators: all of them hold. Several fields: all hold. Nothing, {}:
+    every group.
 
     \b
-    Fields:     uid task status staleness arrival reward tries
-    Operators:  $eq $ne $gt $gte $lt $lte $in $not_in $between, and $and $or between queries
+    Fields:
+      task        name of the task
+      uid         number of the group in its task
+      arrival     the same number: groups are numbered as they arrive
+      status      pending running completed gathered cooling aborted expired
+                  filtered failed claimed archived
+      staleness   of its oldest token, at the step that is trained next
+      reward      mean of its samples; null before they are judged
+      tries       attempts since it was last interrupted or expired
+
+    \b
+    Operators of a field:
+      $eq $ne             '{"task": {"$ne": "math"}}'
+      $gt $gte $lt $lte   '{"reward": {"$gt": 0, "$lt": 1}}'
+      $in $not_in         '{"status": {"$in": ["failed", "filtered"]}}'
+      $between            '{"staleness": {"$between": [1, 2]}}', both included
+    Operators between queries:
+      $or                 '{"$or": [{"tries": {"$gte": 2}}, {"status": "aborted"}]}'
+      $and                '{"$and": [{"status": "completed"}, {"staleness": {"$gte": 1}}]}'
 
     \b
     Example:
       rollq query '{"status": "completed", "staleness": {"$gte": 1}}'
-      rollq query '{"status": {"$in": ["failed", "filtered"]}, "task": "math"}' rollq.toml
-      rollq query '{"$or": [{"reward": {"$between": [0.2, 0.8]}}, {"tries": {"$gt": 2}}]}' --count
+      rollq query '{"status": "failed", "task": "math"}' rollq.toml --json
+      rollq query '{"reward": null}' --url redis://127.0.0.1:6379/0 --run sums --count
     """
     import orjson
 
@@ -60,14 +80,14 @@ def query(
         asked = orjson.loads(query)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"QUERY {query!r}: not JSON: {error}") from error
-    if file is None and not url and not run_name:
-        file = Path("rollq.toml")
-    with find_place(file, url, run_name).buffer() as buffer:
+    place = find_place(file or (None if url or run_name else Path("rollq.toml")), url, run_name)
+    with place.buffer() as buffer:
         found = buffer.query(asked, limit=None if only_count else limit + 1)
     if only_count:
         click.echo(len(found))
     elif as_json:
-        click.echo("\n".join(as_lines(found[:limit])))
+        for line in as_lines(found[:limit]):
+            click.echo(line)
     else:
         click.echo(as_table(found[:limit], more=len(found) > limit))
 

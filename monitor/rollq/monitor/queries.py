@@ -7,6 +7,12 @@ import orjson
 
 from rollq.buffer.query import Record
 
+WIDTH = 100
+"""Columns that a row, with its error, is cut to."""
+
+_HEADER = ("task", "uid", "status", "staleness", "reward", "tries")
+_TEXTS = ("task", "status")
+
 
 def as_lines(records: Sequence[Record]) -> list[str]:
     """One JSON object per group."""
@@ -14,22 +20,25 @@ def as_lines(records: Sequence[Record]) -> list[str]:
 
 
 def as_table(records: Sequence[Record], *, more: bool) -> str:
-    """A row per group. `more`: there are others that are not shown."""
-    rows = [("task", "uid", "status", "staleness", "arrival", "reward", "tries")]
-    rows += [
-        (
-            one.task,
-            str(one.uid),
-            one.status,
-            str(one.staleness),
-            str(one.arrival),
-            "-" if one.reward is None else f"{one.reward:.3f}",
-            str(one.tries),
-        )
-        for one in records
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """A row per group, with its error at the end. `more`: there are others that are not shown."""
     if not records:
         return "no groups"
+    rows = [_HEADER, *(_cells(record) for record in records)]
+    columns = [
+        [cell.ljust(width) if name in _TEXTS else cell.rjust(width) for cell in cells]
+        for name, cells in zip(_HEADER, zip(*rows, strict=True), strict=True)
+        for width in [max(len(cell) for cell in cells)]
+    ]
+    if any(record.error for record in records):
+        columns.append(["error", *(" ".join(record.error.split()) for record in records)])
+    lines = [_cut("  ".join(cells).rstrip()) for cells in zip(*columns, strict=True)]
     return "\n".join([*lines, *(["and more: see --limit and --count"] if more else [])])
+
+
+def _cells(record: Record) -> tuple[str, ...]:
+    reward = "-" if record.reward is None else f"{record.reward:.3f}"
+    return record.task, str(record.uid), record.status, str(record.staleness), reward, str(record.tries)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."

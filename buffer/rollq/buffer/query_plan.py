@@ -1,0 +1,169 @@
+"""Which groups have to be looked at for a query: what a condition says of tasks, statuses and ranges of scores. Pure.
+
+A plan covers every group for which the condition holds, and may cover more: whoever reads by it asks the condition too.
+
+status                                 what its sorted set is scored by
+completed, aborted                     oldest version and arrival, or arrival alone when the task's order is "fifo"
+gathered, expired, filtered, failed    arrival
+the others                             step or deadline, of which queries know nothing
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rollq.buffer.query import AllOf, AnyOf, Condition, Field
+from rollq.buffer.schema import Status
+
+BY_VERSION: Final = "by_version"
+"""The index of completed and aborted groups by version, whatever the order of their task."""
+
+_ARRIVALS: Final = 2**32
+_NO_TOKENS: Final = 2**20 - 1
+"""`ARRIVALS` and `NO_TOKENS` of `lua/_common.lua`."""
+
+_IN_VERSION_INDEX: Final = frozenset({Status.COMPLETED, Status.ABORTED})
+_BY_ARRIVAL: Final = frozenset({Status.GATHERED, Status.EXPIRED, Status.FILTERED, Status.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Whole numbers from `low` to `high`, both included; without a bound where it is infinite."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def is_empty(self) -> bool:
+        return self.low > self.high
+
+    def both(self, other: "Range") -> "Range":
+        return Range(max(self.low, other.low), min(self.high, other.high))
+
+    def either(self, other: "Range") -> "Range":
+        """The smallest range that covers the two."""
+        return Range(min(self.low, other.low), max(self.high, other.high))
+
+
+_ALL: Final = Range()
+_NONE: Final = Range(math.inf, -math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The groups that are in one of these tasks and statuses, and in both ranges. Group ids are arrivals."""
+
+    tasks: frozenset[str]
+    statuses: frozenset[Status] = frozenset(Status)
+    staleness: Range = _ALL
+    arrivals: Range = _ALL
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.tasks or not self.statuses or self.staleness.is_empty or self.arrivals.is_empty
+
+    def both(self, other: "Reach") -> "Reach":
+        return Reach(
+            self.tasks & other.tasks,
+            self.statuses & other.statuses,
+            self.staleness.both(other.staleness),
+            self.arrivals.both(other.arrivals),
+        )
+
+    def either(self, other: "Reach") -> "Reach":
+        """The smallest reach that covers the two."""
+        if self.is_empty or other.is_empty:
+            return other if self.is_empty else self
+        return Reach(
+            self.tasks | other.tasks,
+            self.statuses | other.statuses,
+            self.staleness.either(other.staleness),
+            self.arrivals.either(other.arrivals),
+        )
+
+
+def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
+    """Where groups of the run's `tasks` are for which `condition` may hold."""
+    match condition:
+        case AllOf(parts):
+            found = Reach(tasks)
+            for part in parts:
+                found = found.both(reach_of(part, tasks))
+        case AnyOf(parts):
+            found = Reach(frozenset())
+            for part in parts:
+                found = found.either(reach_of(part, tasks))
+        case Field("task"):
+            found = Reach(frozenset(task for task in tasks if condition.matches(task)))
+        case Field("status"):
+            found = Reach(tasks, frozenset(status for status in Status if condition.matches(status.value)))
+        case Field("staleness"):
+            found = Reach(tasks, staleness=_range(condition))
+        case Field("uid" | "arrival"):
+            found = Reach(tasks, arrivals=_range(condition))
+        case _:
+            found = Reach(tasks)
+    return found
+
+
+def _range(condition: Field) -> Range:
+    """The whole numbers among which all are that the condition accepts."""
+    value = condition.value
+    match condition.operator:
+        case "$eq":
+            return Range(math.ceil(value), math.floor(value))
+        case "$gt":
+            return Range(low=math.floor(value) + 1)
+        case "$gte":
+            return Range(low=math.ceil(value))
+        case "$lt":
+            return Range(high=math.ceil(value) - 1)
+        case "$lte":
+            return Range(high=math.floor(value))
+        case "$between":
+            return Range(math.ceil(value[0]), math.floor(value[1]))
+        case "$in":
+            return Range(math.ceil(min(value)), math.floor(max(value))) if value else _NONE
+        case _:
+            return _ALL
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Members of one sorted set (of a status, or `BY_VERSION`) whose score is from `low`, included, to `high`, not."""
+
+    index: str
+    low: float = -math.inf
+    high: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to read of one task: group ids that are known from the query itself, or else ranges of sorted sets."""
+
+    ids: range = range(0)
+    scores: tuple[Scores, ...] = ()
+
+
+def plan(reach: Reach, *, step: int, order: str, most_ids: int) -> Plan:
+    """What to read of a task of `order` whose next step is `step`. Up to `most_ids` groups are read without any set."""
+    low = max(1, reach.arrivals.low)
+    if reach.arrivals.high - low < most_ids:
+        return Plan(ids=range(int(low), int(reach.arrivals.high) + 1))
+    found = (scores for status in sorted(reach.statuses) for scores in _scores(status, reach, step, order))
+    return Plan(scores=tuple(dict.fromkeys(found)))
+
+
+def _scores(status: Status, reach: Reach, step: int, order: str) -> Iterator[Scores]:
+    by_version = status in _IN_VERSION_INDEX and order != "fifo"
+    if status in _IN_VERSION_INDEX and reach.staleness != _ALL:
+        index = status if by_version else BY_VERSION
+        tokens = Range(step - 1 - reach.staleness.high, min(step - 1 - reach.staleness.low, _NO_TOKENS - 1))
+        yield Scores(index, tokens.low * _ARRIVALS, (tokens.high + 1) * _ARRIVALS)
+        if reach.staleness.low <= 0 <= reach.staleness.high:
+            yield Scores(index, low=_NO_TOKENS * _ARRIVALS)
+    elif status in _BY_ARRIVAL or (status in _IN_VERSION_INDEX and not by_version):
+        yield Scores(status, reach.arrivals.low, reach.arrivals.high + 1)
+    else:
+        yield Scores(status)
