@@ -105,6 +105,11 @@ def test_xb15_few_groups_that_a_query_names_are_read_without_any_set(query: dict
     assert (found.ids, found.scores) == (ids, ())
 
 
+def test_more_groups_than_a_trip_are_looked_for_in_the_sets() -> None:
+    found = planned({"status": "failed", "arrival": {"$between": [7, 10]}})
+    assert (found.ids, found.scores) == (range(0), (Scores("failed", 7, 11),))
+
+
 @pytest.mark.parametrize(
     ("query", "order", "scores"),
     [
