@@ -11,7 +11,7 @@ SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow conformance lint type check bench clean
+.PHONY: help install demo test test-slow conformance mutants lint type check bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -35,6 +35,9 @@ test-slow: $(INSTALLED)  ## the tests that take minutes
 
 conformance: $(INSTALLED)  ## the behaviours of docs/conformance.md, each with its outcome
 	$(BIN)/python tests/conformance.py -n $(WORKERS) $(PYTEST_ARGS)
+
+mutants: $(INSTALLED)  ## break the modules that decide, and count what the tests notice (about 15 minutes)
+	$(BIN)/python tests/mutants.py
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

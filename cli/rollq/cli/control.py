@@ -57,5 +57,7 @@ def _set(file: Path | None, url: str | None, run: str | None, names: tuple[str, 
             raise ConfigError(f"task {unknown[0]!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")
         for task in names or tasks:
             before = buffer.clock(task).control
+            if before is Control.SLEEP:
+                raise ConfigError(f"task {task!r} sleeps while the trainer has the GPUs; the trainer wakes it")
             buffer.set_control(task, Control(control), "by hand" if control == "pause" else "")
             click.echo(f"task {task}: {before.value} -> {control}")
