@@ -39,6 +39,7 @@ def counts(
 
 SHORT = Shortfall(5, ready={"math": 3}, wanted={"math": 8})
 LATE = Shortfall(5, ready={"math": 8}, wanted={"math": 8}, stragglers={"math": 2})
+MORE = Shortfall(5, ready={"math": 9}, wanted={"math": 8}, stragglers={"math": 2})
 RUNNING, PENDING = {Status.RUNNING: 1}, {Status.PENDING: 1}
 
 
@@ -48,6 +49,7 @@ RUNNING, PENDING = {Status.RUNNING: 1}, {Status.PENDING: 1}
         pytest.param(SHORT, [counts()], 0.0, Outlook.WAIT, id="nothing under way, but a producer may come"),
         pytest.param(SHORT, [counts(version=3)], 0.0, Outlook.WAIT, id="young enough by one"),
         pytest.param(SHORT, [counts(version=2)], 0.0, Outlook.SYNC_FIRST, id="too old"),
+        pytest.param(SHORT, [counts(version=0)], 0.0, Outlook.SYNC_FIRST, id="much too old"),
         pytest.param(SHORT, [counts(RUNNING, version=2)], 0.0, Outlook.SYNC_FIRST, id="what runs cannot help"),
         pytest.param(SHORT, [counts(version=1, interval=2)], 0.0, Outlook.WAIT, id="the interval counts"),
         pytest.param(SHORT, [counts(version=0, interval=2)], 0.0, Outlook.SYNC_FIRST, id="the interval is over"),
@@ -59,6 +61,8 @@ RUNNING, PENDING = {Status.RUNNING: 1}, {Status.PENDING: 1}
         pytest.param(SHORT, [counts(control=Control.PAUSE)], 0.0, Outlook.WAIT, id="somebody will resume it"),
         pytest.param(LATE, [counts(control=Control.STOPPED)], 0.0, Outlook.WAIT, id="only stragglers are missing"),
         pytest.param(SHORT, [counts(task="code", version=0)], 0.9, Outlook.WAIT, id="a task that is not short"),
+        pytest.param(MORE, [counts(control=Control.STOPPED)], 0.0, Outlook.WAIT, id="more than enough, but stragglers"),
+        pytest.param(SHORT, [counts()], 0.95, Outlook.STALLED, id="a server that is fuller still"),
         pytest.param(SHORT, [counts()], 0.8, Outlook.STALLED, id="a full server, and nothing under way"),
         pytest.param(SHORT, [counts()], 0.79, Outlook.WAIT, id="a server that is nearly full"),
         pytest.param(SHORT, [counts(PENDING)], 0.9, Outlook.WAIT, id="a full server, one is pending"),
@@ -105,6 +109,8 @@ def test_xm03_what_becomes_of_a_step_that_is_short(
             2,
             "the live weights, version 2, are too old for it: publish newer ones",
         ),
+        (SHORT, counts(version=0), 2, "the live weights, version 0, are too old for it: publish newer ones"),
+        (SHORT, counts({Status.RUNNING: 5}, version=4), 2, "2 workers are generating"),
         (SHORT, counts({Status.RUNNING: 5}, version=3), 2, "2 workers are generating"),
         (
             LATE,
