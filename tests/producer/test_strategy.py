@@ -81,6 +81,9 @@ def test_xp02_the_budget_is_of_the_batch_that_is_trained_next() -> None:
         pytest.param(7, 1, 1, id="the window is not full yet"),
         pytest.param(8, 8, 1, id="all are kept"),
         pytest.param(8, 4, 5, id="half are kept: one batch more"),
+        pytest.param(8, 3, 8, id="three of eight: five thirds of a batch more"),
+        pytest.param(9, 9, 1, id="a window that is more than full"),
+        pytest.param(9, 3, 9, id="a window that is more than full, and a third is kept"),
         pytest.param(8, 2, 13, id="a quarter: three batches more"),
         pytest.param(8, 1, 13, id="not more than three batches more"),
         pytest.param(8, 0, 13, id="nothing is kept"),
@@ -99,6 +102,8 @@ def test_oversampling_adapts_to_the_keep_rate_if_told_to(seen: int, kept: int, b
         pytest.param(0, 9, (Status.ABORTED, Status.EXPIRED), False, id="at once"),
         pytest.param(-1, 0, (Status.ABORTED, Status.EXPIRED), False, id="what is dropped is in no pool"),
         pytest.param(3, 2, (Status.ABORTED,), False, id="too few have expired"),
+        pytest.param(1, 0, (Status.ABORTED,), False, id="none has expired"),
+        pytest.param(1, 1, (Status.EXPIRED, Status.ABORTED), True, id="one is enough"),
         pytest.param(3, 3, (Status.EXPIRED, Status.ABORTED), True, id="a tail batch"),
         pytest.param(3, 4, (Status.EXPIRED, Status.ABORTED), True, id="a larger one"),
     ],
@@ -108,6 +113,14 @@ def test_xs01_xp04_which_pools_are_drawn_on_and_when_it_is_a_tail_batch(
 ) -> None:
     rule = rules(4, tail_batch_trigger_size=trigger)
     assert draw_on(rule, state(expired=expired, aborted=1)) == (pools, tail_batch)
+
+
+def test_without_an_expired_group_there_is_no_tail_batch() -> None:
+    assert draw_on(rules(4, tail_batch_trigger_size=1), state()) == ((Status.ABORTED,), False)
+
+
+def test_what_is_outstanding_is_a_sum() -> None:
+    assert state(consumed=5, pending=3, running=1).outstanding == 9
 
 
 def test_xp04_a_tail_batch_is_not_oversampled() -> None:
@@ -122,6 +135,8 @@ def test_xp04_a_tail_batch_is_not_oversampled() -> None:
         (7, 0, 0.5, False),
         (8, 3, 0.5, True),
         (8, 4, 0.5, False),
+        (8, 6, 0.5, False),
+        (9, 4, 0.5, True),
         (8, 0, 0.0, False),
         (8, 7, 1.0, True),
         (8, 8, 1.0, False),
@@ -161,6 +176,8 @@ def test_xp05_production_stops_at_the_bound_and_goes_on_with_a_newer_version() -
         (state(control="drain"), 0.0, "'drain'"),
         (state(version=-1), 0.0, "no trainer has begun"),
         (state(), 0.8, "80% of maxmemory"),
+        (state(), 0.93, "93% of maxmemory"),
+        (state(pending=99), 0.0, "all that version 0 allows is scheduled"),
     ],
 )
 def test_nothing_is_scheduled_and_the_reason_is_told(now: State, memory: float, reason: str) -> None:
