@@ -1,18 +1,27 @@
 """Ctrl-C for a command that has children to stop: heard once, and over within a bound."""
 
 import contextlib
+import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 EXIT_WITHIN_S = 4.5
+AGAIN_AFTER_S = 0.01
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def interrupt_once() -> Iterator[None]:
     """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt and ignore the next ones, so that nothing cuts
-    the shutdown short. A shutdown that takes longer than `EXIT_WITHIN_S` ends with the process."""
+    the shutdown short. A shutdown that takes longer than `EXIT_WITHIN_S` ends with the process.
+
+    Python drops what is raised in a `__del__` or a weak reference's callback, where a signal may come as anywhere
+    else. It tells `sys.unraisablehook`, and so the interrupt is raised once more, a moment later.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         for each in SIGNALS:
@@ -21,10 +30,19 @@ def interrupt_once() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, EXIT_WITHIN_S)
         raise KeyboardInterrupt
 
+    def dropped(told: Any) -> None:
+        if not issubclass(told.exc_type, KeyboardInterrupt):
+            hook(told)
+            return
+        signal.signal(signal.SIGINT, interrupt)
+        threading.Timer(AGAIN_AFTER_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+
     before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
