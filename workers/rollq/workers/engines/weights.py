@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from rollq.buffer.errors import WeightsError
+from rollq.workers.engines.checkpoint import Shapes, check_tensors
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -34,17 +35,7 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
     expected = weight_tensors(model)
-    missing, unknown = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    if missing or unknown:
-        raise WeightsError(
-            f"weights {str(path)!r} are of another model: they lack {_few(missing)} and have unknown {_few(unknown)}"
-        )
-    for name, tensor in expected.items():
-        if found[name].shape != tensor.shape:
-            raise WeightsError(
-                f"weights {str(path)!r} are of another model: {name!r} has shape {tuple(found[name].shape)}, "
-                f"the model's is {tuple(tensor.shape)}"
-            )
+    check_tensors(_shapes(found), _shapes(expected), str(path))
     return found
 
 
@@ -55,7 +46,5 @@ def copy_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> No
         tensor.copy_(weights[name])
 
 
-def _few(names: list[str]) -> str:
-    """The first names of a list, for a message."""
-    shown = ", ".join(repr(name) for name in names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "none"
+def _shapes(tensors: dict[str, torch.Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

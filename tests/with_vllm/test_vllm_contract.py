@@ -1,0 +1,41 @@
+"""What every engine promises, on vLLM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_contract import *  # noqa: F403 - its tests run here
+from engine_contract import FIRST, Scenario, World
+from vllm_world import VOCABULARY, SharedEngine, make_qwen3, options
+
+from rollq.workers.engine import Engine
+
+
+@dataclass(frozen=True)
+class SharedWorld(World):
+    """Scenarios share an engine, unless they want other options or close it."""
+
+    shared: SharedEngine
+
+    def run(self, scenario: Scenario, options: Mapping[str, Any]) -> None:
+        if options is not self.options or "close" in scenario.__code__.co_names:
+            super().run(scenario, options)
+            return
+        self.shared.begin_at(self.weights, FIRST)
+        self.shared.run(self._scenario(scenario, self.shared.engine))
+
+    async def _scenario(self, scenario: Scenario, engine: Engine) -> None:
+        await scenario(engine)
+
+
+@pytest.fixture(scope="session")
+def stopping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that ends with whatever it says first."""
+    return make_qwen3(tmp_path_factory.mktemp("stopping"), 0, eos_token_id=list(range(VOCABULARY)))
+
+
+@pytest.fixture
+def world(models: list[Path], stopping: Path, shared: SharedEngine) -> World:
+    return SharedWorld("vllm", options(models[0]), models[0], options(stopping), shared)

@@ -1,0 +1,60 @@
+"""Which tensors a folder of safetensors holds, without loading them, and whether they are those of a model."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from rollq.buffer.errors import WeightsError
+
+ADAPTER_CONFIG = "adapter_config.json"
+LM_HEAD = "lm_head.weight"
+"""Written or left out, as the writer likes, where it is the embedding again."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder holds a LoRA adapter, as PEFT writes it."""
+    return (folder / ADAPTER_CONFIG).exists()
+
+
+def tensor_shapes(folder: Path) -> Shapes:
+    """Name -> shape of all tensors in the safetensors files of `folder`. A truncated file does not open.
+
+    Raises `WeightsError` when there is none, or one cannot be read.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy") as file:
+                shapes.update((name, tuple(file.get_slice(name).get_shape())) for name in file.keys())  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
+    if not shapes:
+        raise WeightsError(f"cannot read weights {str(folder)!r}: it holds no .safetensors file; publish them again")
+    return shapes
+
+
+def check_tensors(found: Shapes, expected: Shapes, where: str, optional: Collection[str] = ()) -> None:
+    """Raise `WeightsError` unless the tensors found at `where` are those of the model, in name and shape.
+
+    Those of `optional` may be absent on either side.
+    """
+    missing = sorted(expected.keys() - found.keys() - set(optional))
+    unknown = sorted(found.keys() - expected.keys() - set(optional))
+    if missing or unknown:
+        raise WeightsError(
+            f"weights {where!r} are of another model: they lack {_few(missing)} and have unknown {_few(unknown)}"
+        )
+    for name in expected.keys() & found.keys():
+        if found[name] != expected[name]:
+            raise WeightsError(
+                f"weights {where!r} are of another model: {name!r} has shape {found[name]}, "
+                f"the model's is {expected[name]}"
+            )
+
+
+def _few(names: list[str]) -> str:
+    """The first names of a list, for a message."""
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "none"
