@@ -12,6 +12,8 @@ from vllm_world import VOCABULARY, SharedEngine, make_qwen3, options
 
 from rollq.workers.engine import Engine
 
+pytest_plugins = "vllm_fixtures"
+
 
 @dataclass(frozen=True)
 class SharedWorld(World):

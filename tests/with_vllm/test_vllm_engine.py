@@ -32,6 +32,7 @@ from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampli
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.engines import make_engine
 
+pytest_plugins = "vllm_fixtures"
 MIXED = (
     Sampling(max_tokens=12, temperature=1.0),
     Sampling(max_tokens=7, temperature=0.5),
