@@ -13,7 +13,7 @@ SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-vllm conformance mutants lint type check bench clean
+.PHONY: help install demo test test-slow test-vllm conformance mutants lint type check bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -62,6 +62,9 @@ check: lint type test  ## lint, type, test
 
 bench: $(INSTALLED)  ## speed, as a table and JSON
 	$(BIN)/python -m benchmarks
+
+bench-vllm: $(VLLM_INSTALLED)  ## tokens per second with vLLM, through rollq and without it
+	$(VLLM_BIN)/python -m benchmarks --only throughput --output benchmarks/results-vllm.json
 
 clean:  ## remove the environment and all caches
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks import claim_at_size, exchange, expiry, machine, production, report, tickets, wakeup
+from benchmarks import claim_at_size, exchange, expiry, machine, production, report, throughput, tickets, wakeup
 from benchmarks.results import Result
 
 BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
@@ -15,7 +15,10 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "expiry": expiry.measure,
     "wakeup": wakeup.measure,
     "production": production.measure,
+    "throughput": throughput.measure,
 }
+BY_NAME = frozenset({"throughput"})
+"""Measured only when asked for: it needs vLLM, see `make bench-vllm`."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")
 
@@ -29,7 +32,7 @@ def main(only: Sequence[str], quick: bool, output: Path, write_docs: bool) -> No
     described = {**machine.describe(), "load_per_core_before": round(machine.load_per_core(), 2)}
     results = []
     for name, measure in BENCHMARKS.items():
-        if not only or name in only:
+        if name in only or (not only and name not in BY_NAME):
             click.echo(f"measuring {name} ...", err=True)
             results += measure(quick)
     output.parent.mkdir(parents=True, exist_ok=True)

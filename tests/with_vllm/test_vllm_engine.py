@@ -219,6 +219,20 @@ def test_a_seed_gives_the_same_tokens_whatever_the_batch(engine: SharedEngine) -
     assert alone.ids.tolist() == again.ids.tolist() != other.ids.tolist()
 
 
+def test_seeds_and_more_prompt_tokens_than_fit_into_a_step_go_together(
+    engine: SharedEngine, models: list[Path]
+) -> None:
+    """vLLM would cut a prompt in two, and its CPU engine dies of that when the request has a seed."""
+    rng = np.random.default_rng(4)
+    requests = [Request(random_prompt(rng, 900), Sampling(max_tokens=3, seed=seed)) for seed in range(24)]
+
+    async def generate() -> list[Completion]:
+        return await asyncio.gather(*map(engine.engine.generate, requests))
+
+    for request, completion in zip(requests, engine.run(generate()), strict=True):
+        assert check(request, completion, models) < TOLERANCE
+
+
 def test_a_stop_string_ends_a_sequence_with_the_token_that_completes_it(engine: SharedEngine) -> None:
     free = Request(np.array([40, 50, 60], np.int32), Sampling(max_tokens=30, seed=3))
     letters = engine.run(engine.engine.generate(free)).ids.tolist()

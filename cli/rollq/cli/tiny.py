@@ -67,8 +67,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
-    """An untrained Qwen3: 2 layers, hidden size 128, tied embeddings."""
+def make_model(vocabulary: int, seed: int, head_dim: int = 16) -> Qwen3ForCausalLM:
+    """An untrained Qwen3: 2 layers, hidden size 128, tied embeddings. vLLM on the CPU wants a `head_dim` of 32."""
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -76,9 +76,9 @@ def make_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
             hidden_size=128,
             intermediate_size=256,
             num_hidden_layers=2,
-            num_attention_heads=8,  # of 16: eight small heads learn to add much sooner than four larger ones
-            num_key_value_heads=4,
-            head_dim=16,
+            num_attention_heads=128 // head_dim,  # eight small heads learn to add much sooner than four larger ones
+            num_key_value_heads=64 // head_dim,
+            head_dim=head_dim,
             max_position_embeddings=CONTEXT_TOKENS,
             initializer_range=INIT_STD,
             tie_word_embeddings=True,

@@ -55,6 +55,8 @@ NOT_YOURS = {
     "worker_extension_cls": "it loads weights",
 }
 """Arguments of vLLM that rollq sets itself, and why."""
+ON_CPU = {"enable_chunked_prefill": False}
+"""Until vLLM 0.33, half a prompt in a step kills the engine on the CPU when its request has a seed."""
 EMBEDDING = "embed_tokens.weight"
 """How the name of the embedding ends, which is the head too where they are tied."""
 TELLS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
@@ -135,7 +137,8 @@ class VllmEngine:
             "scheduling_policy": "priority",
             "worker_extension_cls": f"{LoadExtension.__module__}.{LoadExtension.__qualname__}",
         }
-        args = {"disable_log_stats": True, "dtype": self._settings.dtype, **self._settings.engine_args, **ours}
+        given = {**(ON_CPU if current_platform.is_cpu() else {}), **self._settings.engine_args}
+        args = {"disable_log_stats": True, "dtype": self._settings.dtype, **given, **ours}
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **args))
         except (TypeError, ValueError, RuntimeError, OSError, NotImplementedError, AssertionError) as error:
