@@ -14,6 +14,7 @@ from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Prompt, Sample, Status
 from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.filters import Filter, FilterError, is_finished, keep, zero_advantage
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.recipes import make_recipes
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
@@ -113,7 +114,7 @@ def test_a_filter_that_fails_says_which_it_is(name: str, words: str) -> None:
 def test_a_filter_that_does_not_exist_is_refused_at_the_start() -> None:
     task = TaskSettings(prompts=NO_PROMPTS, batch_groups=1, filters=("no_such",))
     with pytest.raises(ConfigError, match="filter 'no_such': use zero_advantage, or a dotted path"):
-        make_recipes({"math": task}, WorkerSettings(), 0)
+        make_recipes({"math": task}, WorkerSettings(), 0, JudgeProcesses(1))
 
 
 def test_groups_of_one_sample_have_no_advantage_to_filter_by() -> None:

@@ -16,9 +16,10 @@ from rollq.buffer.settings import TaskSettings
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.engines import make_engine
-from rollq.workers.judges import Judge
+from rollq.workers.judges import Tools, make_judge
 from rollq.workers.loops import Rollout, SingleTurn
 from rollq.workers.making import all_of
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.recipes import make_recipes
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
@@ -250,10 +251,10 @@ def everything(client: Any, run: str) -> list[bytes]:
 )
 def test_xp16_a_name_that_leads_nowhere_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(ConfigError, match="judge"):
-        Judge.named(name, 1)
+        make_judge(name, {}, Tools(1, JudgeProcesses(1)))
     tasks = {"math": TaskSettings(batch_groups=1, prompts=NO_PROMPTS, agent_loop=name)}
     with pytest.raises(ConfigError, match="agent loop"):
-        make_recipes(tasks, WorkerSettings(), 0)
+        make_recipes(tasks, WorkerSettings(), 0, JudgeProcesses(1))
 
 
 def test_sb10_a_task_whose_judge_is_slow_does_not_stop_the_others(buffer: Buffer, server_url: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judges import Judge, Verdict, exact_match, last_number
+from rollq.workers.judges import Judge, Tools, Verdict, exact_match, last_number, make_judge
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.usercode import MAX_THREADS
 
 SEGMENT = Segment(
@@ -23,8 +24,12 @@ def sample(text: str) -> Sample:
     return Sample(segments=(SEGMENT,), status=SampleStatus.COMPLETED, text=text)
 
 
+def judge_named(name: str, timeout_s: float) -> Judge:
+    return make_judge(name, {}, Tools(timeout_s, JudgeProcesses(1)))
+
+
 def verdict(name: str, text: str = "42", answer: Any = "42", timeout_s: float = 5) -> Verdict:
-    return asyncio.run(Judge.named(name, timeout_s).judge(Prompt("?", answer=answer), sample(text)))
+    return asyncio.run(judge_named(name, timeout_s).judge(Prompt("?", answer=answer), sample(text)))
 
 
 def length_judge(prompt: Prompt, judged: Sample) -> float:
@@ -128,8 +133,8 @@ def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of
     release.clear()
 
     async def scene() -> list[Verdict]:
-        hanging = Judge.named("test_judges.hanging_judge", 0.2)
-        other = Judge.named("test_judges.length_judge", 5)
+        hanging = judge_named("test_judges.hanging_judge", 0.2)
+        other = judge_named("test_judges.length_judge", 5)
         stuck = [asyncio.create_task(hanging.judge(Prompt("?"), sample("x"))) for _ in range(2 * MAX_THREADS)]
         await asyncio.sleep(0.05)
         assert sum(thread.name == "user code" for thread in threading.enumerate()) == MAX_THREADS
@@ -143,16 +148,16 @@ def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of
 
 def test_judges_that_do_not_exist_are_configuration_errors() -> None:
     for name, message in {
-        "exactmatch": "use exact_match, last_number, or a dotted path",
+        "exactmatch": "use exact_match, http, last_number, math, regex, weighted, or a dotted path",
         "no_such_module.judge": "cannot import 'no_such_module'",
         "test_judges.no_such": "has no 'no_such'",
     }.items():
         with pytest.raises(ConfigError, match=message):
-            Judge.named(name, 1)
+            judge_named(name, 1)
 
 
 def test_a_failure_is_logged_once_and_kept_with_every_sample(caplog: pytest.LogCaptureFixture) -> None:
-    judge = Judge.named("test_judges.nan_judge", 5)
+    judge = judge_named("test_judges.nan_judge", 5)
     errors = {asyncio.run(judge.judge(Prompt("?"), sample("42"))).error for _ in range(3)}
     assert len(errors) == 1
     assert errors != {None}

@@ -18,7 +18,7 @@ from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampli
 from rollq.workers.engines import make_engine, openai
 from rollq.workers.engines.completions_api import check_probe
 from rollq.workers.engines.openai import RequestFailed
-from rollq.workers.engines.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
+from rollq.workers.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
 from rollq.workers.run import make_tokenizer
 from rollq.workers.settings import WorkerSettings
 

@@ -114,6 +114,8 @@ class TaskSettings(TaskRules):
     curriculum_tries: int = Field(default=1, gt=0, description="tries before a prompt's pass rate counts")
     curriculum_retry_passes: int = Field(default=5, ge=0, description="passes between chances for the others; 0: none")
     judge: str = Field(default="exact_match", description="name of a built-in judge, or a dotted path of your own")
+    judge_options: dict[str, Any] = Field(default_factory=dict, description="of a built-in judge")
+    isolate_judge: bool = Field(default=False, description="a judge of your own runs in a process, not in a thread")
     agent_loop: str = Field(default="single_turn", description="name of a built-in loop, or a dotted path of your own")
     weight: float = Field(default=1.0, ge=0, description="share of [batch] groups")
     min_keep_rate: float = Field(

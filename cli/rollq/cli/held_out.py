@@ -11,8 +11,9 @@ from rollq.buffer.settings import TaskSettings
 from rollq.producer.prompts import PromptFile
 from rollq.workers.engine import Engine, Sampling
 from rollq.workers.engines.transformers import TransformersEngine, TransformersSettings
-from rollq.workers.judges import Judge, Verdict
+from rollq.workers.judges import Tools, Verdict, make_judge
 from rollq.workers.loops import Rollout, SingleTurn, prompt_tokens, sample_seed
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.tokenizer import HfTokenizer
 
 SAMPLES = 4
@@ -40,7 +41,7 @@ async def _rewards(model: Path, tasks: Mapping[str, TaskSettings], seed: int) ->
 
 
 async def _reward(name: str, task: TaskSettings, engine: Engine, tokenizer: HfTokenizer, seed: int) -> float:
-    judge = Judge.named(task.judge, JUDGE_TIMEOUT_S)
+    judge = make_judge(task.judge, task.judge_options, Tools(JUDGE_TIMEOUT_S, JudgeProcesses(1)))
 
     async def judged(prompt: Prompt, row: int, index: int) -> Verdict:
         rollout = Rollout(

@@ -5,50 +5,33 @@ it. Invariant: a judge that raises, takes too long or returns no finite number m
 kept, never a reward of 0; and it never holds up the other samples of its worker.
 """
 
+import inspect
 import logging
 import math
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from pydantic import ValidationError
+
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import Prompt, Sample
+from rollq.workers.answers import last_number as find_last_number
+from rollq.workers.answers import match_math, match_pattern
+from rollq.workers.judge_options import HttpOptions, NoOptions, RegexOptions, WeightedOptions
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.usercode import UserFunction
 
 log = logging.getLogger(__name__)
 
 Reward = float | Mapping[str, float]
 JudgeFunction = Callable[[Prompt, Sample], Reward | Awaitable[Reward]]
+Close = Callable[[], Awaitable[None]]
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 MAX_TOLD = 100
 """Different failures of one judge that are logged; all are kept with their samples."""
-
-
-def exact_match(prompt: Prompt, sample: Sample) -> float:
-    """1 when the text equals the answer, spaces around both left out; else 0."""
-    return float(sample.text.strip() == str(prompt.answer).strip())
-
-
-def last_number(prompt: Prompt, sample: Sample) -> float:
-    """1 when the last number of the text equals the last number of the answer (`#### 42` of GSM8K); else 0.
-
-    Raises `ValueError` when the answer holds no number: such a prompt cannot be judged.
-    """
-    expected = _last_number(str(prompt.answer))
-    if expected is None:
-        raise ValueError(f"the answer {prompt.answer!r:.80} holds no number")
-    return float(_last_number(sample.text) == expected)
-
-
-def _last_number(text: str) -> float | None:
-    found = NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
-
-
-BUILT_IN: Final[Mapping[str, JudgeFunction]] = {"exact_match": exact_match, "last_number": last_number}
 
 
 class Verdict(NamedTuple):
@@ -60,18 +43,28 @@ class Verdict(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Tools:
+    """What judges are made with: the time for one sample, and processes for those that need the CPU.
+
+    `isolate`: a judge of one's own runs in these processes too."""
+
+    timeout_s: float
+    processes: JudgeProcesses
+    isolate: bool = False
+
+
+async def nothing_to_close() -> None:
+    """Of judges that hold no connections."""
+
+
+@dataclass(frozen=True, slots=True)
 class Judge:
-    """A judge by its name, with the time it may take for one sample."""
+    """A judge by its name."""
 
     name: str
     call: UserFunction
+    close: Close = nothing_to_close
     told: set[str] = field(default_factory=set)
-
-    @classmethod
-    def named(cls, name: str, timeout_s: float) -> "Judge":
-        """A built-in judge, or one's own by dotted path. Raises `ConfigError` when there is none of that name."""
-        function = load_plugin("judge", name, BUILT_IN)
-        return cls(name, UserFunction.of(function, timeout_s, quick=name in BUILT_IN))
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none."""
@@ -91,6 +84,133 @@ class Judge:
             log.warning(
                 "judge %s failed; its samples keep this error, which is not logged again", self.name, exc_info=True
             )
+
+
+def make_judge(name: str, options: Mapping[str, Any], tools: Tools) -> Judge:
+    """A built-in judge, or one's own by dotted path. Raises `ConfigError` when there is none such, or for options that
+    it does not take."""
+    if name in BUILT_IN:
+        settings_class, make = BUILT_IN[name]
+        try:
+            settings = settings_class.model_validate(options)
+        except ValidationError as error:
+            problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise ConfigError(f"judge_options of judge {name!r}: {'; '.join(problems)}") from error
+        return make(settings, tools)
+    function = load_plugin("judge", name, BUILT_IN)
+    if options:
+        raise ConfigError(f"judge {name!r} is your own and takes no judge_options: {dict(options)!r}")
+    if tools.isolate:
+        if inspect.iscoroutinefunction(function):
+            raise ConfigError(f"judge {name!r} is async: isolate_judge is for functions that block")
+        return Judge(name, _in_process(tools, call_by_path, name))
+    return Judge(name, UserFunction.of(function, tools.timeout_s, quick=False))
+
+
+def call_by_path(path: str, prompt: Prompt, sample: Sample) -> Reward:
+    """One's own judge, in another process."""
+    reward: Reward = load_plugin("judge", path, BUILT_IN)(prompt, sample)
+    return reward
+
+
+def _in_process(tools: Tools, function: Callable[..., Reward], *first: Any) -> UserFunction:
+    """`function(*first, prompt, sample)` in one of the processes, which has a timeout of its own."""
+
+    async def call(prompt: Prompt, sample: Sample) -> Any:
+        return await tools.processes.call(function, *first, prompt, sample, timeout_s=tools.timeout_s)
+
+    return UserFunction.of(call, None, quick=False)
+
+
+def exact_match(prompt: Prompt, sample: Sample) -> float:
+    """1 when the text equals the answer, spaces around both left out; else 0."""
+    return float(sample.text.strip() == str(prompt.answer).strip())
+
+
+def last_number(prompt: Prompt, sample: Sample) -> float:
+    """1 when the last number of the text equals the last number of the answer (`#### 42` of GSM8K); else 0.
+
+    Raises `ValueError` when the answer holds no number: such a prompt cannot be judged.
+    """
+    expected = find_last_number(str(prompt.answer))
+    if expected is None:
+        raise ValueError(f"the answer {prompt.answer!r:.80} holds no number")
+    return float(find_last_number(sample.text) == expected)
+
+
+def _plain(function: JudgeFunction) -> Callable[[NoOptions, Tools], Judge]:
+    def make(settings: NoOptions, tools: Tools) -> Judge:
+        return Judge(function.__name__, UserFunction.of(function, tools.timeout_s, quick=True))
+
+    return make
+
+
+def _regex(settings: RegexOptions, tools: Tools) -> Judge:
+    """A pattern may take for ever on some text, and holds the interpreter meanwhile."""
+
+    async def regex(prompt: Prompt, sample: Sample) -> float:
+        args = (sample.text, prompt.answer, settings.pattern, settings.compare)
+        return float(await tools.processes.call(match_pattern, *args, timeout_s=tools.timeout_s))
+
+    return Judge("regex", UserFunction.of(regex, None, quick=False))
+
+
+def _math(settings: NoOptions, tools: Tools) -> Judge:
+    try:
+        import math_verify  # noqa: F401 - said at start, not with every sample
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"judge 'math' needs the package {error.name!r}: pip install 'rollq[math]'") from error
+
+    async def judge(prompt: Prompt, sample: Sample) -> float:
+        args = (sample.text, prompt.answer)
+        return float(await tools.processes.call(match_math, *args, timeout_s=tools.timeout_s))
+
+    return Judge("math", UserFunction.of(judge, None, quick=False))
+
+
+def _http(settings: HttpOptions, tools: Tools) -> Judge:
+    caller = settings.caller()
+
+    async def http(prompt: Prompt, sample: Sample) -> Reward:
+        question = {"prompt": prompt.content, "answer": prompt.answer, "metadata": dict(prompt.metadata)}
+        answer = await caller.post({**question, "text": sample.text})
+        if not isinstance(answer, dict) or "reward" not in answer:
+            raise ValueError(f"{settings.url} answered {answer!r:.200}; an object with a 'reward' is needed")
+        reward: Reward = answer["reward"]
+        return reward
+
+    return Judge("http", UserFunction.of(http, tools.timeout_s, quick=False), close=caller.close)
+
+
+def _weighted(settings: WeightedOptions, tools: Tools) -> Judge:
+    judges = {name: (part.weight, make_judge(part.judge, part.options, tools)) for name, part in settings.parts.items()}
+
+    async def weighted(prompt: Prompt, sample: Sample) -> Reward:
+        parts: dict[str, float] = {}
+        for name, (weight, judge) in judges.items():
+            verdict = await judge.judge(prompt, sample)
+            if verdict.reward is None:
+                raise ValueError(f"part {name!r}: {verdict.error}")
+            named = {f"{name}/{part}": reward for part, reward in verdict.parts.items()} or {name: verdict.reward}
+            parts.update((part, weight * reward) for part, reward in named.items())
+        return parts
+
+    async def close() -> None:
+        for _, judge in judges.values():
+            await judge.close()
+
+    return Judge("weighted", UserFunction.of(weighted, None, quick=False), close=close)
+
+
+BUILT_IN: Final[Mapping[str, tuple[Any, Callable[[Any, Tools], Judge]]]] = {
+    "exact_match": (NoOptions, _plain(exact_match)),
+    "last_number": (NoOptions, _plain(last_number)),
+    "regex": (RegexOptions, _regex),
+    "math": (NoOptions, _math),
+    "http": (HttpOptions, _http),
+    "weighted": (WeightedOptions, _weighted),
+}
+"""Name -> its options' settings, and what makes it."""
 
 
 def check_reward(answer: Any) -> Verdict:

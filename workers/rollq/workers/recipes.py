@@ -7,8 +7,9 @@ from rollq.buffer.schema import Lease
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.engine import Sampling
 from rollq.workers.filters import Filter
-from rollq.workers.judges import Judge
+from rollq.workers.judges import Judge, Tools, make_judge
 from rollq.workers.loops import AgentLoop, make_loop, sample_seed
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.settings import WorkerSettings
 
 
@@ -44,14 +45,16 @@ class Recipe:
         )
 
 
-def make_recipes(tasks: Mapping[str, TaskSettings], settings: WorkerSettings, run_seed: int) -> dict[str, Recipe]:
+def make_recipes(
+    tasks: Mapping[str, TaskSettings], settings: WorkerSettings, run_seed: int, processes: JudgeProcesses
+) -> dict[str, Recipe]:
     """The recipe of every task. Raises `ConfigError` for a loop, judge or filter that does not exist."""
     limit_s = settings.judge_timeout_s
     return {
         name: Recipe(
             settings=task,
             loop=make_loop(task.agent_loop),
-            judge=Judge.named(task.judge, limit_s),
+            judge=make_judge(task.judge, task.judge_options, Tools(limit_s, processes, task.isolate_judge)),
             filters=tuple(Filter.named(each, limit_s) for each in task.filters),
             run_seed=run_seed,
         )

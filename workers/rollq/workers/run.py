@@ -34,6 +34,7 @@ from rollq.workers.generation import Generation
 from rollq.workers.intake import Intake
 from rollq.workers.making import Making
 from rollq.workers.pausing import Pausing
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.recipes import make_recipes
 from rollq.workers.renewal import LeaseTable
 from rollq.workers.rq_worker import RqWorker, incarnation_name
@@ -82,8 +83,9 @@ class Worker:
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
         self.table = LeaseTable(self.calls, lease_s, timeouts)
         self.making = Making(self.host, make_tokenizer(settings), worker=name)
-        recipes = make_recipes(tasks, settings, seed)
-        self.generation = Generation(self.calls, self.host, recipes, self.making, timeouts)
+        self.processes = JudgeProcesses(settings.judge_processes)
+        self.recipes = make_recipes(tasks, settings, seed, self.processes)
+        self.generation = Generation(self.calls, self.host, self.recipes, self.making, timeouts)
         self.pausing = Pausing(
             self.calls, self.host, self.table, self.following, self.wakeups.listener(), tuple(tasks), settings
         )
@@ -143,6 +145,9 @@ class Worker:
                 if rest:
                     await self.calls(self.calls.buffer.hand_back, rest)
                 await self.calls(self.calls.buffer.forget_worker, self.rq.name)
+        for recipe in self.recipes.values():
+            await recipe.judge.close()
+        await asyncio.to_thread(self.processes.close)
         await self.host.close()
         self.calls.close()
 

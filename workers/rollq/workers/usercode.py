@@ -13,15 +13,16 @@ MAX_THREADS = 64
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function, sync or async, with the time that a call may take. `quick`: it needs no thread and no timeout."""
+    """A function, sync or async, with the time that a call may take; None: it has a timeout of its own.
+    `quick`: it needs no thread either."""
 
     function: Callable[..., Any]
-    timeout_s: float
+    timeout_s: float | None
     threads: asyncio.Semaphore
     quick: bool
 
     @classmethod
-    def of(cls, function: Callable[..., Any], timeout_s: float, *, quick: bool) -> "UserFunction":
+    def of(cls, function: Callable[..., Any], timeout_s: float | None, *, quick: bool) -> "UserFunction":
         """With threads of its own."""
         return cls(function, timeout_s, asyncio.Semaphore(MAX_THREADS), quick)
 

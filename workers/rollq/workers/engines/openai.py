@@ -15,13 +15,11 @@ import os
 import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
-import orjson
 from pydantic import Field
 
 from rollq.buffer.errors import ConfigError, WeightsError
@@ -37,15 +35,13 @@ from rollq.workers.engines.completions_api import (
     request_body,
 )
 from rollq.workers.engines.limits import token_limit
-from rollq.workers.engines.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
+from rollq.workers.http import TryAgain, exchange, open_session
+from rollq.workers.retries import RetryPolicy, backoff_s
 
 log = logging.getLogger(__name__)
 
 API_KEY = "ROLLQ_ENGINE_API_KEY"
 """Environment variable with the server's key, if it wants one."""
-CONNECT_S = 10.0
-KEPT_BODY_BYTES = 2000
-"""How much of a server's refusal is kept in a sample's error."""
 
 
 class OpenAISettings(Settings):
@@ -63,14 +59,6 @@ class OpenAISettings(Settings):
 
 class RequestFailed(RuntimeError):
     """The server answers others, but not this request, however often."""
-
-
-class TryAgain(Exception):
-    """One try failed for a reason that may pass."""
-
-    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
-        super().__init__(reason)
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(slots=True, eq=False)
@@ -104,12 +92,7 @@ class OpenAIEngine:
 
         Raises `ConfigError` when it does not, `EngineDead` when it does not answer in time.
         """
-        key = os.environ.get(API_KEY)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
-            timeout=aiohttp.ClientTimeout(total=self._settings.request_timeout_s, sock_connect=CONNECT_S),
-            headers={"Authorization": f"Bearer {key}"} if key else None,
-        )
+        self._session = open_session(self._settings.request_timeout_s, os.environ.get(API_KEY))
         try:
             await self._meet_server()
         except BaseException:
@@ -258,23 +241,4 @@ class OpenAIEngine:
         """One exchange. Raises `TryAgain`, or `ValueError` for what the server will always refuse."""
         if self._session is None:
             raise EngineDead("the engine was not started")
-        data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-        headers = {"Content-Type": "application/json"}
-        try:
-            async with self._session.request(
-                method, self._url + path, data=data, headers=headers, allow_redirects=False
-            ) as response:
-                raw = await response.read()
-        except TimeoutError as error:
-            raise TryAgain(f"no answer within {self._settings.request_timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise TryAgain(f"{type(error).__name__}: {error}") from error
-        if response.status != 200:
-            refusal = f"HTTP {response.status}: {raw[:KEPT_BODY_BYTES].decode(errors='replace')}"
-            if is_transient(response.status):
-                raise TryAgain(refusal, parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
-            raise ValueError(f"{self._url}{path} refuses the request: {refusal}")
-        try:
-            return orjson.loads(raw)
-        except orjson.JSONDecodeError as error:
-            raise TryAgain(f"an answer that is not JSON: {raw[:80]!r}") from error
+        return await exchange(self._session, method, self._url + path, body)

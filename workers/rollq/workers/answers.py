@@ -1,0 +1,41 @@
+"""What judges compare: a sample's text with a reference answer. Pure functions of texts; most run in a process of
+their own."""
+
+import re
+from typing import Any
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+FINAL = "####"
+"""Before the final answer, in GSM8K's references."""
+
+
+def last_number(text: str) -> float | None:
+    """The last number of a text; None without one."""
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
+    """1 when `pattern` occurs in the text and, with `compare`, what it found last equals the answer; else 0.
+
+    What it found is its first group, or all of it when it has none; spaces around both are left out.
+    """
+    found = [match[1] if match.re.groups else match[0] for match in re.finditer(pattern, text)]
+    if not compare:
+        return float(bool(found))
+    return float(bool(found) and str(found[-1]).strip() == str(answer).strip())
+
+
+def match_math(text: str, answer: Any) -> float:
+    """1 when the text's final expression equals the answer's as mathematics, by the library math-verify; else 0.
+
+    Raises `ValueError` when the answer is no expression: such a prompt cannot be judged.
+    """
+    from math_verify import parse, verify
+
+    # Its own timeouts use signals; the process that runs this has one.
+    gold = str(answer).rpartition(FINAL)[2].strip()
+    expected = parse(gold if "$" in gold or "\\boxed" in gold else f"${gold}$", parsing_timeout=None)
+    if not expected:
+        raise ValueError(f"the answer {answer!r:.80} is no expression that math-verify can read")
+    return float(verify(expected, parse(text, parsing_timeout=None), timeout_seconds=None))

@@ -1,0 +1,95 @@
+"""JSON over HTTP, tried again when that may help. Judges, auxiliary models and the engine behind a server use it."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+import orjson
+
+from rollq.workers.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
+
+log = logging.getLogger(__name__)
+
+CONNECT_S = 10.0
+KEPT_BODY_BYTES = 2000
+"""How much of a server's refusal is kept in a sample's error."""
+
+
+class TryAgain(Exception):
+    """One try failed for a reason that may pass."""
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
+    """A session without a limit of connections, with the server's key if it wants one. Needs a running loop."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
+        headers={"Authorization": f"Bearer {key}"} if key else None,
+    )
+
+
+async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
+    """One request and its JSON answer. Raises `TryAgain`, or `ValueError` for what the server will always refuse."""
+    data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    headers = {"Content-Type": "application/json"}
+    try:
+        async with session.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
+            raw = await response.read()
+    except TimeoutError as error:
+        raise TryAgain(f"no answer within {session.timeout.total:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise TryAgain(f"{type(error).__name__}: {error}") from error
+    if response.status != 200:
+        refusal = f"HTTP {response.status}: {raw[:KEPT_BODY_BYTES].decode(errors='replace')}"
+        if is_transient(response.status):
+            raise TryAgain(refusal, parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
+        raise ValueError(f"{url} refuses the request: {refusal}")
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise TryAgain(f"an answer that is not JSON: {raw[:80]!r}") from error
+
+
+@dataclass(slots=True, eq=False)
+class JsonCaller:
+    """Posts to one server: at most `concurrent` requests at a time, each tried as often as `policy` says."""
+
+    url: str
+    policy: RetryPolicy
+    timeout_s: float
+    concurrent: int
+    key: str | None = None
+    _session: aiohttp.ClientSession | None = field(default=None, init=False)
+    _slots: asyncio.Semaphore | None = field(default=None, init=False)
+
+    async def post(self, body: Mapping[str, Any], path: str = "") -> Any:
+        """The answer. Raises `ValueError` with the server's words for a refusal, `TryAgain` when all tries failed."""
+        if self._session is None or self._slots is None:
+            self._session, self._slots = open_session(self.timeout_s, self.key), asyncio.Semaphore(self.concurrent)
+        async with self._slots:
+            failures = 0
+            while True:
+                try:
+                    return await exchange(self._session, "POST", self.url + path, body)
+                except TryAgain as error:
+                    failures += 1
+                    pause_s = backoff_s(self.policy, failures, error.retry_after_s, random.random())
+                    if pause_s is None:
+                        raise TryAgain(f"{self.url + path} failed {failures} times, last with {error}") from error
+                log.debug("try %d at %s failed, the next one in %.1f s", failures, self.url + path, pause_s)
+                await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
