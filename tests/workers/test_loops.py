@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.errors import ConfigError
 from rollq.buffer.schema import (
     EMPTY_SAMPLE,
     ArrayRef,
@@ -25,7 +24,6 @@ from rollq.workers.loops import (
     Rollout,
     SingleTurn,
     join_spans,
-    make_loop,
     parse_reason,
     prompt_tokens,
     sample_seed,
@@ -246,10 +244,3 @@ def test_seeds_differ_in_everything_that_names_a_sample_and_repeat_otherwise() -
     assert len(set(seeds)) == len(names)
     assert seeds == [sample_seed(*name) for name in names]
     assert all(0 <= seed < 1 << 63 for seed in seeds)
-
-
-def test_xp16_loops_of_ones_own_come_from_a_dotted_path() -> None:
-    assert isinstance(make_loop("single_turn"), SingleTurn)
-    assert isinstance(make_loop("rollq.workers.loops.SingleTurn"), SingleTurn)
-    with pytest.raises(ConfigError, match="agent loop 'two_turns': use single_turn, or a dotted path"):
-        make_loop("two_turns")

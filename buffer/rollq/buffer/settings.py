@@ -117,6 +117,7 @@ class TaskSettings(TaskRules):
     judge_options: dict[str, Any] = Field(default_factory=dict, description="of a built-in judge")
     isolate_judge: bool = Field(default=False, description="a judge of your own runs in a process, not in a thread")
     agent_loop: str = Field(default="single_turn", description="name of a built-in loop, or a dotted path of your own")
+    agent_options: dict[str, Any] = Field(default_factory=dict, description="of the agent loop; it checks them")
     weight: float = Field(default=1.0, ge=0, description="share of [batch] groups")
     min_keep_rate: float = Field(
         default=0.0, ge=0, le=1, description="production stops when less of keep_window groups is worth training"

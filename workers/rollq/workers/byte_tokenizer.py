@@ -1,5 +1,6 @@
 """A tokenizer for engines that have none: text is its UTF-8 bytes."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 EOS_ID = 1
@@ -15,10 +16,15 @@ class ByteTokenizer:
         """The bytes of `text`."""
         return list(text.encode())
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of `ids`; what is no printable byte is left out."""
-        return bytes(token for token in ids if 32 <= token < 256).decode(errors="ignore")
+    def decode(self, ids: list[int], *, special: bool = False) -> str:
+        """Text of `ids`; what is no printable byte is left out, unless `special`."""
+        return bytes(token for token in ids if (0 if special else 32) <= token < 256).decode(errors="ignore")
 
-    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The messages one under the other."""
-        return self.encode("".join(f"{message['role']}: {message.get('content', '')}\n" for message in messages))
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The tools and the messages one under the other."""
+        lines = [f"tool: {tool['function']['name']}\n" for tool in tools]
+        return "".join([*lines, *(f"{message['role']}: {message.get('content', '')}\n" for message in messages)])
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """The bytes of `render`."""
+        return self.encode(self.render(messages, tools))

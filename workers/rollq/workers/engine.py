@@ -4,7 +4,7 @@ Invariant: every token returned carries the version of the weights that made it,
 distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -62,6 +62,7 @@ class Request:
     prefix_ids: Int32Array | None = None
     priority: int = 0  # smaller is sooner
     must_finish: bool = False
+    session: str | None = None  # requests of one conversation share it, and are best served by the same server
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,10 +128,16 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def decode(self, ids: list[int]) -> str: ...
+    def decode(self, ids: list[int], *, special: bool = False) -> str:
+        """Text of `ids`, without special tokens unless `special`."""
+        ...
 
-    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Ids of a conversation through the chat template, ending where the assistant begins."""
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """A conversation, and definitions of tools, through the chat template, ending where the assistant begins."""
+        ...
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Ids of `render`."""
         ...
 
     @property

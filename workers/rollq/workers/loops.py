@@ -5,14 +5,13 @@ versions that made them. A loop returns a sample that is completed, aborted or f
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Any, ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import (
     FinishReason,
     Int32Array,
@@ -38,7 +37,11 @@ STATUS_OF: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One sample to generate. `previous` is what earlier attempts left of it; `sampling` includes its seed."""
+    """One sample to generate. `previous` is what earlier attempts left of it; `sampling` includes its seed.
+
+    `session` names this attempt at this sample, and no other: put it into requests that belong together, so that they
+    reach the same server. `generate` gives the engine's answer; it raises `EngineDead` when the engine is gone.
+    """
 
     prompt: Prompt
     prompt_ids: Int32Array
@@ -48,6 +51,7 @@ class Rollout:
     priority: int
     tokenizer: Tokenizer
     generate: Callable[[Request], Awaitable[Completion]]
+    session: str = ""
 
 
 class AgentLoop(Protocol):
@@ -80,7 +84,8 @@ class SingleTurn:
             completion = await rollout.generate(request)
             reason = parse_reason(completion.finish_reason)
             segment = join(rollout.prompt_ids, segment, completion)
-        return finish(rollout, segment, reason)
+        ids = [] if segment is None else segment.response_ids.tolist()
+        return finish(rollout, () if segment is None else (segment,), reason, rollout.tokenizer.decode(ids))
 
 
 def spent(prefix: Int32Array | None, max_tokens: int, eos_ids: frozenset[int]) -> FinishReason | None:
@@ -124,6 +129,9 @@ def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Seg
         response_ids=np.concatenate([before.response_ids, new.ids]),
         logprobs=np.concatenate([before.logprobs, new.logprobs]),
         versions=join_spans(before.versions, new.versions),
+        loss_mask=None
+        if before.loss_mask is None
+        else np.concatenate([before.loss_mask, np.ones(len(new.ids), np.bool_)]),
         arrays=join_arrays(before, new),
     )
 
@@ -158,20 +166,20 @@ def join_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) 
     return first + second
 
 
-def finish(rollout: Rollout, segment: Segment | None, reason: FinishReason) -> Sample:
-    """The sample of one segment. Completed without a single token is failed."""
+def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, text: str) -> Sample:
+    """The sample of these segments; empty ones are left out. Completed without a single token is failed."""
     status = STATUS_OF[reason]
-    ids = [] if segment is None else segment.response_ids.tolist()
+    filled = tuple(segment for segment in segments if len(segment.response_ids))
     error = None
-    if status is SampleStatus.COMPLETED and not ids:
+    if status is SampleStatus.COMPLETED and not filled:
         status, error = SampleStatus.FAILED, f"the engine finished ({reason.value}) without a token"
     elif status is SampleStatus.FAILED:
         error = "the engine reported an error, or no known finish reason"
     return Sample(
-        segments=(segment,) if segment is not None and ids else (),
+        segments=filled,
         status=status,
         finish_reason=reason,
-        text=rollout.tokenizer.decode(ids),
+        text=text,
         error=error,
         sampling=rollout.sampling.as_dict(),
     )
@@ -197,11 +205,6 @@ def sample_seed(run_seed: int, task: str, group_id: int, index: int, attempt: in
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
-BUILT_IN: Final[Mapping[str, Callable[[], AgentLoop]]] = {"single_turn": SingleTurn}
-
-
-def make_loop(name: str) -> AgentLoop:
-    """A built-in agent loop, or one's own class by dotted path. Raises `ConfigError` when there is none such."""
-    made: Any = load_plugin("agent loop", name, BUILT_IN)()
-    loop: AgentLoop = made
-    return loop
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of one turn of a sample, 63 bits."""
+    return int.from_bytes(blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()) >> 1

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from rollq.buffer.schema import Lease
 from rollq.buffer.settings import TaskSettings
+from rollq.workers.agents import make_loop
 from rollq.workers.engine import Sampling
 from rollq.workers.filters import Filter
 from rollq.workers.judges import Judge, Tools, make_judge
-from rollq.workers.loops import AgentLoop, make_loop, sample_seed
+from rollq.workers.loops import AgentLoop, sample_seed
 from rollq.workers.processes import JudgeProcesses
 from rollq.workers.settings import WorkerSettings
 
@@ -53,7 +54,7 @@ def make_recipes(
     return {
         name: Recipe(
             settings=task,
-            loop=make_loop(task.agent_loop),
+            loop=make_loop(task.agent_loop, task.agent_options),
             judge=make_judge(task.judge, task.judge_options, Tools(limit_s, processes, task.isolate_judge)),
             filters=tuple(Filter.named(each, limit_s) for each in task.filters),
             run_seed=run_seed,

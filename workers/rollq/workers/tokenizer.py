@@ -5,6 +5,7 @@ The run compares fingerprints at registration; nothing here uses the network.
 """
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ class HfTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def decode(self, ids: list[int]) -> str:
-        """Text of `ids` without special tokens."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: list[int], *, special: bool = False) -> str:
+        """Text of `ids`, without special tokens unless `special`."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         return text
 
-    def chat(self, messages: list[dict[str, Any]]) -> list[int]:
-        """Ids of a conversation through the chat template, ending where the assistant begins.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """A conversation, and definitions of tools, through the chat template, ending where the assistant begins.
 
         Raises `ConfigError` when the tokenizer has no chat template.
         """
@@ -55,8 +56,17 @@ class HfTokenizer:
             raise ConfigError(
                 f"the tokenizer in {str(self._folder)!r} has no chat template: use prompts that are text, or add one"
             )
-        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return self.encode(text)
+        text: str = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tools=[dict(tool) for tool in tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        return text
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Ids of `render`."""
+        return self.encode(self.render(messages, tools))
 
     @property
     def eos_ids(self) -> frozenset[int]:

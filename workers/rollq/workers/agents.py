@@ -1,0 +1,33 @@
+"""Agent loops by their names in the settings."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.plugins import load_plugin
+from rollq.workers.loops import AgentLoop, SingleTurn
+from rollq.workers.multi_turn import environment_loop
+from rollq.workers.tools import tools_loop
+
+BUILT_IN: Final[Mapping[str, Callable[..., AgentLoop]]] = {
+    "single_turn": SingleTurn,
+    "tools": tools_loop,
+    "environment": environment_loop,
+}
+
+
+def make_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
+    """A built-in agent loop, or one's own class by dotted path, made with `options`.
+
+    Raises `ConfigError` when there is none such, or it does not take the options.
+    """
+    make: Callable[..., AgentLoop] = load_plugin("agent loop", name, BUILT_IN)
+    try:
+        return make(**options)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    except TypeError as error:
+        problems = f"{error}; given: {', '.join(options)}"
+    raise ConfigError(f"agent_options of agent loop {name!r}: {problems}")
