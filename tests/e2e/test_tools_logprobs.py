@@ -1,0 +1,150 @@
+"""A real model that calls a tool, from the worker to the trainer's tensors: what is trained, and its logprobs.
+
+The model is taught two things to say, so that its words are known; all else is as in training: a worker with the
+transformers engine, the buffer, a batch.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from talking import FORGETFUL, PLAIN, call
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from worker_world import Script, WorkerWorld
+
+from rollq.buffer.replay import Buffer
+from rollq.buffer.schema import Group, Prompt, SampleStatus, Status
+from rollq.buffer.weights import locate_weights
+from rollq.cli.tiny import make_model, make_tokenizer, save
+from rollq.consumer.batch import Batch
+from rollq.consumer.micro_batch import MicroBatch
+from rollq.workers.run import Worker
+from rollq.workers.tokenizer import HfTokenizer
+
+QUESTION = "6*7?"
+CALL = call("calculator", expression="6*7")
+START = f"tool calculator\nuser: {QUESTION}<eos>\nassistant: "
+ANSWERS = ("It is 42", "42, I think")
+STEPS = 90
+GLUE = "\ntool: 42<eos>\nassistant: "
+TASK = {
+    "group_size": 4,
+    "max_tokens": 300,
+    "temperature": 0.8,
+    "agent_loop": "tools",
+    "agent_options": {"tools": {"calculator": {}}},
+    "judge": "last_number",
+}
+
+
+def teach(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, lessons: Sequence[tuple[str, str]]) -> None:
+    """Have a model say each second text after the first, those with the same first one as likely as each other."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    rows = []
+    for given, said in lessons:
+        prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (given, said))
+        rows.append((torch.tensor([prompt + answer]), len(prompt)))
+    for _ in range(STEPS):
+        losses = [
+            functional.cross_entropy(model(input_ids=ids).logits[0, at - 1 : -1], ids[0, at:]) for ids, at in rows
+        ]
+        optimizer.zero_grad()
+        torch.autograd.backward(sum(losses, torch.tensor(0.0)))
+        optimizer.step()
+
+
+@pytest.fixture(scope="module", params=[PLAIN, FORGETFUL], ids=["one_segment", "broken_prefix"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that calls the calculator, after a thought where the template drops it, and gives one of two answers."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = request.param
+    tiny = make_model(len(tokenizer), seed=0)
+    thought = "<think>six</think>" if request.param is FORGETFUL else ""
+    answers = [(f"{START}{CALL}<eos>{GLUE}", f"{answer}<eos>") for answer in ANSWERS]
+    teach(tiny, tokenizer, [(START, f"{thought}{CALL}<eos>"), *answers])
+    save(folder, tiny.eval(), tokenizer)
+    return folder
+
+
+@pytest.fixture
+def world(buffer: Buffer, server_url: str) -> WorkerWorld:
+    return WorkerWorld(buffer, server_url, TASK)
+
+
+def made(world: WorkerWorld, model: Path) -> Group:
+    """One group that a worker made."""
+    stored = locate_weights(model)
+    world.buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
+    clock = world.buffer.clock("math")
+    prompt = Prompt(QUESTION, answer="42")
+    world.buffer.admit("math", [(prompt, 1)], epoch=clock.epoch, cursor=0, target=10, step=clock.step)
+    world.tickets(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: world.count(Status.COMPLETED) + world.count(Status.FAILED) == 1)
+
+    world.play(scene, engine="transformers", options={"model": model, "device": "cpu"})
+    claimed = world.world.claim(world.buffer.clock("math").step, math=1)
+    [group] = world.buffer.fetch(claimed.groups)
+    return group
+
+
+def recomputed(folder: Path, micro: MicroBatch) -> torch.Tensor:
+    """Logprobs float32 [B, T - 1] of all tokens but the first, by a plain forward pass of the saved model."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = model(input_ids=micro.input_ids, attention_mask=micro.attention_mask).logits[:, :-1]
+    scaled = (logits / micro.temperature[:, 1:, None]).log_softmax(-1)
+    return scaled.gather(-1, micro.input_ids[:, 1:, None]).squeeze(-1)
+
+
+def test_every_token_of_a_conversation_that_is_trained_has_its_logprob_and_no_other_is(
+    world: WorkerWorld, model: Path
+) -> None:
+    group = made(world, model)
+    tokenizer = HfTokenizer(model)
+    assert [sample.status for sample in group.samples] == [SampleStatus.COMPLETED] * 4
+    turns = [
+        f"{message['content']}<eos>"
+        for sample in group.samples
+        for message in sample.extra["messages"]
+        if message["role"] == "assistant"
+    ]
+    assert len(turns) == 8
+
+    batch = Batch.build(2, [group])
+    [micro] = batch.micro_batches(10_000, padded=True)
+    trained = micro.loss_mask[:, 1:]
+    behaviour = micro.behaviour_logprobs[:, 1:]
+    np.testing.assert_allclose(recomputed(model, micro)[trained], behaviour[trained], atol=1e-4, rtol=0)
+    assert (micro.behaviour_logprobs[~micro.loss_mask] == 0).all()
+    assert float(behaviour.min()) < -0.3  # which answer was left to chance, so the comparison means something
+
+    sequences = [batch.sequences[index] for index in sorted(micro.sequences)]
+    said = [tokenizer.decode(each.ids[each.loss_mask].tolist(), special=True) for each in sequences]
+    assert "".join(said) == "".join(turns)
+    assert batch.counts.loss_tokens == sum(len(tokenizer.encode(turn)) for turn in turns)
+    for each in sequences:  # the environment's tokens too: their sample is not older for them
+        assert set(each.versions.tolist()) == {-1, 1}
+        assert not each.staleness.any()
+
+
+def test_the_tokens_of_a_conversation_are_those_that_the_engine_went_on_from(world: WorkerWorld, model: Path) -> None:
+    """Prompt, call, glue and answer; in two segments when the template forgets the thought."""
+    tokenizer = HfTokenizer(model)
+    segments = 0
+    for sample in made(world, model).samples:
+        call, answer = [each["content"] for each in sample.extra["messages"] if each["role"] == "assistant"]
+        ids = [(each.prompt_ids.tolist(), each.response_ids.tolist()) for each in sample.segments]
+        first, second = tokenizer.encode(f"{call}<eos>"), tokenizer.encode(f"{answer}<eos>")
+        start = tokenizer.encode(START)
+        segments += len(ids)
+        if call.startswith("<think>"):
+            assert ids == [(start, first), (tokenizer.encode(f"{START}{CALL}<eos>{GLUE}"), second)]
+        else:
+            assert ids == [(start, first + tokenizer.encode(GLUE) + second)]
+    assert segments == (8 if "split" in (model / "chat_template.jinja").read_text() else 4)
