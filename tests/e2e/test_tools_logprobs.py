@@ -99,7 +99,7 @@ def recomputed(folder: Path, micro: MicroBatch) -> torch.Tensor:
     with torch.no_grad():
         logits = model(input_ids=micro.input_ids, attention_mask=micro.attention_mask).logits[:, :-1]
     scaled = (logits / micro.temperature[:, 1:, None]).log_softmax(-1)
-    return scaled.gather(-1, micro.input_ids[:, 1:, None]).squeeze(-1)
+    return torch.gather(scaled, -1, micro.input_ids[:, 1:, None]).squeeze(-1)
 
 
 def test_every_token_of_a_conversation_that_is_trained_has_its_logprob_and_no_other_is(

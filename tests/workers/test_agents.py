@@ -11,6 +11,7 @@ from rollq.buffer.schema import Sample
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.agents import make_loop
 from rollq.workers.loops import Rollout, SingleTurn
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.recipes import make_recipes
 from rollq.workers.settings import WorkerSettings
 
@@ -36,7 +37,7 @@ def test_xp16_loops_of_ones_own_come_from_a_dotted_path() -> None:
 
 def test_a_task_gives_its_loop_its_options() -> None:
     task = TaskSettings(prompts=Path("p"), batch_groups=1, agent_loop="test_agents.Own", agent_options={"drafts": 3})
-    loop = make_recipes({"math": task}, WorkerSettings(engine="simulated"), 0)["math"].loop
+    loop = make_recipes({"math": task}, WorkerSettings(engine="simulated"), 0, JudgeProcesses(1))["math"].loop
     assert isinstance(loop, Own)
     assert loop.drafts == 3
 

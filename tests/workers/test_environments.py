@@ -12,11 +12,13 @@ from worker_world import Script, WorkerWorld
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import FinishReason, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents import make_loop
 from rollq.workers.engine import EngineDead
 from rollq.workers.environments import Opening, Step
+from rollq.workers.judges import Tools, make_judge
 from rollq.workers.loops import AgentLoop
+from rollq.workers.processes import JudgeProcesses
 from rollq.workers.run import Worker
 from rollq.workers.tokenizer import HfTokenizer
 
@@ -106,6 +108,13 @@ def test_model_and_environment_take_turns_until_it_is_done(tokenizer: HfTokenize
     assert sample.extra["messages"][-1] == {"role": "user", "content": "yes"}
     assert (sample.tools, sample.tool_choice) == ((), None)
     assert seen.calls == ["setup", "step", "step", "step", "teardown"]
+
+
+def test_a_sample_without_rewards_of_an_environment_cannot_be_judged_by_them() -> None:
+    judge = make_judge("environment", {}, Tools(1.0, JudgeProcesses(1)))
+    verdict = asyncio.run(judge.judge(Prompt("x"), EMPTY_SAMPLE))
+    assert verdict.error is not None
+    assert "no rewards of an environment" in verdict.error
 
 
 def test_turns_that_run_out_end_the_sample_as_truncated(tokenizer: HfTokenizer, seen: Seen) -> None:
@@ -227,17 +236,16 @@ def test_environments_that_cannot_be_made_are_refused_at_the_start(options: dict
 
 # in a worker
 
-LOOP = {"agent_loop": "environment", "agent_options": {"environment": "test_environments.Guess"}}
+LOOP = {
+    "judge": "environment",
+    "agent_loop": "environment",
+    "agent_options": {"environment": "test_environments.Guess"},
+}
 
 
 @pytest.fixture
 def world(buffer: Buffer, server_url: str) -> WorkerWorld:
-    return WorkerWorld(buffer, server_url, {"judge": "test_environments.always", "partial_rollout": True, **LOOP})
-
-
-def always(prompt: Prompt, sample: Sample) -> float:
-    """A judge that likes everything."""
-    return 1.0
+    return WorkerWorld(buffer, server_url, {"partial_rollout": True, **LOOP})
 
 
 def test_a_group_whose_lease_is_lost_is_torn_down(world: WorkerWorld, seen: Seen) -> None:
@@ -283,5 +291,5 @@ def test_an_aborted_conversation_starts_again(world: WorkerWorld, seen: Seen) ->
     script = world.play(scene, answer="5", open_gate=False, swap="abort")
     assert all(request.prefix_ids is None for request in script.requests)
     [(_, samples)] = world.results(1)
-    assert [sample.text for sample in samples] == ["5", "5"]
+    assert [(sample.text, sample.reward) for sample in samples] == [("5", 1.0)] * 2
     assert seen.alive == 0

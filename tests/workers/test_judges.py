@@ -148,7 +148,7 @@ def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of
 
 def test_judges_that_do_not_exist_are_configuration_errors() -> None:
     for name, message in {
-        "exactmatch": "use exact_match, http, last_number, math, regex, weighted, or a dotted path",
+        "exactmatch": "use environment, exact_match, http, last_number, math, regex, weighted, or a dotted path",
         "no_such_module.judge": "cannot import 'no_such_module'",
         "test_judges.no_such": "has no 'no_such'",
     }.items():

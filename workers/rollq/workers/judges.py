@@ -138,6 +138,16 @@ def last_number(prompt: Prompt, sample: Sample) -> float:
     return float(find_last_number(sample.text) == expected)
 
 
+def environment(prompt: Prompt, sample: Sample) -> float:
+    """The sum of the rewards that an environment gave in its steps.
+
+    Raises `ValueError` when it gave none: such a sample needs another judge.
+    """
+    if "environment_reward" not in sample.extra:
+        raise ValueError("the sample has no rewards of an environment; use another judge")
+    return float(sample.extra["environment_reward"])
+
+
 def _plain(function: JudgeFunction) -> Callable[[NoOptions, Tools], Judge]:
     def make(settings: NoOptions, tools: Tools) -> Judge:
         return Judge(function.__name__, UserFunction.of(function, tools.timeout_s, quick=True))
@@ -205,6 +215,7 @@ def _weighted(settings: WeightedOptions, tools: Tools) -> Judge:
 BUILT_IN: Final[Mapping[str, tuple[Any, Callable[[Any, Tools], Judge]]]] = {
     "exact_match": (NoOptions, _plain(exact_match)),
     "last_number": (NoOptions, _plain(last_number)),
+    "environment": (NoOptions, _plain(environment)),
     "regex": (RegexOptions, _regex),
     "math": (NoOptions, _math),
     "http": (HttpOptions, _http),
