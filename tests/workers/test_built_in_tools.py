@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rollq.buffer.schema import Prompt
-from rollq.workers.built_in_tools import CallError, Lookup, calculator
-from rollq.workers.tool_calls import ToolCall, parse_calls
+from rollq.workers.built_in_tools import Lookup, calculator
+from rollq.workers.tool_calls import CallError, ToolCall, parse_calls
 
 
 @pytest.mark.parametrize(

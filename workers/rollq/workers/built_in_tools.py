@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from rollq.buffer.schema import Prompt
+from rollq.workers.tool_calls import CallError
 
 MAX_EXPRESSION = 400
 """Characters of an expression; parentheses cannot nest deeper than that."""
@@ -14,10 +15,6 @@ MAX_BITS = 4096
 """Size of a whole number."""
 
 Number = int | float
-
-
-class CallError(ValueError):
-    """The model called a tool in a way that makes no sense; its words are the tool's answer."""
 
 
 def calculator(expression: str) -> str:

@@ -66,7 +66,7 @@ class Making:
             priority=priority(lease),
             tokenizer=self._tokenizer,
             generate=partial(self._generate, held),
-            session=f"{lease.task}/{lease.group_id}/{index}/{lease.attempt}/{lease.nonce}",
+            session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
         )
         try:
             made = await recipe.loop.run(rollout)

@@ -59,7 +59,7 @@ class MultiTurn:
         spoken: list[Message] = []
         rewards: list[float] = []
         for turn in range(1, limit + 1):
-            completion = await rollout.generate(_request(rollout, talk, turn))
+            completion = await rollout.generate(next_request(rollout, talk, turn))
             reason = parse_reason(completion.finish_reason)
             talk = talk.heard(completion)
             spoken.append(talk.messages[-1])
@@ -89,8 +89,9 @@ class MultiTurn:
         )
 
 
-def _request(rollout: Rollout, talk: Conversation, turn: int) -> Request:
-    """The model's next turn. All before it is the prompt, so that stop strings of earlier turns do not end it."""
+def next_request(rollout: Rollout, talk: Conversation, turn: int) -> Request:
+    """The request for the model's turn number `turn`: all before it is its prompt, so that no stop string in earlier
+    turns ends it; its seed is its own."""
     sampling = replace(
         rollout.sampling,
         max_tokens=tokens_left(rollout, talk),

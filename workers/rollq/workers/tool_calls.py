@@ -16,6 +16,10 @@ CALL: Final = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.S)
 END_OF_THOUGHTS: Final = "</think>"
 
 
+class CallError(ValueError):
+    """The model called a tool in a way that makes no sense. Tools raise it; its words are the model's answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """A call as the model wrote it."""

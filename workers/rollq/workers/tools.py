@@ -21,11 +21,11 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import Prompt
 from rollq.buffer.settings import Settings
-from rollq.workers.built_in_tools import CallError, Lookup, calculator
+from rollq.workers.built_in_tools import Lookup, calculator
 from rollq.workers.conversation import Message
 from rollq.workers.environments import Environments, Limits, Opening, Step
 from rollq.workers.multi_turn import MultiTurn
-from rollq.workers.tool_calls import Malformed, ToolCall, parse_calls
+from rollq.workers.tool_calls import CallError, Malformed, ToolCall, parse_calls
 from rollq.workers.usercode import in_thread
 
 BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "lookup": Lookup}
