@@ -140,7 +140,7 @@ def through_rollq(folder: Path, index: int, seconds: float) -> float:
     with server() as running, Buffer.connect(running.url, f"throughput-{index}") as buffer:
         buffer.create_run()
         buffer.register_task(TASK, rules)
-        weights = locate_weights(folder / "model")
+        weights = locate_weights(buffer, folder / "model")
         held = buffer.begin_epoch(
             trainer_id="bench", launch_id="bench", from_step=0, uri=weights.uri, digest=weights.digest
         )

@@ -8,9 +8,11 @@ import time
 from typing import Any
 
 import pytest
+from safetensors.numpy import save
 from worker_world import Script, WorkerWorld
 
 from rollq.buffer.errors import StoreLost, WeightsError
+from rollq.buffer.manifest import WEIGHTS_FILE
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import FinishReason, GroupResult, SampleStatus, Status, VersionSpan
 from rollq.buffer.server import EmbeddedServer
@@ -219,7 +221,7 @@ def test_weights_that_cannot_be_written_leave_the_old_ones_serving(world: Worker
         folder = worker.following._folder
         shutil.rmtree(folder)
         folder.write_text("in the way")
-        stored = store_weights(world.buffer, b"weights")
+        stored = store_weights(world.buffer, {WEIGHTS_FILE: save({})})
         world.buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
         await world.until(lambda: worker.following._refused is not None)
         world.admit(1)

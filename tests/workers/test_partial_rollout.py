@@ -11,7 +11,7 @@ from worker_world import Script, ScriptedEngine, WorkerWorld
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import FinishReason, GroupResult, Sample, Status, VersionSpan
 from rollq.buffer.staleness import staleness
-from rollq.buffer.weights import store_weights
+from rollq.buffer.weights import read_files, store_weights
 from rollq.cli.tiny import make_model, make_tokenizer, save
 from rollq.workers.engine import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost
@@ -45,7 +45,7 @@ def swap_in_the_middle(
     options: dict[str, Any] = {"model": folder, "device": "cpu"}
     if engine == "simulated":
         options = {"lengths": [2 * TOKENS], "tokens_per_s": 400.0}
-    stored = store_weights(buffer, (folder / "model.safetensors").read_bytes())
+    stored = store_weights(buffer, read_files(folder))
     buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
     world.admit(1)
 

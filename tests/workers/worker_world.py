@@ -83,7 +83,7 @@ class ScriptedEngine:
             reason,
         )
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         if self.script.refuse is not None:
             raise self.script.refuse
         self.script.swaps.append((version, mode))
@@ -91,6 +91,7 @@ class ScriptedEngine:
         self.version = version
         if mode is SwapMode.ABORT:
             self._end("aborted")
+        return 0.0
 
     async def abort(self, requests: Collection[Request]) -> None:
         for request in () if self.script.deaf else requests:

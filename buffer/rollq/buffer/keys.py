@@ -14,7 +14,7 @@ rollq:{run}:trainer              hash    epoch, nonce, trainer_id, launch_id, de
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
 rollq:{run}:weights              list    digests of the weights held here, oldest first trainer   run
-rollq:{run}:weights:<digest>:<n> string  one chunk of published weights                trainer    last few versions
+rollq:{run}:weights:<digest>:<n> string  weights: manifest (0), then their bytes       trainer    last few versions
 rollq:{run}:events               channel wake-ups: put, publish, commit, admit         all        -
 rollq:{run:task}:clock           hash    what the task's functions check               all        run
 rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run

@@ -1,13 +1,13 @@
-"""Weights on their way from the trainer to the workers: a file both can see, or chunks in Redis. Bytes only, no torch.
+"""Weights on their way from the trainer to the workers: a folder both can see, or chunks in Redis. Bytes, no torch.
 
-Invariant: whoever loads weights has compared their sha256 with the digest that the trainer published. Weights in
-Redis are named by that digest, so storing the same ones again changes nothing.
+Invariant: whoever loads weights has compared them with their manifest, and the manifest with the digest that the
+trainer published. Weights are named by that digest, so storing the same ones again changes nothing.
 """
 
-import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,55 +17,76 @@ from rollq.buffer import functions
 from rollq.buffer.connection import patiently
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
+from rollq.buffer.manifest import (
+    Manifest,
+    Verify,
+    describe_bytes,
+    describe_folder,
+    digest_of,
+    verify_folder,
+    weight_files,
+)
 
-WEIGHTS_FILE = "model.safetensors"
 CHUNK_BYTES = 8 << 20
 MAX_REDIS_BYTES = 64 << 20
-KEPT_IN_REDIS = 3
-"""How many of the last published weights stay in Redis, for workers that are slow to fetch them."""
+KEPT_VERSIONS = 3
+"""How many of the last published weights stay, for workers that are slow to fetch them."""
+KEPT_DOWNLOADS = 4
+"""Folders that a worker keeps: engines may come back to an adapter that requests still use."""
+TTL_S = 24 * 3600
+"""Weights in Redis outlive their trainer by so long."""
 _REDIS_URI = re.compile(r"redis:([0-9a-f]{64})/(\d+)")
 
 
 class StoredWeights(NamedTuple):
-    """Where weights are, and the sha256 of their bytes in hex."""
+    """Where weights are, and the sha256 of their manifest in hex."""
 
     uri: str
     digest: str
 
 
-def locate_weights(folder: Path) -> StoredWeights:
-    """The weights `folder`/model.safetensors as workers that share the file system find them.
+def read_files(folder: Path) -> dict[str, bytes]:
+    """The weights of `folder`, file by file. Raises `WeightsError` when they are missing or too large for Redis."""
+    try:
+        paths = weight_files(folder)
+        check_redis_size(sum(path.stat().st_size for path in paths))
+        return {path.name: path.read_bytes() for path in paths}
+    except OSError as error:
+        raise WeightsError(f"weights {error.filename!r} cannot be read: {error.strerror}") from error
 
-    Raises `WeightsError` when the file is not there.
+
+def locate_weights(
+    buffer: BufferCore, folder: Path, *, kept: int = KEPT_VERSIONS, writes: bool = True
+) -> StoredWeights:
+    """Announce the weights in `folder`, as workers that share the file system find them; their manifest goes to Redis.
+
+    Without `writes` it only says how they are called. Raises `WeightsError` when they are not whole.
     """
-    return StoredWeights(folder.absolute().as_uri(), _digest(_read_chunks(folder / WEIGHTS_FILE)))
+    encoded = describe_folder(folder).encode()
+    if writes:
+        _store(buffer, digest_of(encoded), [encoded], kept)
+    return StoredWeights(folder.absolute().as_uri(), digest_of(encoded))
 
 
-def name_in_redis(data: bytes) -> StoredWeights:
-    """What `store_weights` calls these bytes, for ranks that do not store them.
+def store_weights(
+    buffer: BufferCore, files: Mapping[str, bytes], *, kept: int = KEPT_VERSIONS, writes: bool = True
+) -> StoredWeights:
+    """Put weights, file by file, into Redis in chunks; of all versions there the last `kept` stay.
 
-    Raises `WeightsError` for more than `MAX_REDIS_BYTES`.
+    Without `writes` it only says how they are called. Raises `WeightsError` for more than `MAX_REDIS_BYTES` or what
+    is no weights, `StoreLost`, `ServerError`.
     """
-    check_redis_size(len(data))
-    digest = hashlib.sha256(data).hexdigest()
-    return StoredWeights(f"redis:{digest}/{len(range(0, len(data), CHUNK_BYTES))}", digest)
-
-
-def store_weights(buffer: BufferCore, data: bytes) -> StoredWeights:
-    """Put the bytes of a safetensors file into Redis, in chunks; the oldest beyond `KEPT_IN_REDIS` go.
-
-    Raises `WeightsError` for more than `MAX_REDIS_BYTES`, `StoreLost`, `ServerError`.
-    """
-    stored = name_in_redis(data)
-    starts = range(0, len(data), CHUNK_BYTES)
-    for part, start in enumerate(starts):
-        held = functions.call(
-            buffer.client, buffer.patience, "store_weights", buffer.keys.info, buffer.incarnation, stored.digest,
-            len(starts), part, data[start : start + CHUNK_BYTES],
-        )  # fmt: skip
-        for old in held[:-KEPT_IN_REDIS]:
-            _drop(buffer, old.decode())
-    return stored
+    check_redis_size(sum(map(len, files.values())))
+    manifest = describe_bytes(files)
+    encoded = manifest.encode()
+    chunks = [
+        files[name][start : start + CHUNK_BYTES]
+        for name in sorted(files)
+        for start in range(0, len(files[name]), CHUNK_BYTES)
+    ]
+    if writes:
+        _store(buffer, digest_of(encoded), [encoded, *chunks], kept)
+    return StoredWeights(f"redis:{digest_of(encoded)}/{1 + len(chunks)}", digest_of(encoded))
 
 
 def check_redis_size(size_bytes: int) -> None:
@@ -77,73 +98,91 @@ def check_redis_size(size_bytes: int) -> None:
         )
 
 
-def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path) -> Path:
-    """Return a folder that holds the weights `uri` as model.safetensors, their sha256 compared with `digest`.
+def keep_weights(buffer: BufferCore) -> None:
+    """Have what Redis holds of weights live for `TTL_S` from now. The trainer calls it as long as it lives."""
+    for entry in _send(buffer, partial(buffer.client.lrange, buffer.keys.weights_held, 0, -1)):
+        for name in _chunk_names(buffer, entry.decode()):
+            _send(buffer, partial(buffer.client.expire, name, TTL_S))
 
-    A `file://` folder is returned as it is; weights in Redis are written to `into`, replacing what was there.
-    Raises `WeightsError` when they are missing, truncated or others than announced, `ServerError`.
+
+def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: Verify = Verify.FULL) -> Path:
+    """Return a folder that holds the weights `uri`, compared with their manifest, whose sha256 is `digest`.
+
+    A `file://` folder is returned as it is, compared as far as `verify` says; weights in Redis are written to a folder
+    below `into`, whose oldest go. Raises `WeightsError` when they are missing or others than announced, `ServerError`.
     """
-    if in_redis := _REDIS_URI.fullmatch(uri):
-        return _download(buffer, in_redis[1], int(in_redis[2]), digest, into)
+    in_redis = _REDIS_URI.fullmatch(uri)
     parts = urlsplit(uri)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+    if not in_redis and (parts.scheme != "file" or parts.netloc not in ("", "localhost")):
         raise WeightsError(f"weights {uri!r}: neither file:///path nor redis:<digest>/<chunks>")
+    if in_redis and in_redis[1] != digest:
+        raise WeightsError(f"weights {uri!r}: announced was {digest[:12]}...; publish again")
+    encoded = _chunk(buffer, digest, 0)
+    if digest_of(encoded) != digest:
+        raise WeightsError(f"weights {uri!r}: their manifest is not the one that was announced; publish again")
+    manifest = Manifest.decode(encoded)
+    if in_redis:
+        return _download(buffer, digest, int(in_redis[2]), manifest, into)
     folder = Path(unquote(parts.path))
-    _compare(uri, _digest(_read_chunks(folder / WEIGHTS_FILE)), digest)
+    verify_folder(folder, manifest, verify)
     return folder
 
 
-def _download(buffer: BufferCore, name: str, chunks: int, digest: str, into: Path) -> Path:
-    into.mkdir(parents=True, exist_ok=True)
-    unfinished = into / f".{WEIGHTS_FILE}.{os.getpid()}"
-    found = hashlib.sha256()
+def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, into: Path) -> Path:
+    folder = into / digest[:16]
+    if folder.exists():
+        return folder
+    unfinished = into / f".{digest[:16]}.{os.getpid()}"
+    unfinished.mkdir(parents=True, exist_ok=True)
     try:
-        with unfinished.open("wb") as file:
-            for part in range(chunks):
-                chunk = _send(buffer, partial(buffer.client.get, buffer.keys.weights(name, part)))
-                if chunk is None:
-                    raise WeightsError(
-                        f"weights {name[:12]}: chunk {part} of {chunks} is not in Redis (any more); "
-                        f"the last {KEPT_IN_REDIS} versions are kept: fetch the live ones"
-                    )
-                found.update(chunk)
-                file.write(chunk)
-        _compare(f"redis:{name}/{chunks}", found.hexdigest(), digest)
-        unfinished.replace(into / WEIGHTS_FILE)
+        data = b"".join(_chunk(buffer, digest, part) for part in range(1, chunks))
+        if len(data) != sum(facts.bytes for facts in manifest.files.values()):
+            raise WeightsError(f"weights {digest[:12]}: Redis holds {len(data)} bytes of them; publish them again")
+        start = 0
+        for name in sorted(manifest.files):
+            end = start + manifest.files[name].bytes
+            (unfinished / name).write_bytes(data[start:end])
+            start = end
+        verify_folder(unfinished, manifest, Verify.FULL)
+        unfinished.rename(folder)
     finally:
-        unfinished.unlink(missing_ok=True)
-    return into
+        shutil.rmtree(unfinished, ignore_errors=True)
+    for old in sorted(into.glob("[!.]*"), key=lambda path: path.stat().st_mtime_ns)[:-KEPT_DOWNLOADS]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _store(buffer: BufferCore, digest: str, chunks: list[bytes], kept: int) -> None:
+    for part, chunk in enumerate(chunks):
+        held = functions.call(
+            buffer.client, buffer.patience, "store_weights", buffer.keys.info, buffer.incarnation, digest,
+            len(chunks), part, TTL_S, chunk,
+        )  # fmt: skip
+        for old in held[:-kept]:
+            _drop(buffer, old.decode())
+
+
+def _chunk(buffer: BufferCore, digest: str, part: int) -> bytes:
+    chunk: bytes | None = _send(buffer, partial(buffer.client.get, buffer.keys.weights(digest, part)))
+    if chunk is None:
+        raise WeightsError(
+            f"weights {digest[:12]}: chunk {part} is not in Redis (any more); the last versions are kept, for "
+            f"{TTL_S // 3600} h after their trainer ended: publish them again, or fetch the live ones"
+        )
+    return chunk
 
 
 def _drop(buffer: BufferCore, entry: str) -> None:
     """Forget weights: their chunks first, so that a crash leaves them listed."""
-    digest, _, chunks = entry.partition("/")
-    names = [buffer.keys.weights(digest, part) for part in range(int(chunks))]
-    _send(buffer, partial(buffer.client.unlink, *names))
+    _send(buffer, partial(buffer.client.unlink, *_chunk_names(buffer, entry)))
     _send(buffer, partial(buffer.client.lrem, buffer.keys.weights_held, 0, entry))
+
+
+def _chunk_names(buffer: BufferCore, entry: str) -> list[str]:
+    digest, _, chunks = entry.partition("/")
+    return [buffer.keys.weights(digest, part) for part in range(int(chunks))]
 
 
 def _send(buffer: BufferCore, command: Callable[[], Any]) -> Any:
     """Run a command that is harmless to repeat."""
     return patiently(buffer.client, command, buffer.patience)
-
-
-def _compare(uri: str, found: str, digest: str) -> None:
-    if found != digest:
-        raise WeightsError(f"weights {uri!r}: sha256 is {found[:12]}..., announced was {digest[:12]}...; publish again")
-
-
-def _digest(chunks: Iterable[bytes]) -> str:
-    found = hashlib.sha256()
-    for chunk in chunks:
-        found.update(chunk)
-    return found.hexdigest()
-
-
-def _read_chunks(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                yield chunk
-    except OSError as error:
-        raise WeightsError(f"weights {str(path)!r} cannot be read: {error.strerror}; publish them again") from error

@@ -101,7 +101,13 @@ class Consumer:
         buffer = Buffer.connect(url, run, password=password, patience=Patience(closed=stop))
         try:
             sizes = batch_sizes(buffer, batch)
-            outlet = WeightsOutlet(buffer, settings.transport, settings.weights_dir, writes=settings.rank == 0)
+            outlet = WeightsOutlet(
+                buffer,
+                settings.transport,
+                settings.weights_dir,
+                settings.keep_versions,
+                writes=settings.rank == 0,
+            )
             stored = outlet.put(weights)
             held = buffer.begin_epoch(
                 trainer_id=settings.trainer_id,
@@ -327,6 +333,7 @@ class Consumer:
         while not self._closing.wait(RENEW_S):
             try:
                 self._buffer.renew_trainer(self._held)
+                self._outlet.keep()
             except ServerError as error:
                 if not self._closing.is_set():
                     log.warning("cannot renew the trainer's lease: %s", error)

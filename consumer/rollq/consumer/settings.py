@@ -24,6 +24,7 @@ class ConsumerSettings(Settings):
     timeout_s: float | None = Field(default=None, gt=0, description="longest wait for one batch; default: for ever")
     transport: Transport = Field(default="redis", description="how weights reach workers: redis up to 64 MiB, or path")
     weights_dir: Path | None = Field(default=None, description="transport path: a folder shared with all workers")
+    keep_versions: int = Field(default=3, gt=0, description="published weights that stay, for slow workers")
     advantages: AdvantageSettings = AdvantageSettings()
     colocated: bool = Field(default=False, description="engines sleep while the trainer has their GPUs")
 
@@ -81,6 +82,7 @@ class TrainerSettings(Settings):
     evaluate_every: int = Field(default=0, ge=0, description="steps between two evaluations; 0: never")
     evaluation_timeout_s: float | None = Field(default=None, gt=0, description="longest wait for one evaluation")
     transport: Transport = Field(default="redis", description="how weights reach workers: redis up to 64 MiB, or path")
+    keep_versions: int = Field(default=3, gt=0, description="published weights that stay, for slow workers")
     trainer_id: str = Field(default="trainer", description="the same id takes over from its dead self at once")
     takeover: bool = Field(default=False, description="take the run from another trainer that still lives")
     mode: ResumeMode = Field(default="replay", description="what becomes of batches after the step resumed from")

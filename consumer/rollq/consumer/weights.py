@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from rollq.buffer.core import BufferCore
-from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.weights import (
-    WEIGHTS_FILE,
-    StoredWeights,
-    check_redis_size,
-    locate_weights,
-    name_in_redis,
-    store_weights,
-)
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.manifest import WEIGHTS_FILE, describe_bytes, digest_of
+from rollq.buffer.weights import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.settings import Transport
 
-KEPT_FOLDERS = 3
 _PREFIX = "weights-"
 _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
 
@@ -91,50 +84,52 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 class WeightsOutlet:
-    """Puts weights where workers find them: into Redis, or into `folder`, which they share.
+    """Puts weights where workers find them: into Redis, or into `folder`, which they share. The last `kept` stay.
 
     Without `writes` (ranks other than 0) it only says where rank 0 puts them.
     """
 
-    def __init__(self, buffer: BufferCore, transport: Transport, folder: Path | None, *, writes: bool) -> None:
+    def __init__(
+        self, buffer: BufferCore, transport: Transport, folder: Path | None, kept: int, *, writes: bool
+    ) -> None:
         self._writes = writes
         self._buffer = buffer
         self._transport = transport
         self._folder = folder
+        self._kept = kept
 
     def put(self, weights: Path | Mapping[str, Any]) -> StoredWeights:
-        """Store a folder's model.safetensors or a state dict.
+        """Store the weights of a folder (one safetensors file, shards with their index, or a LoRA adapter), or a state
+        dict.
 
         A folder given for transport `path` is announced in place: it must stay until newer weights are published.
         Raises `WeightsError`, `ConfigError` for a state dict by transport `path` without a folder to write to.
         """
         if self._transport == "redis":
-            data = self._read(weights)
-            return store_weights(self._buffer, data) if self._writes else name_in_redis(data)
+            files = read_files(weights) if isinstance(weights, Path) else {WEIGHTS_FILE: to_safetensors(weights)}
+            return store_weights(self._buffer, files, kept=self._kept, writes=self._writes)
         if isinstance(weights, Path):
-            return locate_weights(weights)
+            return locate_weights(self._buffer, weights, kept=self._kept, writes=self._writes)
+        data = to_safetensors(weights)
+        folder = self._folder_for(data)
+        if not self._writes:
+            return StoredWeights(folder.absolute().as_uri(), digest_of(describe_bytes({WEIGHTS_FILE: data}).encode()))
+        if folder.exists():
+            folder.touch()  # the newest again
+        else:
+            write_model(folder, data)
+        keep_newest(folder.parent, f"{_PREFIX}*", self._kept)
+        return locate_weights(self._buffer, folder, kept=self._kept)
+
+    def keep(self) -> None:
+        """Have what is in Redis live on."""
+        keep_weights(self._buffer)
+
+    def _folder_for(self, data: bytes) -> Path:
+        """A folder of its own for these weights."""
         if self._folder is None:
             raise ConfigError("transport 'path' needs weights_dir, a folder that the trainer and all workers share")
-        data = to_safetensors(weights)
-        digest = hashlib.sha256(data).hexdigest()
-        folder = self._folder / f"{_PREFIX}{digest[:16]}"
-        if self._writes:
-            if folder.exists():
-                folder.touch()  # the newest again
-            else:
-                write_model(folder, data)
-            keep_newest(self._folder, f"{_PREFIX}*", KEPT_FOLDERS)
-        return StoredWeights(folder.absolute().as_uri(), digest)
-
-    def _read(self, weights: Path | Mapping[str, Any]) -> bytes:
-        if not isinstance(weights, Path):
-            return to_safetensors(weights)
-        path = weights / WEIGHTS_FILE
-        try:
-            check_redis_size(path.stat().st_size)
-            return path.read_bytes()
-        except OSError as error:
-            raise WeightsError(f"weights {str(path)!r} cannot be read: {error.strerror}") from error
+        return self._folder / f"{_PREFIX}{hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def keep_newest(parent: Path, pattern: str, count: int) -> None:

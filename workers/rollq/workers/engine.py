@@ -97,8 +97,9 @@ class Engine(Protocol):
         the engine is gone.
         """
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
-        """Serve the weights of directory `weights` (`model.safetensors`) as `version` from now on.
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
+        """Serve the weights of directory `weights` as `version` from now on: one or several safetensors files, or an
+        adapter. Returns for how many seconds no request could make a token.
 
         Raises `rollq.buffer.errors.WeightsError`, with the old weights still serving, when the directory does not hold
         exactly the tensors (names and shapes) of the model.

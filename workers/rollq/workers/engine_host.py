@@ -70,13 +70,14 @@ class EngineHost:
         if self._engine is not None and requests:
             await self._ask(self._engine, self._engine.abort(requests))
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """See `Engine.swap`."""
         async with self._changing:
             engine = self._living()
-            await self._ask(engine, engine.swap(weights, version, mode))
+            stood_still_s = await self._ask(engine, engine.swap(weights, version, mode))
         if engine is self._engine:
             self.published.set()
+        return stood_still_s
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""

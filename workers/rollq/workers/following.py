@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rollq.buffer.errors import ServerError, WeightsError
+from rollq.buffer.manifest import Verify
 from rollq.buffer.values import LiveModel
 from rollq.buffer.weights import load_weights
 from rollq.workers.calls import BufferCalls
@@ -29,15 +30,24 @@ class Following:
     """Loads what is published."""
 
     def __init__(
-        self, calls: BufferCalls, host: EngineHost, listener: Listener, mode: SwapMode, folder: Path | None
+        self,
+        calls: BufferCalls,
+        host: EngineHost,
+        listener: Listener,
+        mode: SwapMode,
+        folder: Path | None,
+        verify: Verify,
     ) -> None:
         """`folder`: where downloaded weights go, in a folder of their own that is removed at the end."""
         self.changed: Callable[[], None] = lambda: None
+        self.swaps = 0
+        self.stood_still_s = 0.0
         self._host = host
         self._calls = calls
         self._listener = listener
         self._mode = mode
         self._given_folder = folder
+        self._verify = verify
         self._refused: WeightsVersion | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -74,7 +84,7 @@ class Following:
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
         try:
             folder = await self._calls(self._load, live)
-            await self._host.swap(folder, wanted, self._mode)
+            stood_still_s = await self._host.swap(folder, wanted, self._mode)
         except WeightsError as error:
             if wanted != self._refused:
                 log.error("weights of version %d refused, the old ones go on serving: %s", wanted.version, error)
@@ -83,7 +93,14 @@ class Following:
         except EngineDead as error:
             log.warning("the engine died while it took weights of version %d: %s", wanted.version, error)
             return True
-        log.info("serving weights of version %d (epoch %d)", wanted.version, wanted.epoch)
+        log.info(
+            "serving weights of version %d (epoch %d); generation stood still for %.3f s",
+            wanted.version,
+            wanted.epoch,
+            stood_still_s,
+        )
+        self.swaps += 1
+        self.stood_still_s += stood_still_s
         self._refused = None
         self.changed()
         return True
@@ -92,7 +109,7 @@ class Following:
         if not live.uri:  # nothing to load: only an engine that reads no weights takes an empty folder
             return self._folder
         try:
-            return load_weights(self._calls.buffer, live.uri, live.digest, self._folder)
+            return load_weights(self._calls.buffer, live.uri, live.digest, self._folder, self._verify)
         except ServerError:
             raise
         except OSError as error:

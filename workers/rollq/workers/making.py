@@ -9,6 +9,7 @@ import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,11 @@ ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishR
 
 
 class Making:
-    """Makes the samples of leases. `tokens` counts the new ones since the start."""
+    """Makes the samples of leases. `tokens` counts the new ones since the start, `recomputed_tokens` what went through
+    the engine once more because the weights changed under a running request."""
 
     def __init__(self, host: EngineHost, tokenizer: Tokenizer, *, worker: str) -> None:
-        self.tokens = 0
+        self.tokens = self.recomputed_tokens = 0
         self._host = host
         self._tokenizer = tokenizer
         self._extra = {"worker": worker}
@@ -104,9 +106,18 @@ class Making:
         request = replace(request, must_finish=must_finish)
         held.requests.add(request)
         try:
-            return await self._host.generate(request)
+            completion = await self._host.generate(request)
         finally:
             held.requests.discard(request)
+        self.recomputed_tokens += recomputed(request, completion)
+        return completion
+
+
+def recomputed(request: Request, completion: Completion) -> int:
+    """Tokens that the engine had when weights changed under it: all before each later span, with prompt and prefix."""
+    context = len(request.prompt_ids) + (0 if request.prefix_ids is None else len(request.prefix_ids))
+    ends = accumulate(span.tokens for span in completion.versions[:-1])
+    return sum(context + end for end in ends)
 
 
 def priority(lease: Lease) -> int:

@@ -77,7 +77,12 @@ class Worker:
         self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts)
         self.wakeups = Wakeups(self.calls)
         self.following = Following(
-            self.calls, self.host, self.wakeups.listener(), settings.swap, settings.weights_folder
+            self.calls,
+            self.host,
+            self.wakeups.listener(),
+            settings.swap,
+            settings.weights_folder,
+            settings.verify,
         )
         timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
@@ -169,6 +174,9 @@ class Worker:
                 "samples": totals.samples,
                 "failed_samples": totals.failed_samples,
                 "tokens": made,
+                "recomputed_tokens": self.making.recomputed_tokens,
+                "swaps": self.following.swaps,
+                "stood_still_s": round(self.following.stood_still_s, 3),
                 "restarted": totals.restarted,
                 "refused": totals.refused,
             }

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
+from rollq.buffer.manifest import Verify
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import SwapMode
 
@@ -27,6 +28,7 @@ class WorkerSettings(Settings):
     groups_in_flight: int = Field(default=256, gt=0, description="groups that are generated at the same time")
     swap: SwapMode = Field(default=SwapMode.KEEP, description="what happens to running requests at new weights")
     weights_folder: Path | None = Field(default=None, description="for downloaded weights; default: a temporary one")
+    verify: Verify = Field(default=Verify.FULL, description="how much of shared weights is compared: full, fast, sizes")
     attempt_timeout_s: float = Field(default=1800, gt=0, description="longest that one attempt at a group may take")
     dynamic_timeout: bool = Field(
         default=False, description="shorten that to 3 times the mean of the task's groups, once 100 have finished"

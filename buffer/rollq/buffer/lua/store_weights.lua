@@ -1,5 +1,5 @@
--- One chunk of weights into Redis; the first one also names them as the newest of those that are held.
--- KEYS[1] run hash   ARGV incarnation, digest, chunks in all, number of this one from 0, its bytes
+-- One chunk of weights into Redis (the first is their manifest); the first one also names them as the newest of those that are held.
+-- KEYS[1] run hash   ARGV incarnation, digest, chunks in all, number of this one from 0, seconds to live, its bytes
 -- Returns the entries held ("digest/chunks"), oldest first.   Caller: trainer, rank 0.   A repeat overwrites.
 -- A function, so that a full server still takes weights: without them nothing would drain it.
 local function store_weights(keys, args)
@@ -11,6 +11,6 @@ local function store_weights(keys, args)
     redis.call('LREM', held, 0, entry)
     redis.call('RPUSH', held, entry)
   end
-  redis.call('SET', held .. ':' .. args[2] .. ':' .. args[4], args[5])
+  redis.call('SET', held .. ':' .. args[2] .. ':' .. args[4], args[6], 'EX', args[5])
   return redis.call('LRANGE', held, 0, -1)
 end

@@ -6,8 +6,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from rollq.buffer.errors import WeightsError
+from rollq.buffer.manifest import ADAPTER_CONFIG, weight_files
 
-ADAPTER_CONFIG = "adapter_config.json"
 LM_HEAD = "lm_head.weight"
 """Written or left out, as the writer likes, where it is the embedding again."""
 Shapes = Mapping[str, tuple[int, ...]]
@@ -19,19 +19,17 @@ def is_adapter(folder: Path) -> bool:
 
 
 def tensor_shapes(folder: Path) -> Shapes:
-    """Name -> shape of all tensors in the safetensors files of `folder`. A truncated file does not open.
+    """Name -> shape of all tensors of the model in `folder`. A truncated file does not open.
 
-    Raises `WeightsError` when there is none, or one cannot be read.
+    Raises `WeightsError` when a file is missing or cannot be read.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         try:
             with safe_open(path, framework="numpy") as file:
                 shapes.update((name, tuple(file.get_slice(name).get_shape())) for name in file.keys())  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
-    if not shapes:
-        raise WeightsError(f"cannot read weights {str(folder)!r}: it holds no .safetensors file; publish them again")
     return shapes
 
 

@@ -123,7 +123,7 @@ class OpenAIEngine:
         call.begun, version = True, self.version
         return read_completion(await self._ask(request_body(call.request, tokens, self._model, version)), version)
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Note that the server serves `version` from now on; `weights` are not sent to it."""
         async with self._swap_lock:
             self._check_alive()
@@ -137,6 +137,7 @@ class OpenAIEngine:
                 await self.abort([call.request for call in self._calls if call.begun and not call.request.must_finish])
             await self._drain(mode)
             self.version = version
+            return 0.0
 
     async def abort(self, requests: Collection[Request]) -> None:
         """End requests with no tokens: those under way at the server are lost; see `Engine.abort`."""

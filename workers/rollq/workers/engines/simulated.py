@@ -106,7 +106,7 @@ class SimulatedEngine:
         self._running.add(run)
         return True
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Count as `version` from now on; `weights` are not read."""
         async with self._swap_lock:
             self._check_alive()
@@ -117,6 +117,7 @@ class SimulatedEngine:
                 if not run.aborted:
                     run.swaps.append((version, self._made(run)))
             self.version = version
+            return 0.0
 
     async def _drain(self, runs: Collection[_Run]) -> None:
         """Let `runs` end while new requests wait."""

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -59,7 +60,7 @@ class _Swap:
     weights: dict[str, torch.Tensor]
     version: WeightsVersion
     mode: SwapMode
-    done: asyncio.Future[None]
+    done: asyncio.Future[float]
 
 
 class TransformersEngine:
@@ -100,7 +101,7 @@ class TransformersEngine:
         finally:
             self._work.set()  # a cancelled request leaves at once, also when nothing else is to do
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Serve other weights; see `Engine.swap`. The file is read while generation goes on."""
         async with self._swap_lock:
             self._check_alive()
@@ -108,7 +109,7 @@ class TransformersEngine:
             self._check_alive()
             self._swap = _Swap(checked, version, mode, asyncio.get_running_loop().create_future())
             self._work.set()
-            await self._swap.done
+            return await self._swap.done
 
     async def abort(self, requests: Collection[Request]) -> None:
         """End requests after the current step; see `Engine.abort`."""
@@ -206,10 +207,11 @@ class TransformersEngine:
         """Change the weights between two steps, unless nobody waits for it any more."""
         if swap.done.done():
             return
+        started_s = monotonic()
         await self._compute(self._replace_weights, swap)
         self.version = swap.version
         if not swap.done.done():
-            swap.done.set_result(None)
+            swap.done.set_result(monotonic() - started_s)
 
     def _answer(self, job: _Job, finish_reason: FinishReason) -> None:
         if not job.done.done():

@@ -185,7 +185,7 @@ class VllmEngine:
             raise ValueError(f"vLLM refuses the request: {error}") from error
         return read_output(outputs[-1].outputs[0], version, spans=adapter is None)
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> None:
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Serve other weights, or an adapter; see `Engine.swap`. New requests wait as long as it takes.
 
         Raises `ConfigError` for `keep` with a vLLM that does not tell which weights made which token.
@@ -206,8 +206,8 @@ class VllmEngine:
                 await self._drain(mode)
                 if adapter:
                     await self._load_adapter(weights, version)
-                else:
-                    await self._load_weights(weights, version)
+                    return 0.0
+                return await self._load_weights(weights, version)
             finally:
                 if not self._asleep:
                     self._open.set()
@@ -222,17 +222,15 @@ class VllmEngine:
             await asyncio.wait(holding)
         self._check_alive()
 
-    async def _load_weights(self, folder: Path, version: WeightsVersion) -> None:
-        """Change the weights between two steps of vLLM."""
+    async def _load_weights(self, folder: Path, version: WeightsVersion) -> float:
+        """Change the weights between two steps of vLLM; returns the seconds between them."""
         started_s = monotonic()
         await self._ask(self._vllm.pause_generation(mode="keep", clear_cache=self._settings.recompute_cache))
         await self._ask(self._vllm.collective_rpc("rollq_load", args=(str(folder), self._copies)))
         await self._name_version(version)
         await self._ask(self._vllm.resume_generation())
         self.version, self._adapter = version, None
-        log.info(
-            "vLLM took the weights of version %d; it stood still for %.3f s", version.version, monotonic() - started_s
-        )
+        return monotonic() - started_s
 
     async def _load_adapter(self, folder: Path, version: WeightsVersion) -> None:
         """Serve new requests with an adapter; running ones finish on theirs. vLLM drops those it has no room for."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from safetensors import safe_open
 
+from rollq.buffer.manifest import weight_files
+
 
 class LoadExtension:
     """Mixed into vLLM's worker, whose `reload_weights` it calls."""
@@ -23,7 +25,7 @@ class LoadExtension:
 
 def _tensors(folder: Path, copies: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """The tensors of `folder`, one at a time: no more of them is in memory."""
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - no mapping
                 tensor = file.get_tensor(name)

@@ -8,9 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from rollq.buffer.errors import WeightsError
-from rollq.workers.engines.checkpoint import Shapes, check_tensors
-
-WEIGHTS_FILE = "model.safetensors"
+from rollq.buffer.manifest import weight_files
+from rollq.workers.engines.checkpoint import Shapes, check_tensors, is_adapter
 
 
 def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -25,17 +24,20 @@ def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Read and check `folder`/model.safetensors against `model`, which is not changed.
+    """Read and check the weights in `folder` against `model`, which is not changed.
 
-    Raises `WeightsError` unless the file is whole and holds exactly the tensors (names and shapes) of the model.
+    Raises `WeightsError` unless the files are whole and hold exactly the tensors (names and shapes) of the model.
     """
-    path = folder / WEIGHTS_FILE
-    try:
-        found = load(path.read_bytes())  # read whole: a mapped file could still fail, or change, while it is copied
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
+    if is_adapter(folder):
+        raise WeightsError(f"weights {str(folder)!r} are a LoRA adapter, which engine 'transformers' does not serve")
+    found: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            found |= load(path.read_bytes())  # read whole: a mapped file could fail, or change, while it is copied
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
     expected = weight_tensors(model)
-    check_tensors(_shapes(found), _shapes(expected), str(path))
+    check_tensors(_shapes(found), _shapes(expected), str(folder))
     return found
 
 

@@ -1,0 +1,196 @@
+"""What a folder of weights holds: its files with their sums, and every tensor's name, type and shape. Bytes only.
+
+Invariant: the digest of a manifest names the weights. Whoever has compared a folder with its manifest knows that it
+holds what the trainer published, whole.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from io import BufferedReader, BytesIO
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rollq.buffer.errors import WeightsError
+
+SCHEMA = 1
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+EDGE_BYTES = 1 << 20
+MAX_HEADER_BYTES = 100 << 20
+"""As the safetensors library has it."""
+
+
+class Verify(StrEnum):
+    """How much of a shared folder a worker reads before its engine does."""
+
+    FULL = "full"  # every byte
+    FAST = "fast"  # sizes, headers, the first and the last MiB of every file
+    SIZES = "sizes"  # sizes and headers
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """One file: its size, the sha256 of all of it, and of its first and last `EDGE_BYTES` together."""
+
+    bytes: int
+    sha256: str
+    edges: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Type, as safetensors calls it (`BF16`), and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """`kind` is `full` (a model) or `lora` (an adapter); files and tensors go by their names."""
+
+    kind: str
+    files: Mapping[str, FileFacts]
+    tensors: Mapping[str, Tensor]
+
+    def encode(self) -> bytes:
+        """As JSON: the same bytes for the same weights."""
+        return orjson.dumps({"schema": SCHEMA, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
+
+    @classmethod
+    def decode(cls, raw: bytes) -> "Manifest":
+        """Raises `WeightsError` when it is none, or names a file outside its folder."""
+        try:
+            content = orjson.loads(raw)
+            if content["schema"] != SCHEMA:
+                raise WeightsError(f"weights were published with manifest schema {content['schema']!r}, not {SCHEMA}")
+            files = {name: FileFacts(**facts) for name, facts in content["files"].items()}
+            tensors = {name: Tensor(one["dtype"], tuple(one["shape"])) for name, one in content["tensors"].items()}
+            kind = str(content["kind"])
+        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+            raise WeightsError(f"the manifest of weights cannot be read: {error!r}; publish them again") from error
+        for name in files:
+            if not name or name != Path(name).name or name.startswith("."):
+                raise WeightsError(f"the manifest of weights names the file {name!r}, which is none of a folder")
+        return cls(kind, files, tensors)
+
+
+def digest_of(encoded: bytes) -> str:
+    """What weights with this manifest are called."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a model, in the order of their names; or of an adapter, with its configuration.
+
+    Raises `WeightsError` when there are none.
+    """
+    if (folder / ADAPTER_CONFIG).exists():
+        return [folder / ADAPTER_CONFIG, folder / ADAPTER_FILE]
+    index = folder / INDEX_FILE
+    if (folder / WEIGHTS_FILE).exists() or not index.exists():
+        return [folder / WEIGHTS_FILE]
+    try:
+        return [folder / name for name in sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))]
+    except (OSError, orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
+        raise WeightsError(f"the index of weights {str(index)!r} cannot be read: {error!r}") from error
+
+
+def describe_folder(folder: Path) -> Manifest:
+    """The manifest of the weights in `folder`; files are read in parallel.
+
+    Raises `WeightsError` when one is missing, truncated, or no safetensors file.
+    """
+    paths = weight_files(folder)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        described = dict(zip([path.name for path in paths], threads.map(_describe_path, paths), strict=True))
+    return _manifest(described)
+
+
+def describe_bytes(files: Mapping[str, bytes]) -> Manifest:
+    """The manifest of weights in memory, file by file. Raises `WeightsError` as `describe_folder` does."""
+    return _manifest({name: _describe(BytesIO(data), name) for name, data in files.items()})
+
+
+def verify_folder(folder: Path, manifest: Manifest, how: Verify) -> None:
+    """Compare a folder with the manifest of what was published; files are read in parallel.
+
+    Raises `WeightsError` that names the file and what is wrong with it.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        paths = [folder / name for name in manifest.files]
+        found = dict(zip(manifest.files, threads.map(lambda path: _describe_path(path, how), paths), strict=True))
+    for name, (facts, _) in found.items():
+        _compare(folder / name, manifest.files[name], facts)
+    if _manifest(found).tensors != manifest.tensors:
+        raise WeightsError(f"weights {str(folder)!r} hold other tensors than were published; publish them again")
+
+
+def _compare(path: Path, wanted: FileFacts, found: FileFacts) -> None:
+    """Sums that were not computed are empty."""
+    for what in ("bytes", "edges", "sha256"):
+        announced, seen = getattr(wanted, what), getattr(found, what)
+        if seen not in ("", announced):
+            shown = (str(announced)[:12], str(seen)[:12])
+            raise WeightsError(
+                f"weights {str(path)!r}: {what} announced {shown[0]}, found {shown[1]}: the file is not the one that "
+                "was published; publish it again"
+            )
+
+
+_Described = tuple[FileFacts, Mapping[str, Tensor]]
+
+
+def _manifest(described: Mapping[str, _Described]) -> Manifest:
+    tensors = {name: tensor for _, found in described.values() for name, tensor in found.items()}
+    kind = "lora" if ADAPTER_CONFIG in described else "full"
+    return Manifest(kind, {name: facts for name, (facts, _) in described.items()}, tensors)
+
+
+def _describe_path(path: Path, how: Verify = Verify.FULL) -> _Described:
+    try:
+        with path.open("rb") as file:
+            return _describe(file, str(path), how)
+    except OSError as error:
+        raise WeightsError(f"weights {str(path)!r} cannot be read: {error.strerror}; publish them again") from error
+
+
+def _describe(file: BufferedReader | BytesIO, name: str, how: Verify = Verify.FULL) -> _Described:
+    size = file.seek(0, os.SEEK_END)
+    tensors = _read_header(file, name, size) if name.endswith(".safetensors") else {}
+    edges = full = ""
+    if how is not Verify.SIZES:
+        file.seek(0)
+        both = hashlib.sha256(file.read(EDGE_BYTES))
+        file.seek(max(size - EDGE_BYTES, 0))
+        both.update(file.read(EDGE_BYTES))
+        edges = both.hexdigest()
+    if how is Verify.FULL:
+        file.seek(0)
+        full = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileFacts(size, full, edges), tensors
+
+
+def _read_header(file: BufferedReader | BytesIO, name: str, size: int) -> dict[str, Tensor]:
+    """Tensors of a safetensors file: 8 bytes with the length of a JSON object, the object, the data."""
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    try:
+        if not 0 < length <= min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"its header of {length} bytes does not fit into {size}")
+        header: dict[str, Any] = orjson.loads(file.read(length))
+        header.pop("__metadata__", None)
+        ends = max((one["data_offsets"][1] for one in header.values()), default=0)
+        if 8 + length + ends != size:
+            raise ValueError(f"it has {size} bytes and should have {8 + length + ends}")
+        return {key: Tensor(str(one["dtype"]), tuple(one["shape"])) for key, one in header.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise WeightsError(f"weights {name!r} are no whole safetensors file: {error}; publish them again") from error
