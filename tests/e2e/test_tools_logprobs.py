@@ -77,7 +77,7 @@ def world(buffer: Buffer, server_url: str) -> WorkerWorld:
 
 def made(world: WorkerWorld, model: Path) -> Group:
     """One group that a worker made."""
-    stored = locate_weights(buffer, model)
+    stored = locate_weights(world.buffer, model)
     world.buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
     clock = world.buffer.clock("math")
     prompt = Prompt(QUESTION, answer="42")
