@@ -91,4 +91,5 @@ def rollout(model: Model, prompt: Prompt, *, max_tokens: int = 1000, max_prompt_
 
 def converse(loop: AgentLoop, model: Model, prompt: Prompt | None = None, **limits: int) -> Sample:
     """The sample that a loop makes of what a model says."""
-    return asyncio.run(loop.run(rollout(model, prompt or Prompt("6*7?"), **limits)))
+    making = loop.run(rollout(model, prompt or Prompt("6*7?"), **limits))
+    return asyncio.run(asyncio.wait_for(making, 20))
