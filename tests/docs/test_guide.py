@@ -1,13 +1,17 @@
 """The settings that the guide shows are settings that rollq takes."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from readme import ROOT, blocks
 
 from rollq.cli.settings import load_settings
+from rollq.workers.judges import BUILT_IN, Tools, make_judge
+from rollq.workers.processes import JudgeProcesses
 
-PAGES = ("tasks", "evaluation")
+PAGES = ("tasks", "evaluation", "judges")
 SHOWN = [
     (page, block.code)
     for page in PAGES
@@ -28,6 +32,14 @@ def test_settings_in_the_guide_load(page: str, code: str, tmp_path: Path) -> Non
         assert settings.tasks["math"].batch_groups == 48
         assert settings.tasks["math"].schedule == ((100, 72), (200, 48))
         assert settings.tasks["code"].schedule == ((100, 24), (200, 48))
+
+
+def test_the_judges_of_the_guide_can_be_made() -> None:
+    page = (ROOT / "docs" / "guide" / "judges.md").read_text("utf-8")
+    shown = tomllib.loads(page.split("```toml")[1].split("```")[0])["tasks"]
+    for task in shown.values():
+        make_judge(task["judge"], task["judge_options"], Tools(60, JudgeProcesses(1)))
+    assert set(BUILT_IN) <= {name.strip('"') for name in re.findall(r'"\w+"', page)}
 
 
 def test_every_page_of_the_guide_is_listed_in_the_readme() -> None:

@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,8 +41,6 @@ def write_questions(path: Path) -> None:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -59,7 +59,8 @@ def test_the_example_runs_with_a_tiny_model(tmp_path: Path, monkeypatch: pytest.
     port = free_port()
     script = (folder / "run.sh").read_text("utf-8").replace("--dir redis", f"--dir redis --port {port}")
     (folder / "run.sh").write_text(script, "utf-8")
-    environment = {**os.environ, **cpu_environment(), "ROLLQ_REDIS_URL": f"redis://127.0.0.1:{port}/0"}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **cpu_environment(), "PATH": path, "ROLLQ_REDIS_URL": f"redis://127.0.0.1:{port}/0"}
     with (
         (tmp_path / "log").open("wb") as log,
         subprocess.Popen(
