@@ -4,8 +4,10 @@ The model is taught two things to say, so that its words are known; all else is 
 transformers engine, the buffer, a batch.
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from rollq.buffer.weights import locate_weights
 from rollq.cli.tiny import make_model, make_tokenizer, save
 from rollq.consumer.batch import Batch
 from rollq.consumer.micro_batch import MicroBatch
+from rollq.workers.built_in_tools import calculator
 from rollq.workers.run import Worker
 from rollq.workers.tokenizer import HfTokenizer
 
@@ -30,12 +33,12 @@ START = f"tool calculator\nuser: {QUESTION}<eos>\nassistant: "
 ANSWERS = ("It is 42", "42, I think")
 STEPS = 90
 GLUE = "\ntool: 42<eos>\nassistant: "
-TASK = {
+TASK: dict[str, Any] = {
     "group_size": 4,
     "max_tokens": 300,
     "temperature": 0.8,
     "agent_loop": "tools",
-    "agent_options": {"tools": {"calculator": {}}},
+    "agent_options": {"tools": {"calculator": {"function": "test_tools_logprobs.Desk"}}},
     "judge": "last_number",
 }
 
@@ -56,18 +59,27 @@ def teach(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, lessons: S
         optimizer.step()
 
 
-@pytest.fixture(scope="module", params=[PLAIN, FORGETFUL], ids=["one_segment", "broken_prefix"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def taught(folder: Path, template: str, seed: int) -> Path:
     """A model that calls the calculator, after a thought where the template drops it, and gives one of two answers."""
-    folder = tmp_path_factory.mktemp("model")
     tokenizer = make_tokenizer()
-    tokenizer.chat_template = request.param
-    tiny = make_model(len(tokenizer), seed=0)
-    thought = "<think>six</think>" if request.param is FORGETFUL else ""
+    tokenizer.chat_template = template
+    tiny = make_model(len(tokenizer), seed)
+    thought = "<think>six</think>" if template is FORGETFUL else ""
     answers = [(f"{START}{CALL}<eos>{GLUE}", f"{answer}<eos>") for answer in ANSWERS]
     teach(tiny, tokenizer, [(START, f"{thought}{CALL}<eos>"), *answers])
     save(folder, tiny.eval(), tokenizer)
     return folder
+
+
+@pytest.fixture(scope="module", params=[PLAIN, FORGETFUL], ids=["one_segment", "broken_prefix"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return taught(tmp_path_factory.mktemp("model"), request.param, seed=0)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same words, of other weights."""
+    return taught(tmp_path_factory.mktemp("other"), PLAIN, seed=1)
 
 
 @pytest.fixture
@@ -75,16 +87,42 @@ def world(buffer: Buffer, server_url: str) -> WorkerWorld:
     return WorkerWorld(buffer, server_url, TASK)
 
 
-def made(world: WorkerWorld, model: Path) -> Group:
-    """One group that a worker made."""
+class Desk:
+    """The calculator, while it is open."""
+
+    open: asyncio.Event
+
+    async def __call__(self, expression: str) -> str:
+        """Work out an expression."""
+        waits.append(expression)
+        await Desk.open.wait()
+        return calculator(expression)
+
+
+waits: list[str] = []
+
+
+def publish(world: WorkerWorld, version: int, model: Path) -> None:
     stored = locate_weights(world.buffer, model)
-    world.buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
+    world.buffer.publish(world.world.held, version, uri=stored.uri, digest=stored.digest)
+
+
+def made(world: WorkerWorld, model: Path, then: Path | None = None) -> Group:
+    """One group that a worker made. `then`: the weights that come when all its samples wait for their tool."""
+    publish(world, 1, model)
     clock = world.buffer.clock("math")
     prompt = Prompt(QUESTION, answer="42")
     world.buffer.admit("math", [(prompt, 1)], epoch=clock.epoch, cursor=0, target=10, step=clock.step)
     world.tickets(1)
+    waits.clear()
 
     async def scene(worker: Worker, script: Script) -> None:
+        Desk.open = asyncio.Event()
+        if then is not None:
+            await world.until(lambda: len(waits) == TASK["group_size"])
+            publish(world, 2, then)
+            await world.until(lambda: worker.host.version is not None and worker.host.version.version == 2)
+        Desk.open.set()
         await world.until(lambda: world.count(Status.COMPLETED) + world.count(Status.FAILED) == 1)
 
     world.play(scene, engine="transformers", options={"model": model, "device": "cpu"})
@@ -148,3 +186,20 @@ def test_the_tokens_of_a_conversation_are_those_that_the_engine_went_on_from(wor
         else:
             assert ids == [(start, first + tokenizer.encode(GLUE) + second)]
     assert segments == (8 if "split" in (model / "chat_template.jinja").read_text() else 4)
+
+
+def test_turns_before_and_after_a_swap_have_the_logprobs_of_their_own_weights(
+    world: WorkerWorld, other: Path, tmp_path: Path
+) -> None:
+    model = taught(tmp_path / "model", PLAIN, seed=0)
+    batch = Batch.build(3, [made(world, model, other)])
+    [micro] = batch.micro_batches(10_000, padded=True)
+    behaviour = micro.behaviour_logprobs[:, 1:]
+    for version, folder in ((1, model), (2, other)):
+        trained = micro.loss_mask[:, 1:] & (micro.versions[:, 1:] == version)
+        assert trained.any(dim=1).all()
+        np.testing.assert_allclose(recomputed(folder, micro)[trained], behaviour[trained], atol=1e-4, rtol=0)
+    call = len(HfTokenizer(model).encode(f"{CALL}<eos>"))
+    for sample in batch.samples:  # the tool's answer came after the swap, and makes nothing younger
+        [first, second] = sample.segments[0].versions
+        assert (first.version, first.tokens, second.version) == (1, call + len(GLUE) - len("<eos>") + 1, 2)
