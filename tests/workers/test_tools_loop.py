@@ -413,8 +413,10 @@ def test_xp14_a_tool_that_fails_costs_its_sample_and_not_the_others_nor_the_work
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until_count(Status.COMPLETED, 2)
+        assert worker.making.tokens == 4 * len([*answer.encode(), EOS])  # what the engine made, trained or not
 
-    script = world.play(scene, answer=call("flaky", text="x"))
+    answer = call("flaky", text="x")
+    script = world.play(scene, answer=answer)
     samples = [sample for _, group in world.results(2) for sample in group]
     [failed] = [sample for sample in samples if sample.status is SampleStatus.FAILED]
     assert failed.error == "agent loop: ToolError: tool 'flaky': RuntimeError: no such host"

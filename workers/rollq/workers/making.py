@@ -29,7 +29,7 @@ ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishR
 
 
 class Making:
-    """Makes the samples of leases. `tokens` counts the new ones since the start, `recomputed_tokens` what went through
+    """Makes the samples of leases. `tokens` counts what the engine made, `recomputed_tokens` what went through
     the engine once more because the weights changed under a running request."""
 
     def __init__(self, host: EngineHost, tokenizer: Tokenizer, *, worker: str) -> None:
@@ -77,7 +77,6 @@ class Making:
         except Exception as error:
             log.exception("sample %d of group %d of task %r failed", index, lease.group_id, lease.task)
             made = failed(f"agent loop: {type(error).__name__}: {error}")
-        self.tokens += made.response_tokens - previous.response_tokens
         if made.status is SampleStatus.ABORTED and not resumes:
             samples[index] = EMPTY_SAMPLE
             return
@@ -109,6 +108,7 @@ class Making:
             completion = await self._host.generate(request)
         finally:
             held.requests.discard(request)
+        self.tokens += len(completion.ids)
         self.recomputed_tokens += recomputed(request, completion)
         return completion
 
