@@ -1,7 +1,7 @@
 """What every engine promises, on vLLM."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ pytest_plugins = "vllm_fixtures"
 class SharedWorld(World):
     """Scenarios share an engine, unless they want other options or close it."""
 
-    shared: SharedEngine
+    shared: SharedEngine = field(kw_only=True)
 
     def run(self, scenario: Scenario, options: Mapping[str, Any]) -> None:
         if options is not self.options or "close" in scenario.__code__.co_names:
@@ -40,4 +40,4 @@ def stopping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def world(models: list[Path], stopping: Path, shared: SharedEngine) -> World:
-    return SharedWorld("vllm", options(models[0]), models[0], options(stopping), shared)
+    return SharedWorld("vllm", options(models[0]), models[0], options(stopping), shared=shared)

@@ -6,6 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from rollq.workers.engines.completions_api import PROBE
@@ -26,6 +27,7 @@ class CompletionsServer:
         self.headers: dict[str, str] = {}
         self.models: Any = {"data": [{"id": "tiny", "max_model_len": 64}]}
         self.retry_after = "0"
+        self.fingerprint = -0.5  # largest logprob of the weights that it serves
         self.plan_of_first: deque[str] = deque()  # of the sample that comes first, known by its seed
         self.hanging = threading.Semaphore(0)
         self.freed = threading.Semaphore(0)
@@ -88,9 +90,12 @@ class CompletionsServer:
             except asyncio.CancelledError:
                 self.freed.release()
                 raise
-        return self._answer(word, body, request)
+        return await self._answer(word, body, request)
 
-    def _answer(self, word: str, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+    async def _answer(self, word: str, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        if body["logprobs"] > 1:  # the fingerprint of the weights
+            top = {str(index): self.fingerprint - index for index in range(body["logprobs"])}
+            return web.json_response({"choices": [{"logprobs": {"top_logprobs": [top]}}]})
         if word == "drop":
             assert request.transport is not None
             request.transport.abort()
@@ -107,4 +112,27 @@ class CompletionsServer:
             "logprobs": {"token_logprobs": [None] * len(ids) if word == "no logprobs" else logprobs},
             "finish_reason": "abort" if word == "abort" else "stop",
         }
-        return web.json_response({"choices": [choice]})
+        if not body.get("stream"):
+            return web.json_response({"choices": [choice]})
+        return await self._stream(word, choice, request)
+
+    async def _stream(self, word: str, choice: dict[str, Any], request: web.Request) -> web.StreamResponse:
+        """The answer token by token; "stall" hangs after the first two, "break" ends there."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        logprobs = choice["logprobs"]["token_logprobs"]
+        for index in range(len(logprobs)):
+            if word in ("stall", "break") and index == 2:
+                if word == "break":
+                    return response
+                self.hanging.release()
+                await self._release.wait()
+            last = index == len(logprobs) - 1
+            event = {
+                "token_ids": None if choice["token_ids"] is None else [choice["token_ids"][index]],
+                "logprobs": {"token_logprobs": [logprobs[index]]},
+                "finish_reason": choice["finish_reason"] if last else None,
+            }
+            await response.write(b"data: " + orjson.dumps({"choices": [event]}) + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response

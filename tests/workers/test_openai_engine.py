@@ -15,9 +15,10 @@ from openai_server import ANSWER, CompletionsServer
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.schema import FinishReason, VersionSpan
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engines import make_engine, openai
+from rollq.workers.engines import make_engine, servers
 from rollq.workers.engines.completions_api import check_probe
-from rollq.workers.engines.openai import RequestFailed
+from rollq.workers.engines.openai import API_KEY
+from rollq.workers.engines.servers import RequestFailed
 from rollq.workers.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
 from rollq.workers.run import make_tokenizer
 from rollq.workers.settings import WorkerSettings
@@ -39,7 +40,7 @@ def with_engine(server: CompletionsServer, scenario: Scenario, **options: Any) -
     """Run `scenario` over a started engine and close it."""
 
     async def run() -> None:
-        engine = make_engine("openai", {"url": server.url, **QUICK, **options})
+        engine = make_engine("openai", {"urls": [server.url], **QUICK, **options})
         await engine.start()
         try:
             await scenario(engine)
@@ -79,6 +80,7 @@ def test_sb06_token_ids_go_in_and_token_ids_logprobs_and_versions_come_out(serve
         "model": "tiny", "prompt": [40, 50], "max_tokens": 10, "temperature": 0.5, "top_p": 0.9, "top_k": -1,
         "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": ["\n"],
         "seed": 7, "n": 1, "logprobs": 1, "return_token_ids": True, "cache_salt": "0.0",
+        "stream": True,
     }  # fmt: skip
 
 
@@ -161,7 +163,7 @@ def test_sb06_the_pause_is_the_one_that_the_server_asks_for(
         asked.append((failures, retry_after_s))
         return 0.0
 
-    monkeypatch.setattr(openai, "backoff_s", record)
+    monkeypatch.setattr(servers, "backoff_s", record)
     ask(server, "429", "500", "ok")
     assert asked == [(1, 17.0), (2, None)]
 
@@ -268,6 +270,27 @@ def test_sb06_a_closed_engine_is_dead_for_running_and_new_requests(server: Compl
     with_engine(server, scenario)
 
 
+def test_an_abort_keeps_the_tokens_that_have_come(server: CompletionsServer) -> None:
+    async def scenario(engine: Engine) -> None:
+        server.plan.append("stall")
+        running = asyncio.create_task(engine.generate(ASK))
+        await acquire(server.hanging)
+        await asyncio.sleep(0.05)  # both events have been read
+        await engine.swap(NO_WEIGHTS, WeightsVersion(1, 0, ""), SwapMode.ABORT)
+        completion = await running
+        assert completion.finish_reason is FinishReason.ABORT
+        assert completion.ids.tolist() == ANSWER[:2]
+        assert completion.logprobs.tolist() == [-0.5] * 2
+        assert completion.versions == (VersionSpan(0, 0, 2),)
+        server.release()
+
+    with_engine(server, scenario)
+
+
+def test_sb06_an_answer_that_breaks_off_is_asked_for_again_from_the_start(server: CompletionsServer) -> None:
+    assert ask(server, "break").ids.tolist() == ANSWER
+
+
 def test_sb06_an_interrupted_answer_of_the_server_is_an_aborted_one(server: CompletionsServer) -> None:
     completion = ask(server, "abort")
     assert completion.finish_reason is FinishReason.ABORT
@@ -341,14 +364,14 @@ def test_sb06_the_key_of_the_server_comes_from_the_environment(
 ) -> None:
     with_engine(server, nothing)
     assert "Authorization" not in server.headers
-    monkeypatch.setenv(openai.API_KEY, "secret")
+    monkeypatch.setenv(API_KEY, "secret")
     with_engine(server, nothing)
     assert server.headers["Authorization"] == "Bearer secret"
 
 
 def test_sb06_the_tokenizer_of_a_served_model_must_be_named() -> None:
     with pytest.raises(ConfigError, match="needs the folder of the served model's tokenizer"):
-        make_tokenizer(WorkerSettings(engine="openai", options={"url": "http://127.0.0.1:1/v1"}))
+        make_tokenizer(WorkerSettings(engine="openai", options={"urls": ["http://127.0.0.1:1/v1"]}))
 
 
 # the policy

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -39,20 +40,46 @@ def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
 
 async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
     """One request and its JSON answer. Raises `TryAgain`, or `ValueError` for what the server will always refuse."""
+    async with _answer(session, method, url, body) as response:
+        return _parse(await response.read())
+
+
+async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+    """The JSON values of a POST that is answered by server-sent events, until `[DONE]`. Raises as `exchange` does, and
+    `TryAgain` when the events break off."""
+    async with _answer(session, "POST", url, body) as response:
+        async for line in response.content:
+            event = line.strip().removeprefix(b"data:").strip()
+            if event == b"[DONE]":
+                return
+            if event:
+                yield _parse(event)
+    raise TryAgain("the answer broke off")
+
+
+@asynccontextmanager
+async def _answer(
+    session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The response with status 200."""
     data = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
     headers = {"Content-Type": "application/json"}
     try:
         async with session.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
-            raw = await response.read()
+            if response.status != 200:
+                raw = await response.content.read(KEPT_BODY_BYTES)
+                refusal = f"HTTP {response.status}: {raw.decode(errors='replace')}"
+                if is_transient(response.status):
+                    raise TryAgain(refusal, parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
+                raise ValueError(f"{url} refuses the request: {refusal}")
+            yield response
     except TimeoutError as error:
         raise TryAgain(f"no answer within {session.timeout.total:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise TryAgain(f"{type(error).__name__}: {error}") from error
-    if response.status != 200:
-        refusal = f"HTTP {response.status}: {raw[:KEPT_BODY_BYTES].decode(errors='replace')}"
-        if is_transient(response.status):
-            raise TryAgain(refusal, parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
-        raise ValueError(f"{url} refuses the request: {refusal}")
+
+
+def _parse(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -1,10 +1,11 @@
 """What is said to a server with OpenAI's completions API, and what its answers mean. Pure: plain values in and out."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rollq.buffer.schema import VersionSpan
+from rollq.buffer.schema import FinishReason, Float32Array, VersionSpan
 from rollq.workers.engine import Completion, Request, Sampling, WeightsVersion
 from rollq.workers.loops import parse_reason
 
@@ -13,12 +14,13 @@ NO_LIMIT_TOKENS = 1 << 62
 PROBE = Request(np.array([1, 2, 3, 4], np.int32), Sampling(max_tokens=8, top_k=1))
 """The simplest request: every server can answer it, and its logprobs are known."""
 
+TOP_LOGPROBS = 5
 
-def request_body(request: Request, tokens: int, model: str, version: WeightsVersion) -> dict[str, Any]:
-    """A request for at most `tokens` new tokens. Everything is said, so that no default of the server's counts."""
+
+def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict[str, Any]:
+    """A request for at most `tokens` new tokens, but for the model's name. Everything is said: no default counts."""
     sampling, prefix = request.sampling, request.prefix_ids
     return {
-        "model": model,
         "prompt": request.prompt_ids if prefix is None else np.concatenate([request.prompt_ids, prefix]),
         "max_tokens": tokens,
         "temperature": sampling.temperature,
@@ -37,22 +39,75 @@ def request_body(request: Request, tokens: int, model: str, version: WeightsVers
     }
 
 
+@dataclass(slots=True, eq=False)
+class Tokens:
+    """What has come of a completion: ids, their logprobs in nats, and why it ended, once it has."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: str | None = None
+
+    def clear(self) -> None:
+        """Nothing, for another try."""
+        self.ids, self.logprobs, self.reason = [], [], None
+
+    def add(self, answer: Any) -> None:
+        """Append an answer, or an event of one that is streamed. Raises `ValueError` when it lacks token ids or
+        logprobs."""
+        try:
+            if not answer["choices"]:  # the event with the usage
+                return
+            choice = answer["choices"][0]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"] if choice["logprobs"] else []
+            if len(ids) != len(logprobs):
+                raise ValueError(f"{len(ids)} token ids and {len(logprobs)} logprobs")
+            self.ids += ids
+            self.logprobs += logprobs
+            self.reason = choice["finish_reason"] or self.reason
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValueError(
+                "the server's answer lacks choices[0].token_ids, .logprobs.token_logprobs or .finish_reason "
+                f"({type(error).__name__}: {error}): a server with return_token_ids is needed, such as vLLM's; it said "
+                f"{answer!r:.200}"
+            ) from error
+
+    def completion(self, version: WeightsVersion, reason: FinishReason | None = None) -> Completion:
+        """As a completion by `version`, ended by `reason` or as the server said.
+
+        Raises `ValueError` when ids or logprobs make no sense.
+        """
+        try:
+            ids, logprobs = np.array(self.ids, dtype=np.int32), np.array(self.logprobs, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the server gave token ids or logprobs that are no numbers: {error}") from error
+        if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
+            raise ValueError(f"the server gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
+        spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
+        return Completion(ids, logprobs, spans, parse_reason(self.reason) if reason is None else reason)
+
+
 def read_completion(answer: Any, version: WeightsVersion) -> Completion:
     """The completion in a server's answer. Raises `ValueError` when it lacks token ids or logprobs."""
+    tokens = Tokens()
+    tokens.add(answer)
+    return tokens.completion(version)
+
+
+def fingerprint_body() -> dict[str, Any]:
+    """A request whose answer tells the weights: the largest logprobs of the token after `PROBE`'s prompt."""
+    request = Request(PROBE.prompt_ids, Sampling(max_tokens=1))
+    return {**request_body(request, 1, WeightsVersion(0, 0, "")), "logprobs": TOP_LOGPROBS, "cache_salt": None}
+
+
+def read_fingerprint(answer: Any) -> Float32Array:
+    """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` when the server tells none."""
     try:
-        choice = answer["choices"][0]
-        ids = np.array(choice["token_ids"], dtype=np.int32)
-        logprobs = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
-        reason = parse_reason(choice["finish_reason"])
-    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+        return np.array(sorted(top.values(), reverse=True)[:TOP_LOGPROBS], np.float32)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            "the server's answer lacks choices[0].token_ids, .logprobs.token_logprobs or .finish_reason "
-            f"({type(error).__name__}: {error}): a server with return_token_ids is needed, such as vLLM's"
+            f"the server tells no top_logprobs ({type(error).__name__}: {error}): it cannot be compared with the others"
         ) from error
-    if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
-        raise ValueError(f"the server gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
-    spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
-    return Completion(ids, logprobs, spans, reason)
 
 
 def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:

@@ -1,42 +1,32 @@
-"""An engine behind HTTP: a server with OpenAI's completions API that returns token ids, such as vLLM's.
+"""An engine behind HTTP: servers with OpenAI's completions API that return token ids, such as vLLM's.
 
 Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). Invariant: all tokens of
 a request carry the version that served when the request began. The engine loads no weights: `swap` notes the version
 when the server follows the trainer by itself, and otherwise accepts only version 0, which the server was started with.
 
-A request that fails for a reason of the server's is tried again with growing pauses. When its tries are spent, the
-server is asked the simplest thing: if that works, the request fails alone; if not, the engine is dead. Requests are not
-streamed, so a swap that aborts gets no partial tokens of them, and priorities are not sent.
+A request that fails for a reason of the server's is tried again, at another one or with growing pauses. When its tries
+are spent, the servers are asked the simplest thing: if one answers, the request fails alone; if not, the engine is
+dead. Priorities are not sent.
 """
 
 import asyncio
 import logging
 import os
-import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import aiohttp
-import numpy as np
 from pydantic import Field
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.schema import FinishReason
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
-from rollq.workers.engines.completions_api import (
-    NO_LIMIT_TOKENS,
-    PROBE,
-    check_probe,
-    choose_model,
-    read_completion,
-    request_body,
-)
+from rollq.workers.engines.completions_api import Tokens, request_body
 from rollq.workers.engines.limits import token_limit
-from rollq.workers.http import TryAgain, exchange, open_session
-from rollq.workers.retries import RetryPolicy, backoff_s
+from rollq.workers.engines.servers import Servers
+from rollq.workers.retries import RetryPolicy
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +35,11 @@ API_KEY = "ROLLQ_ENGINE_API_KEY"
 
 
 class OpenAISettings(Settings):
-    """Where the server is, and how long it is believed in."""
+    """Where the servers are, and how long they are believed in."""
 
-    url: str = Field(pattern=r"^https?://\S+$", description="base of the API, such as http://127.0.0.1:8000/v1")
+    urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
+        min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
+    )
     served_model: str | None = Field(default=None, description="name at the server; default: the only one it serves")
     server_follows: bool = Field(default=False, description="the server loads each published version by itself")
     request_timeout_s: float = Field(default=600, gt=0, description="longest wait for one answer")
@@ -57,17 +49,15 @@ class OpenAISettings(Settings):
     retry_longest_s: float = Field(default=30, gt=0, description="longest such pause, unless the server asks for more")
 
 
-class RequestFailed(RuntimeError):
-    """The server answers others, but not this request, however often."""
-
-
 @dataclass(slots=True, eq=False)
 class _Call:
     """A request, and the task that asks the server; `begun` when it no longer waits for a swap or a sleep to end."""
 
     request: Request
     begun: bool = False
-    asking: asyncio.Future[Completion] = field(init=False)
+    version: WeightsVersion = field(init=False)
+    tokens: Tokens = field(default_factory=Tokens)
+    asking: asyncio.Future[None] = field(init=False)
 
 
 class OpenAIEngine:
@@ -76,11 +66,8 @@ class OpenAIEngine:
     def __init__(self, settings: OpenAISettings) -> None:
         self.version = WeightsVersion(0, 0, "")
         self._settings = settings
-        self._url = settings.url.rstrip("/")
-        self._policy = RetryPolicy(settings.retries, settings.retry_first_s, settings.retry_longest_s)
-        self._model = settings.served_model or ""
-        self._context_tokens = NO_LIMIT_TOKENS
-        self._session: aiohttp.ClientSession | None = None
+        policy = RetryPolicy(settings.retries, settings.retry_first_s, settings.retry_longest_s)
+        self._servers = Servers(settings.urls, settings.served_model, policy)
         self._calls: set[_Call] = set()
         self._open = asyncio.Event()
         self._asleep = False
@@ -88,13 +75,21 @@ class OpenAIEngine:
         self._closed = False
 
     async def start(self) -> None:
-        """Wait for the server, choose its model, and see that it returns what training needs.
+        """Wait for a server, and see that it returns what training needs.
 
-        Raises `ConfigError` when it does not, `EngineDead` when it does not answer in time.
+        Raises `ConfigError` when it does not, `EngineDead` when none answers in time.
         """
-        self._session = open_session(self._settings.request_timeout_s, os.environ.get(API_KEY))
+        settings = self._settings
         try:
-            await self._meet_server()
+            async with asyncio.timeout(settings.start_timeout_s):
+                await self._servers.start(settings.request_timeout_s, os.environ.get(API_KEY))
+        except TimeoutError:
+            await self.close()
+            urls = ", ".join(settings.urls)
+            raise EngineDead(f"{urls} was not ready within start_timeout_s = {settings.start_timeout_s:g} s") from None
+        except ValueError as error:
+            await self.close()
+            raise ConfigError(f"engine 'openai': {error}") from error
         except BaseException:
             await self.close()
             raise
@@ -103,8 +98,10 @@ class OpenAIEngine:
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`. Raises `ValueError` with the server's words for a request that it refuses (4xx),
         `RequestFailed` for one that it cannot answer while it answers others."""
-        tokens = token_limit(request, self._context_tokens)
+        self._check_alive()
+        tokens = token_limit(request, self._servers.context_tokens)
         call = _Call(request)
+        call.version = self.version
         call.asking = asyncio.ensure_future(self._serve(call, tokens))
         self._calls.add(call)
         try:
@@ -112,16 +109,18 @@ class OpenAIEngine:
         finally:
             call.asking.cancel()
             self._calls.discard(call)
-        if call.asking.cancelled():
-            self._check_alive()
-            return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
-        return call.asking.result()
+        if not call.asking.cancelled():
+            call.asking.result()
+            return call.tokens.completion(call.version)
+        self._check_alive()
+        return call.tokens.completion(call.version, FinishReason.ABORT)
 
-    async def _serve(self, call: _Call, tokens: int) -> Completion:
+    async def _serve(self, call: _Call, tokens: int) -> None:
         await self._open.wait()
         self._check_alive()
-        call.begun, version = True, self.version
-        return read_completion(await self._ask(request_body(call.request, tokens, self._model, version)), version)
+        call.begun, call.version = True, self.version
+        body = {**request_body(call.request, tokens, call.version), "stream": True}
+        await self._servers.ask(body, call.request.session, call.tokens)
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Note that the server serves `version` from now on; `weights` are not sent to it."""
@@ -129,8 +128,8 @@ class OpenAIEngine:
             self._check_alive()
             if version.version and not self._settings.server_follows:
                 raise WeightsError(
-                    f"the server {self._url} was not given the weights of version {version.version}: this engine loads "
-                    "none. If something else loads every version into it before the trainer publishes it, set "
+                    f"{self._settings.urls[0]} was not given the weights of version {version.version}: this engine "
+                    "loads none. If something else loads every version into it before the trainer publishes it, set "
                     "server_follows = true in [worker.options]; else use an engine that loads weights"
                 )
             if mode is SwapMode.ABORT:
@@ -140,7 +139,7 @@ class OpenAIEngine:
             return 0.0
 
     async def abort(self, requests: Collection[Request]) -> None:
-        """End requests with no tokens: those under way at the server are lost; see `Engine.abort`."""
+        """End requests with what has come of them; see `Engine.abort`."""
         wanted = set(requests)
         for call in self._calls:
             if call.request in wanted:
@@ -164,8 +163,7 @@ class OpenAIEngine:
         self._open.set()
         for call in self._calls:
             call.asking.cancel()
-        if self._session is not None:
-            await self._session.close()
+        await self._servers.close()
 
     async def _drain(self, mode: SwapMode) -> None:
         """Let the requests under way that a swap waits for end, while new ones wait."""
@@ -184,62 +182,3 @@ class OpenAIEngine:
     def _check_alive(self) -> None:
         if self._closed:
             raise EngineDead("the engine is closed")
-
-    # the server
-
-    async def _meet_server(self) -> None:
-        try:
-            async with asyncio.timeout(self._settings.start_timeout_s):
-                listed = await self._persist("GET", "/models")
-                self._model, self._context_tokens = choose_model(listed, self._settings.served_model)
-                probed = await self._persist("POST", "/completions", self._probe())
-                check_probe(read_completion(probed, self.version))
-        except TimeoutError:
-            raise EngineDead(
-                f"{self._url} was not ready within start_timeout_s = {self._settings.start_timeout_s:g} s"
-            ) from None
-        except ValueError as error:
-            raise ConfigError(f"engine 'openai': {error}") from error
-
-    def _probe(self) -> dict[str, Any]:
-        return request_body(PROBE, token_limit(PROBE, self._context_tokens), self._model, self.version)
-
-    async def _persist(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Try until cancelled."""
-        failures = 0
-        while True:
-            try:
-                return await self._try(method, path, body)
-            except TryAgain as error:
-                failures += 1
-                log.log(logging.INFO if failures == 1 else logging.DEBUG, "waiting for %s: %s", self._url, error)
-                endless = RetryPolicy(failures, self._policy.first_s, self._policy.longest_s)
-                await asyncio.sleep(backoff_s(endless, failures, error.retry_after_s, random.random()) or 0)
-
-    async def _ask(self, body: Mapping[str, Any]) -> Any:
-        """The server's answer to one request for a completion, tried as often as the policy says."""
-        failures = 0
-        while True:
-            try:
-                return await self._try("POST", "/completions", body)
-            except TryAgain as error:
-                failures += 1
-                pause_s = backoff_s(self._policy, failures, error.retry_after_s, random.random())
-                if pause_s is None:
-                    await self._blame(error)
-                    raise RequestFailed(f"{self._url} failed {failures} times, last with {error}") from error
-                log.debug("try %d at %s failed, the next one in %.1f s: %s", failures, self._url, pause_s, error)
-            await asyncio.sleep(pause_s)
-
-    async def _blame(self, error: TryAgain) -> None:
-        """Raise `EngineDead` unless the server answers the simplest request."""
-        try:
-            await self._try("POST", "/completions", self._probe())
-        except TryAgain as also:
-            raise EngineDead(f"{self._url}: {error}; the simplest request failed too: {also}") from error
-
-    async def _try(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        """One exchange. Raises `TryAgain`, or `ValueError` for what the server will always refuse."""
-        if self._session is None:
-            raise EngineDead("the engine was not started")
-        return await exchange(self._session, method, self._url + path, body)

@@ -1,0 +1,105 @@
+"""The engine behind HTTP, on real vLLM servers."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_contract import *  # noqa: F403 - its tests run here
+from engine_contract import World
+from test_vllm_engine import MIXED, TOLERANCE, check
+from vllm_server import VllmServer
+from vllm_world import VOCABULARY, make_qwen3, random_prompt
+
+from rollq.workers.engine import Completion, Request, Sampling
+from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
+
+pytest_plugins = "vllm_fixtures"
+
+
+@pytest.fixture(scope="module")
+def stopping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that ends with whatever it says first."""
+    return make_qwen3(tmp_path_factory.mktemp("stopping"), 0, eos_token_id=list(range(VOCABULARY)))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def servers(
+    models: list[Path], stopping: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[VllmServer, VllmServer, VllmServer]]:
+    """Two of the same model, and one that stops at once."""
+    log = tmp_path_factory.mktemp("servers")
+    with ExitStack() as stack:
+        started = []
+        for number, folder in enumerate((models[0], models[0], stopping)):
+            started.append(stack.enter_context(VllmServer(folder, free_port(), log / str(number))))
+        for server in started:
+            server.wait()
+        one, other, third = started
+        yield one, other, third
+
+
+@pytest.fixture
+def world(models: list[Path], servers: tuple[VllmServer, VllmServer, VllmServer]) -> World:
+    one, _, third = ({"urls": [server.url], "server_follows": True} for server in servers)
+    return World("openai", one, models[0], third, tells_versions=False)
+
+
+def test_logprobs_match_a_plain_forward(servers: tuple[VllmServer, VllmServer, VllmServer], models: list[Path]) -> None:
+    rng = np.random.default_rng(0)
+    requests = [Request(random_prompt(rng, 3 + 17 * (i % 7)), MIXED[i % len(MIXED)]) for i in range(24)]
+
+    async def generate() -> list[Completion]:
+        engine = OpenAIEngine(OpenAISettings(urls=tuple(server.url for server in servers[:2])))
+        await engine.start()
+        try:
+            return await asyncio.gather(*map(engine.generate, requests))
+        finally:
+            await engine.close()
+
+    for request, completion in zip(requests, asyncio.run(generate()), strict=True):
+        assert len(completion.ids) > 0
+        assert check(request, completion, models) < TOLERANCE
+
+
+async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:
+    while [server.out for server in engine._servers._servers] != out:
+        await asyncio.sleep(0.05)
+
+
+def test_a_server_that_is_killed_under_load_loses_nothing_and_comes_back(
+    servers: tuple[VllmServer, VllmServer, VllmServer], models: list[Path]
+) -> None:
+    one, other, _ = servers
+    rng = np.random.default_rng(1)
+    requests = [Request(random_prompt(rng, 20), Sampling(max_tokens=900, seed=seed)) for seed in range(40)]
+
+    async def scene() -> list[Completion]:
+        settings = OpenAISettings(urls=(one.url, other.url), retry_first_s=0.1, retry_longest_s=1)
+        engine = OpenAIEngine(settings)
+        await engine.start()
+        await until_they_are(engine, [False, False])
+        running = [asyncio.create_task(engine.generate(request)) for request in requests]
+        while sum(len(call.tokens.ids) > 0 for call in engine._calls) < 20:
+            await asyncio.sleep(0.005)
+        one.kill()
+        completions = await asyncio.gather(*running)
+        assert [server.out for server in engine._servers._servers] == [True, False]
+        one.start()
+        await asyncio.to_thread(one.wait)
+        await until_they_are(engine, [False, False])
+        again = await asyncio.gather(*map(engine.generate, requests))
+        await engine.close()
+        return [*completions, *again]
+
+    for request, completion in zip([*requests, *requests], asyncio.run(scene()), strict=True):
+        assert check(request, completion, models) < TOLERANCE

@@ -1,0 +1,62 @@
+"""A real `vllm` server in a process of its own."""
+
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from vllm_world import CONTEXT_TOKENS, ENGINE_ARGS, cpu_environment
+
+START_S = 180
+
+
+class VllmServer:
+    """Serves the model in `folder` on a port of loopback."""
+
+    def __init__(self, folder: Path, port: int, log: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self._log = log
+        self._command = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)),
+            *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
+            *("--logprobs-mode", "processed_logprobs", "--max-model-len", str(CONTEXT_TOKENS), "--enforce-eager"),
+            *("--kv-cache-memory-bytes", str(ENGINE_ARGS["kv_cache_memory_bytes"]), "--no-enable-chunked-prefill"),
+        ]
+        self.start()
+
+    def start(self) -> None:
+        """Begin to serve, or again after a kill."""
+        with self._log.open("ab") as log:
+            environment = {**os.environ, **cpu_environment()}
+            self.process = subprocess.Popen(
+                self._command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        """Until it answers."""
+        deadline_s = time.monotonic() + START_S
+        while True:
+            assert self.process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline_s, self._log.read_text()
+            try:
+                with urllib.request.urlopen(self.url.replace("/v1", "/health"), timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL to the server and its engine."""
+        os.killpg(self.process.pid, 9)
+        self.process.wait()
+
+    def __enter__(self) -> "VllmServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.kill()
