@@ -14,6 +14,7 @@ from rollq.buffer.settings import RedisSettings, TaskSettings
 from rollq.cli.settings import RollqSettings, load_settings
 from rollq.consumer.settings import GrpoSettings, TrainerSettings
 from rollq.producer.settings import ProducerSettings
+from rollq.workers.pools import PoolSettings
 from rollq.workers.settings import WorkerSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rollq.toml"
@@ -46,8 +47,16 @@ def test_the_example_loads() -> None:
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_key_is_documented(section: str) -> None:
-    # `kind` is what the table is: [tasks.*] or [evaluations.*]
-    assert set(documented(section, with_off=True)) == set(SECTIONS[section].model_fields) - {"kind"}
+    # `kind` is what the table is: [tasks.*] or [evaluations.*]; `pools` are tables of their own
+    assert set(documented(section, with_off=True)) == set(SECTIONS[section].model_fields) - {"kind", "pools"}
+
+
+def test_every_key_of_a_pool_is_documented() -> None:
+    shown = EXAMPLE.read_text().split("#[worker.pools.reference]\n")[1].split("\n\n")[0]
+    pool = PoolSettings.model_validate(tomllib.loads(re.sub(r"(?m)^# +", "", shown)))
+    assert set(re.findall(r"(?m)^# +(\w+) = ", shown)) == set(PoolSettings.model_fields)
+    for name, field in PoolSettings.model_fields.items():
+        assert field.is_required() or getattr(pool, name) == field.default, name
 
 
 @pytest.mark.parametrize("section", SECTIONS)

@@ -12,10 +12,12 @@ from engine_contract import *  # noqa: F403 - its tests run here
 from engine_contract import World
 from test_vllm_engine import MIXED, TOLERANCE, check
 from vllm_server import VllmServer
-from vllm_world import VOCABULARY, make_qwen3, random_prompt
+from vllm_world import VOCABULARY, forward_logprobs, make_qwen3, random_prompt
 
+from rollq.buffer.schema import Float32Array
 from rollq.workers.engine import Completion, Request, Sampling
 from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
+from rollq.workers.pools import Pool, PoolSettings
 
 pytest_plugins = "vllm_fixtures"
 
@@ -69,6 +71,23 @@ def test_logprobs_match_a_plain_forward(servers: tuple[VllmServer, VllmServer, V
     for request, completion in zip(requests, asyncio.run(generate()), strict=True):
         assert len(completion.ids) > 0
         assert check(request, completion, models) < TOLERANCE
+
+
+def test_a_pool_tells_the_logprobs_of_its_model(
+    servers: tuple[VllmServer, VllmServer, VllmServer], models: list[Path]
+) -> None:
+    rng = np.random.default_rng(2)
+    prompt, response = random_prompt(rng, 12), random_prompt(rng, 30)
+
+    async def ask() -> Float32Array:
+        pool = Pool("reference", PoolSettings(urls=tuple(server.url for server in servers[:2]), served_model="tiny"))
+        try:
+            return await pool.logprobs(prompt, response)
+        finally:
+            await pool.close()
+
+    expected = forward_logprobs(models[0], np.concatenate([prompt, response]))[len(prompt) - 1 :]
+    np.testing.assert_allclose(asyncio.run(ask()), expected, atol=TOLERANCE)
 
 
 async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:

@@ -115,6 +115,9 @@ class TaskSettings(TaskRules):
     curriculum_retry_passes: int = Field(default=5, ge=0, description="passes between chances for the others; 0: none")
     judge: str = Field(default="exact_match", description="name of a built-in judge, or a dotted path of your own")
     judge_options: dict[str, Any] = Field(default_factory=dict, description="of a built-in judge")
+    scorers: tuple[str, ...] = Field(
+        default=(), description="pools of [worker.pools] whose logprobs of every token travel with a sample"
+    )
     isolate_judge: bool = Field(default=False, description="a judge of your own runs in a process, not in a thread")
     agent_loop: str = Field(default="single_turn", description="name of a built-in loop, or a dotted path of your own")
     agent_options: dict[str, Any] = Field(default_factory=dict, description="of the agent loop; it checks them")

@@ -133,6 +133,7 @@ class Trainer:
         self._seed = seed
         self._stop = stop
         self._bad_batches = 0
+        self._told_truncation = False
         self._trained = self._saved = self._published = consumer.step - 1
 
     def run(self) -> int:
@@ -190,6 +191,9 @@ class Trainer:
         """One step, but for its checkpoint. False when told to stop: the batch stays claimed, and is served again."""
         consumer, learner = self._consumer, self._learner
         arrived_s = time.monotonic()
+        if not self._told_truncation and (truncation := find_truncation(batch)):
+            log.warning("%s", truncation)
+            self._told_truncation = True
         metrics = learner.gradients(self._shuffled(batch), self._stop)
         if metrics is None:
             return False
@@ -274,6 +278,19 @@ class Trainer:
             "trained %(train_s).2f s, published %(publish_s).2f s",
             line,
         )
+
+
+def find_truncation(batch: Batch) -> str | None:
+    """What to say when samples were drawn with top_p or top_k, of which the trainer's logprobs know nothing."""
+    for sample in batch.samples:
+        top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
+        if top_p < 1 or top_k > 0:
+            return (
+                f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour logprobs "
+                "are of the truncated distribution, the trainer's are not: importance ratios are too small. Use "
+                "top_p = 1 and top_k = 0 for training, and other values for evaluations"
+            )
+    return None
 
 
 def describe_batch(batch: Batch) -> dict[str, Any]:

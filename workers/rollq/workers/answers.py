@@ -1,6 +1,7 @@
 """What judges compare: a sample's text with a reference answer. Pure functions of texts; most run in a process of
 their own."""
 
+import logging
 import re
 from typing import Any
 
@@ -33,7 +34,8 @@ def match_math(text: str, answer: Any) -> float:
     """
     from math_verify import parse, verify
 
-    # Its own timeouts use signals; the process that runs this has one.
+    # Its own timeouts use signals, and it warns when they are off; the process that runs this has one.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
     gold = str(answer).rpartition(FINAL)[2].strip()
     expected = parse(gold if "$" in gold or "\\boxed" in gold else f"${gold}$", parsing_timeout=None)
     if not expected:

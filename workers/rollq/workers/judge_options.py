@@ -1,17 +1,12 @@
 """Options of built-in judges: table `judge_options` of a task."""
 
-import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, field_validator
 
-from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import Settings
-from rollq.workers.retries import RetryPolicy
-
-if TYPE_CHECKING:
-    from rollq.workers.http import JsonCaller
+from rollq.workers.http_limits import HttpLimits
 
 API_KEY = "ROLLQ_JUDGE_API_KEY"
 """Environment variable with the key of the server behind judge `http`, if it wants one."""
@@ -39,24 +34,10 @@ class RegexOptions(Settings):
         return pattern
 
 
-class HttpOptions(Settings):
+class HttpOptions(HttpLimits):
     """Of `http`."""
 
     url: str = Field(pattern=r"^https?://\S+$", description="takes prompt, answer, metadata and text as JSON by POST")
-    request_timeout_s: float = Field(default=30, gt=0, description="longest wait for one answer")
-    concurrent: int = Field(default=64, gt=0, description="requests at the same time")
-    retries: int = Field(default=4, ge=0, description="more tries after a 429, a 5xx, a lost connection or a timeout")
-    retry_first_s: float = Field(default=0.5, gt=0, description="pause before the second try; it doubles")
-    retry_longest_s: float = Field(default=10, gt=0, description="longest such pause")
-
-    def caller(self) -> "JsonCaller":
-        """What asks the server. Raises `ConfigError` when the package that it needs is missing."""
-        try:
-            from rollq.workers.http import JsonCaller
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"judge 'http' needs the package {error.name!r}: pip install 'rollq[openai]'") from error
-        policy = RetryPolicy(self.retries, self.retry_first_s, self.retry_longest_s)
-        return JsonCaller(self.url, policy, self.request_timeout_s, self.concurrent, os.environ.get(API_KEY))
 
 
 class Part(Settings):

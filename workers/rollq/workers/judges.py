@@ -20,7 +20,7 @@ from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import Prompt, Sample
 from rollq.workers.answers import last_number as find_last_number
 from rollq.workers.answers import match_math, match_pattern
-from rollq.workers.judge_options import HttpOptions, NoOptions, RegexOptions, WeightedOptions
+from rollq.workers.judge_options import API_KEY, HttpOptions, NoOptions, RegexOptions, WeightedOptions
 from rollq.workers.processes import JudgeProcesses
 from rollq.workers.usercode import UserFunction
 
@@ -179,7 +179,7 @@ def _math(settings: NoOptions, tools: Tools) -> Judge:
 
 
 def _http(settings: HttpOptions, tools: Tools) -> Judge:
-    caller = settings.caller()
+    caller = settings.caller(settings.url, API_KEY)
 
     async def http(prompt: Prompt, sample: Sample) -> Reward:
         question = {"prompt": prompt.content, "answer": prompt.answer, "metadata": dict(prompt.metadata)}

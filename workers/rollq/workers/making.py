@@ -19,6 +19,7 @@ from rollq.workers.engine import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.loops import Rollout, failed, prompt_tokens
 from rollq.workers.overlong import mask_truncated, punish
+from rollq.workers.pools import score
 from rollq.workers.recipes import Recipe
 from rollq.workers.renewal import Held
 
@@ -93,6 +94,10 @@ class Making:
         task = recipe.settings
         if lease.evaluation:
             return judged
+        try:
+            judged = await score(judged, recipe.pools, task.scorers)
+        except ValueError as error:
+            return replace(made, status=SampleStatus.FAILED, error=f"scorer: {error}")
         if task.overlong_buffer_tokens:
             judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
         return mask_truncated(judged) if task.overlong_filter else judged

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.schema import Lease
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.agents import make_loop
@@ -10,6 +11,7 @@ from rollq.workers.engine import Sampling
 from rollq.workers.filters import Filter
 from rollq.workers.judges import Judge, Tools, make_judge
 from rollq.workers.loops import AgentLoop, sample_seed
+from rollq.workers.pools import Pool
 from rollq.workers.processes import JudgeProcesses
 from rollq.workers.settings import WorkerSettings
 
@@ -22,6 +24,7 @@ class Recipe:
     loop: AgentLoop
     judge: Judge
     filters: tuple[Filter, ...]
+    pools: Mapping[str, Pool]
     run_seed: int
 
     def resumes(self, lease: Lease) -> bool:
@@ -49,14 +52,20 @@ class Recipe:
 def make_recipes(
     tasks: Mapping[str, TaskSettings], settings: WorkerSettings, run_seed: int, processes: JudgeProcesses
 ) -> dict[str, Recipe]:
-    """The recipe of every task. Raises `ConfigError` for a loop, judge or filter that does not exist."""
+    """The recipe of every task. Raises `ConfigError` for a loop, judge, filter or pool that does not exist."""
     limit_s = settings.judge_timeout_s
+    pools = {name: Pool(name, pool) for name, pool in settings.pools.items()}
+    for name, task in tasks.items():
+        for scorer in task.scorers:
+            if scorer not in pools:
+                raise ConfigError(f"tasks.{name}.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]")
     return {
         name: Recipe(
             settings=task,
             loop=make_loop(task.agent_loop, task.agent_options),
             judge=make_judge(task.judge, task.judge_options, Tools(limit_s, processes, task.isolate_judge)),
             filters=tuple(Filter.named(each, limit_s) for each in task.filters),
+            pools=pools,
             run_seed=run_seed,
         )
         for name, task in tasks.items()

@@ -152,6 +152,8 @@ class Worker:
                 await self.calls(self.calls.buffer.forget_worker, self.rq.name)
         for recipe in self.recipes.values():
             await recipe.judge.close()
+            for pool in recipe.pools.values():
+                await pool.close()
         await asyncio.to_thread(self.processes.close)
         await self.host.close()
         self.calls.close()

@@ -9,6 +9,7 @@ from pydantic import Field
 from rollq.buffer.manifest import Verify
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import SwapMode
+from rollq.workers.pools import PoolSettings
 
 
 class PauseMode(StrEnum):
@@ -35,6 +36,7 @@ class WorkerSettings(Settings):
     )
     judge_timeout_s: float = Field(default=60, gt=0, description="longest that judging a sample, or a filter, may take")
     judge_processes: int = Field(default=2, gt=0, description="for judges that need the CPU, such as math")
+    pools: dict[str, PoolSettings] = Field(default_factory=dict, description="auxiliary models by name, for scorers")
     pause: PauseMode = Field(default=PauseMode.DRAIN, description="what happens to running groups of a paused task")
     pause_timeout_s: float = Field(default=300, gt=0, description="longest that they may go on; then they are aborted")
     grace_s: float = Field(default=30, ge=0, description="how long groups in flight may go on after a stop signal")

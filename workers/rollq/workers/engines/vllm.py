@@ -296,8 +296,11 @@ class VllmEngine:
         for call in self._calls:
             call.answer.cancel()
         vllm, self._vllm = self._vllm, None
-        if vllm is not None:
-            await asyncio.to_thread(vllm.shutdown)
+        if vllm is None:
+            return
+        if vllm.output_handler is not None:
+            vllm.output_handler.cancel()  # it would report the end of vLLM's process as a failure
+        await asyncio.to_thread(vllm.shutdown)
 
     def _can_sleep(self) -> bool:
         return bool(self._vllm.vllm_config.model_config.enable_sleep_mode)

@@ -1,0 +1,27 @@
+"""Samples of a truncated distribution are told of."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from consumer_groups import make_group, make_sample, make_segment
+
+from rollq.consumer.batch import Batch
+from rollq.consumer.trainer import find_truncation
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ({}, None),
+        ({"top_p": 1.0, "top_k": 0}, None),
+        ({"top_p": 0.9, "top_k": 0}, "step 3: samples were drawn with top_p = 0.9, top_k = 0."),
+        ({"top_p": 1.0, "top_k": 50}, "step 3: samples were drawn with top_p = 1.0, top_k = 50."),
+    ],
+)
+def test_top_p_and_top_k_are_told_of_when_they_truncate(sampling: dict[str, Any], told: str | None) -> None:
+    plain = make_sample(make_segment([1], [2, 3]))
+    group = make_group(plain, replace(plain, sampling={**plain.sampling, **sampling}))
+    found = find_truncation(Batch.build(3, [group]))
+    assert (found or "").startswith(told or "")
+    assert (found is None) == (told is None)
