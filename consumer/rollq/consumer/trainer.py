@@ -286,9 +286,9 @@ def find_truncation(batch: Batch) -> str | None:
         top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
         if top_p < 1 or top_k > 0:
             return (
-                f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour logprobs "
-                "are of the truncated distribution, the trainer's are not: importance ratios are too small. Use "
-                "top_p = 1 and top_k = 0 for training, and other values for evaluations"
+                f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour "
+                "logprobs are of the truncated distribution, the trainer's are not: importance ratios are too small. "
+                "Use top_p = 1 and top_k = 0 for training, and other values for evaluations"
             )
     return None
 
