@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.buffer.errors import HistoryGone
 from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Prompt, Status
+from rollq.buffer.schema import GroupResult, Prompt, Shaped, Status
 from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.sizes import groups_at, groups_through
@@ -96,6 +97,23 @@ def test_trained_groups_that_are_not_kept_are_trained_again_all_the_same(world: 
     world.start(math={"max_uses": 2, "max_staleness": 9, "resume": "fresh"}).complete(2)
     world.train(1)
     assert world.statuses() == {"completed": 2}
+    world.check()
+
+
+def test_copies_of_groups_are_as_old_as_their_dead_weights_count(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 9, "reuse_cooldown_steps": 4})
+    for step in (1, 2, 3):
+        world.complete(2)
+        world.train(step)
+    world.complete(2)
+    world.claim(4)  # and the trainer dies before it commits
+    world.begin(1, launch_id="after a crash")
+    for step in (2, 3, 4):
+        assert {group.staleness for group in world.buffer.query({"status": "cooling"})} <= set(range(step))
+        world.train(step)
+    # what versions 2 and 3 made in the dead history counts as version 1
+    cooling = world.buffer.query({"status": "cooling"})
+    assert sorted(group.staleness for group in cooling) == [3, 3, 3, 3, 3, 3, 4, 4]
     world.check()
 
 
@@ -324,6 +342,24 @@ def test_filling_a_batch_again_adds_nothing(world: World) -> None:
     world.check()
 
 
+def test_a_gathered_group_is_as_old_as_its_dead_weights_count(world: World) -> None:
+    world.start(math={"max_staleness": 1})
+    for step in (1, 2, 3):
+        world.complete(2)
+        world.train(step)
+    handle = world.buffer.open_batch("math", "4", "train", step=4).handle
+    world.buffer.fill_batch("math", handle, 0, [Prompt("question")], last=True)
+    assert world.put(world.lease(1)) == [PutOutcome.GATHERED]
+    world.begin(1, launch_id="after a crash")
+    (group,) = world.buffer.begin_finalize("math", handle, "nonce", lease_s=10).groups
+    assert group.oldest_version == 1
+    world.train(2)
+    world.train(3)
+    world.buffer.end_finalize("math", handle, "nonce", b"{}", {group.group_id: Shaped((1.0, 1.0), None)})
+    assert world.statuses()["expired"] == 1, "version 1 is too old for step 4"
+    world.check()
+
+
 # -- copies ---------------------------------------------------------------------------------------------------------
 
 
@@ -338,6 +374,22 @@ def test_while_a_copy_is_taken_nothing_is_dropped_or_reset(world: World) -> None
     assert world.buffer.expire("math") == 1
     world.buffer.checkpoint(world.held, 1)
     assert world.statuses() == {"expired": 1}
+    world.check()
+
+
+def test_what_a_copy_held_back_leaves_with_the_next_step_of_a_run_that_keeps_nothing(world: World) -> None:
+    world.start(math={"resume": "fresh"}).complete(4)
+    world.buffer._call_task("hold_for_saving", "math", 60_000)
+    for step in (1, 2):
+        world.train(step)
+    assert world.statuses() == {"archived": 4}
+    world.buffer._call_task("hold_for_saving", "math", 0)
+    world.complete(2)
+    world.train(3)
+    assert world.statuses() == {}
+    assert world.buffer.counts("math").dropped == {"trained": 6}
+    with pytest.raises(HistoryGone, match="no longer kept"):
+        world.claim(2)
     world.check()
 
 

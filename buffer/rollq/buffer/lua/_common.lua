@@ -189,11 +189,15 @@ local function cap_versions(clock, id, cap)
   return oldest
 end
 
--- claimed|archived -> completed: as old as it counts by now, when its batch was claimed in an epoch that is dead.
+-- How old a group of a batch counts by now, when the batch was claimed in an epoch that is dead.
+local function cap_claimed(clock, id, claimed_in)
+  return cap_versions(clock, id, tonumber(redis.call('HGET', clock.key, 'floor:' .. claimed_in) or NO_TOKENS))
+end
+
+-- claimed|archived -> completed
 local function file_claimed_again(clock, id, claimed_in)
-  local floor = tonumber(redis.call('HGET', clock.key, 'floor:' .. claimed_in) or NO_TOKENS)
   local arrival = redis.call('HGET', group_key(clock.prefix, id), 'arrival')
-  file_result(clock, id, 'completed', cap_versions(clock, id, floor), tonumber(arrival))
+  file_result(clock, id, 'completed', cap_claimed(clock, id, claimed_in), tonumber(arrival))
 end
 
 local function unfile_result(clock, id, status)
@@ -310,7 +314,7 @@ end
 
 -- A group that may be trained once more lives on as a new one with the same samples; the old one goes the way of all
 -- trained groups. `clone` makes this happen once, however often its step is trained.
-local function clone_for_reuse(clock, id, step)
+local function clone_for_reuse(clock, id, step, claimed_in)
   local key = group_key(clock.prefix, id)
   local group = redis.call('HMGET', key, 'uses', 'clone', 'oldest')
   local uses, due = tonumber(group[1] or '0') + 1, step + 1 + clock.cooldown
@@ -322,6 +326,7 @@ local function clone_for_reuse(clock, id, step)
   redis.call('COPY', rollout_key(clock.prefix, id), rollout_key(clock.prefix, clone))
   redis.call('HSET', key, 'clone', clone)
   redis.call('HSET', group_key(clock.prefix, clone), 'arrival', clone, 'uses', uses, 'status', 'cooling')
+  cap_claimed(clock, clone, claimed_in)
   redis.call('ZADD', clock.prefix .. 'cooling', due, clone)
 end
 
@@ -342,12 +347,23 @@ local function end_cooling(clock, step)
   if #stale > 0 then file_expired(clock, stale) end
 end
 
+-- archived -> gone, when the run resumes fresh: what was kept only because a copy of the buffer was being taken.
+local function drop_held(clock)
+  local held = redis.call('ZRANGE', clock.prefix .. 'archived', 0, 999, 'WITHSCORES')
+  for i = 1, #held, 2 do
+    redis.call('ZREM', clock.prefix .. 'archived', held[i])
+    drop_group(clock, held[i], 'trained')
+    redis.call('HDEL', clock.prefix .. 'manifest:' .. held[i + 1], 'ids')
+  end
+end
+
 -- A trained batch leaves claimed: kept for the checkpoint, or dropped at once when the run resumes fresh.
 local function file_trained(clock, manifest, step)
   local ids = manifest_ids(manifest)
   local progress = clock.prefix .. 'progress'
   if clock.max_uses > 1 then
-    for _, id in ipairs(ids) do clone_for_reuse(clock, id, step) end
+    local claimed_in = redis.call('HGET', manifest, 'epoch')
+    for _, id in ipairs(ids) do clone_for_reuse(clock, id, step, claimed_in) end
     end_cooling(clock, step + 1)
   end
   if clock.resume == 'fresh' and clock.saving_until_ms < now_ms() then
@@ -356,6 +372,7 @@ local function file_trained(clock, manifest, step)
       drop_group(clock, id, 'trained')
     end
     redis.call('HDEL', manifest, 'ids') -- nothing is left to serve again
+    drop_held(clock)
   else
     move_batch(clock, ids, 'claimed', 'archived', step)
   end

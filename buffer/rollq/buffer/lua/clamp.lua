@@ -1,4 +1,5 @@
--- After a rewind to step s the tokens of dead versions count as min(version, s): corrects the version index.
+-- After a rewind to step s the tokens of dead versions count as min(version, s): corrects the version index, and the groups
+-- that are to enter it.
 -- KEYS[1] clock   ARGV incarnation, epoch, nonce, from_step, limit
 -- Returns more 0|1: call again.   Caller: trainer, every rank, after rewind.   Idempotent by state.
 local function clamp(keys, args)
@@ -12,5 +13,9 @@ local function clamp(keys, args)
     local group = redis.call('HMGET', group_key(clock.prefix, id), 'status', 'arrival')
     file_result(clock, id, group[1], cap_versions(clock, id, from_step), tonumber(group[2]))
   end
-  return #ids == limit and 1 or 0
+  if #ids == limit then return 1 end
+  for _, status in ipairs({ 'gathered', 'cooling' }) do
+    for _, id in ipairs(redis.call('ZRANGE', clock.prefix .. status, 0, -1)) do cap_versions(clock, id, from_step) end
+  end
+  return 0
 end
