@@ -21,6 +21,7 @@ from rollq.buffer.manifest import (
     Verify,
     describe_bytes,
     digest_of,
+    weight_files,
 )
 from rollq.buffer.replay import Buffer
 from rollq.buffer.server import EmbeddedServer
@@ -79,10 +80,12 @@ def test_weights_go_through_redis_in_chunks(buffer: Buffer, tmp_path: Path) -> N
 
 def test_shards_and_adapters_go_through_redis_too(buffer: Buffer, tmp_path: Path) -> None:
     first, second = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-    index = {"weight_map": {"a": first, "b": second}}
-    shards = {first: save({"a": np.zeros(3)}), second: save({"b": np.ones(4)})}
-    folder = write(tmp_path / "shards", {**shards, INDEX_FILE: orjson.dumps(index), "old.safetensors": b"not named"})
-    assert content(load_weights(buffer, *store_weights(buffer, read_files(folder)), into=tmp_path / "in")) == shards
+    index = orjson.dumps({"weight_map": {"a": first, "b": second}})
+    shards = {INDEX_FILE: index, first: save({"a": np.zeros(3)}), second: save({"b": np.ones(4)})}
+    folder = write(tmp_path / "shards", {**shards, "old.safetensors": b"not named"})
+    arrived = load_weights(buffer, *store_weights(buffer, read_files(folder)), into=tmp_path / "in")
+    assert content(arrived) == shards
+    assert weight_files(arrived) == [arrived / first, arrived / second], "an engine finds them"
     adapter = {ADAPTER_CONFIG: b'{"r": 8}', ADAPTER_FILE: save({"lora_A": np.zeros(2, np.float32)})}
     stored = store_weights(buffer, read_files(write(tmp_path / "adapter", adapter)))
     assert content(load_weights(buffer, *stored, into=tmp_path / "in")) == adapter
@@ -220,6 +223,32 @@ def test_what_each_way_to_verify_sees(
             load_weights(buffer, uri, digest, tmp_path, how)
     else:
         load_weights(buffer, uri, digest, tmp_path, how)
+
+
+def test_files_that_an_engine_would_read_instead_of_the_published_ones_are_noticed(
+    buffer: Buffer, tmp_path: Path
+) -> None:
+    shard = "model-00001-of-00001.safetensors"
+    files = {INDEX_FILE: orjson.dumps({"weight_map": {"a": shard}}), shard: save({"a": np.zeros(3)})}
+    folder = write(tmp_path / "shards", files)
+    uri, digest = locate_weights(buffer, folder)
+    for extra in ({ADAPTER_CONFIG: b"{}"}, model()):
+        write(folder, extra)
+        for how in Verify:
+            with pytest.raises(WeightsError, match=f"hold '.*{next(iter(extra))[-12:]}' now"):
+                load_weights(buffer, uri, digest, tmp_path, how)
+        (folder / next(iter(extra))).unlink()
+    load_weights(buffer, uri, digest, tmp_path)
+    (folder / INDEX_FILE).unlink()
+    with pytest.raises(WeightsError, match=f"{INDEX_FILE}.*cannot be read"):
+        load_weights(buffer, uri, digest, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../model-1.safetensors", "/model-1.safetensors", "model.bin"])
+def test_an_index_names_only_safetensors_files_beside_it(buffer: Buffer, tmp_path: Path, name: str) -> None:
+    write(tmp_path, {INDEX_FILE: orjson.dumps({"weight_map": {"a": name}})})
+    with pytest.raises(WeightsError, match="no safetensors file beside it"):
+        locate_weights(buffer, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import orjson
 from rollq.buffer.errors import WeightsError
 
 SCHEMA = 1
+_SAFETENSORS = ".safetensors"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_FILE = "adapter_model.safetensors"
@@ -89,19 +90,35 @@ def digest_of(encoded: bytes) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model, in the order of their names; or of an adapter, with its configuration.
+    """The safetensors files of the model or adapter in `folder`, in the order of their names; they need not exist.
 
-    Raises `WeightsError` when there are none.
+    Raises `WeightsError` for an index that cannot be read.
     """
+    return [folder / name for name in _file_names(folder) if name.endswith(_SAFETENSORS)]
+
+
+def published_files(folder: Path) -> list[Path]:
+    """What workers need of `folder`: its `weight_files`, with the index of shards or the configuration of an adapter.
+
+    Raises `WeightsError` for an index that cannot be read.
+    """
+    return [folder / name for name in _file_names(folder)]
+
+
+def _file_names(folder: Path) -> list[str]:
     if (folder / ADAPTER_CONFIG).exists():
-        return [folder / ADAPTER_CONFIG, folder / ADAPTER_FILE]
+        return [ADAPTER_CONFIG, ADAPTER_FILE]
     index = folder / INDEX_FILE
     if (folder / WEIGHTS_FILE).exists() or not index.exists():
-        return [folder / WEIGHTS_FILE]
+        return [WEIGHTS_FILE]
     try:
-        return [folder / name for name in sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))]
+        shards = sorted(set(orjson.loads(index.read_bytes())["weight_map"].values()))
+        for name in shards:
+            if not name.endswith(_SAFETENSORS) or name != Path(name).name:
+                raise WeightsError(f"the index of weights {str(index)!r} names {name!r}, no safetensors file beside it")
     except (OSError, orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
         raise WeightsError(f"the index of weights {str(index)!r} cannot be read: {error!r}") from error
+    return [INDEX_FILE, *shards]
 
 
 def describe_folder(folder: Path) -> Manifest:
@@ -109,7 +126,7 @@ def describe_folder(folder: Path) -> Manifest:
 
     Raises `WeightsError` when one is missing, truncated, or no safetensors file.
     """
-    paths = weight_files(folder)
+    paths = published_files(folder)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         described = dict(zip([path.name for path in paths], threads.map(_describe_path, paths), strict=True))
     return _manifest(described)
@@ -130,6 +147,11 @@ def verify_folder(folder: Path, manifest: Manifest, how: Verify) -> None:
         found = dict(zip(manifest.files, threads.map(lambda path: _describe_path(path, how), paths), strict=True))
     for name, (facts, _) in found.items():
         _compare(folder / name, manifest.files[name], facts)
+    if names := {path.name for path in published_files(folder)} - manifest.files.keys():
+        raise WeightsError(
+            f"weights {str(folder)!r} hold {min(names)!r} now, which was not published; publish them again, "
+            "from a folder that nothing else writes to"
+        )
     if _manifest(found).tensors != manifest.tensors:
         raise WeightsError(f"weights {str(folder)!r} hold other tensors than were published; publish them again")
 
@@ -165,7 +187,7 @@ def _describe_path(path: Path, how: Verify = Verify.FULL) -> _Described:
 
 def _describe(file: BufferedReader | BytesIO, name: str, how: Verify = Verify.FULL) -> _Described:
     size = file.seek(0, os.SEEK_END)
-    tensors = _read_header(file, name, size) if name.endswith(".safetensors") else {}
+    tensors = _read_header(file, name, size) if name.endswith(_SAFETENSORS) else {}
     edges = full = ""
     if how is not Verify.SIZES:
         file.seek(0)

@@ -23,8 +23,8 @@ from rollq.buffer.manifest import (
     describe_bytes,
     describe_folder,
     digest_of,
+    published_files,
     verify_folder,
-    weight_files,
 )
 
 CHUNK_BYTES = 8 << 20
@@ -48,7 +48,7 @@ class StoredWeights(NamedTuple):
 def read_files(folder: Path) -> dict[str, bytes]:
     """The weights of `folder`, file by file. Raises `WeightsError` when they are missing or too large for Redis."""
     try:
-        paths = weight_files(folder)
+        paths = published_files(folder)
         check_redis_size(sum(path.stat().st_size for path in paths))
         return {path.name: path.read_bytes() for path in paths}
     except OSError as error:
