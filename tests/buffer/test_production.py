@@ -4,11 +4,14 @@ batches, and what stops and what is told."""
 from collections.abc import Iterator
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.buffer.core import task_keys
 from rollq.buffer.errors import HistoryGone
+from rollq.buffer.functions import BatchOver
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import GroupResult, Prompt, Shaped, Status
 from rollq.buffer.server import EmbeddedServer
@@ -358,6 +361,33 @@ def test_a_gathered_group_is_as_old_as_its_dead_weights_count(world: World) -> N
     world.buffer.end_finalize("math", handle, "nonce", b"{}", {group.group_id: Shaped((1.0, 1.0), None)})
     assert world.statuses()["expired"] == 1, "version 1 is too old for step 4"
     world.check()
+
+
+def test_batches_that_are_over_are_forgotten_when_many_more_are(world: World) -> None:
+    world.start(math={}, held_out={"kind": "eval"})
+    handles = []
+    for version in range(203):
+        handles.append(world.buffer.open_batch("held_out", f"{version}/held_out", "eval", step=0).handle)
+        world.buffer.close_evaluation("held_out", handles[-1], orjson.dumps(version))
+    assert [state and state.state for state in (world.buffer.batch("held_out", f"{n}/held_out") for n in (2, 3))] == [
+        None,
+        "finalized",
+    ]
+    assert world.buffer.close_evaluation("held_out", handles[3]) == b"3"
+    keys = task_keys(world.buffer.run, "held_out")
+    assert len(list(world.buffer.client.scan_iter(match=keys.batch("*")))) == 200
+
+
+def test_an_id_that_is_used_again_outlives_its_former_batch(world: World) -> None:
+    world.start()
+    first = world.buffer.open_batch("math", "1", "train", step=1)
+    world.buffer.abort_batch("math", first.handle, "")
+    again = world.buffer.open_batch("math", "1", "train", step=1)
+    for _ in range(200):
+        world.buffer.abort_batch("math", world.buffer.open_batch("math", "2", "train", step=1).handle, "")
+    assert world.buffer.running_batches("math") == [again] == [world.buffer.batch("math", "1")]
+    with pytest.raises(BatchOver, match=first.handle):
+        world.buffer.batch_by_handle("math", first.handle)
 
 
 # -- copies ---------------------------------------------------------------------------------------------------------

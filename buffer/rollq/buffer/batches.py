@@ -1,12 +1,12 @@
 """Batches that are gathered as a whole, an evaluation or a coordinator's: no claim takes a group out of one."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import orjson
 
-from rollq.buffer.core import BufferCore, task_keys
+from rollq.buffer.core import BufferCore, pairs, task_keys
 from rollq.buffer.functions import BatchOver
 from rollq.buffer.prompts import encode_prompt
 from rollq.buffer.schema import Prompt, Shaped
@@ -71,36 +71,42 @@ class Batches(BufferCore):
         return int(self._call_task("abort_batch", task, handle, reason, int(keep_finished)))
 
     def batch(self, task: str, batch_id: str) -> BatchState | None:
-        """The batch that stands, or stood last, under this id; None when there was none."""
+        """The batch that stands, or stood last, under this id; None when there was none, or 200 have ended since."""
         handle = self._read(lambda: self.client.hget(task_keys(self.run, task).batches, batch_id))
         return None if handle is None else self.batch_by_handle(task, handle.decode())
 
     def running_batches(self, task: str) -> list[BatchState]:
         """The batches of a task that are under way, filled or not."""
         handles = self._read(lambda: self.client.hvals(task_keys(self.run, task).batches))
-        found = [self.batch_by_handle(task, handle.decode()) for handle in handles]
-        return [state for state in found if state.state == "running"]
+        keys = task_keys(self.run, task)
+        found = self._read_all([("HGETALL", keys.batch(handle.decode())) for handle in handles])
+        states = [_state(handle.decode(), pairs(raw)) for handle, raw in zip(handles, found, strict=True) if raw]
+        return [state for state in states if state.state == "running"]
 
     def batch_by_handle(self, task: str, handle: str) -> BatchState:
         """Where a batch stands. Raises `BatchOver` when it is not there."""
         raw = self._read(lambda: self.client.hgetall(task_keys(self.run, task).batch(handle)))
         if not raw:
             raise BatchOver(f"batch {handle!r} of task {task!r} is not there")
-        fields = {name.decode(): value.decode() for name, value in raw.items()}
-        return BatchState(
-            batch_id=fields["id"],
-            handle=handle,
-            state=fields["state"],
-            kind=fields["type"],
-            step=int(fields["step"]),
-            epoch=int(fields["epoch"]),
-            version=int(fields["version"]),
-            size=int(fields["size"]),
-            closed=fields["closed"] == "1",
-            gathered=int(fields.get("gathered", 0)),
-            filtered=int(fields.get("filtered", 0)),
-            failed=int(fields.get("failed", 0)),
-        )
+        return _state(handle, raw.items())
+
+
+def _state(handle: str, raw: Iterable[tuple[bytes, bytes]]) -> BatchState:
+    fields = {name.decode(): value.decode() for name, value in raw}
+    return BatchState(
+        batch_id=fields["id"],
+        handle=handle,
+        state=fields["state"],
+        kind=fields["type"],
+        step=int(fields["step"]),
+        epoch=int(fields["epoch"]),
+        version=int(fields["version"]),
+        size=int(fields["size"]),
+        closed=fields["closed"] == "1",
+        gathered=int(fields.get("gathered", 0)),
+        filtered=int(fields.get("filtered", 0)),
+        failed=int(fields.get("failed", 0)),
+    )
 
 
 def _encode_shaped(given: Shaped | str) -> tuple[bytes | str, int]:

@@ -26,9 +26,10 @@ rollq:{run:task}:outcomes        list    1 kept, 0 not: the last finished groups
 rollq:{run:task}:window          hash    sums since they were last taken               functions  run
 rollq:{run:task}:timings         list    ms per group since they were last taken       functions  run
 rollq:{run:task}:prompts         hash    row -> statistics of its prompt, as text      functions  run
-rollq:{run:task}:batches         hash    batch id -> handle                            functions  run
-rollq:{run:task}:batch:<handle>  hash    one batch: state, type, step, size, counts    functions  run
-rollq:{run:task}:batch:<handle>:groups list its group ids                              functions  run
+rollq:{run:task}:batches         hash    batch id -> handle                            functions  200 more are over
+rollq:{run:task}:batches_over    list    handles of those that are over, oldest first  functions  run
+rollq:{run:task}:batch:<handle>  hash    one batch: state, type, step, size, counts    functions  200 more are over
+rollq:{run:task}:batch:<handle>:groups list its group ids                              functions  it is over
 rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt            functions  until dropped
 rollq:{run:task}:rollout:<id>    hash    sample index -> frame                         functions  until dropped
 rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry          functions  one lease

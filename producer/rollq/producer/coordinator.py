@@ -192,10 +192,12 @@ class BatchCoordinator:
             try:
                 return self._buffer.batch_by_handle(task, batch.handle)
             except BatchOver as error:
-                raise KeyError(f"batch {batch.batch_id!r} of task {task!r} was never submitted") from error
+                raise KeyError(
+                    f"batch {batch.batch_id!r} of task {task!r} was never submitted, or is long over"
+                ) from error
         found = self._buffer.batch(task, batch)
         if found is None:
-            raise KeyError(f"batch {batch!r} of task {task!r} was never submitted")
+            raise KeyError(f"batch {batch!r} of task {task!r} was never submitted, or is long over")
         return found
 
     def _tend(self, task: str) -> None:

@@ -7,6 +7,7 @@
 
 local ARRIVALS = 4294967296 -- 2^32
 local NO_TOKENS = 1048575   -- the "oldest version" of a group without tokens: it is never stale
+local BATCHES_KEPT = 200     -- of those that are over
 
 local function fail(code, message)
   return redis.error_reply('ROLLQ_' .. code .. ' ' .. message)
@@ -289,6 +290,21 @@ local function leave_batch(clock, id)
   redis.call('HSETNX', key, 'oldest', NO_TOKENS)
   redis.call('HSETNX', key, 'versions', string.rep('-,', clock.group_size - 1) .. '-')
   file_result(clock, id, 'aborted', tonumber(group[2] or NO_TOKENS), tonumber(group[3]))
+end
+
+-- The end of a batch, whose groups have left it. What came of it is kept for whoever asks again, for the last ones.
+local function end_batch(clock, handle, state, result)
+  local batch, over = clock.prefix .. 'batch:' .. handle, clock.prefix .. 'batches_over'
+  redis.call('UNLINK', batch .. ':groups')
+  redis.call('HSET', batch, 'state', state, 'result', result)
+  if redis.call('HGET', batch, 'type') == 'eval' then redis.call('HINCRBY', clock.key, 'open_evaluations', -1) end
+  if redis.call('RPUSH', over, handle) > BATCHES_KEPT then
+    local oldest = redis.call('LPOP', over)
+    local id = redis.call('HGET', clock.prefix .. 'batch:' .. oldest, 'id')
+    if id and redis.call('HGET', clock.prefix .. 'batches', id) == oldest then redis.call('HDEL', clock.prefix .. 'batches', id) end
+    redis.call('UNLINK', clock.prefix .. 'batch:' .. oldest)
+  end
+  redis.call('PUBLISH', clock.events, 'batch')
 end
 
 -- Group ids of a manifest, as a list.

@@ -24,9 +24,6 @@ local function abort_batch(keys, args)
       dropped = dropped + 1
     end
   end
-  redis.call('UNLINK', batch .. ':groups')
-  redis.call('HSET', batch, 'state', 'aborted', 'result', args[3])
-  if found[2] == 'eval' then redis.call('HINCRBY', keys[1], 'open_evaluations', -1) end
-  redis.call('PUBLISH', clock.events, 'batch')
+  end_batch(clock, args[2], 'aborted', args[3])
   return dropped
 end

@@ -19,8 +19,7 @@ local function close_evaluation(keys, args)
     end
   end
   if #ids == tonumber(args[3]) then return { 1, '' } end
-  redis.call('HSET', batch, 'state', 'finalized')
-  redis.call('HINCRBY', keys[1], 'open_evaluations', -1)
-  redis.call('PUBLISH', clock.events, 'batch')
-  return { 0, redis.call('HGET', batch, 'result') }
+  local result = redis.call('HGET', batch, 'result')
+  end_batch(clock, args[2], 'finalized', result)
+  return { 0, result }
 end

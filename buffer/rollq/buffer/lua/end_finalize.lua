@@ -39,8 +39,6 @@ local function end_finalize(keys, args)
   for _, id in ipairs(redis.call('LRANGE', batch .. ':groups', 0, -1)) do
     if redis.call('HGET', group_key(clock.prefix, id), 'batch') == args[2] then leave_batch(clock, id) end
   end
-  redis.call('UNLINK', batch .. ':groups')
-  redis.call('HSET', batch, 'state', 'finalized', 'result', args[5])
-  redis.call('PUBLISH', clock.events, 'batch')
+  end_batch(clock, args[2], 'finalized', args[5])
   return { 'finalized', args[5] }
 end

@@ -15,6 +15,7 @@ local function save_index(keys, args)
   add('progress', 'hash')
   add('outcomes', 'list')
   for step = clock.history, clock.claimed_step do add('manifest:' .. step, 'hash') end
+  add('batches_over', 'list')
   local batches = add('batches', 'hash')
   for i = 2, #batches, 2 do
     add('batch:' .. batches[i], 'hash')
