@@ -197,6 +197,18 @@ def test_kept_tokens_of_an_interrupted_group_say_how_old_it_will_be(world: World
     assert world.buffer.readiness("math", 2) == (3, 0)
 
 
+def test_samples_that_were_reset_do_not_say_how_old_a_group_will_be(world: World) -> None:
+    world.start(math={"max_staleness": 1}).admit(1)
+    (lease,) = world.lease(1)
+    for version in (1, 2, 3):
+        world.buffer.publish(world.held, version, uri="u", digest=str(version))
+    assert world.buffer.put([GroupResult(lease, (make_sample(0), make_sample(2)))]) == [PutOutcome.EXPIRED]
+    assert world.buffer.recycle("math", epoch=world.held.epoch, target=10, limit=1) == 1
+    assert len(world.lease(1)) == 1
+    assert world.buffer.readiness("math", 4) == (0, 1), "the sibling that stayed is of version 2, too old for step 5"
+    assert world.buffer.readiness("math", 3) == (0, 0)
+
+
 def test_a_group_that_a_dead_worker_held_is_not_waited_for(world: World) -> None:
     world.start(math={"max_staleness": 0})
     world.admit(1)
@@ -390,6 +402,21 @@ def test_an_id_that_is_used_again_outlives_its_former_batch(world: World) -> Non
         world.buffer.batch_by_handle("math", first.handle)
 
 
+def test_a_group_that_leaves_its_batch_is_as_old_as_the_samples_that_it_still_has(world: World) -> None:
+    world.start(math={"max_staleness": 1, "tail_batch_trigger_size": -1})
+    handle = world.buffer.open_batch("math", "4", "train", step=4).handle
+    world.buffer.fill_batch("math", handle, 0, [Prompt("question")], last=True)
+    (lease,) = world.lease(1)
+    for version in (1, 2, 3):
+        world.buffer.publish(world.held, version, uri="u", digest=str(version))
+    assert world.buffer.put([GroupResult(lease, (make_sample(0), make_sample(3)))]) == [PutOutcome.RESTARTED]
+    world.buffer.begin_finalize("math", handle, "nonce", lease_s=10)
+    world.buffer.end_finalize("math", handle, "nonce", b"{}", {})
+    assert world.buffer.expire("math") == 0, "version 3 is young enough for step 4"
+    assert [group.uid for group in world.buffer.query({"status": "aborted", "staleness": 0})] == [1]
+    world.check()
+
+
 # -- copies ---------------------------------------------------------------------------------------------------------
 
 
@@ -421,6 +448,18 @@ def test_what_a_copy_held_back_leaves_with_the_next_step_of_a_run_that_keeps_not
     with pytest.raises(HistoryGone, match="no longer kept"):
         world.claim(2)
     world.check()
+
+
+def test_the_sizes_of_a_step_stay_as_long_as_its_batch_does(world: World) -> None:
+    world.start(math={}, code={})
+    for task in ("math", "code"):
+        world.complete(2, task)
+    world.train(1, math=2, code=2)
+    world.buffer._call_task("hold_for_saving", "math", 60_000)
+    world.buffer._call_task("hold_for_saving", "code", 60_000)
+    world.buffer.checkpoint(world.held, 1)  # waits for the next one
+    world.begin(0, launch_id="after a crash")
+    assert len(world.claim(1, math=2).groups) == 4, "the batch of step 1 is fixed, with its part of code"
 
 
 def test_senseless_rules_are_refused() -> None:

@@ -239,7 +239,8 @@ class Training(Admission):
             before = self.clock(task).checkpoint
             while self._call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
                 pass
-            self._forget_plans(held, before + 1, step)
+            # not those of batches that stay while a copy of the buffer is taken
+            self._forget_plans(held, before + 1, self.clock(task).checkpoint)
 
     def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
         """Make weights the live ones: workers swap, and what is too stale stops counting at once.

@@ -225,6 +225,16 @@ local function reset_stale(clock, letters, versions, stale)
   return table.concat(kept_letters), table.concat(kept_versions, ','), reset
 end
 
+-- The oldest version among the samples that a group still has: `oldest` may speak of those that were reset.
+local function oldest_kept(letters, versions)
+  local index, oldest = 0, NO_TOKENS
+  for version in string.gmatch(versions or '', '[^,]+') do
+    index = index + 1
+    if version ~= '-' and string.sub(letters, index, index) ~= 'p' then oldest = math.min(oldest, tonumber(version)) end
+  end
+  return oldest
+end
+
 -- Takes the stale samples of a group, or all of them, out of its payload.
 local function reset_group(clock, id, stale)
   local key = group_key(clock.prefix, id)
@@ -281,15 +291,16 @@ end
 -- were interrupted, with what it has.
 local function leave_batch(clock, id)
   local key = group_key(clock.prefix, id)
-  local group = redis.call('HMGET', key, 'status', 'oldest', 'arrival')
+  local group = redis.call('HMGET', key, 'status', 'arrival', 'letters', 'versions')
   redis.call('HDEL', key, 'batch', 'nonce', 'worker', 'alone')
   if group[1] ~= 'pending' and group[1] ~= 'running' and group[1] ~= 'gathered' then return end
   redis.call('ZREM', clock.prefix .. group[1], id)
   redis.call('ZREM', clock.prefix .. 'suspects', id)
   redis.call('ZREM', clock.prefix .. 'generating', id)
-  redis.call('HSETNX', key, 'oldest', NO_TOKENS)
+  local oldest = oldest_kept(group[3], group[4])
+  redis.call('HSET', key, 'oldest', oldest)
   redis.call('HSETNX', key, 'versions', string.rep('-,', clock.group_size - 1) .. '-')
-  file_result(clock, id, 'aborted', tonumber(group[2] or NO_TOKENS), tonumber(group[3]))
+  file_result(clock, id, 'aborted', oldest, tonumber(group[2]))
 end
 
 -- The end of a batch, whose groups have left it. What came of it is kept for whoever asks again, for the last ones.

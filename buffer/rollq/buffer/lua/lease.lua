@@ -12,8 +12,8 @@ local DRAIN_LEASES = 10 -- how long a drain may take before another worker is as
 
 local function grant(clock, id, worker, version, nonce, deadline, alone)
   local key = group_key(clock.prefix, id)
-  local kept = redis.call('HMGET', key, 'letters', 'oldest')
-  if string.find(kept[1], '[^p]') then version = math.min(version, tonumber(kept[2] or version)) end
+  local kept = redis.call('HMGET', key, 'letters', 'versions')
+  version = math.min(version, oldest_kept(kept[1], kept[2]))
   redis.call('ZADD', clock.prefix .. 'generating', version, id)
   redis.call('ZREM', clock.prefix .. 'pending', id)
   redis.call('ZREM', clock.prefix .. 'suspects', id)
