@@ -95,6 +95,12 @@ def test_the_password_may_lie_in_a_file(tmp_path: Path) -> None:
             "tasks.*.sync_weights_interval: must be the same for every task of a run, not {'math': 1, 'code': 2}",
         ),
         ('[producer]\nstrategy = "sync"\nover_sample = 1', "producer: over_sample needs strategy = 'async'"),
+        (
+            'max_uses = 2\nreuse_cooldown_steps = 1\nmax_staleness = 3\n[producer]\nstrategy = "sync"',
+            "makes nothing in the place of groups that cool down",
+        ),
+        ("schedule = [[3, 0], [5, 4]]", "tasks.*.schedule: no task has a group in the batch of step 3"),
+        ('[evaluations.test]\nprompts = "p"\nkind = "train"', "what is trained stands in [tasks.<name>]"),
         ('[redis]\nbuffer_url = "http://x"', "must begin with redis://"),
         ('[redis]\nqueue_url = "redis://:hunter2@"', "redis://***@"),
         ("[producers]", "producers: unknown key; did you mean 'producer'?"),
@@ -114,6 +120,7 @@ def test_what_makes_no_sense_is_refused_in_one_message(tmp_path: Path, more: str
             "trainer.checkpoint_every = 101: must not exceed tasks.math.max_uncheck",
         ),
         ("micro_batch_tokens = 5000", "trainer.micro_batch_tokens = 5000: must hold one sample of tasks.math"),
+        ("evaluate_every = 5", "trainer.evaluate_every = 5: there is nothing to evaluate"),
         ("learning_rat = 1.0", "trainer.learning_rat: unknown key; did you mean 'learning_rate'?"),
         ("[trainer.loss]\nclip_lo = 1", "trainer.loss.clip_lo: unknown key; did you mean 'clip_low'?"),
     ],
@@ -182,6 +189,7 @@ def test_one_batch_is_shared_by_the_tasks_weights_and_changes_by_step(tmp_path: 
         ("weight = 2.0", "batch_groups = 3", "tasks.math.batch_groups: [batch] says how large batches are"),
         ("weight = 2.0", "weight = 0", "tasks.math: gets no group of any batch"),
         ("code = 2.0", "sort = 2.0", "names task 'sort', which there is not"),
+        ("step = 10, groups = 4", "step = 10, groups = 0", "batch.schedule.0.groups = 0: must be greater than 0"),
         ("step = 10", "step = 1", "batch.schedule.0.step = 1: must be greater than 1"),
         ('prompts = "code.jsonl"', 'prompts = "code.jsonl"\nkind = "eval"', "stands in [evaluations.code]"),
         (

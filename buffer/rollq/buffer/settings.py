@@ -183,6 +183,8 @@ class EvaluationSettings(TaskSettings):
 
     @model_validator(mode="after")
     def _is_not_trained(self) -> Self:
+        if self.kind != "eval":
+            raise ValueError(f"kind = {self.kind!r}: what is trained stands in [tasks.<name>]; leave this out")
         senseless = sorted(self.model_fields_set & _TRAINING_ONLY)
         if senseless:
             raise ValueError(f"{', '.join(senseless)}: an evaluation is never trained, leave this out")

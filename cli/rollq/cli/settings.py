@@ -17,7 +17,7 @@ from rollq.buffer.connection import check_url
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.keys import check_name
 from rollq.buffer.settings import MAX_BATCH_GROUPS, EvaluationSettings, RedisSettings, Settings, TaskSettings
-from rollq.buffer.sizes import split
+from rollq.buffer.sizes import groups_at, split
 from rollq.cli.explain import bent_values, explain
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings
@@ -48,7 +48,7 @@ class BatchStep(Settings):
     """From train step `step` on, batches take `groups`, shared by `weights`; what is left out stays as it was."""
 
     step: int = Field(gt=1)
-    groups: int | None = Field(default=None, ge=0, le=MAX_BATCH_GROUPS)
+    groups: int | None = Field(default=None, gt=0, le=MAX_BATCH_GROUPS)
     weights: dict[str, Annotated[float, Field(ge=0)]] | None = None
 
 
@@ -98,6 +98,14 @@ class RollqSettings(Settings):
         for name, task in self.tasks.items():
             if task.kind != "train":
                 raise ValueError(f"tasks.{name}.kind: what is evaluated stands in [evaluations.{name}]")
+            if self.producer.strategy == "sync" and task.max_uses > 1 and task.reuse_cooldown_steps:
+                raise ValueError(
+                    f"tasks.{name}.reuse_cooldown_steps: producer.strategy = 'sync' makes nothing in the place of "
+                    "groups that cool down, so batches would never fill; use 'async', or no cooldown"
+                )
+        for step in {1} | {step for task in self.tasks.values() for step, _ in task.schedule}:
+            if not any(groups_at(task.batch_groups, task.schedule, step) for task in self.tasks.values()):
+                raise ValueError(f"tasks.*.schedule: no task has a group in the batch of step {step}")
         for url in (self.redis.buffer_url, self.redis.queue_url or self.redis.buffer_url):
             check_url(url)
         for name, task in self.tasks.items():
@@ -129,6 +137,11 @@ class RollqSettings(Settings):
                 )
 
     def _trainer_fits(self, trainer: TrainerSettings) -> None:
+        if trainer.evaluate_every and not self.evaluations:
+            raise ValueError(
+                f"trainer.evaluate_every = {trainer.evaluate_every}: there is nothing to evaluate; name its prompts in "
+                "[evaluations.<name>], or leave it out"
+            )
         for name, task in self.tasks.items():
             if trainer.checkpoint_every > task.max_uncheckpointed_steps:
                 raise ValueError(
