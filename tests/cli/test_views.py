@@ -4,6 +4,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.replay import Buffer
+from rollq.buffer.values import Control
 from rollq.cli.main import main
 from world import World
 
@@ -24,3 +25,12 @@ def test_production_is_paused_and_goes_on(ask, buffer: Buffer) -> None:  # type:
     assert ask("resume").output == "task code: run -> run\ntask math: pause -> run\n"
     wrong = ask("pause", "--task", "maths")
     assert (wrong.exit_code, "task 'maths'" in wrong.output) == (2, True)
+
+
+def test_an_end_outlives_a_pause_and_the_one_that_a_hook_wanted_a_resume_of_all_tasks(ask, buffer: Buffer) -> None:  # type: ignore[no-untyped-def]
+    buffer.set_control("code", Control.STOPPED, "too little is kept")
+    buffer.set_control("math", Control.DONE, "its hook said so")
+    assert ask("pause").output == "task code: stays stopped\ntask math: stays done\n"
+    assert buffer.clock("code").control_reason == "too little is kept"
+    assert ask("resume").output == "task code: stopped -> run\ntask math: stays done\n"
+    assert ask("resume", "--task", "math").output == "task math: done -> run\n"

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rollq.buffer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollq.buffer.values import Control
 
 
 def _target(command: Callable[..., None]) -> Callable[..., None]:
@@ -27,6 +30,8 @@ def _target(command: Callable[..., None]) -> Callable[..., None]:
 def pause(file: Path | None, url: str | None, run_name: str | None, names: tuple[str, ...]) -> None:
     """Let workers take nothing new. What is under way is finished, or interrupted, as [worker] pause says.
 
+    A task whose production has ended or was stopped stays as it is.
+
     \b
     Example:
       rollq pause rollq.toml
@@ -40,9 +45,12 @@ def pause(file: Path | None, url: str | None, run_name: str | None, names: tuple
 def resume(file: Path | None, url: str | None, run_name: str | None, names: tuple[str, ...]) -> None:
     """Let production go on that was paused, or that was stopped because too little was worth training.
 
+    A task that its own should_continue hook has ended goes on only when named with --task; its hook is asked again.
+
     \b
     Example:
       rollq resume rollq.toml
+      rollq resume rollq.toml --task math
     """
     _set(file, url, run_name, names, "run")
 
@@ -59,5 +67,15 @@ def _set(file: Path | None, url: str | None, run: str | None, names: tuple[str, 
             before = buffer.clock(task).control
             if before is Control.SLEEP:
                 raise ConfigError(f"task {task!r} sleeps while the trainer has the GPUs; the trainer wakes it")
+            if _stays(before, Control(control), named=bool(names)):
+                click.echo(f"task {task}: stays {before.value}")
+                continue
             buffer.set_control(task, Control(control), "by hand" if control == "pause" else "")
             click.echo(f"task {task}: {before.value} -> {control}")
+
+
+def _stays(before: "Control", wanted: "Control", *, named: bool) -> bool:
+    """Whether a task's control is left alone: an end outlives a pause, and the end that its hook wanted a resume."""
+    if wanted == "pause":
+        return before in ("stopped", "done")
+    return before == "done" and not named
