@@ -364,6 +364,22 @@ def test_xp15_a_tasks_own_hook_ends_its_production(server_url: str, run_name: st
         assert len(lease(buffer, 99)) == 8, "what was scheduled is still made"
 
 
+def test_a_hook_that_is_slow_to_say_no_does_not_wake_engines_that_were_sent_to_sleep_meanwhile(
+    server_url: str, run_name: str, tmp_path: Path
+) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 20))
+
+    def slow(state: State) -> bool:
+        with Buffer.connect(server_url, run_name) as trainer:
+            trainer.set_control(TASK, Control.SLEEP, "step 1 is being trained")
+        return False
+
+    with producer(server_url, run_name, task, should_continue=slow) as made:
+        begin(made._buffer)
+        made.tick()
+        assert made._buffer.clock(TASK).control is Control.SLEEP
+
+
 def test_xp15_a_hook_that_fails_ends_nothing(
     server_url: str, run_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

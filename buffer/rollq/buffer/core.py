@@ -105,9 +105,12 @@ class BufferCore:
         """Names of the tasks that are trained on, sorted; the others are evaluations."""
         return [task for task in self.tasks() if self.rules(task).kind == "train"]
 
-    def set_control(self, task: str, control: Control, reason: str = "") -> None:
-        """Let a task's production go on, pause, sleep or end, and say why."""
-        self._call_task("set_control", task, control.value, reason)
+    def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
+        """Let a task's production go on, pause, sleep or end, and say why.
+
+        `only_from`: nothing happens when the task has another control by then.
+        """
+        self._call_task("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
 
     def clock(self, task: str) -> Clock:
         """The task's clock. Raises StoreLost when the task, or this incarnation of the run, is gone."""

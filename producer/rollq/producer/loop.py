@@ -174,14 +174,18 @@ class Producer:
         return total
 
     def _ends(self, feed: Feed, counts: Counts) -> bool:
-        """End the task's production when its hook says so, or too little of it is worth training; whether it did."""
+        """End the task's production when its hook says so, or too little of it is worth training; whether it did.
+
+        Only what runs is ended: meanwhile a trainer may have sent the engines to sleep, and would wait for it in vain.
+        """
         if too_little_kept(counts.outcomes, counts.kept, feed.rules.keep_window, feed.min_keep_rate):
             reason = diagnosis(feed, counts, self._buffer.last_error(feed.task))
             log.error("task %s: production stops: %s", feed.task, reason)
-            self._buffer.set_control(feed.task, Control.STOPPED, reason)
+            self._buffer.set_control(feed.task, Control.STOPPED, reason, only_from=Control.RUN)
         elif feed.should_continue is not None and not self._asks(feed.task, feed.should_continue, state_of(counts)):
             log.info("task %s: its should_continue hook has ended production", feed.task)
-            self._buffer.set_control(feed.task, Control.DONE, "its should_continue hook said so")
+            reason = "its should_continue hook said so"
+            self._buffer.set_control(feed.task, Control.DONE, reason, only_from=Control.RUN)
         else:
             return False
         return True
