@@ -9,13 +9,13 @@ from hand_worker import HandWorker, make_run
 from tiny_qwen3 import tiny_qwen3
 
 from rollq.buffer.batches import MAX_FILL
-from rollq.buffer.errors import ConfigError, ProductionStalled, ProductionStopped, SyncFirst
+from rollq.buffer.errors import ClaimTimeout, ConfigError, FencedError, ProductionStalled, ProductionStopped, SyncFirst
 from rollq.buffer.evaluations import EvaluatedGroup, evaluation_metrics
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import GroupResult, Prompt
 from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import Control
+from rollq.buffer.values import Control, Counts
 from rollq.consumer import Consumer, ConsumerSettings
 from world import World, make_sample
 
@@ -110,6 +110,68 @@ def test_xp15_a_production_that_its_hook_has_ended_ends_the_iteration(
             consumer.commit(batch)
             steps.append(batch.step)
     assert steps == [1]
+
+
+@pytest.mark.parametrize("end", [Control.DONE, Control.STOPPED])
+def test_a_group_that_is_filed_while_its_trainer_looks_is_trained_before_production_counts_as_ended(
+    connect: Connect, buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Control
+) -> None:
+    make_run(buffer)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    counts = Buffer.counts
+
+    def late(self: Buffer, task: str) -> Counts:
+        monkeypatch.setattr(Buffer, "counts", counts)
+        worker.produce(1)  # between the claim, which was short, and the question why
+        buffer.set_control("math", end, "over")
+        return self.counts(task)
+
+    with connect() as consumer:
+        worker.produce(1)
+        monkeypatch.setattr(Buffer, "counts", late)
+        assert len(next(consumer).groups) == 2
+
+
+# -- taking turns ---------------------------------------------------------------------------------------------------
+
+
+def test_engines_wake_when_a_batch_is_given_up_so_that_another_can_be_made(
+    connect: Connect, buffer: Buffer, tmp_path: Path
+) -> None:
+    make_run(buffer)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    with connect(colocated=True) as consumer:
+        worker.produce(2)
+        batch = next(consumer)
+        assert buffer.clock("math").control is Control.SLEEP
+        consumer.release(batch, "quarantine")
+        assert buffer.clock("math").control is Control.RUN
+
+
+def test_engines_wake_when_a_group_cannot_be_read(connect: Connect, buffer: Buffer, tmp_path: Path) -> None:
+    make_run(buffer)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    with connect(colocated=True, timeout_s=0.1) as consumer:
+        worker.produce(2)
+        buffer.client.hset(f"rollq:{{{buffer.run}:math}}:rollout:1", "0", b"garbage")
+        with pytest.raises(ClaimTimeout):
+            next(consumer)
+        assert buffer.clock("math").control is Control.RUN
+
+
+def test_a_task_that_was_paused_before_engines_slept_is_paused_when_they_wake(
+    connect: Connect, buffer: Buffer, model_folder: Path, tmp_path: Path
+) -> None:
+    make_run(buffer)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    with connect(colocated=True) as consumer:
+        worker.produce(2)
+        buffer.set_control("math", Control.PAUSE, "by hand")
+        next(consumer)
+        assert buffer.clock("math").control is Control.SLEEP
+        consumer.publish(model_folder)
+        clock = buffer.clock("math")
+        assert (clock.control, clock.control_reason) == (Control.PAUSE, "by hand")
 
 
 def test_sizes_follow_the_schedule_step_by_step(connect: Connect, buffer: Buffer, tmp_path: Path) -> None:
@@ -208,6 +270,15 @@ def test_what_a_dead_trainer_left_of_an_evaluation_is_dropped(
         assert consumer.evaluate()["eval/held_out/count"] == 1
     assert buffer.running_batches("held_out") == []
     assert buffer.client.hget(f"rollq:{{{buffer.run}:held_out}}:clock", "open_evaluations") == b"0"
+
+
+def test_a_trainer_that_lost_the_run_does_not_wait_for_its_evaluation(
+    connect: Connect, buffer: Buffer, answering: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering += [-1.0]
+    monkeypatch.setattr("rollq.consumer.consumer.RENEW_S", 0.05)
+    with connect(trainer_id="old") as old, connect(trainer_id="new", takeover=True), pytest.raises(FencedError):
+        old.evaluate(timeout_s=30)
 
 
 def test_an_evaluation_that_there_is_not_is_named(connect: Connect, buffer: Buffer) -> None:

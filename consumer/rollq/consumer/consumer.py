@@ -69,6 +69,7 @@ class Consumer:
         self._step = held.from_step + 1
         self._taken = held.from_step  # the step of the last batch that was handed out
         self._outlet = outlet
+        self._before_sleep: dict[str, tuple[Control, str]] = {}
         self._events = buffer.events()
         self._closing = threading.Event()
         self._fenced: RollqError | None = None
@@ -192,6 +193,7 @@ class Consumer:
         log.error("step %d: %s; the group is quarantined, and the step gets another batch", step, error)
         if self._settings.rank == 0:
             self._checked().release(self._held, step, "return", bad={error.task: [error.group_id]})
+            self._wake_engines()
         else:
             self._events.wait(POLL_S)
 
@@ -215,9 +217,7 @@ class Consumer:
         if self._settings.rank == 0:
             stored = self._outlet.put(weights)
             self._checked().publish(self._held, self._taken, uri=stored.uri, digest=stored.digest)
-            if self._settings.colocated:
-                for task in self._buffer.tasks():
-                    self._buffer.set_control(task, Control.RUN)
+            self._wake_engines()
 
     def commit(self, batch: Batch) -> None:
         """The batch has been trained: the next one is of the step after it. Raises `FencedError`."""
@@ -234,10 +234,21 @@ class Consumer:
         """Give a batch up: `return` it, `drop` it, or `quarantine` it for audit. The step then gets another one."""
         if self._settings.rank == 0:
             self._checked().release(self._held, batch.step, mode)
+            self._wake_engines()
+
+    def _wake_engines(self) -> None:
+        """Let engines that were put to sleep go on; a task that was paused, or had ended, is so again."""
+        for task, (control, reason) in self._before_sleep.items():
+            self._buffer.set_control(task, control, reason)
+        self._before_sleep.clear()
 
     def _engines_sleep(self, step: int) -> bool:
         """Have every engine give its memory away, and wait until all have; False when told to stop meanwhile."""
         for task in self._buffer.tasks():
+            clock = self._buffer.clock(task)
+            asleep = clock.control is Control.SLEEP  # by the process that this one takes over from
+            before = (Control.RUN, "") if asleep else (clock.control, clock.control_reason)
+            self._before_sleep.setdefault(task, before)
             self._buffer.set_control(task, Control.SLEEP, f"step {step} is being trained")
         told_s = time.monotonic()
         while not self._stop.is_set():
@@ -258,10 +269,14 @@ class Consumer:
         while not self._stop.is_set():
             try:
                 outcome = self._checked().claim(self._held, self._step, sizes)
+                if not isinstance(outcome, Claimed) and (end := self._outlook(outcome)) is not Outlook.WAIT:
+                    # the last groups under way may have been filed between the two looks
+                    outcome = self._checked().claim(self._held, self._step, sizes)
+                    if not isinstance(outcome, Claimed):
+                        self._give_up(end, outcome)
+                        return None
                 if isinstance(outcome, Claimed):
                     return outcome
-                if not self._may_fill(outcome):
-                    return None
             except ServerError:
                 if self._stop.is_set():
                     return None
@@ -276,10 +291,13 @@ class Consumer:
             self._events.wait(min(POLL_S, max(left_s, 0.0)))
         return None
 
-    def _may_fill(self, shortfall: Shortfall) -> bool:
-        """Whether waiting makes sense; False when production has ended as its hook wanted. Raises what else ends it."""
+    def _outlook(self, shortfall: Shortfall) -> Outlook:
         counts = [self._buffer.counts(task) for task in shortfall.wanted]
-        match outlook(shortfall, counts, self._buffer.memory_fraction()):
+        return outlook(shortfall, counts, self._buffer.memory_fraction())
+
+    def _give_up(self, end: Outlook, shortfall: Shortfall) -> None:
+        """Raise what ends the wait for a batch; nothing when production has ended as its hook wanted."""
+        match end:
             case Outlook.SYNC_FIRST:
                 raise SyncFirst(
                     f"the live weights are too old for step {shortfall.step}; publish those of step {self._step - 1}, "
@@ -289,10 +307,8 @@ class Consumer:
                 raise ProductionStalled(self._explain(shortfall))
             case Outlook.STOPPED:
                 raise ProductionStopped(self._explain(shortfall))
-            case Outlook.DONE:
+            case _:
                 log.info("production has ended: %s", self._explain(shortfall))
-                return False
-        return True
 
     def _explain(self, shortfall: Shortfall) -> str:
         buffer = self._buffer
@@ -315,12 +331,13 @@ class Consumer:
         Producers ask every prompt of an evaluation, workers put them before the training groups of the next step, and
         nothing of it is ever trained. Publish nothing meanwhile: every token must be of the live version. After
         `timeout_s` the metrics are of what is finished. Only rank 0 evaluates; others get {}.
-        See `evaluation_metrics` for what the metrics mean. Raises `ConfigError` for a name that is no evaluation.
+        See `evaluation_metrics` for what the metrics mean. Raises `ConfigError` for a name that is no evaluation, and
+        `FencedError` when another trainer has taken over: its weights are never ours.
         """
         if self._settings.rank != 0:
             return {}
         return evaluate(
-            self._checked(), names, timeout_s=timeout_s, detailed=detailed, events=self._events, stop=self._stop
+            self._checked, names, timeout_s=timeout_s, detailed=detailed, events=self._events, stop=self._stop
         )
 
     def _checked(self) -> Buffer:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.evaluations import evaluation_metrics
@@ -18,7 +18,7 @@ TOLD_EVERY_S = 30.0
 
 
 def evaluate(
-    buffer: Buffer,
+    checked: Callable[[], Buffer],
     names: Sequence[str] | None,
     *,
     timeout_s: float | None,
@@ -26,13 +26,17 @@ def evaluate(
     events: Events,
     stop: threading.Event,
 ) -> dict[str, float]:
-    """See `Consumer.evaluate`. What an earlier trainer left of an evaluation is closed first."""
+    """See `Consumer.evaluate`. What an earlier trainer left of an evaluation is closed first.
+
+    `checked` gives the buffer as long as the run is ours, and raises when it is not.
+    """
+    buffer = checked()
     known = [task for task in buffer.tasks() if buffer.rules(task).kind == "eval"]
     if unknown := sorted(set(names or ()) - set(known)):
         raise ConfigError(f"evaluation {unknown[0]!r}: run {buffer.run!r} has the evaluations {known!r}")
     opened = {task: _open(buffer, task) for task in (known if names is None else names)}
     try:
-        _wait(buffer, opened, timeout_s, events, stop)
+        _wait(checked, opened, timeout_s, events, stop)
         metrics: dict[str, float] = {}
         for task, state in opened.items():
             metrics |= evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
@@ -51,10 +55,15 @@ def _open(buffer: Buffer, task: str) -> BatchState:
 
 
 def _wait(
-    buffer: Buffer, opened: dict[str, BatchState], timeout_s: float | None, events: Events, stop: threading.Event
+    checked: Callable[[], Buffer],
+    opened: dict[str, BatchState],
+    timeout_s: float | None,
+    events: Events,
+    stop: threading.Event,
 ) -> None:
     started_s = told_s = time.monotonic()
     while not stop.is_set():
+        buffer = checked()
         states = {task: buffer.batch_by_handle(task, state.handle) for task, state in opened.items()}
         open_ones = [task for task, state in states.items() if not state.complete]
         if not open_ones:
