@@ -14,8 +14,10 @@ from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampli
 from rollq.workers.engines import make_engine
 
 PROMPT = np.array([40, 50, 60], dtype=np.int32)
+LONG_TOKENS = 600
+"""So many that a request still runs when a busy test comes to look, also where a server is ahead of its client."""
 # Greedy: the untrained model repeats its last token, so only the limit ends it.
-LONG = Request(PROMPT, Sampling(max_tokens=150, top_k=1))
+LONG = Request(PROMPT, Sampling(max_tokens=LONG_TOKENS, top_k=1))
 FIRST = WeightsVersion(1, 0, "a")
 Scenario = Callable[[Engine], Awaitable[None]]
 CLOCK = Request(PROMPT, Sampling(max_tokens=5, top_k=1))
@@ -137,7 +139,7 @@ def test_a_swap_that_waits_lets_running_requests_finish_and_holds_new_ones(world
         await asyncio.sleep(0)
         late = asyncio.create_task(engine.generate(CLOCK))
         for completion in await asyncio.gather(*running):
-            assert completion.versions == (VersionSpan(1, 0, 150),)
+            assert completion.versions == (VersionSpan(1, 0, LONG_TOKENS),)
         await swap
         check_lengths(await late)
         assert (await late).finish_reason is FinishReason.LENGTH
@@ -166,7 +168,7 @@ def test_cancelling_a_request_frees_it_and_nothing_else(world: World) -> None:
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
-        assert len((await sibling).ids) == 150
+        assert len((await sibling).ids) == LONG_TOKENS
         # A swap that waits for running requests would hang on one that is not freed.
         await engine.swap(world.weights, WeightsVersion(1, 1, "b"), SwapMode.WAIT)
 
@@ -234,7 +236,7 @@ def test_xp13_a_swap_of_any_mode_waits_for_a_request_that_must_finish(world: Wor
         await engine.swap(world.weights, WeightsVersion(1, 1, "b"), mode)
         completion = await long
         assert completion.finish_reason is FinishReason.LENGTH
-        assert completion.versions == (VersionSpan(1, 0, 150),)
+        assert completion.versions == (VersionSpan(1, 0, LONG_TOKENS),)
         check_lengths(await other)
         assert (await other).finish_reason is (FinishReason.ABORT if mode is SwapMode.ABORT else FinishReason.LENGTH)
         assert (await engine.generate(CLOCK)).versions == (VersionSpan(1, 1, 5),)
@@ -251,7 +253,7 @@ def test_an_abort_ends_the_requests_that_it_names_with_what_they_have(world: Wor
         completion = await ended
         check_lengths(completion)
         assert completion.finish_reason is FinishReason.ABORT
-        assert 1 <= len(completion.ids) < 150
+        assert 1 <= len(completion.ids) < LONG_TOKENS
         assert (await goes_on).finish_reason is FinishReason.LENGTH
 
     with_engine(world, scenario)
