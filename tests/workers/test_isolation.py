@@ -75,7 +75,7 @@ def test_sb05_a_sample_that_fails_leaves_its_siblings_what_they_have(
 
     with CompletionsServer() as server:
         server.plan_of_first.extend(plan)
-        world.play(scene, engine="test_isolation.served_engine", options={"url": server.url})
+        world.play(scene, engine="test_isolation.served_engine", options={"urls": [server.url]})
         assert len(server.bodies) == len(plan) + 1
     [(_, samples)] = world.results(1)
     bad, good = sorted(samples, key=lambda sample: sample.status is SampleStatus.COMPLETED)
@@ -97,7 +97,7 @@ def test_sb05_a_sample_is_tried_again_alone(buffer: Buffer, server_url: str) -> 
 
     with CompletionsServer() as server:
         server.plan_of_first.extend(["500"])
-        world.play(scene, engine="test_isolation.served_engine", options={"url": server.url})
+        world.play(scene, engine="test_isolation.served_engine", options={"urls": [server.url]})
         seeds = [body["seed"] for body in server.bodies]
     assert sorted(map(seeds.count, set(seeds))) == [1, 2]
     [(_, samples)] = world.results(1)
@@ -119,7 +119,7 @@ def test_sb06_a_server_that_dies_hands_its_groups_back_and_they_are_made_on_the_
 
     with CompletionsServer("503", "503", "503", "503") as server:
         server.probe_plan.extend(["ok", "503", "503"])
-        world.play(scene, engine="test_isolation.served_engine", options={"url": server.url})
+        world.play(scene, engine="test_isolation.served_engine", options={"urls": [server.url]})
     assert world.buffer.inspect("math", 1)["attempt"] == "2"
     world.world.check()
 
@@ -303,4 +303,4 @@ def test_sb10_a_slow_sample_holds_up_its_own_group_alone(buffer: Buffer, server_
         await completed(world, 3)
 
     with CompletionsServer("hang") as server:
-        world.play(scene, engine="test_isolation.served_engine", options={"url": server.url})
+        world.play(scene, engine="test_isolation.served_engine", options={"urls": [server.url]})
