@@ -32,8 +32,20 @@ def test_batch_baseline_and_scale_ignore_the_groups() -> None:
     np.testing.assert_allclose(got, (rewards - rewards.mean()) / rewards.std(), rtol=1e-5)
 
 
-@pytest.mark.parametrize("baseline", ["group", "leave_one_out", "batch"])
-@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+def test_a_group_without_deviation_is_not_measured_from_the_mean_of_the_batch() -> None:
+    with pytest.raises(ValueError, match='use scale = "batch" or "none"'):
+        AdvantageSettings(baseline="batch", scale="group")
+
+
+@pytest.mark.parametrize(
+    ("baseline", "scale"),
+    [
+        (b, s)
+        for b in ("group", "leave_one_out", "batch")
+        for s in ("none", "group", "batch")
+        if (b, s) != ("batch", "group")
+    ],
+)
 def test_a_failed_sample_gets_zero_and_does_not_move_the_others(baseline: str, scale: str) -> None:
     settings = AdvantageSettings.model_validate({"baseline": baseline, "scale": scale})
     without = advantages([1.0, 0.0, 5.0, 2.0], [0, 0, 1, 1], [True] * 4, settings)

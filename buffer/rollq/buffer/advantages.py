@@ -4,11 +4,11 @@ Invariant: a sample that did not complete gets advantage 0 and takes no part in 
 `Batch` computes every rank's share from the same call, so gradients do not depend on the number of ranks.
 """
 
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollq.buffer.schema import BoolArray, Float32Array
 from rollq.buffer.settings import Settings
@@ -24,12 +24,22 @@ class AdvantageSettings(Settings):
     always or nearly never solved (Liu et al. 2025, arXiv:2503.20783).
     baseline `leave_one_out`: RLOO, r_i minus the mean of the group's other samples (Ahmadian et al. 2024,
     arXiv:2402.14740).
-    baseline or scale `batch`: mean or deviation of all samples of the batch instead of the group's.
+    baseline or scale `batch`: mean or deviation of all samples of the batch instead of the group's. With the mean of
+    the batch the deviation is not the group's: where all its rewards are equal, only `eps` would be left of it.
     """
 
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
     scale: Literal["none", "group", "batch"] = "group"
     eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give 0")
+
+    @model_validator(mode="after")
+    def _measures_agree(self) -> Self:
+        if self.baseline == "batch" and self.scale == "group":
+            raise ValueError(
+                'baseline = "batch" with scale = "group": a group of equal rewards has no deviation, and its distance '
+                'from the mean of the batch would be divided by next to nothing; use scale = "batch" or "none"'
+            )
+        return self
 
 
 def advantages(
