@@ -462,6 +462,17 @@ def test_the_sizes_of_a_step_stay_as_long_as_its_batch_does(world: World) -> Non
     assert len(world.claim(1, math=2).groups) == 4, "the batch of step 1 is fixed, with its part of code"
 
 
+def test_while_a_copy_is_taken_a_batch_passes_over_what_is_too_old(world: World) -> None:
+    world.start(math={"order": "fifo", "max_staleness": 1, "stragglers": "expire"}).complete(4)
+    world.train(1)
+    world.buffer.publish(world.held, 2, uri="u", digest="2")
+    world.complete(3)
+    world.buffer._call_task("hold_for_saving", "math", 60_000)
+    assert [group.group_id for group in world.claim(3).groups] == [5, 6]
+    assert world.statuses() == {"completed": 3, "claimed": 2, "archived": 2}
+    world.check()
+
+
 def test_senseless_rules_are_refused() -> None:
     with pytest.raises(ValueError, match="leave one of them out"):
         TaskRules(batch_groups=2, tail_batch_trigger_size=-1, tail_batch_max_tries=3)

@@ -25,6 +25,17 @@ local function describe_batch(clock, manifest)
   return reply
 end
 
+-- The first groups of a batch. First in, first out, `old` stale ones at most stand between them while a copy of the buffer is
+-- taken: nothing expires then.
+local function first_fresh(clock, lowest, want, old)
+  local completed, ids = clock.prefix .. 'completed', {}
+  if clock.order ~= 'fifo' then return redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
+  for _, id in ipairs(redis.call('ZRANGE', completed, 0, want + old - 1)) do
+    if #ids < want and tonumber(redis.call('ZSCORE', clock.prefix .. 'by_version', id)) >= tonumber(lowest) then ids[#ids + 1] = id end
+  end
+  return ids
+end
+
 local function claim(keys, args)
   local clock, err = read_clock_as_trainer(keys[1], args[1], args[2], args[3])
   if err then return err end
@@ -43,16 +54,16 @@ local function claim(keys, args)
     return fail('CHECKPOINT_OVERDUE', 'the last checkpoint is of step ' .. clock.checkpoint .. ', and ' .. clock.max_uncheckpointed
       .. ' steps are held for the next one; call checkpoint(), or raise max_uncheckpointed_steps')
   end
-  local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
-  local lowest = stale_bound(stale)
+  local lowest, passed_over = stale_bound(stale_version(clock, step)), 0
   if clock.order == 'fifo' then
-    if redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest) > 0 then return { 'sweep', 0, 0 } end
-    lowest = '-inf'
+    local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
+    if old > 0 and clock.saving_until_ms <= now_ms() then return { 'sweep', 0, 0 } end
+    passed_over = old
   end
   local ready, stragglers = readiness(clock, step)
   if ready < want or (stragglers > 0 and want > 0) then return { 'short', ready, stragglers } end
   local ids = {}
-  if want > 0 then ids = redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
+  if want > 0 then ids = first_fresh(clock, lowest, want, passed_over) end
   move_batch(clock, ids, 'completed', 'claimed', step)
   many('ZREM', clock.prefix .. 'by_version', ids)
   redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', live_floors(clock), 'epoch', clock.epoch, 'version',
