@@ -49,6 +49,14 @@ def test_groups_tickets_weights_and_workers_are_shown(buffer: Buffer, server_url
     assert len({len(line) for line in lines[2:5]}) == 1
 
 
+def test_the_size_of_the_step_trained_next_is_shown(buffer: Buffer, server_url: str) -> None:
+    buffer.register_task("art", TaskRules(batch_groups=4, schedule=((1, 6), (9, 2))))
+    buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
+    found = look(buffer, server_url)
+    assert "0/6" in as_table(found).splitlines()[3].split()
+    assert found.tasks[0].batch_groups == 6
+
+
 def test_a_task_that_does_not_produce_says_why(buffer: Buffer, server_url: str) -> None:
     buffer.set_control("math", Control.STOPPED, "2 of 64 groups kept")
     buffer.set_control("code", Control.PAUSE, "")

@@ -9,6 +9,7 @@ from rq import Queue
 
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Status
+from rollq.buffer.sizes import groups_at
 from rollq.buffer.tickets import tickets_queued
 from rollq.buffer.values import Counts, LiveModel
 
@@ -32,7 +33,7 @@ WORKER_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """One task. `ready`: completed groups that are fresh enough for `step`; `statuses` and `progress` count groups."""
+    """One task. `ready`: completed groups fresh enough for `step`, which takes `batch_groups` of them."""
 
     task: str
     step: int  # to be trained next
@@ -97,7 +98,7 @@ def _task_status(counts: Counts) -> TaskStatus:
         epoch=clock.epoch,
         control=clock.control.value,
         control_reason=clock.control_reason,
-        batch_groups=clock.rules.batch_groups,
+        batch_groups=groups_at(clock.rules.batch_groups, clock.rules.schedule, clock.step),
         stale_threshold=clock.rules.stale_threshold,
         ready=counts.ready,
         statuses={status.value: counts.statuses.get(status, 0) for status in Status},
