@@ -161,6 +161,15 @@ class TaskSettings(TaskRules):
         return self
 
     @model_validator(mode="after")
+    def _groups_can_be_used_again(self) -> Self:
+        if self.max_uses > 1 and self.reuse_cooldown_steps + 1 >= self.stale_threshold:
+            raise ValueError(
+                f"max_uses = {self.max_uses}: {self.reuse_cooldown_steps + 1} train steps after its first use every "
+                "group is too old; raise max_staleness, lower reuse_cooldown_steps or leave max_uses out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _answers_can_be_trained(self) -> Self:
         if self.overlong_buffer_tokens > self.max_tokens:
             raise ValueError(
