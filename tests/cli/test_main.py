@@ -12,6 +12,14 @@ def rollq(*args: str, **environment: str) -> Result:
     return CliRunner().invoke(main, args, env=environment)
 
 
+@pytest.mark.parametrize("minutes", ["nan", "inf"])
+def test_a_demo_without_an_end_is_refused(minutes: str, tmp_path: Path) -> None:
+    result = rollq("demo", "--minutes", minutes, "--out", str(tmp_path / "demo"))
+    assert result.exit_code == 2
+    assert f"--minutes {minutes}: must be a finite number" in result.output
+    assert not (tmp_path / "demo").exists()
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(name: str) -> None:
     result = rollq(name, "--help")

@@ -4,6 +4,7 @@ It does what a user would do on several terminals: makes a model, writes a `roll
 by their public commands, and watches them. Everything lies in one folder.
 """
 
+import math
 import os
 import shlex
 import sys
@@ -98,6 +99,8 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
 
     Raises `ConfigError` for options that make no sense, `RoleFailed` when a role cannot be kept running.
     """
+    if not math.isfinite(options.minutes):  # click's range lets nan pass, and no clock ever reaches it
+        raise ConfigError(f"--minutes {options.minutes}: must be a finite number")
     deadline_s = time.monotonic() + 60 * options.minutes
     _check_packages(*MODEL_PACKAGES, "matplotlib")
     folder, tasks = _new_folder(options)
