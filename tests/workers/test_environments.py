@@ -25,13 +25,15 @@ from rollq.workers.tokenizer import HfTokenizer
 
 @dataclass
 class Seen:
-    """What environments went through; `hang` names the call that never returns, `fail` the one that raises."""
+    """What environments went through; `hang` names the call that never returns, `fail` the one that raises, `lose` the
+    one that awaits something that was cancelled."""
 
     calls: list[str] = field(default_factory=list)
     alive: int = 0
     most: int = 0
     hang: str = ""
     fail: str = ""
+    lose: str = ""
     stubborn: bool = False  # does not even end when it is cancelled
     let_go: asyncio.Event | None = None
     happened: Callable[[str], None] = lambda call: None
@@ -75,6 +77,10 @@ class Guess:
         SEEN.happened(call)
         if SEEN.fail == call:
             raise RuntimeError(f"{call} is out of order")
+        if SEEN.lose == call:
+            lost = asyncio.ensure_future(asyncio.sleep(20))
+            lost.cancel()
+            await lost
         if SEEN.hang == call:
             SEEN.let_go = asyncio.Event()
             while not SEEN.let_go.is_set():
@@ -261,6 +267,19 @@ def test_a_group_whose_lease_is_lost_is_torn_down(world: WorkerWorld, seen: Seen
     world.play(scene, answer="9")
     assert seen.alive == 0
     assert world.count(Status.PENDING) == 1
+
+
+def test_an_environment_whose_own_work_was_cancelled_costs_its_sample(world: WorkerWorld, seen: Seen) -> None:
+    """It is not what stops a group, which would hand it back, uncounted, for ever."""
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.FAILED, 1)
+
+    seen.lose = "step"
+    world.admit(1)
+    world.play(scene, answer="9")
+    assert world.error(1) == "agent loop: RuntimeError: it was cancelled from within"
+    assert seen.calls.count("teardown") == 2
 
 
 def test_a_worker_that_stops_tears_down_what_it_holds(world: WorkerWorld, seen: Seen) -> None:

@@ -61,6 +61,13 @@ def exiting_judge(prompt: Prompt, judged: Sample) -> float:
     raise SystemExit(3)
 
 
+async def cancelled_judge(prompt: Prompt, judged: Sample) -> float:
+    lost = asyncio.ensure_future(asyncio.sleep(20))
+    lost.cancel()
+    await lost
+    return 1.0
+
+
 def hanging_judge(prompt: Prompt, judged: Sample) -> float:
     release.wait(20)
     return 1.0
@@ -112,6 +119,7 @@ def test_a_judge_of_ones_own_may_be_blocking_or_async_and_may_name_parts() -> No
         ("silent_judge", "returned None"),
         ("raising_judge", "KeyError: 'no such rubric'"),
         ("exiting_judge", "SystemExit"),
+        ("cancelled_judge", "RuntimeError: it was cancelled from within"),
     ],
 )
 def test_a_judge_without_a_usable_answer_leaves_an_error_and_no_reward(name: str, message: str) -> None:

@@ -58,6 +58,14 @@ def broken(text: str) -> str:
     raise RuntimeError("no such host")
 
 
+async def lost(text: str) -> str:
+    """A tool that awaits something that was cancelled."""
+    work = asyncio.ensure_future(asyncio.sleep(20))
+    work.cancel()
+    await work
+    return text
+
+
 async def stuck(text: str) -> str:
     """A tool that never answers."""
     await asyncio.Event().wait()
@@ -233,13 +241,16 @@ def test_a_call_that_is_only_thought_of_is_none(tokenizer: HfTokenizer) -> None:
     assert len(sample.extra["messages"]) == 1
 
 
-def test_a_tool_that_fails_costs_its_sample_or_is_told_to_the_model(tokenizer: HfTokenizer) -> None:
-    words = [call("broken", text="x"), "I give up"]
-    with pytest.raises(RuntimeError, match="tool 'broken': RuntimeError: no such host"):
-        converse(tools("broken"), Model(tokenizer, words))
-    sample = converse(tools("broken", tell_errors=True), Model(tokenizer, words))
+@pytest.mark.parametrize(("name", "reason"), [("broken", "no such host"), ("lost", "it was cancelled from within")])
+def test_a_tool_that_fails_costs_its_sample_or_is_told_to_the_model(
+    tokenizer: HfTokenizer, name: str, reason: str
+) -> None:
+    words = [call(name, text="x"), "I give up"]
+    with pytest.raises(RuntimeError, match=f"tool '{name}': RuntimeError: {reason}"):
+        converse(tools(name), Model(tokenizer, words))
+    sample = converse(tools(name, tell_errors=True), Model(tokenizer, words))
     assert sample.status is SampleStatus.COMPLETED
-    assert sample.extra["messages"][1]["content"] == "error: tool 'broken': RuntimeError: no such host"
+    assert sample.extra["messages"][1]["content"] == f"error: tool '{name}': RuntimeError: {reason}"
 
 
 def test_a_tool_that_hangs_costs_its_sample_after_its_time(tokenizer: HfTokenizer) -> None:

@@ -22,6 +22,7 @@ from rollq.workers.overlong import mask_truncated, punish
 from rollq.workers.pools import score
 from rollq.workers.recipes import Recipe
 from rollq.workers.renewal import Held
+from rollq.workers.usercode import not_cancelled
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Making:
             session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
         )
         try:
-            made = await recipe.loop.run(rollout)
+            made = await not_cancelled(recipe.loop.run(rollout))
         except EngineDead:
             raise
         except Exception as error:

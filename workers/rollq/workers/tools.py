@@ -26,7 +26,7 @@ from rollq.workers.conversation import Message
 from rollq.workers.environments import Environments, Limits, Opening, Step
 from rollq.workers.multi_turn import MultiTurn
 from rollq.workers.tool_calls import CallError, Malformed, ToolCall, parse_calls
-from rollq.workers.usercode import in_thread
+from rollq.workers.usercode import in_thread, not_cancelled
 
 BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "lookup": Lookup}
 
@@ -123,7 +123,7 @@ class Tool:
         if inspect.iscoroutinefunction(self.function):
             try:
                 async with asyncio.timeout(self.settings.timeout_s):
-                    return await self.function(**arguments)
+                    return await not_cancelled(self.function(**arguments))
             finally:
                 self.places.release()
         async with asyncio.timeout(self.settings.timeout_s):

@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MAX_THREADS = 64
 """Calls of one blocking function under way at the same time; those that hang count until they end."""
@@ -33,12 +35,24 @@ class UserFunction:
         try:
             async with asyncio.timeout(self.timeout_s):
                 if inspect.iscoroutinefunction(self.function):
-                    return await self.function(*args)
+                    return await not_cancelled(self.function(*args))
                 await self.threads.acquire()
                 answer = await in_thread(self.function, *args, done=self.threads.release)
                 return await answer if inspect.isawaitable(answer) else answer
         except TimeoutError as error:
             raise TimeoutError(str(error) or f"took longer than {self.timeout_s:g} s") from error
+
+
+async def not_cancelled(work: Awaitable[T]) -> T:
+    """Await what users wrote. When it ends as cancelled though nobody cancelled this task (it awaited something of its
+    own that was), it raises `RuntimeError`: else it would pass for the wish that all of the group be stopped."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("it was cancelled from within") from error
 
 
 async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
