@@ -1,6 +1,8 @@
 """The engine behind HTTP, on real vLLM servers."""
 
 import asyncio
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -95,9 +97,18 @@ async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:
         await asyncio.sleep(0.05)
 
 
+async def until_it_answers(engine: OpenAIEngine, server: VllmServer) -> None:
+    """Until a request is under way that the server has given tokens."""
+    while not any(call.tokens.ids and call.tokens.url == server.url for call in engine._calls):
+        assert engine._calls
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("whole", [True, False])
 def test_a_server_that_is_killed_under_load_loses_nothing_and_comes_back(
-    servers: tuple[VllmServer, VllmServer, VllmServer], models: list[Path]
+    servers: tuple[VllmServer, VllmServer, VllmServer], models: list[Path], whole: bool
 ) -> None:
+    """Whole, or only the process that computes: the other one then tells it in answers that began with status 200."""
     one, other, _ = servers
     rng = np.random.default_rng(1)
     requests = [Request(random_prompt(rng, 20), Sampling(max_tokens=900, seed=seed)) for seed in range(40)]
@@ -108,11 +119,16 @@ def test_a_server_that_is_killed_under_load_loses_nothing_and_comes_back(
         await engine.start()
         await until_they_are(engine, [False, False])
         running = [asyncio.create_task(engine.generate(request)) for request in requests]
-        while sum(len(call.tokens.ids) > 0 for call in engine._calls) < 20:
-            await asyncio.sleep(0.005)
-        one.kill()
+        await asyncio.sleep(0)
+        await until_it_answers(engine, one)
+        if whole:
+            one.kill()
+        else:
+            os.kill(one.engine_pid(), signal.SIGKILL)
         completions = await asyncio.gather(*running)
         assert [server.out for server in engine._servers._servers] == [True, False]
+        if not whole:
+            one.kill()
         one.start()
         await asyncio.to_thread(one.wait)
         await until_they_are(engine, [False, False])

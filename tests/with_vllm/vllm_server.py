@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
+import psutil
 from vllm_world import CONTEXT_TOKENS, ENGINE_ARGS, cpu_environment
 
 START_S = 180
@@ -46,6 +47,13 @@ class VllmServer:
                     return
             except OSError:
                 time.sleep(0.1)
+
+    def engine_pid(self) -> int:
+        """Of the process that computes."""
+        for child in psutil.Process(self.process.pid).children():
+            if "EngineCore" in " ".join(child.cmdline()):
+                return child.pid
+        raise AssertionError(self._log.read_text())
 
     def kill(self) -> None:
         """SIGKILL to the server and its engine."""

@@ -117,11 +117,16 @@ class CompletionsServer:
         return await self._stream(word, choice, request)
 
     async def _stream(self, word: str, choice: dict[str, Any], request: web.Request) -> web.StreamResponse:
-        """The answer token by token; "stall" hangs after the first two, "break" ends there."""
+        """The answer token by token; "stall" hangs after the first two, "break" ends there, "error 500" tells that."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        error = word.removeprefix("error ") if word.startswith("error") else None
         logprobs = choice["logprobs"]["token_logprobs"]
         for index in range(len(logprobs)):
+            if error is not None and index == 1:
+                code = int(error) if error.isdigit() else error
+                await response.write(b"data: " + orjson.dumps({"error": {"message": "told", "code": code}}) + b"\n\n")
+                break
             if word in ("stall", "break") and index == 2:
                 if word == "break":
                     return response
@@ -131,8 +136,10 @@ class CompletionsServer:
             event = {
                 "token_ids": None if choice["token_ids"] is None else [choice["token_ids"][index]],
                 "logprobs": {"token_logprobs": [logprobs[index]]},
-                "finish_reason": choice["finish_reason"] if last else None,
+                "finish_reason": choice["finish_reason"] if last and word != "no reason" else None,
             }
+            if word == "long" and index == 0:
+                event["prompt_token_ids"] = [123_456] * 100_000
             await response.write(b"data: " + orjson.dumps({"choices": [event]}) + b"\n\n")
         await response.write(b"data: [DONE]\n\n")
         return response

@@ -93,7 +93,9 @@ def test_sb06_a_prefix_is_part_of_the_prompt_and_the_context_limits_the_answer(s
         ask(server, request=Request(np.zeros(64, np.int32), Sampling(max_tokens=1)))
 
 
-@pytest.mark.parametrize("failure", ["429", "500", "502", "503", "408", "drop", "garbage"])
+@pytest.mark.parametrize(
+    "failure", ["429", "500", "502", "503", "408", "drop", "garbage", "break", "no reason", "error 500", "error ?"]
+)
 def test_sb06_what_may_pass_is_tried_again(server: CompletionsServer, failure: str) -> None:
     assert ask(server, failure, failure, "ok").ids.tolist() == ANSWER
     assert len(server.bodies) == 3
@@ -115,7 +117,7 @@ def test_sb06_a_refusal_fails_the_sample_at_once_and_keeps_the_servers_words(ser
 def test_sb06_an_answer_without_what_training_needs_is_refused(
     server: CompletionsServer, word: str, problem: str
 ) -> None:
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ValueError, match=f"{server.url}.*{problem}"):
         ask(server, word)
 
 
@@ -287,8 +289,14 @@ def test_an_abort_keeps_the_tokens_that_have_come(server: CompletionsServer) -> 
     with_engine(server, scenario)
 
 
-def test_sb06_an_answer_that_breaks_off_is_asked_for_again_from_the_start(server: CompletionsServer) -> None:
-    assert ask(server, "break").ids.tolist() == ANSWER
+def test_sb06_a_refusal_in_the_middle_of_an_answer_is_one_too(server: CompletionsServer) -> None:
+    with pytest.raises(ValueError, match=r'refuses the request: HTTP 400: .*"message":"told"'):
+        ask(server, "error 400")
+    assert len(server.bodies) == 1
+
+
+def test_an_answer_that_repeats_a_long_prompt_is_read(server: CompletionsServer) -> None:
+    assert ask(server, "long").ids.tolist() == ANSWER
 
 
 def test_sb06_an_interrupted_answer_of_the_server_is_an_aborted_one(server: CompletionsServer) -> None:

@@ -17,6 +17,8 @@ from rollq.workers.retries import RetryPolicy, backoff_s, is_transient, parse_re
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+LINE_BYTES = 1 << 24
+"""Longest line of a streamed answer: the first one of vLLM's repeats the prompt's ids."""
 KEPT_BODY_BYTES = 2000
 """How much of a server's refusal is kept in a sample's error."""
 
@@ -32,6 +34,7 @@ class TryAgain(Exception):
 def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
     """A session without a limit of connections, with the server's key if it wants one. Needs a running loop."""
     return aiohttp.ClientSession(
+        read_bufsize=LINE_BYTES,
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
         headers={"Authorization": f"Bearer {key}"} if key else None,
@@ -45,15 +48,19 @@ async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: 
 
 
 async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
-    """The JSON values of a POST that is answered by server-sent events, until `[DONE]`. Raises as `exchange` does, and
-    `TryAgain` when the events break off."""
+    """The JSON values of a POST that is answered by server-sent events, until `[DONE]`. Raises as `exchange` does, also
+    for an event with an error, and `TryAgain` when the events break off."""
     async with _answer(session, "POST", url, body) as response:
         async for line in response.content:
             event = line.strip().removeprefix(b"data:").strip()
             if event == b"[DONE]":
                 return
-            if event:
-                yield _parse(event)
+            if not event:
+                continue
+            value = _parse(event)
+            if isinstance(value, dict) and value.get("error"):
+                raise _refusal(url, _code(value["error"]), event[:KEPT_BODY_BYTES], None)
+            yield value
     raise TryAgain("the answer broke off")
 
 
@@ -68,15 +75,27 @@ async def _answer(
         async with session.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
             if response.status != 200:
                 raw = await response.content.read(KEPT_BODY_BYTES)
-                refusal = f"HTTP {response.status}: {raw.decode(errors='replace')}"
-                if is_transient(response.status):
-                    raise TryAgain(refusal, parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC)))
-                raise ValueError(f"{url} refuses the request: {refusal}")
+                retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+                raise _refusal(url, response.status, raw, retry_after_s)
             yield response
     except TimeoutError as error:
         raise TryAgain(f"no answer within {session.timeout.total:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
         raise TryAgain(f"{type(error).__name__}: {error}") from error
+
+
+def _refusal(url: str, status: int, body: bytes, retry_after_s: float | None) -> TryAgain | ValueError:
+    """What to raise for an answer that is an error."""
+    refusal = f"HTTP {status}: {body.decode(errors='replace')}"
+    if is_transient(status):
+        return TryAgain(refusal, retry_after_s)
+    return ValueError(f"{url} refuses the request: {refusal}")
+
+
+def _code(error: Any) -> int:
+    """The status of an error that came in the middle of an answer; without one it is the server's own."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) else 500
 
 
 def _parse(raw: bytes) -> Any:

@@ -41,15 +41,17 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 
 @dataclass(slots=True, eq=False)
 class Tokens:
-    """What has come of a completion: ids, their logprobs in nats, and why it ended, once it has."""
+    """What has come of a completion: ids, their logprobs in nats, and why it ended, once it has. `url` is the server's,
+    for messages."""
 
+    url: str = "the server"
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reason: str | None = None
 
-    def clear(self) -> None:
-        """Nothing, for another try."""
-        self.ids, self.logprobs, self.reason = [], [], None
+    def begin(self, url: str) -> None:
+        """Nothing yet: the server at `url` is asked."""
+        self.url, self.ids, self.logprobs, self.reason = url, [], [], None
 
     def add(self, answer: Any) -> None:
         """Append an answer, or an event of one that is streamed. Raises `ValueError` when it lacks token ids or
@@ -66,7 +68,7 @@ class Tokens:
             self.reason = choice["finish_reason"] or self.reason
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(
-                "the server's answer lacks choices[0].token_ids, .logprobs.token_logprobs or .finish_reason "
+                f"the answer of {self.url} lacks choices[0].token_ids, .logprobs.token_logprobs or .finish_reason "
                 f"({type(error).__name__}: {error}): a server with return_token_ids is needed, such as vLLM's; it said "
                 f"{answer!r:.200}"
             ) from error
@@ -79,9 +81,9 @@ class Tokens:
         try:
             ids, logprobs = np.array(self.ids, dtype=np.int32), np.array(self.logprobs, dtype=np.float32)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"the server gave token ids or logprobs that are no numbers: {error}") from error
+            raise ValueError(f"{self.url} gave token ids or logprobs that are no numbers: {error}") from error
         if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
-            raise ValueError(f"the server gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
+            raise ValueError(f"{self.url} gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
         spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
         return Completion(ids, logprobs, spans, parse_reason(self.reason) if reason is None else reason)
 

@@ -104,9 +104,11 @@ class Servers:
             server = self._choose(session, failed)
             server.asked += 1
             try:
-                into.clear()
+                into.begin(server.url)
                 async for event in stream(self._session(), f"{server.url}/completions", _named(server, body)):
                     into.add(event)
+                if into.reason is None:
+                    raise TryAgain("the answer ended without a finish_reason")
                 return
             except TryAgain as error:
                 failures, failed = failures + 1, server
