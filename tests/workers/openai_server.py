@@ -29,6 +29,7 @@ class CompletionsServer:
         self.retry_after = "0"
         self.fingerprint = -0.5  # largest logprob of the weights that it serves
         self.plan_of_first: deque[str] = deque()  # of the sample that comes first, known by its seed
+        self.priorities = True  # whether it takes any
         self.hanging = threading.Semaphore(0)
         self.freed = threading.Semaphore(0)
         self.url = ""
@@ -76,6 +77,8 @@ class CompletionsServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        if "priority" in body and not self.priorities:
+            return web.Response(status=400, text="priorities are off")
         probe = body["prompt"] == PROBE.prompt_ids.tolist()
         plan = self.probe_plan if probe else self.plan
         word = plan.popleft() if plan else "ok"

@@ -80,7 +80,7 @@ def test_sb06_token_ids_go_in_and_token_ids_logprobs_and_versions_come_out(serve
         "model": "tiny", "prompt": [40, 50], "max_tokens": 10, "temperature": 0.5, "top_p": 0.9, "top_k": -1,
         "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": ["\n"],
         "seed": 7, "n": 1, "logprobs": 1, "return_token_ids": True, "cache_salt": "0.0",
-        "stream": True,
+        "stream": True, "priority": 0,
     }  # fmt: skip
 
 
@@ -297,6 +297,13 @@ def test_sb06_a_refusal_in_the_middle_of_an_answer_is_one_too(server: Completion
 
 def test_an_answer_that_repeats_a_long_prompt_is_read(server: CompletionsServer) -> None:
     assert ask(server, "long").ids.tolist() == ANSWER
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_priorities_are_sent_to_servers_that_take_them(server: CompletionsServer, taken: bool) -> None:
+    server.priorities = taken
+    ask(server, request=replace(ASK, priority=-3))
+    assert server.bodies[0].get("priority") == (-3 if taken else None)
 
 
 def test_sb06_an_interrupted_answer_of_the_server_is_an_aborted_one(server: CompletionsServer) -> None:

@@ -35,6 +35,7 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
         "n": 1,
         "logprobs": 1,
         "return_token_ids": True,
+        "priority": request.priority,
         "cache_salt": f"{version.epoch}.{version.version}",  # keys and values of other weights must not be used
     }
 

@@ -6,7 +6,7 @@ when the server follows the trainer by itself, and otherwise accepts only versio
 
 A request that fails for a reason of the server's is tried again, at another one or with growing pauses. When its tries
 are spent, the servers are asked the simplest thing: if one answers, the request fails alone; if not, the engine is
-dead. Priorities are not sent.
+dead.
 """
 
 import asyncio

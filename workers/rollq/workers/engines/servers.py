@@ -48,11 +48,13 @@ class RequestFailed(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """One server: its name for the model, how many requests are under way, and whether it gets any."""
+    """One server: its name for the model, whether it takes priorities, how many requests are under way, and whether it
+    gets any."""
 
     url: str
     model: str = ""
     context_tokens: int = NO_LIMIT_TOKENS
+    priorities: bool = False
     asked: int = 0
     out: bool = True
 
@@ -176,6 +178,7 @@ class Servers:
         listed = await exchange(self._session(), "GET", f"{server.url}/models", None)
         server.model, server.context_tokens = choose_model(listed, self._wanted_model)
         check_probe(read_completion(await self._probe(server), NO_VERSION))
+        server.priorities = await self._takes_priorities(server)
         async with self._one_at_a_time:
             other = next((other for other in self._servers if not other.out), None)
             if other is not None and not await self._same(server, other):
@@ -192,6 +195,15 @@ class Servers:
     async def _probe(self, server: Server) -> Any:
         tokens = token_limit(PROBE, server.context_tokens)
         return await self._complete(server, request_body(PROBE, tokens, NO_VERSION))
+
+    async def _takes_priorities(self, server: Server) -> bool:
+        """Some servers refuse them when they do not schedule by them."""
+        body = {**request_body(PROBE, 1, NO_VERSION), "model": server.model, "priority": 1}
+        try:
+            await exchange(self._session(), "POST", f"{server.url}/completions", body)
+        except ValueError:
+            return False
+        return True
 
     async def _blame(self, error: TryAgain) -> None:
         """Raise `EngineDead` unless a server answers the simplest request."""
@@ -216,5 +228,8 @@ class Servers:
 
 
 def _named(server: Server, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The request, with what this server calls the model."""
-    return {**body, "model": server.model}
+    """The request, with what this server calls the model, and without what it refuses."""
+    named = {**body, "model": server.model}
+    if not server.priorities:
+        del named["priority"]
+    return named
