@@ -1,7 +1,9 @@
 """Auxiliary models: logprobs of every token from servers beside the engine."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from aiohttp import web
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.schema import Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.settings import TaskSettings
+from rollq.workers.http import TryAgain
 from rollq.workers.pools import Pool, PoolSettings, score
 from rollq.workers.processes import JudgeProcesses
 from rollq.workers.recipes import make_recipes
@@ -39,25 +42,34 @@ def told(ids: list[int]) -> list[Any]:
     return [None, *({str(one): {"logprob": -one / 10, "rank": 1}} for one in ids[1:])]
 
 
-def with_server(
-    answer: Callable[[dict[str, Any]], Any], scene: Callable[[str], Awaitable[None]], asked: list[dict[str, Any]]
-) -> None:
+@asynccontextmanager
+async def served(answer: Callable[[dict[str, Any]], Any], asked: list[dict[str, Any]]) -> AsyncIterator[str]:
+    """The URL of a server that gives what `answer`, sync or async, makes of a request's body."""
+
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()
         asked.append(body)
         given = answer(body)
+        given = await given if inspect.isawaitable(given) else given
         return given if isinstance(given, web.Response) else web.json_response(given)
 
+    application = web.Application()
+    application.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+def with_server(
+    answer: Callable[[dict[str, Any]], Any], scene: Callable[[str], Awaitable[None]], asked: list[dict[str, Any]]
+) -> None:
     async def run() -> None:
-        application = web.Application()
-        application.router.add_post("/v1/completions", complete)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            await scene(f"http://127.0.0.1:{runner.addresses[0][1]}/v1")
-        finally:
-            await runner.cleanup()
+        async with served(answer, asked) as url:
+            await scene(url)
 
     asyncio.run(run())
 
@@ -106,22 +118,92 @@ def test_what_a_server_cannot_tell_fails_the_sample_with_the_reason(answer: Any,
     with_server(fresh, scene, [])
 
 
+def tell(body: dict[str, Any]) -> Any:
+    return {"choices": [{"prompt_logprobs": told(body["prompt"])}]}
+
+
+def fail(body: dict[str, Any]) -> Any:
+    return web.Response(status=503, text="busy")
+
+
+Scene = Callable[[Pool, list[list[dict[str, Any]]]], Awaitable[None]]
+
+
+def counts_of_two(answers: Sequence[Callable[..., Any]], scene: Scene, **settings: Any) -> list[int]:
+    """How many requests two servers got in a scene with their pool."""
+    asked: list[list[dict[str, Any]]] = [[], []]
+
+    async def run() -> None:
+        async with served(answers[0], asked[0]) as first, served(answers[1], asked[1]) as second:
+            pool = Pool("teacher", PoolSettings(urls=(first, second + "/"), **{**QUICK, **settings}))
+            await scene(pool, asked)
+            await pool.close()
+
+    asyncio.run(run())
+    return [len(each) for each in asked]
+
+
+async def ask(pool: Pool) -> None:
+    await pool.logprobs(np.array([5, 6], np.int32), np.array([7], np.int32))
+
+
 def test_requests_go_to_the_server_with_the_least_to_do() -> None:
-    counts: list[list[dict[str, Any]]] = [[], []]
+    all_are_here = asyncio.Barrier(10)
 
-    def answer(body: dict[str, Any]) -> Any:
-        return {"choices": [{"prompt_logprobs": told(body["prompt"])}]}
+    async def tell_all_at_once(body: dict[str, Any]) -> Any:
+        await all_are_here.wait()
+        return tell(body)
 
-    async def outer(first: str) -> None:
-        await asyncio.to_thread(with_server, answer, lambda url: nested(first, url), counts[1])
+    async def scene(pool: Pool, asked: Any) -> None:
+        await asyncio.gather(*(ask(pool) for _ in range(10)))
 
-    async def nested(first: str, second: str) -> None:
-        pool = Pool("teacher", PoolSettings(urls=(first, second), **QUICK))
-        await asyncio.gather(*(score(SAMPLE, {"teacher": pool}, ["teacher"]) for _ in range(10)))
-        await pool.close()
+    assert counts_of_two([tell_all_at_once] * 2, scene) == [5, 5]
 
-    with_server(answer, outer, counts[0])
-    assert [len(asked) for asked in counts] == [10, 10]
+
+LONG = {"retry_first_s": 1000, "retry_longest_s": 1000}
+
+
+def test_a_server_that_fails_is_left_out_and_what_it_failed_is_asked_of_another_at_once() -> None:
+    async def scene(pool: Pool, asked: Any) -> None:
+        for _ in range(10):
+            await ask(pool)
+
+    assert counts_of_two([fail, tell], scene, retries=1, **LONG) == [1, 10]
+
+
+def test_requests_that_fail_together_leave_a_server_out_as_long_as_one_does() -> None:
+    all_are_here = asyncio.Barrier(10)
+
+    async def fail_all_at_once(body: dict[str, Any]) -> Any:
+        await all_are_here.wait()
+        return fail(body)
+
+    async def scene(pool: Pool, asked: Any) -> None:
+        await asyncio.gather(*(ask(pool) for _ in range(10)), return_exceptions=True)
+        assert all(server.failures == 1 for server in pool._caller._servers)
+
+    counts_of_two([fail_all_at_once] * 2, scene, retries=0, **LONG)
+
+
+def test_a_server_that_failed_is_asked_again_later() -> None:
+    failures = [fail]
+
+    def recover(body: dict[str, Any]) -> Any:
+        return failures.pop()(body) if failures else tell(body)
+
+    async def scene(pool: Pool, asked: list[list[dict[str, Any]]]) -> None:
+        while len(asked[0]) < 2:
+            await ask(pool)
+
+    counts_of_two([recover, tell], scene)
+
+
+def test_a_pool_whose_servers_all_fail_is_tried_as_often_as_it_may() -> None:
+    async def scene(pool: Pool, asked: Any) -> None:
+        with pytest.raises(TryAgain, match="failed 3 times, last with HTTP 503: busy"):
+            await ask(pool)
+
+    assert sum(counts_of_two([fail, fail], scene, retries=2)) == 3
 
 
 def test_a_scorer_without_its_pool_is_refused_at_the_start() -> None:

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 
 import aiohttp
 import orjson
 
-from rollq.workers.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
+from rollq.workers.retries import RetryPolicy, backoff_s, growing_pause_s, is_transient, parse_retry_after
 
 log = logging.getLogger(__name__)
 
@@ -106,33 +107,64 @@ def _parse(raw: bytes) -> Any:
 
 
 @dataclass(slots=True, eq=False)
-class JsonCaller:
-    """Posts to one server: at most `concurrent` requests at a time, each tried as often as `policy` says."""
+class _Server:
+    """One of several: requests under way, failures in a row, and until when (monotonic) it is left out for them."""
 
     url: str
-    policy: RetryPolicy
-    timeout_s: float
-    concurrent: int
-    key: str | None = None
-    _session: aiohttp.ClientSession | None = field(default=None, init=False)
-    _slots: asyncio.Semaphore | None = field(default=None, init=False)
+    slots: asyncio.Semaphore
+    asked: int = 0
+    failures: int = 0
+    out_until_s: float = 0.0
+
+
+class JsonCaller:
+    """Posts to servers that do the same: at most `concurrent` requests to each at the same time, each request to the
+    one with the least to do and tried as often as `policy` says.
+
+    A server that failed is left out for a while, longer each time. Only when all are, a request waits before its next
+    try, and then it is made whether they are back or not.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], policy: RetryPolicy, timeout_s: float, concurrent: int, key: str | None = None
+    ) -> None:
+        self._servers = [_Server(url.rstrip("/"), asyncio.Semaphore(concurrent)) for url in urls]
+        self._policy = policy
+        self._timeout_s = timeout_s
+        self._key = key
+        self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: Mapping[str, Any], path: str = "") -> Any:
         """The answer. Raises `ValueError` with the server's words for a refusal, `TryAgain` when all tries failed."""
-        if self._session is None or self._slots is None:
-            self._session, self._slots = open_session(self.timeout_s, self.key), asyncio.Semaphore(self.concurrent)
-        async with self._slots:
-            failures = 0
-            while True:
-                try:
-                    return await exchange(self._session, "POST", self.url + path, body)
-                except TryAgain as error:
-                    failures += 1
-                    pause_s = backoff_s(self.policy, failures, error.retry_after_s, random.random())
-                    if pause_s is None:
-                        raise TryAgain(f"{self.url + path} failed {failures} times, last with {error}") from error
-                log.debug("try %d at %s failed, the next one in %.1f s", failures, self.url + path, pause_s)
+        self._session = self._session or open_session(self._timeout_s, self._key)
+        failures = 0
+        while True:
+            server = min(self._servers, key=lambda each: (each.out_until_s > monotonic(), each.asked))
+            server.asked += 1
+            try:
+                async with server.slots:
+                    answer = await exchange(self._session, "POST", server.url + path, body)
+            except TryAgain as error:
+                failures += 1
+                pause_s = backoff_s(self._policy, failures, error.retry_after_s, random.random())
+                self._leave_out(server, error)
+                if pause_s is None:
+                    raise TryAgain(f"{server.url + path} failed {failures} times, last with {error}") from error
+                log.debug("try %d failed, at %s: %s", failures, server.url + path, error)
+            else:
+                server.failures = 0
+                return answer
+            finally:
+                server.asked -= 1
+            if all(each.out_until_s > monotonic() for each in self._servers):
                 await asyncio.sleep(pause_s)
+
+    def _leave_out(self, server: _Server, error: TryAgain) -> None:
+        """Requests that fail together count as one failure."""
+        if server.out_until_s <= monotonic():
+            server.failures += 1
+            pause_s = growing_pause_s(self._policy, server.failures, error.retry_after_s, random.random())
+            server.out_until_s = monotonic() + pause_s
 
     async def close(self) -> None:
         """Close the connections."""

@@ -1,6 +1,7 @@
 """How servers beside the engine (judges, auxiliary models) are asked: settings that they share."""
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -22,14 +23,14 @@ class HttpLimits(Settings):
     retry_first_s: float = Field(default=0.5, gt=0, description="pause before the second try; it doubles")
     retry_longest_s: float = Field(default=10, gt=0, description="longest such pause")
 
-    def caller(self, url: str, key: str) -> "JsonCaller":
-        """What asks the server at `url`; its key is in the environment variable `key`, if it wants one.
+    def caller(self, urls: Sequence[str], key: str) -> "JsonCaller":
+        """What asks the servers at `urls`; their key is in the environment variable `key`, if they want one.
 
         Raises `ConfigError` when the package that it needs is missing.
         """
         try:
             from rollq.workers.http import JsonCaller
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{url!r} needs the package {error.name!r}: pip install 'rollq[openai]'") from error
+            raise ConfigError(f"{urls[0]!r} needs the package {error.name!r}: pip install 'rollq[openai]'") from error
         policy = RetryPolicy(self.retries, self.retry_first_s, self.retry_longest_s)
-        return JsonCaller(url, policy, self.request_timeout_s, self.concurrent, os.environ.get(key))
+        return JsonCaller(urls, policy, self.request_timeout_s, self.concurrent, os.environ.get(key))

@@ -179,7 +179,7 @@ def _math(settings: NoOptions, tools: Tools) -> Judge:
 
 
 def _http(settings: HttpOptions, tools: Tools) -> Judge:
-    caller = settings.caller(settings.url, API_KEY)
+    caller = settings.caller([settings.url], API_KEY)
 
     async def http(prompt: Prompt, sample: Sample) -> Reward:
         question = {"prompt": prompt.content, "answer": prompt.answer, "metadata": dict(prompt.metadata)}

@@ -6,16 +6,13 @@ A pool's logprobs of a sample's response tokens travel with it as the named arra
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
 
 from rollq.buffer.schema import Float32Array, Int32Array, Sample, Segment
 from rollq.workers.http_limits import HttpLimits
-
-if TYPE_CHECKING:
-    from rollq.workers.http import JsonCaller
 
 
 class PoolSettings(HttpLimits):
@@ -34,7 +31,7 @@ class Pool:
         """Raises `ConfigError` when the package that it needs is missing."""
         key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
         self._model = settings.served_model
-        self._callers: dict[JsonCaller, int] = {settings.caller(url.rstrip("/"), key): 0 for url in settings.urls}
+        self._caller = settings.caller(settings.urls, key)
 
     async def logprobs(self, prompt_ids: Int32Array, response_ids: Int32Array) -> Float32Array:
         """Logprobs float32 [R] in nats, at temperature 1, of `response_ids` [R] after `prompt_ids` [P].
@@ -51,17 +48,11 @@ class Pool:
             "top_p": 1.0,
             "prompt_logprobs": 0,
         }
-        caller = min(self._callers, key=lambda caller: self._callers[caller])
-        self._callers[caller] += 1
-        try:
-            return read_logprobs(await caller.post(body, "/completions"), ids, len(prompt_ids))
-        finally:
-            self._callers[caller] -= 1
+        return read_logprobs(await self._caller.post(body, "/completions"), ids, len(prompt_ids))
 
     async def close(self) -> None:
         """Close the connections."""
-        for caller in self._callers:
-            await caller.close()
+        await self._caller.close()
 
 
 def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:

@@ -24,12 +24,15 @@ def is_transient(status: int) -> bool:
 
 
 def backoff_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, jitter: float) -> float | None:
-    """Seconds to wait after `failures` failures in a row, at least what the server asks for; None: give up.
+    """Seconds to wait after `failures` failures of a request, see `growing_pause_s`; None: give up."""
+    return None if failures > policy.retries else growing_pause_s(policy, failures, retry_after_s, jitter)
+
+
+def growing_pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, jitter: float) -> float:
+    """Seconds to wait after `failures` failures in a row, at least what the server asks for.
 
     `jitter` in [0, 1) takes up to half of the pause away, so that what failed together does not return together.
     """
-    if failures > policy.retries:
-        return None
     doublings = min(failures - 1, 60)  # 2**60 of any first_s is above any longest_s
     pause_s = min(policy.longest_s, policy.first_s * 2.0**doublings) * (1 - jitter / 2)
     return pause_s if retry_after_s is None else max(pause_s, retry_after_s)
