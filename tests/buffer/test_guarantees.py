@@ -240,6 +240,8 @@ def test_sb03_whoever_waits_is_woken_by_every_move_that_may_concern_it(world: Wo
         lambda: buffer.publish(world.held, 1, uri="u", digest="d"),
         lambda: buffer.commit(world.held, 1),
         lambda: buffer.set_control("math", buffer.clock("math").control),
+        lambda: buffer.sleep(world.held, "step 2 is being trained"),
+        lambda: buffer.sleep(world.held, ""),
         lambda: buffer.open_batch("math", "b", "train", step=2),
     ]
     with buffer.events() as events:

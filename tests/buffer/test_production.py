@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollq.buffer.core import task_keys
-from rollq.buffer.errors import HistoryGone
+from rollq.buffer.errors import ConfigError, FencedError, HistoryGone
 from rollq.buffer.functions import BatchOver
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import GroupResult, Prompt, Shaped, Status
@@ -244,17 +244,38 @@ def test_xp13_a_group_that_was_interrupted_too_often_is_to_finish(world: World) 
 def test_control_says_what_goes_on(world: World, control: Control, admits: bool, leases: bool) -> None:
     world.start()
     world.admit(1)
-    world.buffer.set_control("math", control, "because")
+    if control is Control.SLEEP:
+        world.buffer.sleep(world.held, "because")
+    else:
+        world.buffer.set_control("math", control, "because")
     assert world.buffer.clock("math").control_reason == "because"
     assert bool(world.admit(1)) is admits
     assert bool(world.lease(1)) is leases
 
 
-def test_a_trainer_that_comes_back_wakes_the_workers(world: World) -> None:
+@pytest.mark.parametrize("control", [Control.RUN, Control.PAUSE, Control.DONE])
+def test_a_sleep_ends_with_its_trainer_and_what_was_wanted_before_holds_again(world: World, control: Control) -> None:
     world.start()
-    world.buffer.set_control("math", Control.SLEEP)
+    world.buffer.set_control("math", control, "because")
+    zombie = world.held
+    world.buffer.sleep(zombie, "step 1 is being trained")
+    assert world.buffer.clock("math").control_reason == "step 1 is being trained"
     world.begin(0, launch_id="again")
-    assert world.buffer.clock("math").control is Control.RUN
+    clock = world.buffer.clock("math")
+    assert (clock.control, clock.control_reason) == (control, "because")
+    with pytest.raises(FencedError):
+        world.buffer.sleep(zombie, "step 1 is being trained")
+
+
+def test_what_is_wanted_of_production_while_engines_sleep_holds_when_they_wake(world: World) -> None:
+    world.start()
+    world.buffer.sleep(world.held, "step 1 is being trained")
+    world.buffer.set_control("math", Control.PAUSE, "by hand", only_from=Control.RUN)
+    assert world.buffer.clock("math").control is Control.SLEEP
+    world.buffer.sleep(world.held, "")
+    assert world.buffer.clock("math").control is Control.PAUSE
+    with pytest.raises(ConfigError, match="put to sleep by the trainer"):
+        world.buffer.set_control("math", Control.SLEEP)
 
 
 def test_outcomes_are_remembered_as_far_as_the_window_goes_and_forgotten_when_production_goes_on(world: World) -> None:

@@ -174,6 +174,27 @@ def test_a_task_that_was_paused_before_engines_slept_is_paused_when_they_wake(
         assert (clock.control, clock.control_reason) == (Control.PAUSE, "by hand")
 
 
+def test_a_report_of_an_earlier_sleep_is_not_taken_for_one_of_this(
+    connect: Connect, buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(buffer)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    report = {"state": "asleep", "asleep_for": "step 1 is being trained, since the day before"}
+    buffer.report_worker("w1", report)
+    waits = []
+    with connect(colocated=True) as consumer:
+        worker.produce(2)
+
+        def fall_asleep(_: float) -> None:
+            waits.append(buffer.clock("math").control_reason)
+            buffer.report_worker("w1", {**report, "asleep_for": waits[-1]})
+
+        monkeypatch.setattr(consumer._events, "wait", fall_asleep)
+        assert next(consumer).step == 1
+    assert len(waits) == 1
+    assert waits[0].startswith("step 1 is being trained, since 2")
+
+
 def test_sizes_follow_the_schedule_step_by_step(connect: Connect, buffer: Buffer, tmp_path: Path) -> None:
     make_run(buffer, schedule=[[2, 3]], max_staleness=5)
     worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")

@@ -370,12 +370,11 @@ def test_a_hook_that_is_slow_to_say_no_does_not_wake_engines_that_were_sent_to_s
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 20))
 
     def slow(state: State) -> bool:
-        with Buffer.connect(server_url, run_name) as trainer:
-            trainer.set_control(TASK, Control.SLEEP, "step 1 is being trained")
+        made._buffer.sleep(held, "step 1 is being trained")
         return False
 
     with producer(server_url, run_name, task, should_continue=slow) as made:
-        begin(made._buffer)
+        held = begin(made._buffer)
         made.tick()
         assert made._buffer.clock(TASK).control is Control.SLEEP
 

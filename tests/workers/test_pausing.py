@@ -169,21 +169,23 @@ def test_xm04_the_engine_sleeps_when_nothing_is_in_flight_and_wakes_with_the_new
     world.admit(1)
 
     def states() -> list[object]:
-        return [report["state"] for report in world.buffer.workers().values()]
+        return [(report["state"], report["asleep_for"]) for report in world.buffer.workers().values()]
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)
-        world.buffer.set_control("math", SLEEP)
+        world.buffer.sleep(world.world.held, "step 1 is being trained")
         await world.until(lambda: worker.pausing.state is State.DRAINING)
         assert script.sleeps == ["swap 0"]
         script.gate.set()
         await world.until_count(Status.COMPLETED, 1)
-        await world.until(lambda: states() == ["asleep"])
+        await world.until(lambda: states() == [("asleep", "step 1 is being trained")])
+        world.buffer.sleep(world.world.held, "step 1 is being trained again")
+        await world.until(lambda: states() == [("asleep", "step 1 is being trained again")])
         world.publish(1)
-        world.buffer.set_control("math", RUN)
+        world.buffer.sleep(world.world.held, "")
         world.admit(1)
         await world.until_count(Status.COMPLETED, 2)
-        await world.until(lambda: states() == ["serving"])
+        await world.until(lambda: states() == [("serving", "")])
 
     script = world.play(scene, open_gate=False)
     assert script.sleeps == ["swap 0", "sleep", "wake", "swap 1"]

@@ -9,7 +9,7 @@ import redis
 
 from rollq.buffer import functions
 from rollq.buffer.connection import Patience, connect, patiently
-from rollq.buffer.errors import StoreLost
+from rollq.buffer.errors import ConfigError, StoreLost
 from rollq.buffer.events import Events
 from rollq.buffer.keys import RunKeys, TaskKeys
 from rollq.buffer.settings import TaskRules
@@ -106,10 +106,13 @@ class BufferCore:
         return [task for task in self.tasks() if self.rules(task).kind == "train"]
 
     def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
-        """Let a task's production go on, pause, sleep or end, and say why.
+        """Let a task's production go on, pause or end, and say why; engines that sleep stay asleep.
 
-        `only_from`: nothing happens when the task has another control by then.
+        `only_from`: nothing happens when the task has another control by then. Raises ConfigError for `SLEEP`, which is
+        the trainer's to want.
         """
+        if control is Control.SLEEP:
+            raise ConfigError("engines are put to sleep by the trainer that needs their memory")
         self._call_task("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
 
     def clock(self, task: str) -> Clock:
@@ -117,13 +120,15 @@ class BufferCore:
         fields: Mapping[bytes, bytes] = self._read(lambda: self.client.hgetall(task_keys(self.run, task).clock))
         return self._decode_clock(task, fields)
 
-    def controls(self, tasks: Sequence[str]) -> dict[str, Control]:
-        """What is wanted of each task, in one trip. Raises StoreLost like `clock`."""
+    def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
+        """What is wanted of each task, and for `SLEEP` why, in one trip. Raises StoreLost like `clock`."""
         keys = [task_keys(self.run, task).clock for task in tasks]
-        found = self._read_all([("HMGET", key, "incarnation", "control") for key in keys])
-        for task, (incarnation, _) in zip(tasks, found, strict=True):
+        found = self._read_all([("HMGET", key, "incarnation", "control", "sleep") for key in keys])
+        wanted: dict[str, tuple[Control, str]] = {}
+        for task, (incarnation, control, sleep) in zip(tasks, found, strict=True):
             self._check_incarnation(task, incarnation and incarnation.decode())
-        return {task: Control(control.decode()) for task, (_, control) in zip(tasks, found, strict=True)}
+            wanted[task] = (Control.SLEEP, sleep.decode()) if sleep else (Control(control.decode()), "")
+        return wanted
 
     def rules(self, task: str) -> TaskRules:
         """The rules that the task was registered with; they never change."""
@@ -187,8 +192,8 @@ class BufferCore:
             claimed_step=int(fields["claimed_step"]),
             checkpoint=int(fields["checkpoint"]),
             history=int(fields["history"]),
-            control=Control(fields["control"]),
-            control_reason=fields.get("control_reason", ""),
+            control=Control.SLEEP if "sleep" in fields else Control(fields["control"]),
+            control_reason=fields.get("sleep") or fields.get("control_reason", ""),
             rules=decode_rules(fields),
             floors={int(name[6:]): int(value) for name, value in fields.items() if name.startswith("floor:")},
         )

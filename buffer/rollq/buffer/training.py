@@ -91,6 +91,14 @@ class Training(Admission):
         lease_ms = round(TRAINER_LEASE_S * 1000)
         self._call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms)
 
+    def sleep(self, held: TrainerEpoch, why: str) -> None:
+        """Have engines give their memory away; workers report `why` as `asleep_for` once they have. '' wakes them.
+
+        What production is set to stays as it is. Raises FencedError.
+        """
+        for task in self.tasks():
+            self._call_task("sleep", task, held.epoch, held.nonce, why)
+
     # -- batches ----------------------------------------------------------------------------------------------------
 
     def claim(

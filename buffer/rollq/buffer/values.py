@@ -17,7 +17,7 @@ class Control(StrEnum):
 
     RUN = "run"
     PAUSE = "pause"  # nothing new is admitted or leased
-    SLEEP = "sleep"  # like pause, and engines give their memory to the trainer
+    SLEEP = "sleep"  # like pause, and engines give their memory to the trainer; then it is again what it was
     STOPPED = "stopped"  # like pause: too little of what is made is worth training
     DONE = "done"  # nothing new is admitted: the task's own hook has ended its production
 

@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +29,7 @@ from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Group
 from rollq.buffer.sizes import groups_at
 from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
-from rollq.buffer.values import Claimed, Control, Production, Shortfall, TrainerEpoch
+from rollq.buffer.values import Claimed, Production, Shortfall, TrainerEpoch
 from rollq.consumer.batch import Batch
 from rollq.consumer.evaluating import evaluate
 from rollq.consumer.settings import ConsumerSettings
@@ -69,7 +70,6 @@ class Consumer:
         self._step = held.from_step + 1
         self._taken = held.from_step  # the step of the last batch that was handed out
         self._outlet = outlet
-        self._before_sleep: dict[str, tuple[Control, str]] = {}
         self._events = buffer.events()
         self._closing = threading.Event()
         self._fenced: RollqError | None = None
@@ -238,21 +238,17 @@ class Consumer:
 
     def _wake_engines(self) -> None:
         """Let engines that were put to sleep go on; a task that was paused, or had ended, is so again."""
-        for task, (control, reason) in self._before_sleep.items():
-            self._buffer.set_control(task, control, reason)
-        self._before_sleep.clear()
+        if self._settings.colocated:
+            self._checked().sleep(self._held, "")
 
     def _engines_sleep(self, step: int) -> bool:
         """Have every engine give its memory away, and wait until all have; False when told to stop meanwhile."""
-        for task in self._buffer.tasks():
-            clock = self._buffer.clock(task)
-            asleep = clock.control is Control.SLEEP  # by the process that this one takes over from
-            before = (Control.RUN, "") if asleep else (clock.control, clock.control_reason)
-            self._before_sleep.setdefault(task, before)
-            self._buffer.set_control(task, Control.SLEEP, f"step {step} is being trained")
+        # the time tells this sleep from an earlier one for the same step
+        why = f"step {step} is being trained, since {datetime.now(UTC).isoformat(timespec='microseconds')}"
+        self._checked().sleep(self._held, why)
         told_s = time.monotonic()
         while not self._stop.is_set():
-            awake = [name for name, report in self._checked().workers().items() if report.get("state") != "asleep"]
+            awake = [name for name, report in self._checked().workers().items() if report.get("asleep_for") != why]
             if not awake:
                 return True
             if time.monotonic() - told_s >= TOLD_EVERY_S:

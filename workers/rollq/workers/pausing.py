@@ -76,6 +76,12 @@ class Pausing:
         self._tasks = tasks
         self._settings = settings
         self._paused_since_s: dict[str, float] = {}
+        self._sleep_wanted = ""
+
+    @property
+    def asleep_for(self) -> str:
+        """Why the engine sleeps, in the words of the trainer that wants it to; '' unless it does and will."""
+        return self._sleep_wanted if self._host.asleep else ""
 
     @property
     def state(self) -> State:
@@ -88,18 +94,21 @@ class Pausing:
     async def run(self) -> None:
         """Obey until cancelled. Raises `StoreLost`."""
         while True:
-            controls = await self._calls(self._calls.buffer.controls, self._tasks)
+            found = await self._calls(self._calls.buffer.controls, self._tasks)
+            controls = {task: control for task, (control, _) in found.items()}
+            sleep = next((why for control, why in found.values() if control is Control.SLEEP), "")
             with suppress(EngineDead):  # the host says so, and starts another; the next look goes on with it
-                await self._obey(controls, monotonic())
+                await self._obey(controls, sleep, monotonic())
             await self._listener.wait()
 
-    async def _obey(self, controls: Mapping[str, Control], now_s: float) -> None:
+    async def _obey(self, controls: Mapping[str, Control], sleep: str, now_s: float) -> None:
+        self._want_sleep(sleep if wants_sleep(controls) else "")
         wanted = leasable(controls)
         paused = [task for task in self._tasks if task not in wanted]
         self._paused_since_s = {task: self._paused_since_s.get(task, now_s) for task in paused}
         self._open(tuple(task for task in wanted if task in self.open_tasks or not self._host.asleep))
         self._interrupt(now_s)
-        if wants_sleep(controls):
+        if self._sleep_wanted:
             await self._sleep()
         elif wanted and self._host.asleep:
             await self._host.wake()
@@ -121,6 +130,11 @@ class Pausing:
                 continue
             if must_end(held.lease, now_s - since_s, self._settings.pause, self._settings.pause_timeout_s):
                 self._table.stop(held, Cut.PAUSED)
+
+    def _want_sleep(self, why: str) -> None:
+        if why != self._sleep_wanted:
+            self._sleep_wanted = why
+            self._tell()
 
     async def _sleep(self) -> None:
         if self._host.version is None or self._host.asleep or not self._table.idle:

@@ -170,6 +170,7 @@ class Worker:
                 "version": -1 if version is None else version.version,
                 "epoch": -1 if version is None else version.epoch,
                 "state": self.pausing.state.value,
+                "asleep_for": self.pausing.asleep_for,
                 "in_flight": len(self.table),
                 "tokens_per_s": round((made - tokens) / max(now_s - at_s, 1e-3), 1),
                 "groups": totals.groups,

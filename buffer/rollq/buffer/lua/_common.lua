@@ -40,11 +40,11 @@ local CLOCK_FIELDS = {
   'group_size', 'min_valid', 'max_tries', 'max_deaths', 'lease_ms', 'audit', 'partial', 'committed', 'claimed_step',
   'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups', 'schedule',
   'kind', 'token_shift', 'max_uses', 'cooldown', 'stragglers', 'interruptions', 'keep_window', 'saving_until_ms', 'pin',
-  'open_evaluations', 'prompt_stats',
+  'open_evaluations', 'prompt_stats', 'sleep',
 }
 local CLOCK_STRINGS = {
   incarnation = true, nonce = true, control = true, events = true, order = true, expiry = true, expired = true,
-  resume = true, schedule = true, kind = true, stragglers = true, pin = true,
+  resume = true, schedule = true, kind = true, stragglers = true, pin = true, sleep = true,
 }
 
 local function lost(key, found)

@@ -7,7 +7,7 @@ local function admit(keys, args)
   if err then return err end
   local progress = clock.prefix .. 'progress'
   local cursor = tonumber(redis.call('HGET', progress, 'cursor') or '0')
-  if clock.epoch ~= tonumber(args[2]) or cursor ~= tonumber(args[3]) or clock.control ~= 'run' then
+  if clock.epoch ~= tonumber(args[2]) or cursor ~= tonumber(args[3]) or clock.control ~= 'run' or clock.sleep then
     return { 0, 0, cursor }
   end
   local count = math.min((#args - 5) / 3, tonumber(args[4]) - scheduled(clock))

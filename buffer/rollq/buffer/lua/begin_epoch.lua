@@ -31,7 +31,7 @@ local function begin_epoch(keys, args)
   end
   redis.call('HSET', keys[1], 'epoch', epoch, 'nonce', args[3], 'step', from_step + 1, 'version', from_step,
     'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', checkpoint)
-  if clock.control == 'sleep' then redis.call('HSET', keys[1], 'control', 'run') end -- its trainer is gone
+  redis.call('HDEL', keys[1], 'sleep') -- the trainer that engines made room for is gone
   redis.call('PUBLISH', clock.events, 'publish')
   return claimed_step
 end

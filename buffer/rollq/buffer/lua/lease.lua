@@ -64,7 +64,7 @@ local function lease(keys, args)
     end
     return reply
   end
-  if (clock.control ~= 'run' and clock.control ~= 'done') or clock.version < 0 then return reply end
+  if clock.sleep or (clock.control ~= 'run' and clock.control ~= 'done') or clock.version < 0 then return reply end
   -- an evaluation is of one version: whoever serves another has no part in it
   if clock.kind == 'eval' and clock.pin ~= args[4] .. ':' .. args[5] then return reply end
   local epoch, version = tonumber(args[4]), tonumber(args[5])

@@ -4,7 +4,7 @@
 local function recycle(keys, args)
   local clock, err = read_clock(keys[1], args[1])
   if err then return err end
-  if clock.epoch ~= tonumber(args[2]) or clock.control ~= 'run' then return 0 end
+  if clock.epoch ~= tonumber(args[2]) or clock.control ~= 'run' or clock.sleep then return 0 end
   local room = math.min(tonumber(args[4]), tonumber(args[3]) - scheduled(clock))
   local moved = 0
   for i = 5, #args do

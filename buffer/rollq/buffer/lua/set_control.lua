@@ -1,6 +1,6 @@
--- Lets a task's production go on, pause, sleep or end.
--- KEYS[1] clock   ARGV incarnation, run|pause|sleep|stopped|done, reason, control that it must have or ''
--- Returns 1, 0 when it has another control.   Caller: operator; producer (stopped, done); trainer (sleep, run).   A repeat changes nothing.
+-- Lets a task's production go on, pause or end.
+-- KEYS[1] clock   ARGV incarnation, run|pause|stopped|done, reason, control that it must have or ''
+-- Returns 1, 0 when it has another control.   Caller: operator; producer (stopped, done).   A repeat changes nothing.
 -- Going on forgets the outcomes that may have stopped it.
 local function set_control(keys, args)
   local clock, err = read_clock(keys[1], args[1])
