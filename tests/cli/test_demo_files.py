@@ -54,7 +54,7 @@ def test_the_settings_of_a_demo_are_valid_and_name_files_of_its_folder(folder: D
 
 
 def test_the_synchronous_counterpart_is_on_policy(folder: DemoFolder) -> None:
-    wanted = options(folder, strategy="sync", shuffle_rewards=True)
+    wanted = options(folder, strategy="sync", max_staleness=0, shuffle_rewards=True)
     folder.config.write_text(toml(demo_settings(wanted, folder, own_tasks(folder), "redis://127.0.0.1:7777/0")))
     settings = load_settings(folder.config, {})
     assert settings.producer.strategy == "sync"

@@ -58,14 +58,14 @@ DEFAULT_PORT = 6379
     show_default=True,
     help="sync: generate and train in turns; async: generate ahead, as far as --max-staleness allows.",
 )
-@click.option("--max-staleness", type=click.IntRange(0), default=1, show_default=True, help="In syncs of weights.")
+@click.option("--max-staleness", type=click.IntRange(0), help="In syncs of weights.  [default: 1; with sync 0]")
 @click.option("--partial-rollout", is_flag=True, help="Interrupt answers at new weights, and continue them.")
 @click.option("--shuffle-rewards", is_flag=True, help="Shuffle each batch's rewards: a control that must not learn.")
 @click.option("--warm-up-steps", type=click.IntRange(1), default=600, show_default=True, help="Supervised steps first.")
 @click.option("--workers", type=click.IntRange(1, 16), default=2, show_default=True, help="Worker processes.")
 @click.option("--prepare", is_flag=True, help="Make model, prompts and rollq.toml, but run nothing.")
 @click.option("--live/--no-live", default=True, help="Live view, if this is a terminal; else a line now and then.")
-def demo(out: Path | None, prepare: bool, **choices: Any) -> None:
+def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: Any) -> None:
     """Train a tiny language model with GRPO here: server, producer, workers and trainer in one command.
 
     \b
@@ -74,6 +74,12 @@ def demo(out: Path | None, prepare: bool, **choices: Any) -> None:
       rollq demo --prompts questions.jsonl --prompt-field question --steps 20
       rollq demo --prepare --out sums
     """
+    synchronous = choices["strategy"] == "sync"
+    if synchronous and max_staleness:
+        raise ConfigError(
+            f"--max-staleness {max_staleness}: with --strategy sync every batch is of the live weights; leave it out"
+        )
+    choices["max_staleness"] = (0 if synchronous else 1) if max_staleness is None else max_staleness
     out = out or Path(f"rollq-demo-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     with interrupt_once():
         try:

@@ -16,7 +16,7 @@ LEASE_S = 5.0  # a killed worker's groups are taken over this soon
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the user asked for. `minutes` bounds the whole demo; strategy `sync` implies `max_staleness` 0."""
+    """What the user asked for. `minutes` bounds the whole demo."""
 
     out: Path
     steps: int
@@ -73,7 +73,7 @@ def task_settings(options: DemoOptions, task: DemoTask) -> dict[str, Any]:
         "max_tokens": task.max_tokens,
         "batch_groups": task.batch_groups,
         "group_size": GROUP_SIZE,
-        "max_staleness": 0 if options.strategy == "sync" else options.max_staleness,
+        "max_staleness": options.max_staleness,
         "partial_rollout": options.partial_rollout,
         "lease_s": LEASE_S,
         "shuffle_seed": options.seed,
