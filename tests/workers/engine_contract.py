@@ -260,7 +260,7 @@ def test_an_abort_ends_the_requests_that_it_names_with_what_they_have(world: Wor
     with_engine(world, scenario)
 
 
-def test_a_sleeping_engine_holds_requests_until_it_is_woken_and_takes_new_weights(world: World) -> None:
+def test_a_sleeping_engine_holds_requests_until_it_is_woken_and_then_takes_new_weights(world: World) -> None:
     async def scenario(engine: Engine) -> None:
         running = asyncio.create_task(engine.generate(LONG))
         await engine.generate(CLOCK)
@@ -269,12 +269,13 @@ def test_a_sleeping_engine_holds_requests_until_it_is_woken_and_takes_new_weight
         waiting, named = asyncio.create_task(engine.generate(replace(CLOCK))), replace(CLOCK)
         dropped = asyncio.create_task(engine.generate(named))
         await asyncio.sleep(0)
-        await engine.swap(world.weights, WeightsVersion(1, 1, "b"), SwapMode.WAIT)
         await engine.abort([named])
         completion = await dropped
         assert (completion.finish_reason, len(completion.ids), completion.versions) == (FinishReason.ABORT, 0, ())
         assert not waiting.done()
         await engine.wake()
-        assert (await waiting).versions == (VersionSpan(1, 1, 5),)
+        assert (await waiting).versions == (VersionSpan(1, 0, 5),)
+        await engine.swap(world.weights, WeightsVersion(1, 1, "b"), SwapMode.WAIT)
+        assert (await engine.generate(CLOCK)).versions == (VersionSpan(1, 1, 5),)
 
     with_engine(world, scenario)

@@ -3,19 +3,22 @@
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
-from worker_world import Script, WorkerWorld
+from worker_world import Script, ScriptedEngine, WorkerWorld
 
 from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import Lease, Prompt, Status
 from rollq.buffer.values import Control
-from rollq.workers.engine import SwapMode
+from rollq.workers.engine import SwapMode, WeightsVersion
+from rollq.workers.engine_host import EngineHost
 from rollq.workers.making import priority
 from rollq.workers.pausing import State, leasable, must_end, wants_sleep
 from rollq.workers.run import Worker
 from rollq.workers.settings import PauseMode
 
+FIRST = WeightsVersion(1, 0, "a")
 RUN, PAUSE, SLEEP, STOPPED, DONE = Control.RUN, Control.PAUSE, Control.SLEEP, Control.STOPPED, Control.DONE
 
 
@@ -192,6 +195,24 @@ def test_xm04_the_engine_sleeps_when_nothing_is_in_flight_and_wakes_with_the_new
     (_, old), (_, new) = world.results(2)
     assert [old[0].oldest_version, new[0].oldest_version] == [0, 1]
     world.world.check()
+
+
+def test_weights_that_arrive_as_the_engine_has_fallen_asleep_wait_until_it_is_awake() -> None:
+    """Its weights are not on the device. A worker that starts while the trainer trains meets this."""
+
+    async def scene() -> None:
+        script = Script()
+        host = EngineHost(lambda: ScriptedEngine(script), restarts=0)
+        await host.start()
+        asleep, late = asyncio.create_task(host.sleep()), asyncio.create_task(host.swap(Path(), FIRST, SwapMode.KEEP))
+        await asleep
+        assert await late is None
+        assert (script.sleeps, host.published.is_set()) == (["sleep"], False)
+        await host.wake()
+        assert await host.swap(Path(), FIRST, SwapMode.KEEP) == 0.0
+        assert (host.version, host.published.is_set()) == (FIRST, True)
+
+    asyncio.run(scene())
 
 
 def test_the_end_of_a_worker_keeps_the_tokens_of_a_partial_rollout(buffer: Buffer, server_url: str) -> None:

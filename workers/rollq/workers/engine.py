@@ -114,7 +114,7 @@ class Engine(Protocol):
     async def sleep(self) -> None:
         """Give accelerator memory to others: caches go, weights leave the device. Running requests are aborted first.
 
-        Requests that come in the meantime wait, and swaps still work.
+        Requests that come in the meantime wait. No swaps come: weights that are not on the device cannot be changed.
         """
 
     async def wake(self) -> None:

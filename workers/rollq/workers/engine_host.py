@@ -70,9 +70,11 @@ class EngineHost:
         if self._engine is not None and requests:
             await self._ask(self._engine, self._engine.abort(requests))
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
-        """See `Engine.swap`."""
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float | None:
+        """See `Engine.swap`. None, and nothing done, while the engine sleeps: its weights are not on the device."""
         async with self._changing:
+            if self.asleep:
+                return None
             engine = self._living()
             stood_still_s = await self._ask(engine, engine.swap(weights, version, mode))
         if engine is self._engine:
@@ -84,14 +86,14 @@ class EngineHost:
         async with self._changing:
             engine = self._living()
             await self._ask(engine, engine.sleep())
-        self.asleep = engine is self._engine
+            self.asleep = engine is self._engine
 
     async def wake(self) -> None:
         """See `Engine.wake`."""
         async with self._changing:
             engine = self._living()
             await self._ask(engine, engine.wake())
-        self.asleep = False
+            self.asleep = False
 
     async def close(self) -> None:
         """Stop the engine."""

@@ -93,6 +93,8 @@ class Following:
         except EngineDead as error:
             log.warning("the engine died while it took weights of version %d: %s", wanted.version, error)
             return True
+        if stood_still_s is None:  # it fell asleep meanwhile; whoever wakes it catches up
+            return True
         log.info(
             "serving weights of version %d (epoch %d); generation stood still for %.3f s",
             wanted.version,
