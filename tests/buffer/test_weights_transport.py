@@ -31,6 +31,7 @@ from rollq.buffer.weights import (
     KEPT_VERSIONS,
     MAX_REDIS_BYTES,
     TTL_S,
+    StoredWeights,
     check_redis_size,
     keep_weights,
     load_weights,
@@ -108,6 +109,26 @@ def test_the_last_few_versions_stay(buffer: Buffer, tmp_path: Path) -> None:
             load_weights(buffer, *gone, into=tmp_path)
     store_weights(buffer, model(99), kept=1)
     assert len(chunks_in_redis(buffer)) == 2
+
+
+def test_live_weights_stay_until_others_are_live(buffer: Buffer, tmp_path: Path) -> None:
+    """A trainer that was replaced stores weights before it hears that its publication is refused."""
+
+    def publish(version: int) -> StoredWeights:
+        stored = store_weights(buffer, model(version), kept=1)
+        buffer.publish(held, version, uri=stored.uri, digest=stored.digest)
+        return stored
+
+    first = store_weights(buffer, model(0), kept=1)
+    held = buffer.begin_epoch(trainer_id="a", launch_id="a", from_step=0, uri=first.uri, digest=first.digest)
+    for refused in (97, 98, 99):
+        store_weights(buffer, model(refused), kept=1)
+    load_weights(buffer, *first, into=tmp_path)
+    publish(1)
+    second = publish(2)
+    load_weights(buffer, *second, into=tmp_path)
+    with pytest.raises(WeightsError, match="chunk 0 is not in Redis"):
+        load_weights(buffer, *first, into=tmp_path / "later")
 
 
 def test_weights_stored_again_count_as_new(buffer: Buffer, tmp_path: Path) -> None:

@@ -153,13 +153,16 @@ def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, 
 
 
 def _store(buffer: BufferCore, digest: str, chunks: list[bytes], kept: int) -> None:
+    """Weights that are not live yet, and may never be (their trainer was replaced), do not push out the live ones."""
+    (live,) = _send(buffer, partial(buffer.client.hmget, buffer.keys.model, "digest"))
     for part, chunk in enumerate(chunks):
         held = functions.call(
             buffer.client, buffer.patience, "store_weights", buffer.keys.info, buffer.incarnation, digest,
             len(chunks), part, TTL_S, chunk,
         )  # fmt: skip
         for old in held[:-kept]:
-            _drop(buffer, old.decode())
+            if old.partition(b"/")[0] != live:
+                _drop(buffer, old.decode())
 
 
 def _chunk(buffer: BufferCore, digest: str, part: int) -> bytes:
