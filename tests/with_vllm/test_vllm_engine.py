@@ -3,6 +3,7 @@ another distribution, half-loaded weights, tokens credited to the wrong version.
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from rollq.cli.tiny import make_tokenizer
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.engines import make_engine
+from rollq.workers.engines.checkpoint import tensor_shapes
 
 pytest_plugins = "vllm_fixtures"
 MIXED = (
@@ -180,6 +182,25 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_keep_serving(
     completion = engine.run(engine.engine.generate(request))
     assert completion.versions[0][:2] == (1, 0)
     assert check(request, completion, models) < TOLERANCE
+
+
+def test_weights_that_vanish_while_a_swap_waits_leave_the_old_ones_serving(
+    engine: SharedEngine, models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM would die of them. Between the first look at a folder and its load, requests may have to end first."""
+    folder = tmp_path / "soon-gone"
+    shutil.copytree(models[1], folder)
+
+    def look_once(at: Path) -> Any:
+        found = tensor_shapes(at)
+        shutil.rmtree(at)
+        return found
+
+    monkeypatch.setattr("rollq.workers.engines.vllm.tensor_shapes", look_once)
+    with pytest.raises(WeightsError, match=str(folder)):
+        engine.run(engine.engine.swap(folder, version(1), SwapMode.WAIT))
+    request = Request(np.array([40, 50, 60], np.int32), Sampling(max_tokens=5))
+    assert check(request, engine.run(engine.engine.generate(request)), models) < TOLERANCE
 
 
 def test_tied_weights_may_come_with_or_without_the_head(
@@ -358,7 +379,7 @@ def test_an_adapter_per_version_and_old_requests_finish_on_the_old_one(models: l
         return tmp_path / name
 
     adapters = [lora(folder(f"adapter-{seed}"), seed) for seed in (1, 2)]
-    folders = [models[0], *(merged(folder(f"merged-{at.name}"), models[0], at) for at in adapters)]
+    folders = [models[0], *(merged(folder(f"merged-{at.name}"), models[0], at) for at in adapters), models[1]]
     request = Request(random_prompt(np.random.default_rng(3), 40), Sampling(max_tokens=LONG_TOKENS, temperature=0.9))
 
     async def scenario(engine: Engine) -> list[Completion]:
@@ -367,12 +388,16 @@ def test_an_adapter_per_version_and_old_requests_finish_on_the_old_one(models: l
             running.append(asyncio.create_task(engine.generate(request)))
             await until_they_run(engine)
             await engine.swap(adapter, version(number), SwapMode.KEEP)
-        running.append(asyncio.create_task(engine.generate(request)))
+        longer = replace(request, sampling=replace(request.sampling, max_tokens=900))
+        running.append(asyncio.create_task(engine.generate(longer)))
         with pytest.raises(WeightsError, match="adapter"):
             await engine.swap(lora(folder("too-large"), 3, rank=64), version(3), SwapMode.KEEP)
+        await until_they_run(engine)
+        await engine.swap(models[1], version(3), SwapMode.KEEP)  # waits for those of adapters, whose base it changes
+        running.append(asyncio.create_task(engine.generate(request)))
         return list(await asyncio.gather(*running))
 
     args = options(models[0], enable_lora=True, max_loras=3, max_lora_rank=8)
     completions = with_engine(args, scenario)
-    assert [one.versions[0].version for one in completions] == [0, 1, 2]
+    assert [one.versions[0].version for one in completions] == [0, 1, 2, 3]
     assert max(check(request, completion, folders) for completion in completions) < TOLERANCE

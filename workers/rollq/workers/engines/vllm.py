@@ -83,11 +83,13 @@ class VllmSettings(Settings):
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """A request on its way through vLLM; `begun` when it is there and no longer waits for a swap or a sleep to end."""
+    """A request on its way through vLLM; `begun` when it is there and no longer waits for a swap or a sleep to end;
+    `adapted` when an adapter makes its tokens."""
 
     request: Request
     name: str
     begun: bool = False
+    adapted: bool = False
     answer: asyncio.Future[Completion] = field(init=False)
 
 
@@ -170,7 +172,8 @@ class VllmEngine:
         while not self._open.is_set():
             await self._open.wait()
         self._check_alive()
-        call.begun, version, adapter = True, self.version, self._adapter
+        version, adapter = self.version, self._adapter
+        call.begun, call.adapted = True, adapter is not None
         parameters = sampling_parameters(call.request.sampling, tokens, self._stop_ids)
         # The salt keeps cached prompts of other weights away, also where running requests keep theirs.
         prompt: Any = {"prompt_token_ids": ids, "cache_salt": name_of(version)}
@@ -199,25 +202,37 @@ class VllmEngine:
                 )
             adapter = is_adapter(weights)
             if not adapter:
-                found = await asyncio.to_thread(tensor_shapes, weights)
-                check_tensors(found, self._tensors, str(weights), optional=self._copies.values())
+                await self._check(weights)
             self._open.clear()
             try:
-                await self._drain(mode)
+                await self._drain(mode, adapter=adapter)
                 if adapter:
                     await self._load_adapter(weights, version)
                     return 0.0
+                await self._check(weights)  # again: what was waited for took its time, and folders come and go
                 return await self._load_weights(weights, version)
             finally:
                 if not self._asleep:
                     self._open.set()
 
-    async def _drain(self, mode: SwapMode) -> None:
-        """Let the requests end that a swap waits for, and abort those that may not outlive it."""
+    async def _check(self, folder: Path) -> None:
+        """Raise `WeightsError` unless the folder holds the tensors of this model."""
+        found = await asyncio.to_thread(tensor_shapes, folder)
+        check_tensors(found, self._tensors, str(folder), optional=self._copies.values())
+
+    async def _drain(self, mode: SwapMode, *, adapter: bool) -> None:
+        """Let the requests end that a swap waits for, and abort those that may not outlive it.
+
+        Tokens of an adapter carry its version alone: they end before the weights below it change.
+        """
         begun = [call for call in self._calls if call.begun]
         if mode is SwapMode.ABORT:
             await self.abort([call.request for call in begun if not call.request.must_finish])
-        holding = [call.answer for call in begun if mode is SwapMode.WAIT or call.request.must_finish]
+        holding = [
+            call.answer
+            for call in begun
+            if mode is SwapMode.WAIT or call.request.must_finish or (call.adapted and not adapter)
+        ]
         if holding:
             await asyncio.wait(holding)
         self._check_alive()
