@@ -10,8 +10,9 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judges import Judge, Tools, Verdict, exact_match, last_number, make_judge
+from rollq.workers.judges import Judge, Tools, exact_match, last_number, make_judge
 from rollq.workers.processes import JudgeProcesses
+from rollq.workers.rewards import Verdict
 from rollq.workers.usercode import MAX_THREADS
 
 SEGMENT = Segment(

@@ -11,9 +11,10 @@ from rollq.buffer.settings import TaskSettings
 from rollq.producer.prompts import PromptFile
 from rollq.workers.engine import Engine, Sampling
 from rollq.workers.engines.transformers import TransformersEngine, TransformersSettings
-from rollq.workers.judges import Tools, Verdict, make_judge
+from rollq.workers.judges import Tools, make_judge
 from rollq.workers.loops import Rollout, SingleTurn, prompt_tokens, sample_seed
 from rollq.workers.processes import JudgeProcesses
+from rollq.workers.rewards import Verdict
 from rollq.workers.tokenizer import HfTokenizer
 
 SAMPLES = 4
@@ -41,7 +42,8 @@ async def _rewards(model: Path, tasks: Mapping[str, TaskSettings], seed: int) ->
 
 
 async def _reward(name: str, task: TaskSettings, engine: Engine, tokenizer: HfTokenizer, seed: int) -> float:
-    judge = make_judge(task.judge, task.judge_options, Tools(JUDGE_TIMEOUT_S, JudgeProcesses(1)))
+    processes = JudgeProcesses(1)
+    judge = make_judge(task.judge, task.judge_options, Tools(JUDGE_TIMEOUT_S, processes))
 
     async def judged(prompt: Prompt, row: int, index: int) -> Verdict:
         rollout = Rollout(
@@ -57,7 +59,11 @@ async def _reward(name: str, task: TaskSettings, engine: Engine, tokenizer: HfTo
         return await judge.judge(prompt, await SingleTurn().run(rollout))
 
     prompts = _prompts(task)
-    verdicts = await asyncio.gather(*(judged(prompts[row], row, n) for row in prompts for n in range(SAMPLES)))
+    try:
+        verdicts = await asyncio.gather(*(judged(prompts[row], row, n) for row in prompts for n in range(SAMPLES)))
+    finally:
+        await judge.close()
+        await processes.close()
     rewards = [each.reward for each in verdicts if each.reward is not None]
     return sum(rewards) / max(1, len(rewards))
 

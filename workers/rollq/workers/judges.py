@@ -7,39 +7,31 @@ kept, never a reward of 0; and it never holds up the other samples of its worker
 
 import inspect
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import ValidationError
 
+from rollq.buffer.codec import decode_sample, encode_sample
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
+from rollq.buffer.prompts import decode_prompt, encode_prompt
 from rollq.buffer.schema import Prompt, Sample
 from rollq.workers.answers import last_number as find_last_number
 from rollq.workers.answers import match_math, match_pattern
 from rollq.workers.judge_options import API_KEY, HttpOptions, NoOptions, RegexOptions, WeightedOptions
-from rollq.workers.processes import JudgeProcesses
+from rollq.workers.processes import JudgeFailed, JudgeProcesses
+from rollq.workers.rewards import Reward, Verdict, check_reward
 from rollq.workers.usercode import UserFunction
 
 log = logging.getLogger(__name__)
 
-Reward = float | Mapping[str, float]
 JudgeFunction = Callable[[Prompt, Sample], Reward | Awaitable[Reward]]
 Close = Callable[[], Awaitable[None]]
 
 MAX_TOLD = 100
 """Different failures of one judge that are logged; all are kept with their samples."""
-
-
-class Verdict(NamedTuple):
-    """What a judge made of a sample: a reward with its named parts, or the error that left it without one."""
-
-    reward: float | None = None
-    parts: Mapping[str, float] = MappingProxyType({})
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ class Judge:
         except TimeoutError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - a judge's failure is its sample's, whatever it is
-            reason = f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, JudgeFailed) else f"{type(error).__name__}: {error}"
             self._tell(reason)
         return Verdict(error=f"judge {self.name!r}: {reason}")
 
@@ -97,29 +89,29 @@ def make_judge(name: str, options: Mapping[str, Any], tools: Tools) -> Judge:
             problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             raise ConfigError(f"judge_options of judge {name!r}: {'; '.join(problems)}") from error
         return make(settings, tools)
-    function = load_plugin("judge", name, BUILT_IN)
     if options:
         raise ConfigError(f"judge {name!r} is your own and takes no judge_options: {dict(options)!r}")
-    if tools.isolate:
-        if inspect.iscoroutinefunction(function):
-            raise ConfigError(f"judge {name!r} is async: isolate_judge is for functions that block")
-        return Judge(name, _in_process(tools, call_by_path, name))
-    return Judge(name, UserFunction.of(function, tools.timeout_s, quick=False))
+    return Judge(name, _own(name, tools))
 
 
-def call_by_path(path: str, prompt: Prompt, sample: Sample) -> Reward:
+def _own(path: str, tools: Tools) -> UserFunction:
+    function = load_plugin("judge", path, BUILT_IN)
+    if not tools.isolate:
+        return UserFunction.of(function, tools.timeout_s, quick=False)
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"judge {path!r} is async: isolate_judge is for functions that block")
+
+    async def isolated(prompt: Prompt, sample: Sample) -> Reward:
+        args = (path, encode_prompt(prompt).decode())
+        return await tools.processes.call(call_own, *args, blob=encode_sample(sample), timeout_s=tools.timeout_s)
+
+    return UserFunction.of(isolated, None, quick=False)
+
+
+def call_own(path: str, prompt: str, sample: bytes) -> Reward:
     """One's own judge, in another process."""
-    reward: Reward = load_plugin("judge", path, BUILT_IN)(prompt, sample)
+    reward: Reward = load_plugin("judge", path, BUILT_IN)(decode_prompt(prompt.encode()), decode_sample(sample))
     return reward
-
-
-def _in_process(tools: Tools, function: Callable[..., Reward], *first: Any) -> UserFunction:
-    """`function(*first, prompt, sample)` in one of the processes, which has a timeout of its own."""
-
-    async def call(prompt: Prompt, sample: Sample) -> Any:
-        return await tools.processes.call(function, *first, prompt, sample, timeout_s=tools.timeout_s)
-
-    return UserFunction.of(call, None, quick=False)
 
 
 def exact_match(prompt: Prompt, sample: Sample) -> float:
@@ -158,9 +150,9 @@ def _plain(function: JudgeFunction) -> Callable[[NoOptions, Tools], Judge]:
 def _regex(settings: RegexOptions, tools: Tools) -> Judge:
     """A pattern may take for ever on some text, and holds the interpreter meanwhile."""
 
-    async def regex(prompt: Prompt, sample: Sample) -> float:
+    async def regex(prompt: Prompt, sample: Sample) -> Reward:
         args = (sample.text, prompt.answer, settings.pattern, settings.compare)
-        return float(await tools.processes.call(match_pattern, *args, timeout_s=tools.timeout_s))
+        return await tools.processes.call(match_pattern, *args, timeout_s=tools.timeout_s)
 
     return Judge("regex", UserFunction.of(regex, None, quick=False))
 
@@ -171,9 +163,9 @@ def _math(settings: NoOptions, tools: Tools) -> Judge:
     except ModuleNotFoundError as error:
         raise ConfigError(f"judge 'math' needs the package {error.name!r}: pip install 'rollq[math]'") from error
 
-    async def judge(prompt: Prompt, sample: Sample) -> float:
+    async def judge(prompt: Prompt, sample: Sample) -> Reward:
         args = (sample.text, prompt.answer)
-        return float(await tools.processes.call(match_math, *args, timeout_s=tools.timeout_s))
+        return await tools.processes.call(match_math, *args, timeout_s=tools.timeout_s)
 
     return Judge("math", UserFunction.of(judge, None, quick=False))
 
@@ -222,21 +214,3 @@ BUILT_IN: Final[Mapping[str, tuple[Any, Callable[[Any, Tools], Judge]]]] = {
     "weighted": (WeightedOptions, _weighted),
 }
 """Name -> its options' settings, and what makes it."""
-
-
-def check_reward(answer: Any) -> Verdict:
-    """The reward that a judge's answer is. Raises `ValueError` unless it and its parts are finite numbers."""
-    if not isinstance(answer, Mapping):
-        return Verdict(_finite(answer))
-    parts = {str(name): _finite(part) for name, part in answer.items()}
-    return Verdict(_finite(sum(parts.values())), parts)
-
-
-def _finite(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"returned {value!r:.80}; a number, or a mapping of names to numbers, is needed") from None
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number!r}; a finite number is needed")
-    return number

@@ -154,7 +154,7 @@ class Worker:
             await recipe.judge.close()
             for pool in recipe.pools.values():
                 await pool.close()
-        await asyncio.to_thread(self.processes.close)
+        await self.processes.close()
         await self.host.close()
         self.calls.close()
 
