@@ -22,8 +22,9 @@ from rollq.buffer.errors import (
 )
 from rollq.buffer.replay import Buffer
 from rollq.buffer.training import ReleaseMode
+from rollq.buffer.weights import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
-from rollq.consumer.weights import to_safetensors, write_model
+from rollq.consumer.weights import WeightsOutlet, to_safetensors, write_model
 
 Connect = Callable[..., Consumer]
 
@@ -303,6 +304,24 @@ def test_weights_by_path_stay_for_slow_workers_and_no_longer(
         worker.swap()
     with connect(resume_from=0, transport="path") as consumer, pytest.raises(ConfigError, match="weights_dir"):
         consumer.publish(tiny_qwen3().state_dict())
+
+
+def test_folders_of_weights_stay_when_they_are_live_or_of_another_run(buffer: Buffer, tmp_path: Path) -> None:
+    buffer.create_run()
+    others = [tmp_path / f"weights-{run}-{'a' * 16}" for run in ("other", f"{buffer.run}-2")]
+    for folder in others:
+        folder.mkdir()
+    outlet = WeightsOutlet(buffer, "path", tmp_path, 1, writes=True)
+    live = outlet.put(tiny_qwen3(0).state_dict())
+    held = buffer.begin_epoch(trainer_id="a", launch_id="a", from_step=0, uri=live.uri, digest=live.digest)
+    for seed in (1, 2):  # of a trainer that was replaced: they will never be published
+        newest = outlet.put(tiny_qwen3(seed).state_dict())
+    assert load_weights(buffer, *live, into=tmp_path).as_uri() == live.uri
+    buffer.publish(held, 1, uri=newest.uri, digest=newest.digest)
+    unpublished = outlet.put(tiny_qwen3(3).state_dict())
+    left = {folder.as_uri() for folder in tmp_path.iterdir()} - {folder.as_uri() for folder in others}
+    assert left == {newest.uri, unpublished.uri}
+    assert all(folder.exists() for folder in others)
 
 
 def test_weights_that_cannot_be_read_are_named(server_url: str, worker: HandWorker, tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.manifest import WEIGHTS_FILE, describe_bytes, digest_of
+from rollq.buffer.replay import Buffer
 from rollq.buffer.weights import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.settings import Transport
 
 _PREFIX = "weights-"
+_DIGITS = 16
 _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
 
 
@@ -89,9 +90,7 @@ class WeightsOutlet:
     Without `writes` (ranks other than 0) it only says where rank 0 puts them.
     """
 
-    def __init__(
-        self, buffer: BufferCore, transport: Transport, folder: Path | None, kept: int, *, writes: bool
-    ) -> None:
+    def __init__(self, buffer: Buffer, transport: Transport, folder: Path | None, kept: int, *, writes: bool) -> None:
         self._writes = writes
         self._buffer = buffer
         self._transport = transport
@@ -118,7 +117,9 @@ class WeightsOutlet:
             folder.touch()  # the newest again
         else:
             write_model(folder, data)
-        keep_newest(folder.parent, f"{_PREFIX}*", self._kept)
+        live = self._buffer.live_model()
+        ours = f"{_PREFIX}{self._buffer.run}-{'[0-9a-f]' * _DIGITS}"
+        keep_newest(folder.parent, ours, self._kept, "" if live is None else live.uri)
         return locate_weights(self._buffer, folder, kept=self._kept)
 
     def keep(self) -> None:
@@ -129,13 +130,15 @@ class WeightsOutlet:
         """A folder of its own for these weights."""
         if self._folder is None:
             raise ConfigError("transport 'path' needs weights_dir, a folder that the trainer and all workers share")
-        return self._folder / f"{_PREFIX}{hashlib.sha256(data).hexdigest()[:16]}"
+        return self._folder / f"{_PREFIX}{self._buffer.run}-{hashlib.sha256(data).hexdigest()[:_DIGITS]}"
 
 
-def keep_newest(parent: Path, pattern: str, count: int) -> None:
-    """Remove all but the `count` last changed folders of `parent` whose name matches `pattern`."""
+def keep_newest(parent: Path, pattern: str, count: int, live: str) -> None:
+    """Remove all but the `count` last changed folders of `parent` whose name matches `pattern`, and the one at `live`:
+    workers may be reading it until other weights are published."""
     for old in sorted(parent.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-count]:
-        shutil.rmtree(old)
+        if old.absolute().as_uri() != live:
+            shutil.rmtree(old)
 
 
 def _sync_folder(folder: Path) -> None:
