@@ -37,9 +37,13 @@ def test_math_compares_what_expressions_mean() -> None:
     assert dict(zip(rewards, found, strict=True)) == {case: Verdict(reward) for case, reward in rewards.items()}
 
 
-def test_an_answer_that_is_no_mathematics_cannot_be_judged() -> None:
-    (empty,) = verdicts("math", {}, [("42", "")])
+def test_a_prompt_without_an_answer_that_can_be_compared_cannot_be_judged() -> None:
+    empty, none = verdicts("math", {}, [("42", ""), ("42", None)])
     assert empty.error == "judge 'math': ValueError: the answer '' is no expression that math-verify can read"
+    assert none.error == "judge 'math': ValueError: the prompt has no answer"
+    for name, options in (("exact_match", {}), ("last_number", {}), ("regex", {"pattern": ".+"})):
+        (none,) = verdicts(name, options, [("None", None)])
+        assert none.error == f"judge '{name}': ValueError: the prompt has no answer"
 
 
 @pytest.mark.parametrize(
@@ -50,10 +54,15 @@ def test_an_answer_that_is_no_mathematics_cannot_be_judged() -> None:
             {
                 ("answer: 41, no, answer: 42", "42"): 1,
                 ("answer: 42, no, answer: 41", "42"): 0,
+                ("answer: 42.0", 42): 1,
+                ("answer: 1,234", " 1234 "): 1,
+                ("answer: -3", "3"): 0,
                 ("answer: Paris", "Paris"): 1,
                 ("answer: 42nd", "42"): 0,
+                ("answer: 9007199254740993", "9007199254740992"): 0,
             },
         ),
+        ({"pattern": r"no (\S+)|answer"}, {("no 42", "42"): 1, ("answer", "None"): 0}),
         ({"pattern": r"\d+"}, {("it is 42 ", "42"): 1, ("no idea", "42"): 0}),
         (
             {"pattern": r"^<think>.*</think>", "compare": False},

@@ -3,6 +3,7 @@ their own."""
 
 import logging
 import re
+from decimal import Decimal
 from typing import Any
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
@@ -19,12 +20,18 @@ def last_number(text: str) -> float | None:
 def match_pattern(text: str, answer: Any, pattern: str, compare: bool) -> float:
     """1 when `pattern` occurs in the text and, with `compare`, what it found last equals the answer; else 0.
 
-    What it found is its first group, or all of it when it has none; spaces around both are left out.
+    What it found is its first group, or all of it when it has none. Numbers are compared as numbers, all else as text
+    without the spaces around it.
     """
-    found = [match[1] if match.re.groups else match[0] for match in re.finditer(pattern, text)]
-    if not compare:
+    found = [(match[1] or "") if match.re.groups else match[0] for match in re.finditer(pattern, text)]
+    if not compare or not found:
         return float(bool(found))
-    return float(bool(found) and str(found[-1]).strip() == str(answer).strip())
+    return float(_comparable(found[-1]) == _comparable(str(answer)))
+
+
+def _comparable(text: str) -> Decimal | str:
+    text = text.strip()
+    return Decimal(text.replace(",", "")) if NUMBER.fullmatch(text) else text
 
 
 def match_math(text: str, answer: Any) -> float:

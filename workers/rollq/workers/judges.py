@@ -114,9 +114,16 @@ def call_own(path: str, prompt: str, sample: bytes) -> Reward:
     return reward
 
 
+def answer_text(prompt: Prompt) -> str:
+    """The answer as text. Raises `ValueError` without one: such a prompt cannot be judged by it."""
+    if prompt.answer is None:
+        raise ValueError("the prompt has no answer")
+    return str(prompt.answer)
+
+
 def exact_match(prompt: Prompt, sample: Sample) -> float:
     """1 when the text equals the answer, spaces around both left out; else 0."""
-    return float(sample.text.strip() == str(prompt.answer).strip())
+    return float(sample.text.strip() == answer_text(prompt).strip())
 
 
 def last_number(prompt: Prompt, sample: Sample) -> float:
@@ -124,7 +131,7 @@ def last_number(prompt: Prompt, sample: Sample) -> float:
 
     Raises `ValueError` when the answer holds no number: such a prompt cannot be judged.
     """
-    expected = find_last_number(str(prompt.answer))
+    expected = find_last_number(answer_text(prompt))
     if expected is None:
         raise ValueError(f"the answer {prompt.answer!r:.80} holds no number")
     return float(find_last_number(sample.text) == expected)
@@ -151,7 +158,8 @@ def _regex(settings: RegexOptions, tools: Tools) -> Judge:
     """A pattern may take for ever on some text, and holds the interpreter meanwhile."""
 
     async def regex(prompt: Prompt, sample: Sample) -> Reward:
-        args = (sample.text, prompt.answer, settings.pattern, settings.compare)
+        answer = answer_text(prompt) if settings.compare else ""
+        args = (sample.text, answer, settings.pattern, settings.compare)
         return await tools.processes.call(match_pattern, *args, timeout_s=tools.timeout_s)
 
     return Judge("regex", UserFunction.of(regex, None, quick=False))
@@ -164,7 +172,7 @@ def _math(settings: NoOptions, tools: Tools) -> Judge:
         raise ConfigError(f"judge 'math' needs the package {error.name!r}: pip install 'rollq[math]'") from error
 
     async def judge(prompt: Prompt, sample: Sample) -> Reward:
-        args = (sample.text, prompt.answer)
+        args = (sample.text, answer_text(prompt))
         return await tools.processes.call(match_math, *args, timeout_s=tools.timeout_s)
 
     return Judge("math", UserFunction.of(judge, None, quick=False))
