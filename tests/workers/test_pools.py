@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ import pytest
 from aiohttp import web
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.http import TryAgain
+from rollq.workers.judges import Tools, make_judge
 from rollq.workers.pools import Pool, PoolSettings, score
 from rollq.workers.processes import JudgeProcesses
 from rollq.workers.recipes import make_recipes
+from rollq.workers.rewards import Verdict
 from rollq.workers.settings import WorkerSettings
 
 QUICK: dict[str, Any] = {"served_model": "teacher", "retries": 2, "retry_first_s": 0.01}
@@ -48,13 +50,15 @@ async def served(answer: Callable[[dict[str, Any]], Any], asked: list[dict[str, 
 
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()
-        asked.append(body)
+        key = {"key": request.headers["Authorization"]} if "Authorization" in request.headers else {}
+        asked.append(body | key)
         given = answer(body)
         given = await given if inspect.isawaitable(given) else given
         return given if isinstance(given, web.Response) else web.json_response(given)
 
     application = web.Application()
     application.router.add_post("/v1/completions", complete)
+    application.router.add_post("/v1/chat/completions", complete)
     runner = web.AppRunner(application)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -204,6 +208,58 @@ def test_a_pool_whose_servers_all_fail_is_tried_as_often_as_it_may() -> None:
             await ask(pool)
 
     assert sum(counts_of_two([fail, fail], scene, retries=2)) == 3
+
+
+async def grading_judge(prompt: Prompt, sample: Sample, pools: Mapping[str, Pool]) -> float:
+    messages = [{"role": "user", "content": f"Grade {sample.text!r}."}]
+    return float(await pools["grader"].chat(messages, max_tokens=4, temperature=0.0))
+
+
+def blocking_judge(prompt: Prompt, sample: Sample, pools: Mapping[str, Pool]) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"choices": [{"message": {"content": " 0.75"}}]}, 0.75),
+        ({"choices": [{"message": {"content": None}}]}, "ValueError: no text in"),
+        ({"choices": []}, "ValueError: no message in"),
+        ({"choices": [{"message": {"content": "very good"}}]}, "ValueError: could not convert"),
+        (web.Response(status=404, text="no such model"), "HTTP 404: no such model"),
+    ],
+)
+def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_POOL_GRADER_API_KEY", "planted")
+    asked: list[dict[str, Any]] = []
+    task = TaskSettings(batch_groups=1, prompts=Path("none"), judge="test_pools.grading_judge")
+
+    async def scene(url: str) -> None:
+        settings = WorkerSettings(pools={"grader": PoolSettings(urls=(url,), **QUICK)})
+        recipe = make_recipes({"essay": task}, settings, 0, JudgeProcesses(1))["essay"]
+        verdict = await recipe.judge.judge(Prompt("?"), Sample((), status=SampleStatus.COMPLETED, text="so"))
+        await recipe.pools["grader"].close()
+        if isinstance(expected, float):
+            assert verdict == Verdict(expected)
+        else:
+            assert verdict.error is not None
+            assert expected in verdict.error
+
+    with_server(lambda _: answer, scene, asked)
+    assert asked == [
+        {
+            "model": "teacher",
+            "messages": [{"role": "user", "content": "Grade 'so'."}],
+            "max_tokens": 4,
+            "temperature": 0.0,
+            "key": "Bearer planted",
+        }
+    ]
+
+
+def test_a_judge_that_takes_pools_must_be_async() -> None:
+    with pytest.raises(ConfigError, match="must be async"):
+        make_judge("test_pools.blocking_judge", {}, Tools(30, JudgeProcesses(1)))
 
 
 def test_a_scorer_without_its_pool_is_refused_at_the_start() -> None:

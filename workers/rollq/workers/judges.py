@@ -9,6 +9,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -21,6 +22,7 @@ from rollq.buffer.schema import Prompt, Sample
 from rollq.workers.answers import last_number as find_last_number
 from rollq.workers.answers import match_math, match_pattern
 from rollq.workers.judge_options import API_KEY, HttpOptions, NoOptions, RegexOptions, WeightedOptions
+from rollq.workers.pools import Pool
 from rollq.workers.processes import JudgeFailed, JudgeProcesses
 from rollq.workers.rewards import Reward, Verdict, check_reward
 from rollq.workers.usercode import UserFunction
@@ -36,13 +38,14 @@ MAX_TOLD = 100
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What judges are made with: the time for one sample, and processes for those that need the CPU.
+    """What judges are made with: the time for one sample, processes for those that need the CPU, auxiliary models.
 
     `isolate`: a judge of one's own runs in these processes too."""
 
     timeout_s: float
     processes: JudgeProcesses
     isolate: bool = False
+    pools: Mapping[str, Pool] = field(default_factory=dict)
 
 
 async def nothing_to_close() -> None:
@@ -96,6 +99,10 @@ def make_judge(name: str, options: Mapping[str, Any], tools: Tools) -> Judge:
 
 def _own(path: str, tools: Tools) -> UserFunction:
     function = load_plugin("judge", path, BUILT_IN)
+    if _takes_pools(function):
+        if not inspect.iscoroutinefunction(function):
+            raise ConfigError(f"judge {path!r} takes pools: it must be async, to ask them")
+        function = partial(function, pools=tools.pools)
     if not tools.isolate:
         return UserFunction.of(function, tools.timeout_s, quick=False)
     if inspect.iscoroutinefunction(function):
@@ -106,6 +113,13 @@ def _own(path: str, tools: Tools) -> UserFunction:
         return await tools.processes.call(call_own, *args, blob=encode_sample(sample), timeout_s=tools.timeout_s)
 
     return UserFunction.of(isolated, None, quick=False)
+
+
+def _takes_pools(function: Callable[..., Any]) -> bool:
+    try:
+        return "pools" in inspect.signature(function).parameters
+    except ValueError:  # written in C
+        return False
 
 
 def call_own(path: str, prompt: str, sample: bytes) -> Reward:

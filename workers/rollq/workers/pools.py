@@ -1,6 +1,7 @@
-"""Auxiliary models, such as a reference or a teacher: pools of servers by name, and logprobs per token from them.
+"""Auxiliary models, such as a judge, a reference or a teacher: pools of servers by name, and what they are asked.
 
-A pool's logprobs of a sample's response tokens travel with it as the named array `<pool>_logprobs`.
+Judges ask a pool for text. As a scorer, a pool tells logprobs per token; those of a sample's response tokens travel
+with it as the named array `<pool>_logprobs`.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from rollq.workers.http_limits import HttpLimits
 
 
 class PoolSettings(HttpLimits):
-    """Servers of one model with OpenAI's completions API and `prompt_logprobs`, such as vLLM's."""
+    """Servers of one model with OpenAI's API and, for scorers, `prompt_logprobs`, such as vLLM's."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
@@ -32,6 +33,22 @@ class Pool:
         key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
         self._model = settings.served_model
         self._caller = settings.caller(settings.urls, key)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
+        """What the model answers to a conversation. `sampling` goes to its servers as it is: `max_tokens=512`,
+        `temperature=0.0`.
+
+        Raises `ValueError` when the server refuses or answers no text, `TryAgain` when all tries failed.
+        """
+        body = {"model": self._model, "messages": messages, **sampling}
+        answer = await self._caller.post(body, "/chat/completions")
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"no message in {answer!r:.200}") from error
+        if not isinstance(text, str):
+            raise ValueError(f"no text in {answer!r:.200}")
+        return text
 
     async def logprobs(self, prompt_ids: Int32Array, response_ids: Int32Array) -> Float32Array:
         """Logprobs float32 [R] in nats, at temperature 1, of `response_ids` [R] after `prompt_ids` [P].

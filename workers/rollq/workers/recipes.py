@@ -63,7 +63,7 @@ def make_recipes(
         name: Recipe(
             settings=task,
             loop=make_loop(task.agent_loop, task.agent_options),
-            judge=make_judge(task.judge, task.judge_options, Tools(limit_s, processes, task.isolate_judge)),
+            judge=make_judge(task.judge, task.judge_options, Tools(limit_s, processes, task.isolate_judge, pools)),
             filters=tuple(Filter.named(each, limit_s) for each in task.filters),
             pools=pools,
             run_seed=run_seed,

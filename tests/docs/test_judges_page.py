@@ -1,0 +1,73 @@
+"""docs/guide/judges.md: its own judges judge."""
+
+import asyncio
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from readme import ROOT, blocks
+
+from rollq.buffer.schema import Prompt, Sample, SampleStatus
+from rollq.workers.judges import Tools, make_judge
+from rollq.workers.pools import Pool, PoolSettings
+from rollq.workers.processes import JudgeProcesses
+from rollq.workers.rewards import Verdict
+
+FILES = {block.detail: block.code for block in blocks(ROOT / "docs" / "guide" / "judges.md") if block.mark == "file"}
+SAMPLE = Sample(segments=(), status=SampleStatus.COMPLETED, text="It is 42.")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The page's files, where Python finds them."""
+    for name, code in FILES.items():
+        (tmp_path / name).write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for module in ("rewards", "grading"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_the_reward_of_the_page_is_made_of_its_parts(isolate: bool) -> None:
+    async def scene() -> Verdict:
+        processes = JudgeProcesses(1)
+        try:
+            judge = make_judge("rewards.reward", {}, Tools(60, processes, isolate))
+            return await judge.judge(Prompt("?", answer=42), SAMPLE)
+        finally:
+            await processes.close()
+
+    verdict = asyncio.run(scene())
+    assert verdict.parts == {"right": 1.0, "short": -0.0009}
+
+
+def test_the_grading_of_the_page_asks_its_pool() -> None:
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        return web.json_response({"choices": [{"message": {"content": "Short, but 3 facts. 7"}}]})
+
+    async def scene() -> Verdict:
+        application = web.Application()
+        application.router.add_post("/v1/chat/completions", answer)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        shown = tomllib.loads(FILES["pools.toml"])["worker"]["pools"]["grader"]
+        pool = Pool("grader", PoolSettings(**{**shown, "urls": [f"http://127.0.0.1:{runner.addresses[0][1]}/v1"]}))
+        try:
+            judge = make_judge("grading.grade", {}, Tools(60, JudgeProcesses(1), pools={"grader": pool}))
+            return await judge.judge(Prompt("Write."), SAMPLE)
+        finally:
+            await pool.close()
+            await runner.cleanup()
+
+    assert asyncio.run(scene()) == Verdict(0.7)
+    assert asked[0]["model"] == "grader"
+    assert asked[0]["messages"][0]["content"].endswith("It is 42.")
