@@ -2,18 +2,21 @@
 
 import asyncio
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from aiohttp import web
+from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.buffer.settings import TaskSettings
+from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.http import TryAgain
 from rollq.workers.judges import Tools, make_judge
 from rollq.workers.pools import Pool, PoolSettings, score
@@ -260,6 +263,31 @@ def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, mon
 def test_a_judge_that_takes_pools_must_be_async() -> None:
     with pytest.raises(ConfigError, match="must be async"):
         make_judge("test_pools.blocking_judge", {}, Tools(30, JudgeProcesses(1)))
+
+
+def test_a_pool_that_fails_is_logged_once_for_each_kind_of_failure(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(body: dict[str, Any]) -> Any:
+        return web.Response(status=400, text="too long") if len(body["prompt"]) > 2 else fail(body)
+
+    async def scene(url: str) -> None:
+        pools = {"teacher": Pool("teacher", PoolSettings(urls=(url,), **QUICK))}
+        for part in SAMPLE.segments * 3:
+            with pytest.raises(ValueError, match="pool 'teacher'"):
+                await score(replace(SAMPLE, segments=(part,)), pools, ["teacher"])
+        await pools["teacher"].close()
+
+    with caplog.at_level(logging.WARNING):
+        with_server(refuse, scene, [])
+    assert [record.message for record in caplog.records] == [
+        "pool teacher failed; its samples keep the error, and more of this type are not logged"
+    ] * 2
+    assert "too long" in caplog.text
+    assert "HTTP 503" in caplog.text
+
+
+def test_an_evaluation_takes_no_scorers() -> None:
+    with pytest.raises(ValidationError, match="scorers: an evaluation is never trained"):
+        EvaluationSettings(prompts=Path("none"), scorers=("teacher",))
 
 
 def test_a_scorer_without_its_pool_is_refused_at_the_start() -> None:

@@ -206,5 +206,5 @@ _TRAINING_ONLY = {
     "reuse_cooldown_steps", "partial_rollout", "min_valid_samples", "keep_window", "min_keep_rate", "should_continue",
     "max_uncheckpointed_steps", "prompt_order", "curriculum_low", "curriculum_high", "curriculum_tries",
     "curriculum_retry_passes", "prompt_stats", "pass_reward", "filters", "overlong_filter", "overlong_buffer_tokens",
-    "overlong_penalty",
+    "overlong_penalty", "scorers",
 }  # fmt: skip

@@ -5,6 +5,7 @@ with it as the named array `<pool>_logprobs`.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -14,6 +15,8 @@ from pydantic import Field
 
 from rollq.buffer.schema import Float32Array, Int32Array, Sample, Segment
 from rollq.workers.http_limits import HttpLimits
+
+log = logging.getLogger(__name__)
 
 
 class PoolSettings(HttpLimits):
@@ -31,7 +34,9 @@ class Pool:
     def __init__(self, name: str, settings: PoolSettings) -> None:
         """Raises `ConfigError` when the package that it needs is missing."""
         key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
+        self._name = name
         self._model = settings.served_model
+        self._told: set[type[BaseException]] = set()
         self._caller = settings.caller(settings.urls, key)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
@@ -67,6 +72,15 @@ class Pool:
         }
         return read_logprobs(await self._caller.post(body, "/completions"), ids, len(prompt_ids))
 
+    def tell(self, error: BaseException) -> None:
+        """Log what a score failed of, once for each type; a pool that is down fails thousands of samples a minute."""
+        if type(error) not in self._told:
+            self._told.add(type(error))
+            log.warning(
+                "pool %s failed; its samples keep the error, and more of this type are not logged",
+                self._name, exc_info=error,
+            )  # fmt: skip
+
     async def close(self) -> None:
         """Close the connections."""
         await self._caller.close()
@@ -98,6 +112,7 @@ async def score(sample: Sample, pools: Mapping[str, Pool], names: Sequence[str])
         arrays = dict(segment.arrays)
         for name, logprobs in zip(names, found, strict=True):
             if isinstance(logprobs, BaseException):
+                pools[name].tell(logprobs)
                 raise ValueError(f"pool {name!r}: {logprobs}") from logprobs
             arrays[f"{name}_logprobs"] = logprobs
         return replace(segment, arrays=arrays)
