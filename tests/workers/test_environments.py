@@ -150,6 +150,23 @@ def test_an_environment_that_hangs_costs_its_sample_after_its_time(
     assert seen.calls[-1] == "teardown"
 
 
+def test_a_step_that_does_not_even_end_when_it_is_cancelled_costs_its_sample_after_its_time(
+    tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq.workers.usercode.LET_GO_S", 0.01)
+    seen.hang, seen.stubborn = "step", True
+
+    async def scene() -> None:
+        with pytest.raises(TimeoutError, match=r"a step of the environment took longer than 0\.01 s"):
+            await guessing(step_timeout_s=0.01).run(rollout(Model(tokenizer, ["9"]), Prompt("x")))
+        assert seen.calls[-1] == "teardown"
+        assert seen.let_go is not None
+        seen.let_go.set()
+
+    asyncio.run(scene())
+    assert "does not end though it is cancelled" in caplog.text
+
+
 def test_a_teardown_that_fails_costs_nothing(
     tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:

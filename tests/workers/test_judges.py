@@ -62,6 +62,10 @@ def exiting_judge(prompt: Prompt, judged: Sample) -> float:
     raise SystemExit(3)
 
 
+async def leaving_judge(prompt: Prompt, judged: Sample) -> float:
+    raise SystemExit(4)
+
+
 async def cancelled_judge(prompt: Prompt, judged: Sample) -> float:
     lost = asyncio.ensure_future(asyncio.sleep(20))
     lost.cancel()
@@ -120,6 +124,7 @@ def test_a_judge_of_ones_own_may_be_blocking_or_async_and_may_name_parts() -> No
         ("silent_judge", "returned None"),
         ("raising_judge", "KeyError: 'no such rubric'"),
         ("exiting_judge", "SystemExit"),
+        ("leaving_judge", "SystemExit(4)"),
         ("cancelled_judge", "RuntimeError: it was cancelled from within"),
     ],
 )

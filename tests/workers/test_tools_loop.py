@@ -1,6 +1,7 @@
 """The loop `tools`: turns, tokens, masks, limits, and whose mistake costs what."""
 
 import asyncio
+import re
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -64,6 +65,11 @@ async def lost(text: str) -> str:
     work.cancel()
     await work
     return text
+
+
+async def leaving(text: str) -> str:
+    """A tool that would end the process."""
+    raise SystemExit(4)
 
 
 async def stuck(text: str) -> str:
@@ -241,7 +247,10 @@ def test_a_call_that_is_only_thought_of_is_none(tokenizer: HfTokenizer) -> None:
     assert len(sample.extra["messages"]) == 1
 
 
-@pytest.mark.parametrize(("name", "reason"), [("broken", "no such host"), ("lost", "it was cancelled from within")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("broken", "no such host"), ("lost", "it was cancelled from within"), ("leaving", r"SystemExit\(4\)")],
+)
 def test_a_tool_that_fails_costs_its_sample_or_is_told_to_the_model(
     tokenizer: HfTokenizer, name: str, reason: str
 ) -> None:
@@ -250,7 +259,7 @@ def test_a_tool_that_fails_costs_its_sample_or_is_told_to_the_model(
         converse(tools(name), Model(tokenizer, words))
     sample = converse(tools(name, tell_errors=True), Model(tokenizer, words))
     assert sample.status is SampleStatus.COMPLETED
-    assert sample.extra["messages"][1]["content"] == f"error: tool '{name}': RuntimeError: {reason}"
+    assert re.fullmatch(f"error: tool '{name}': RuntimeError: {reason}", sample.extra["messages"][1]["content"])
 
 
 def test_a_tool_that_hangs_costs_its_sample_after_its_time(tokenizer: HfTokenizer) -> None:

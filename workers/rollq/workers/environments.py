@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from rollq.buffer.schema import Prompt
 from rollq.workers.conversation import Message
+from rollq.workers.usercode import within
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,6 @@ def _log_failure(ending: "asyncio.Task[None]") -> None:
 
 async def _within(limit_s: float | None, what: str, work: Awaitable[T]) -> T:
     try:
-        async with asyncio.timeout(limit_s):
-            return await work
+        return await within(limit_s, work)
     except TimeoutError as error:
         raise TimeoutError(str(error) or f"{what} took longer than {limit_s:g} s") from error

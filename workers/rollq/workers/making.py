@@ -22,7 +22,7 @@ from rollq.workers.overlong import mask_truncated, punish
 from rollq.workers.pools import score
 from rollq.workers.recipes import Recipe
 from rollq.workers.renewal import Held
-from rollq.workers.usercode import not_cancelled
+from rollq.workers.usercode import contained
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Making:
             session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
         )
         try:
-            made = await not_cancelled(recipe.loop.run(rollout))
+            made = await contained(recipe.loop.run(rollout))
         except EngineDead:
             raise
         except Exception as error:

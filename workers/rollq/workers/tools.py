@@ -26,7 +26,7 @@ from rollq.workers.conversation import Message
 from rollq.workers.environments import Environments, Limits, Opening, Step
 from rollq.workers.multi_turn import MultiTurn
 from rollq.workers.tool_calls import CallError, Malformed, ToolCall, parse_calls
-from rollq.workers.usercode import in_thread, not_cancelled
+from rollq.workers.usercode import in_thread, within
 
 BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "lookup": Lookup}
 
@@ -121,11 +121,7 @@ class Tool:
         """Call the function, in a thread unless it is async. One that hangs there keeps its place until it ends."""
         await self.places.acquire()
         if inspect.iscoroutinefunction(self.function):
-            try:
-                async with asyncio.timeout(self.settings.timeout_s):
-                    return await not_cancelled(self.function(**arguments))
-            finally:
-                self.places.release()
+            return await within(self.settings.timeout_s, self.function(**arguments), done=self.places.release)
         async with asyncio.timeout(self.settings.timeout_s):
             return await in_thread(lambda: self.function(**arguments), done=self.places.release)
 

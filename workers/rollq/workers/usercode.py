@@ -1,14 +1,19 @@
-"""Calls of functions that users write (judges, filters), so that none can hold up the worker."""
+"""Calls of functions that users write (judges, filters, tools, environments), so that none can hold up the worker."""
 
 import asyncio
 import inspect
+import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
+LET_GO_S = 1.0
+"""How long something that is cancelled may take to end; then nobody waits for it any more."""
 MAX_THREADS = 64
 """Calls of one blocking function under way at the same time; those that hang count until they end."""
 
@@ -33,26 +38,51 @@ class UserFunction:
         if self.quick:
             return self.function(*args)
         try:
-            async with asyncio.timeout(self.timeout_s):
-                if inspect.iscoroutinefunction(self.function):
-                    return await not_cancelled(self.function(*args))
-                await self.threads.acquire()
-                answer = await in_thread(self.function, *args, done=self.threads.release)
-                return await answer if inspect.isawaitable(answer) else answer
+            return await within(self.timeout_s, self._answer(args))
         except TimeoutError as error:
             raise TimeoutError(str(error) or f"took longer than {self.timeout_s:g} s") from error
 
+    async def _answer(self, args: tuple[Any, ...]) -> Any:
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(*args)
+        await self.threads.acquire()
+        answer = await in_thread(self.function, *args, done=self.threads.release)
+        return await answer if inspect.isawaitable(answer) else answer
 
-async def not_cancelled(work: Awaitable[T]) -> T:
-    """Await what users wrote. When it ends as cancelled though nobody cancelled this task (it awaited something of its
-    own that was), it raises `RuntimeError`: else it would pass for the wish that all of the group be stopped."""
+
+async def contained(work: Awaitable[T]) -> T:
+    """Await what users wrote. What would end more than its sample is raised as `RuntimeError`: `SystemExit`, which ends
+    the worker, and a cancellation that nobody asked for (it awaited something of its own that was cancelled), which
+    would pass for the wish that the group be stopped."""
     try:
         return await work
+    except SystemExit as error:
+        raise RuntimeError(repr(error)) from error
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
         raise RuntimeError("it was cancelled from within") from error
+
+
+async def within(limit_s: float | None, work: Awaitable[T], done: Callable[[], None] = lambda: None) -> T:
+    """Await what users wrote, `contained`, for `limit_s` at most; None: as long as it takes. `done` is called when it
+    has ended: what does not even end when it is cancelled is left to itself. Raises `TimeoutError` without words."""
+    task = asyncio.ensure_future(contained(work))
+    task.add_done_callback(lambda _: done())
+    try:
+        await asyncio.wait([task], timeout=limit_s)
+        in_time = task.done()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=LET_GO_S)
+        if not task.done():
+            log.warning("%s does not end though it is cancelled; it is left to itself", task.get_coro())
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    if not in_time:
+        raise TimeoutError
+    return task.result()
 
 
 async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
