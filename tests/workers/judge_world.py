@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -89,6 +90,13 @@ def endless_judge(prompt: Prompt, judged: Sample) -> float:
 def announced_judge(prompt: Prompt, judged: Sample) -> float:
     """Says that it begins, and never ends."""
     os.write(2, b"endless\n")
+    return endless_judge(prompt, judged)
+
+
+def spawning_judge(prompt: Prompt, judged: Sample) -> float:
+    """Starts a process, with the file that the text names as its output, and never ends."""
+    with open(judged.text, "wb") as output:
+        subprocess.Popen(["sh", "-c", "echo begun; exec sleep 1000"], stdout=output)
     return endless_judge(prompt, judged)
 
 

@@ -170,14 +170,30 @@ def test_a_judgement_that_nobody_waits_for_any_more_ends() -> None:
     with_processes(1, scene)
 
 
-async def longest_lag_s(work: Callable[[], Any]) -> float:
-    """How late the event loop was at worst, in seconds, while `work` went on."""
-    longest, done = 0.0, asyncio.ensure_future(work())
+def test_what_a_judge_has_started_ends_with_its_process(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    async def scene(processes: JudgeProcesses) -> None:
+        judging = asyncio.create_task(judged(isolated(processes, "spawning_judge", timeout_s=1000), str(pipe)))
+        with await asyncio.to_thread(open, pipe, "rb") as output:
+            assert await asyncio.to_thread(output.readline) == b"begun\n"
+            judging.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await judging
+            assert await asyncio.to_thread(output.read) == b""  # ends when nobody writes there any more
+
+    with_processes(1, scene)
+
+
+async def lags_s(work: Callable[[], Any]) -> list[float]:
+    """How late the event loop was, in seconds, each time that it was asked while `work` went on."""
+    lags, done = [], asyncio.ensure_future(work())
     while not done.done():
         asked_s = time.monotonic()
         await asyncio.sleep(0.005)
-        longest = max(longest, time.monotonic() - asked_s - 0.005)
-    return longest
+        lags.append(time.monotonic() - asked_s - 0.005)
+    return lags
 
 
 def test_the_event_loop_does_not_wait_for_a_judge_that_burns_the_cpu() -> None:
@@ -189,10 +205,11 @@ def test_the_event_loop_does_not_wait_for_a_judge_that_burns_the_cpu() -> None:
     async def scene(processes: JudgeProcesses) -> None:
         judge = isolated(processes, "burning_judge")
         await judged(judge, "0")  # the process has started
-        apart_s = await longest_lag_s(lambda: judged(judge, "1"))
-        inline_s = await longest_lag_s(inline)
-        print(f"\nlongest lag: {apart_s * 1e3:.1f} ms with the judge apart, {inline_s * 1e3:.0f} ms inline")
-        assert apart_s < inline_s / 2
+        apart = await lags_s(lambda: judged(judge, "1"))
+        held_up = await lags_s(inline)
+        print(f"\nlongest lag: {max(apart) * 1e3:.1f} ms with the judge apart, {max(held_up) * 1e3:.0f} ms inline")
+        assert max(held_up) > 0.9
+        assert sorted(apart)[len(apart) // 2] < 0.1  # the median: other work of the machine is not the judge's
 
     with_processes(2, scene)
 
