@@ -84,12 +84,12 @@ class VllmSettings(Settings):
 @dataclass(slots=True, eq=False)
 class _Call:
     """A request on its way through vLLM; `begun` when it is there and no longer waits for a swap or a sleep to end;
-    `adapted` when an adapter makes its tokens."""
+    `adapter` then makes its tokens, if it is not the model alone."""
 
     request: Request
     name: str
     begun: bool = False
-    adapted: bool = False
+    adapter: LoRARequest | None = None
     answer: asyncio.Future[Completion] = field(init=False)
 
 
@@ -103,6 +103,7 @@ class VllmEngine:
         self._names = count()
         self._calls: set[_Call] = set()
         self._adapter: LoRARequest | None = None
+        self._loaded: set[int] = set()
         self._open = asyncio.Event()
         self._swap_lock = asyncio.Lock()
         self._asleep = False
@@ -173,7 +174,7 @@ class VllmEngine:
             await self._open.wait()
         self._check_alive()
         version, adapter = self.version, self._adapter
-        call.begun, call.adapted = True, adapter is not None
+        call.begun, call.adapter = True, adapter
         parameters = sampling_parameters(call.request.sampling, tokens, self._stop_ids)
         # The salt keeps cached prompts of other weights away, also where running requests keep theirs.
         prompt: Any = {"prompt_token_ids": ids, "cache_salt": name_of(version)}
@@ -221,21 +222,33 @@ class VllmEngine:
         check_tensors(found, self._tensors, str(folder), optional=self._copies.values())
 
     async def _drain(self, mode: SwapMode, *, adapter: bool) -> None:
-        """Let the requests end that a swap waits for, and abort those that may not outlive it.
-
-        Tokens of an adapter carry its version alone: they end before the weights below it change.
-        """
+        """Let the requests end that a swap waits for, and abort those that may not outlive it."""
         begun = [call for call in self._calls if call.begun]
         if mode is SwapMode.ABORT:
             await self.abort([call.request for call in begun if not call.request.must_finish])
+        used = sorted(self._used_adapters())  # the oldest first
+        ending = used[: max(len(used) - self._spared_adapters(adapter), 0)]
         holding = [
             call.answer
             for call in begun
-            if mode is SwapMode.WAIT or call.request.must_finish or (call.adapted and not adapter)
+            if mode is SwapMode.WAIT
+            or call.request.must_finish
+            or (call.adapter is not None and call.adapter.lora_int_id in ending)
         ]
         if holding:
             await asyncio.wait(holding)
         self._check_alive()
+
+    def _spared_adapters(self, adapter: bool) -> int:
+        """How many adapters may go on through a swap, to an adapter or not. None when the weights below them change:
+        their tokens carry the adapter's version alone. Else those that vLLM has room for beside one more: it loads what
+        it dropped from its folder again, and dies when that is gone."""
+        lora = self._vllm.vllm_config.lora_config
+        return lora.max_loras - 1 if adapter and lora is not None else 0
+
+    def _used_adapters(self) -> set[int]:
+        """vLLM's numbers of the adapters that running requests use; they grow."""
+        return {call.adapter.lora_int_id for call in self._calls if call.adapter and not call.answer.done()}
 
     async def _load_weights(self, folder: Path, version: WeightsVersion) -> float:
         """Change the weights between two steps of vLLM; returns the seconds between them."""
@@ -248,8 +261,12 @@ class VllmEngine:
         return monotonic() - started_s
 
     async def _load_adapter(self, folder: Path, version: WeightsVersion) -> None:
-        """Serve new requests with an adapter; running ones finish on theirs. vLLM drops those it has no room for."""
+        """Serve new requests with an adapter; running ones finish on theirs."""
         adapter = LoRARequest(name_of(version), next(self._names) + 1, str(folder))
+        used = self._used_adapters()
+        for unused in self._loaded - used:  # so that vLLM, which drops what was used longest ago, drops none of those
+            await self._ask(self._vllm.remove_lora(unused))
+        self._loaded = used
         try:
             added = await self._vllm.add_lora(adapter)
         except EngineDeadError as error:
@@ -259,6 +276,7 @@ class VllmEngine:
         if not added:
             raise WeightsError(f"vLLM refuses adapter {str(folder)!r}")
         self.version, self._adapter = version, adapter
+        self._loaded.add(adapter.lora_int_id)
 
     async def _name_version(self, version: WeightsVersion) -> None:
         if TELLS_VERSIONS:
