@@ -20,6 +20,8 @@ from rollq.buffer.replay import Buffer
 from rollq.buffer.schema import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.settings import TaskRules
 from rollq.workers.agents import make_loop
+from rollq.workers.engine import Completion, ContextFull, Request
+from rollq.workers.engines.limits import token_limit
 from rollq.workers.loops import AgentLoop
 from rollq.workers.run import Worker
 from rollq.workers.tokenizer import HfTokenizer
@@ -362,6 +364,24 @@ def test_an_answer_that_leaves_no_room_for_a_turn_ends_the_sample_without_it(tok
     [segment] = sample.segments
     assert segment.loss_mask is None
     assert len(segment.response_ids) == len(SUM) + 1
+
+
+def test_an_answer_that_fills_the_engines_context_ends_the_sample_without_it(tokenizer: HfTokenizer) -> None:
+    class Narrow(Model):
+        async def generate(self, request: Request) -> Completion:
+            token_limit(request, context_tokens)
+            return await super().generate(request)
+
+    model = Narrow(tokenizer, [SUM, "It is 42"])
+    context_tokens = len(tokenizer.encode("tool calculator\nuser: 6*7?\nassistant: ")) + len(SUM) + 10
+    sample = converse(tools("calculator"), model)
+    assert (sample.status, sample.finish_reason) == (SampleStatus.COMPLETED, FinishReason.LENGTH)
+    [segment] = sample.segments
+    assert segment.loss_mask is None
+    assert len(segment.response_ids) == len(SUM) + 1
+    context_tokens = 5
+    with pytest.raises(ContextFull):
+        converse(tools("calculator"), Narrow(tokenizer, [SUM]))
 
 
 def test_no_sequence_is_longer_than_prompt_and_budget_after_a_broken_prefix(tmp_path: Path) -> None:

@@ -78,6 +78,10 @@ class Completion:
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
+class ContextFull(ValueError):
+    """The prompt, and the prefix with it, leave no room for a token."""
+
+
 class EngineDead(RuntimeError):
     """The engine cannot go on; the worker restarts it or exits."""
 
@@ -93,8 +97,8 @@ class Engine(Protocol):
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence. Cancelling the task frees the request.
 
-        Raises `ValueError` for a request that can never work (a prompt longer than the context), `EngineDead` when
-        the engine is gone.
+        Raises `ValueError` for a request that can never work, `ContextFull` among them, `EngineDead` when the engine is
+        gone.
         """
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:

@@ -15,7 +15,7 @@ from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import FinishReason, Prompt, Sample
 from rollq.buffer.settings import Settings
 from rollq.workers.conversation import Conversation, Message
-from rollq.workers.engine import Request
+from rollq.workers.engine import ContextFull, Request
 from rollq.workers.environments import Environment, Environments, Limits, Opening
 from rollq.workers.loops import Rollout, failed, finish, parse_reason, turn_seed
 
@@ -58,10 +58,17 @@ class MultiTurn:
         limit = self.environments.limits.max_turns
         spoken: list[Message] = []
         rewards: list[float] = []
+        heard = talk
         for turn in range(1, limit + 1):
-            completion = await rollout.generate(next_request(rollout, talk, turn))
+            try:
+                completion = await rollout.generate(next_request(rollout, talk, turn))
+            except ContextFull:
+                if turn == 1:
+                    raise
+                talk, reason = heard, FinishReason.LENGTH
+                break
             reason = parse_reason(completion.finish_reason)
-            talk = talk.heard(completion)
+            talk = heard = talk.heard(completion)
             spoken.append(talk.messages[-1])
             if reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS):
                 break

@@ -1,12 +1,12 @@
 """Which requests can never work, and how many tokens the others may make. The same for every engine."""
 
-from rollq.workers.engine import Request
+from rollq.workers.engine import ContextFull, Request
 
 
 def token_limit(request: Request, context_tokens: int) -> int:
     """Most new tokens that `request` may get in a context of `context_tokens`.
 
-    Raises `ValueError` for an empty or too long prompt, and for sampling parameters that make no distribution.
+    Raises `ContextFull`, and `ValueError` for an empty prompt and for sampling parameters that make no distribution.
     """
     sampling = request.sampling
     if len(request.prompt_ids) == 0:
@@ -21,5 +21,5 @@ def token_limit(request: Request, context_tokens: int) -> int:
         raise ValueError(f"top_p {sampling.top_p!r} must be in (0, 1], top_k {sampling.top_k!r} at least 0")
     used = len(request.prompt_ids) + (0 if request.prefix_ids is None else len(request.prefix_ids))
     if used >= context_tokens:
-        raise ValueError(f"prompt and prefix have {used} tokens and leave no room in a context of {context_tokens}")
+        raise ContextFull(f"prompt and prefix have {used} tokens and leave no room in a context of {context_tokens}")
     return min(sampling.max_tokens, context_tokens - used)
