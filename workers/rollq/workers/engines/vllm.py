@@ -10,9 +10,11 @@ are missing raise nothing there.
 
 import asyncio
 import logging
+import signal
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import count
+from multiprocessing import resource_tracker
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -142,10 +144,16 @@ class VllmEngine:
         }
         given = {**(ON_CPU if current_platform.is_cpu() else {}), **self._settings.engine_args}
         args = {"disable_log_stats": True, "dtype": self._settings.dtype, **given, **ours}
+        # Ctrl-C on a terminal is for the worker, whose groups may still finish: the processes that this thread starts
+        # do not see it. Starting multiprocessing's own helper would lift the block.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **args))
         except (TypeError, ValueError, RuntimeError, OSError, NotImplementedError, AssertionError) as error:
             raise ConfigError(f"vLLM cannot serve model {model!r} with {args!r}: {error}") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence; see `Engine.generate`."""
