@@ -7,12 +7,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from engine_contract import *  # noqa: F403 - its tests run here
 from engine_contract import World
 from test_vllm_engine import MIXED, TOLERANCE, check
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_server import VllmServer
 from vllm_world import VOCABULARY, forward_logprobs, make_qwen3, random_prompt
 
@@ -90,6 +93,25 @@ def test_a_pool_tells_the_logprobs_of_its_model(
 
     expected = forward_logprobs(models[0], np.concatenate([prompt, response]))[len(prompt) - 1 :]
     np.testing.assert_allclose(asyncio.run(ask()), expected, atol=TOLERANCE)
+
+
+def test_a_pool_says_what_its_model_says(
+    servers: tuple[VllmServer, VllmServer, VllmServer], models: list[Path]
+) -> None:
+    messages = [{"role": "user", "content": "12+34="}]
+
+    async def ask() -> str:
+        pool = Pool("judge", PoolSettings(urls=(servers[0].url,), served_model="tiny"))
+        try:
+            return await pool.chat(messages, max_tokens=8, temperature=0.0)
+        finally:
+            await pool.close()
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(models[0])
+    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+    model: Any = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
+    said = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
+    assert asyncio.run(ask()) == tokenizer.decode(said, skip_special_tokens=True) != ""
 
 
 async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:
