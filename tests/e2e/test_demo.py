@@ -17,7 +17,7 @@ from rollq.cli.demo_settings import RUN
 
 STEPS = 24
 BATCH_GROUPS = 32
-QUICK = ("--warm-up-steps", "20", "--minutes", "3")
+QUICK = ("--warm-up-steps", "20", "--minutes", "15")  # a busy machine must not end it before its steps
 
 
 @pytest.fixture
@@ -38,6 +38,7 @@ def batch_of(line: dict[str, Any]) -> tuple[Any, ...]:
     return line["tokens"], line["rewards"], line["samples"], line["workers"], line["staleness_tokens"]
 
 
+@pytest.mark.timeout(600)
 def test_a_demo_whose_worker_server_and_trainer_are_killed_trains_every_group_once(
     tmp_path: Path, demos: list[DemoProcess]
 ) -> None:
@@ -57,7 +58,7 @@ def test_a_demo_whose_worker_server_and_trainer_are_killed_trains_every_group_on
     demo.wait_until(lambda: len(demo.steps()) >= 9)
     demo.kill_role("train")
     before = demo.metrics()
-    assert demo.process.wait(120) == 0, demo.text()
+    assert demo.process.wait(400) == 0, demo.text()
 
     assert demo.text().count("(SIGKILL) and was started again") == 2
     assert "the server died and was started again" in demo.text()

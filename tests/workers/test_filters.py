@@ -98,16 +98,16 @@ def test_the_first_filter_that_refuses_ends_the_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "timeout_s", "words"),
     [
-        ("broken", "filter 'test_filters.broken': LookupError: no such column"),
-        ("undecided", "filter 'test_filters.undecided': returned None; True (keep) or False is needed"),
-        ("endless", "filter 'test_filters.endless': took longer than 0.05 s"),
+        ("broken", 30, "filter 'test_filters.broken': LookupError: no such column"),
+        ("undecided", 30, "filter 'test_filters.undecided': returned None; True (keep) or False is needed"),
+        ("endless", 0.05, "filter 'test_filters.endless': took longer than 0.05 s"),
     ],
 )
-def test_a_filter_that_fails_says_which_it_is(name: str, words: str) -> None:
+def test_a_filter_that_fails_says_which_it_is(name: str, timeout_s: float, words: str) -> None:
     with pytest.raises(FilterError) as caught:
-        asyncio.run(Filter.named(f"test_filters.{name}", 0.05).keeps(PROMPT, group(1.0)))
+        asyncio.run(Filter.named(f"test_filters.{name}", timeout_s).keeps(PROMPT, group(1.0)))
     assert str(caught.value) == words
 
 
