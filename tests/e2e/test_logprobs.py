@@ -52,7 +52,7 @@ def test_every_token_that_real_workers_made_has_the_logprob_of_the_weights_that_
         for name in ("one", "two"):
             roles.enter_context(role(prepared, "work", "rollq.toml", "--name", name))
         trainer = roles.enter_context(role(prepared, "train", "rollq.toml"))
-        assert trainer.wait(150) == 0, (prepared / "train-rollq.toml.log").read_text()
+        assert trainer.wait(280) == 0, (prepared / "train-rollq.toml.log").read_text()
 
     assert len(list((prepared / "record" / "batches").iterdir())) == STEPS
     seen = recompute_all(prepared / "record", tolerance=1e-4)

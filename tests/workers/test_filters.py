@@ -73,10 +73,12 @@ _judged: list[Sample] = []
         (group(0.0, 0.0, 0.0), False),
         (group(0.3, 0.1 + 0.2), False),  # the same but for rounding
         (group(0.3, 0.30001), True),
+        (group(1e-6, 0.0), False),  # no more than the least difference that counts
         (group(1.0, None), False),  # what failed has no reward
         (group(1.0, None, 0.0), True),
         (group(None, None), False),
         (group(-1.0, 1.0), True),
+        *((group(1.0, 1.0) + (make_sample(0, reward=0.0, status=letter),), False) for letter in "fap"),
     ],
 )
 def test_groups_with_the_same_reward_everywhere_have_no_advantage(samples: Sequence[Sample], kept: bool) -> None:
@@ -85,7 +87,15 @@ def test_groups_with_the_same_reward_everywhere_have_no_advantage(samples: Seque
 
 @pytest.mark.parametrize(
     ("letters", "min_valid", "finished"),
-    [("cc", 2, True), ("cf", 2, False), ("cf", 1, True), ("ca", 1, False), ("cp", 1, False), ("ff", 1, False)],
+    [
+        ("cc", 2, True),
+        ("cc", 1, True),
+        ("cf", 2, False),
+        ("cf", 1, True),
+        ("ca", 1, False),
+        ("cp", 1, False),
+        ("ff", 1, False),
+    ],
 )
 def test_xp06_filters_see_groups_that_would_be_completed(letters: str, min_valid: int, finished: bool) -> None:
     assert is_finished([make_sample(0, status=letter) for letter in letters], min_valid) is finished
