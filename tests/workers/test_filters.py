@@ -78,7 +78,7 @@ _judged: list[Sample] = []
         (group(1.0, None, 0.0), True),
         (group(None, None), False),
         (group(-1.0, 1.0), True),
-        *((group(1.0, 1.0) + (make_sample(0, reward=0.0, status=letter),), False) for letter in "fap"),
+        *(((*group(1.0, 1.0), make_sample(0, reward=0.0, status=letter)), False) for letter in "fap"),
     ],
 )
 def test_groups_with_the_same_reward_everywhere_have_no_advantage(samples: Sequence[Sample], kept: bool) -> None:
