@@ -3,6 +3,7 @@ forward passes to compare with."""
 
 import asyncio
 import os
+import socket
 import threading
 from collections.abc import Coroutine, Mapping
 from functools import cache
@@ -19,7 +20,7 @@ from rollq.workers.engine import Engine, SwapMode, WeightsVersion
 from rollq.workers.engines import make_engine
 
 VOCABULARY = 258
-CONTEXT_TOKENS = 1024
+CONTEXT_TOKENS = 4096
 ENGINE_ARGS = {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20}
 """Of vLLM, for a tiny model on the CPU."""
 
@@ -110,6 +111,12 @@ def _model(folder: Path) -> Any:
 
 def random_prompt(rng: np.random.Generator, tokens: int) -> Int32Array:
     return rng.integers(2, VOCABULARY, tokens, dtype=np.int32)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def cpu_environment() -> dict[str, str]:

@@ -14,10 +14,11 @@ from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampli
 from rollq.workers.engines import make_engine
 
 PROMPT = np.array([40, 50, 60], dtype=np.int32)
-LONG_TOKENS = 600
-"""So many that a request still runs when a busy test comes to look, also where a server is ahead of its client."""
+LONG_TOKENS = 300
 # Greedy: the untrained model repeats its last token, so only the limit ends it.
 LONG = Request(PROMPT, Sampling(max_tokens=LONG_TOKENS, top_k=1))
+# It still runs when a busy test comes to look, also where a server is ahead of its client; the context ends it.
+ENDLESS = Request(PROMPT, Sampling(max_tokens=1_000_000, top_k=1))
 FIRST = WeightsVersion(1, 0, "a")
 Scenario = Callable[[Engine], Awaitable[None]]
 CLOCK = Request(PROMPT, Sampling(max_tokens=5, top_k=1))
@@ -52,6 +53,12 @@ class World:
 def with_engine(world: World, scenario: Scenario, options: Mapping[str, Any] | None = None) -> None:
     """Run `scenario` in `world`."""
     world.run(scenario, world.options if options is None else options)
+
+
+async def let_them_run(engine: Engine) -> None:
+    """Until requests made before have tokens. Behind HTTP, one short answer may overtake the first token of another."""
+    for _ in range(3):
+        await engine.generate(CLOCK)
 
 
 def check_lengths(completion: Completion) -> None:
@@ -102,14 +109,13 @@ def test_priorities_are_accepted(world: World) -> None:
 
 def test_a_swap_that_aborts_returns_partial_tokens_of_the_old_version(world: World) -> None:
     async def scenario(engine: Engine) -> None:
-        longer = replace(LONG, sampling=replace(LONG.sampling, max_tokens=900))
-        running = [asyncio.create_task(engine.generate(longer)) for _ in range(4)]
-        await engine.generate(CLOCK)
+        running = [asyncio.create_task(engine.generate(ENDLESS)) for _ in range(4)]
+        await let_them_run(engine)
         await engine.swap(world.weights, WeightsVersion(1, 1, "b"), SwapMode.ABORT)
         for completion in await asyncio.gather(*running):
             check_lengths(completion)
             assert completion.finish_reason is FinishReason.ABORT
-            assert 1 <= len(completion.ids) < 900
+            assert len(completion.ids) >= 1
             assert {span.version for span in completion.versions} == {0}
         assert (await engine.generate(CLOCK)).versions == (VersionSpan(1, 1, 5),)
         assert engine.version == WeightsVersion(1, 1, "b")
@@ -119,14 +125,19 @@ def test_a_swap_that_aborts_returns_partial_tokens_of_the_old_version(world: Wor
 
 def test_a_swap_that_keeps_gives_later_tokens_the_new_version(world: World) -> None:
     async def scenario(engine: Engine) -> None:
-        running = [asyncio.create_task(engine.generate(LONG)) for _ in range(4)]
-        await engine.generate(CLOCK)
+        requests = [replace(ENDLESS) for _ in range(3)]
+        running = [asyncio.create_task(engine.generate(request)) for request in requests]
+        ends = asyncio.create_task(engine.generate(LONG))
+        await let_them_run(engine)
         await engine.swap(world.weights, WeightsVersion(2, 0, "b"), SwapMode.KEEP)
+        await let_them_run(engine)
+        await engine.abort(requests)
         for completion in await asyncio.gather(*running):
             check_lengths(completion)
-            assert completion.finish_reason is FinishReason.LENGTH
             seen = [(span.epoch, span.version) for span in completion.versions]
             assert seen == ([(1, 0), (2, 0)] if world.tells_versions else [(1, 0)])
+        check_lengths(await ends)
+        assert ((await ends).finish_reason, len((await ends).ids)) == (FinishReason.LENGTH, LONG_TOKENS)
 
     with_engine(world, scenario)
 
@@ -162,7 +173,7 @@ def test_swaps_that_meet_are_made_one_after_the_other(world: World) -> None:
 
 def test_cancelling_a_request_frees_it_and_nothing_else(world: World) -> None:
     async def scenario(engine: Engine) -> None:
-        doomed = asyncio.create_task(engine.generate(LONG))
+        doomed = asyncio.create_task(engine.generate(ENDLESS))
         sibling = asyncio.create_task(engine.generate(LONG))
         await engine.generate(CLOCK)
         doomed.cancel()
@@ -177,7 +188,7 @@ def test_cancelling_a_request_frees_it_and_nothing_else(world: World) -> None:
 
 def test_a_cancelled_swap_leaves_an_engine_that_serves_and_swaps(world: World) -> None:
     async def scenario(engine: Engine) -> None:
-        running = asyncio.create_task(engine.generate(LONG))
+        running = asyncio.create_task(engine.generate(ENDLESS))
         await engine.generate(CLOCK)
         swap = asyncio.create_task(engine.swap(world.weights, WeightsVersion(1, 1, "b"), SwapMode.WAIT))
         await asyncio.sleep(0.02)
@@ -187,6 +198,7 @@ def test_a_cancelled_swap_leaves_an_engine_that_serves_and_swaps(world: World) -
         check_lengths(await engine.generate(CLOCK))
         await engine.swap(world.weights, WeightsVersion(1, 2, "c"), SwapMode.KEEP)
         assert engine.version.version == 2
+        await engine.abort([ENDLESS])
         check_lengths(await running)
 
     with_engine(world, scenario)
@@ -194,7 +206,7 @@ def test_a_cancelled_swap_leaves_an_engine_that_serves_and_swaps(world: World) -
 
 def test_a_closed_engine_is_dead_for_running_and_new_requests(world: World) -> None:
     async def scenario(engine: Engine) -> None:
-        running = asyncio.create_task(engine.generate(LONG))
+        running = asyncio.create_task(engine.generate(ENDLESS))
         await engine.generate(CLOCK)
         await engine.close()
         with pytest.raises(EngineDead):
@@ -231,7 +243,7 @@ def test_a_request_that_can_never_work_is_refused(world: World) -> None:
 def test_xp13_a_swap_of_any_mode_waits_for_a_request_that_must_finish(world: World, mode: SwapMode) -> None:
     async def scenario(engine: Engine) -> None:
         long = asyncio.create_task(engine.generate(replace(LONG, must_finish=True)))
-        other = asyncio.create_task(engine.generate(LONG))
+        other = asyncio.create_task(engine.generate(ENDLESS if mode is SwapMode.ABORT else LONG))
         await engine.generate(CLOCK)
         await engine.swap(world.weights, WeightsVersion(1, 1, "b"), mode)
         completion = await long
@@ -246,15 +258,14 @@ def test_xp13_a_swap_of_any_mode_waits_for_a_request_that_must_finish(world: Wor
 
 def test_an_abort_ends_the_requests_that_it_names_with_what_they_have(world: World) -> None:
     async def scenario(engine: Engine) -> None:
-        named, sibling = replace(LONG, must_finish=True), replace(LONG)
+        named, sibling = replace(ENDLESS, must_finish=True), LONG
         ended, goes_on = (asyncio.create_task(engine.generate(request)) for request in (named, sibling))
-        for _ in range(3):  # behind HTTP, one short answer may overtake the first token of the long one
-            await engine.generate(CLOCK)
+        await let_them_run(engine)
         await engine.abort([named, CLOCK])
         completion = await ended
         check_lengths(completion)
         assert completion.finish_reason is FinishReason.ABORT
-        assert 1 <= len(completion.ids) < LONG_TOKENS
+        assert len(completion.ids) >= 1
         assert (await goes_on).finish_reason is FinishReason.LENGTH
 
     with_engine(world, scenario)
@@ -262,7 +273,7 @@ def test_an_abort_ends_the_requests_that_it_names_with_what_they_have(world: Wor
 
 def test_a_sleeping_engine_holds_requests_until_it_is_woken_and_then_takes_new_weights(world: World) -> None:
     async def scenario(engine: Engine) -> None:
-        running = asyncio.create_task(engine.generate(LONG))
+        running = asyncio.create_task(engine.generate(ENDLESS))
         await engine.generate(CLOCK)
         await engine.sleep()
         assert (await running).finish_reason is FinishReason.ABORT

@@ -31,5 +31,5 @@ def world(request: pytest.FixtureRequest, folder: Path, stopping_folder: Path) -
     if request.param == "transformers":
         model, stopping = ({"model": path, "device": "cpu"} for path in (folder, stopping_folder))
         return World("transformers", model, folder, stopping)
-    slow, short = ({"lengths": (length,), "tokens_per_s": 250.0} for length in (1000, 3))
+    slow, short = ({"lengths": (length,), "tokens_per_s": 250.0} for length in (100_000, 3))
     return World("simulated", slow, folder, short)
