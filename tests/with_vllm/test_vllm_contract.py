@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from engine_contract import *  # noqa: F403 - its tests run here
 from engine_contract import FIRST, Scenario, World
-from vllm_world import VOCABULARY, SharedEngine, make_qwen3, options
+from vllm_world import SharedEngine, options
 
 from rollq.workers.engine import Engine
 
@@ -30,12 +30,6 @@ class SharedWorld(World):
 
     async def _scenario(self, scenario: Scenario, engine: Engine) -> None:
         await scenario(engine)
-
-
-@pytest.fixture(scope="session")
-def stopping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that ends with whatever it says first."""
-    return make_qwen3(tmp_path_factory.mktemp("stopping"), 0, eos_token_id=list(range(VOCABULARY)))
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ from engine_contract import *  # noqa: F403 - its tests run here
 from engine_contract import World
 from test_vllm_engine import MIXED, TOLERANCE, check
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vllm_server import VllmServer
-from vllm_world import VOCABULARY, forward_logprobs, make_qwen3, random_prompt
+from vllm_server import VllmServer, until_it_answers, until_they_are
+from vllm_world import forward_logprobs, random_prompt
 
 from rollq.buffer.schema import Float32Array
 from rollq.workers.engine import Completion, Request, Sampling
@@ -25,34 +22,6 @@ from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
 from rollq.workers.pools import Pool, PoolSettings
 
 pytest_plugins = "vllm_fixtures"
-
-
-@pytest.fixture(scope="module")
-def stopping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that ends with whatever it says first."""
-    return make_qwen3(tmp_path_factory.mktemp("stopping"), 0, eos_token_id=list(range(VOCABULARY)))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def servers(
-    models: list[Path], stopping: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[VllmServer, VllmServer, VllmServer]]:
-    """Two of the same model, and one that stops at once."""
-    log = tmp_path_factory.mktemp("servers")
-    with ExitStack() as stack:
-        started = []
-        for number, folder in enumerate((models[0], models[0], stopping)):
-            started.append(stack.enter_context(VllmServer(folder, free_port(), log / str(number))))
-        for server in started:
-            server.wait()
-        one, other, third = started
-        yield one, other, third
 
 
 @pytest.fixture
@@ -112,18 +81,6 @@ def test_a_pool_says_what_its_model_says(
     model: Any = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
     said = model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :]
     assert asyncio.run(ask()) == tokenizer.decode(said, skip_special_tokens=True) != ""
-
-
-async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:
-    while [server.out for server in engine._servers._servers] != out:
-        await asyncio.sleep(0.05)
-
-
-async def until_it_answers(engine: OpenAIEngine, server: VllmServer) -> None:
-    """Until a request is under way that the server has given tokens."""
-    while not any(call.tokens.ids and call.tokens.url == server.url for call in engine._calls):
-        assert engine._calls
-        await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -1,5 +1,6 @@
-"""A real `vllm` server in a process of its own."""
+"""A real `vllm` server in a process of its own, and what an engine over some of them is waited for."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -11,13 +12,16 @@ from types import TracebackType
 import psutil
 from vllm_world import CONTEXT_TOKENS, ENGINE_ARGS, cpu_environment
 
-START_S = 180
+from rollq.workers.engines.openai import OpenAIEngine
+from rollq.workers.engines.vllm_extension import LoadExtension
+
+START_S = 270
 
 
 class VllmServer:
-    """Serves the model in `folder` on a port of loopback."""
+    """Serves the model in `folder` on a port of loopback, and takes other weights. `more` arguments are vLLM's."""
 
-    def __init__(self, folder: Path, port: int, log: Path) -> None:
+    def __init__(self, folder: Path, port: int, log: Path, *more: str) -> None:
         self.url = f"http://127.0.0.1:{port}/v1"
         self._log = log
         self._command = [
@@ -25,13 +29,15 @@ class VllmServer:
             *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"),
             *("--logprobs-mode", "processed_logprobs", "--max-model-len", str(CONTEXT_TOKENS), "--enforce-eager"),
             *("--kv-cache-memory-bytes", str(ENGINE_ARGS["kv_cache_memory_bytes"]), "--no-enable-chunked-prefill"),
+            *("--worker-extension-cls", f"{LoadExtension.__module__}.{LoadExtension.__qualname__}"),
+            *more,
         ]
         self.start()
 
     def start(self) -> None:
         """Begin to serve, or again after a kill."""
         with self._log.open("ab") as log:
-            environment = {**os.environ, **cpu_environment()}
+            environment = {**os.environ, **cpu_environment(), "VLLM_SERVER_DEV_MODE": "1"}
             self.process = subprocess.Popen(
                 self._command, env=environment, stdout=log, stderr=log, start_new_session=True
             )
@@ -68,3 +74,15 @@ class VllmServer:
     ) -> None:
         if self.process.poll() is None:
             self.kill()
+
+
+async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:
+    while [server.out for server in engine._servers._servers] != out:
+        await asyncio.sleep(0.05)
+
+
+async def until_it_answers(engine: OpenAIEngine, server: VllmServer) -> None:
+    """Until a request is under way that the server has given tokens."""
+    while not any(call.tokens.ids and call.tokens.url == server.url for call in engine._calls):
+        assert engine._calls
+        await asyncio.sleep(0.005)
