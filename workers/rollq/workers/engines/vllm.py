@@ -35,7 +35,7 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.schema import FinishReason, VersionSpan
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engines.checkpoint import LM_HEAD, check_tensors, is_adapter, tensor_shapes
+from rollq.workers.engines.checkpoint import check_tensors, is_adapter, tensor_shapes, tied_heads
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.vllm_extension import LoadExtension
 from rollq.workers.loops import parse_reason
@@ -59,8 +59,6 @@ NOT_YOURS = {
 """Arguments of vLLM that rollq sets itself, and why."""
 ON_CPU = {"enable_chunked_prefill": False}
 """Until vLLM 0.33, half a prompt in a step kills the engine on the CPU when its request has a seed."""
-EMBEDDING = "embed_tokens.weight"
-"""How the name of the embedding ends, which is the head too where they are tied."""
 TELLS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
 """Whether this vLLM says which weights made which token; since 0.32."""
 
@@ -125,7 +123,7 @@ class VllmEngine:
         self._vllm = await asyncio.to_thread(self._load)
         config = self._vllm.vllm_config.model_config
         tied = getattr(config.hf_text_config, "tie_word_embeddings", False)
-        self._copies = {name: LM_HEAD for name in self._tensors if tied and name.endswith(EMBEDDING)}
+        self._copies = tied_heads(self._tensors) if tied else {}
         self._context_tokens = int(config.max_model_len)
         self._vocabulary = int(config.get_vocab_size())
         self._stop_ids = sorted(model_eos_ids(folder))
