@@ -30,6 +30,11 @@ class CompletionsServer:
         self.fingerprint = -0.5  # largest logprob of the weights that it serves
         self.plan_of_first: deque[str] = deque()  # of the sample that comes first, known by its seed
         self.priorities = True  # whether it takes any
+        self.weight_routes = False
+        self.weight_version = "default"
+        self.weight_calls: list[str] = []  # that did not fail
+        self.loaded: Any = None
+        self.weight_plan: deque[str] = deque()  # of calls that load or check weights
         self.hanging = threading.Semaphore(0)
         self.freed = threading.Semaphore(0)
         self.url = ""
@@ -57,6 +62,8 @@ class CompletionsServer:
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_get("/weight_info", self._weights)
+        app.router.add_post("/{route:pause|resume|update_weight_version|collective_rpc}", self._weights)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -70,6 +77,26 @@ class CompletionsServer:
     def release(self) -> None:
         """Let requests that hang be answered."""
         self._loop.call_soon_threadsafe(self._release.set)
+
+    async def _weights(self, request: web.Request) -> web.Response:
+        """vLLM's development routes."""
+        if not self.weight_routes:
+            raise web.HTTPNotFound
+        if request.method == "GET":
+            self.weight_calls.append("weight_info")
+            return web.json_response({"weight_version": self.weight_version})
+        route = request.match_info["route"]
+        body = await request.json() if request.can_read_body else {}
+        if route == "update_weight_version":
+            self.weight_version = body["new_version"]
+        if route == "collective_rpc":
+            route = body["method"]
+            word = self.weight_plan.popleft() if self.weight_plan else "ok"
+            if word.isdigit():
+                return web.Response(status=int(word), text=f"said {word}")
+            self.loaded = body["args"]
+        self.weight_calls.append(f"{route} {self.weight_version}" if route == "update_weight_version" else route)
+        return web.json_response({"results": [None]})
 
     async def _models(self, request: web.Request) -> web.Response:
         self.headers = dict(request.headers)

@@ -1,5 +1,6 @@
 """What is said to a server with OpenAI's completions API, and what its answers mean. Pure: plain values in and out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +88,18 @@ class Tokens:
             raise ValueError(f"{self.url} gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
         spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
         return Completion(ids, logprobs, spans, parse_reason(self.reason) if reason is None else reason)
+
+
+def join_parts(parts: Sequence[Completion], reason: FinishReason) -> Completion:
+    """Parts of one answer, each made after those before, as one that ended with `reason`."""
+    if not parts:
+        return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), reason)
+    return Completion(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.logprobs for part in parts]),
+        tuple(span for part in parts for span in part.versions),
+        reason,
+    )
 
 
 def read_completion(answer: Any, version: WeightsVersion) -> Completion:

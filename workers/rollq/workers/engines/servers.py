@@ -3,6 +3,9 @@
 Invariant: a server gets requests only after it has answered the simplest one right since it failed the last, and only
 while its answers are those of the others, so that one which was started again with old weights stays out. The last one
 is never out: its failures are for the caller to judge.
+
+Where weights are pushed, a server is in only with the weights that are wanted, and is asked for their name before the
+first request after a failure or a time without any: it may have been started again.
 """
 
 import asyncio
@@ -10,14 +13,17 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import aiohttp
 import numpy as np
 
+from rollq.buffer.errors import WeightsError
 from rollq.buffer.schema import Float32Array
 from rollq.workers.engine import EngineDead, WeightsVersion
+from rollq.workers.engines import weight_routes
 from rollq.workers.engines.completions_api import (
     NO_LIMIT_TOKENS,
     PROBE,
@@ -30,6 +36,7 @@ from rollq.workers.engines.completions_api import (
     request_body,
 )
 from rollq.workers.engines.limits import token_limit
+from rollq.workers.engines.weight_routes import Weights
 from rollq.workers.http import TryAgain, exchange, open_session, stream
 from rollq.workers.retries import RetryPolicy, backoff_s
 
@@ -49,7 +56,7 @@ class RequestFailed(RuntimeError):
 @dataclass(slots=True, eq=False)
 class Server:
     """One server: its name for the model, whether it takes priorities, how many requests are under way, and whether it
-    gets any."""
+    gets any. `sure` while nothing can have changed the weights that were pushed into it."""
 
     url: str
     model: str = ""
@@ -57,35 +64,77 @@ class Server:
     priorities: bool = False
     asked: int = 0
     out: bool = True
+    sure: bool = False
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Servers:
     """Requests to whichever server has the least to do."""
 
-    def __init__(self, urls: Sequence[str], model: str | None, policy: RetryPolicy) -> None:
+    def __init__(self, urls: Sequence[str], model: str | None, policy: RetryPolicy, *, pushes: bool) -> None:
+        """`pushes`: weights are loaded into the servers, by `serve`."""
+        self._pushes = pushes
+        self._weights: Weights | None = None
         self._servers = [Server(url.rstrip("/")) for url in urls]
         self._wanted_model = model
         self._policy = policy
         self._sessions: OrderedDict[str, Server] = OrderedDict()
-        self._joining: set[asyncio.Task[None]] = set()
+        self._joining: dict[asyncio.Task[None], Server] = {}
         self._one_at_a_time = asyncio.Lock()
         self._http: aiohttp.ClientSession | None = None
 
     @property
     def context_tokens(self) -> int:
-        """The smallest context of those that are in."""
-        return min(server.context_tokens for server in self._servers if not server.out)
+        """The smallest context of all that were met."""
+        return min(server.context_tokens for server in self._servers)
 
     async def start(self, timeout_s: float, key: str | None) -> None:
         """Wait until the first server is in; the others join when they are ready. Raises `ValueError` when none can
         serve training."""
         self._http = open_session(timeout_s, key)
-        joining = [self._start_joining(server) for server in self._servers]
+        await self._first_in([self._start_joining(server) for server in self._servers])
+
+    async def check(self, weights: Weights) -> None:
+        """Raise `WeightsError` unless a server can read `weights`."""
+        refusals = []
+        for server in self._servers:
+            if not server.out:
+                try:
+                    return await weight_routes.check(self._session(), server.url, weights)
+                except (TryAgain, ValueError) as error:
+                    refusals.append(f"{server.url}: {error}")
+        raise WeightsError(
+            f"no server can load weights {str(weights.folder)!r}: {'; '.join(refusals)}. They must be in a folder that "
+            f"every server sees under the same path; {weight_routes.NEEDED}"
+        )
+
+    async def serve(self, weights: Weights) -> None:
+        """Load `weights` into all servers, while there are no requests. Returns when the first server has them, and the
+        others too or had as much time again; those join when they do.
+
+        Raises `ValueError` when none will ever take them.
+        """
+        self._weights = weights
+        for task in self._joining:
+            task.cancel()
+        for server in self._servers:
+            server.out, server.sure = True, False
+        started_s = monotonic()
+        joining = await self._first_in([self._start_joining(server) for server in self._servers])
+        if joining:
+            await asyncio.wait(joining, timeout=monotonic() - started_s)
+
+    async def _first_in(self, joining: Sequence[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """Wait until a server is in; the tasks of those that are not yet. Raises `ValueError` when all are refused."""
+        waiting = set(joining)
         while all(server.out for server in self._servers):
-            done, waiting = await asyncio.wait(joining, return_when=asyncio.FIRST_COMPLETED)
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not waiting and all(server.out for server in self._servers):
-                await asyncio.gather(*done)  # raises why
-            joining = list(waiting)
+                for task in joining:
+                    if not task.cancelled():
+                        task.result()  # raises why
+                raise EngineDead("the engine is closed")
+        return waiting
 
     async def close(self) -> None:
         """Let go of the servers."""
@@ -104,16 +153,18 @@ class Servers:
         failures, failed = 0, None
         while True:
             server = self._choose(session, failed)
+            server.sure = server.sure and server.asked > 0
             server.asked += 1
             try:
                 into.begin(server.url)
+                await self._make_sure(server)
                 async for event in stream(self._session(), f"{server.url}/completions", _named(server, body)):
                     into.add(event)
                 if into.reason is None:
                     raise TryAgain("the answer ended without a finish_reason")
                 return
             except TryAgain as error:
-                failures, failed = failures + 1, server
+                failures, failed, server.sure = failures + 1, server, False
                 pause_s = backoff_s(self._policy, failures, error.retry_after_s, random.random())
                 if pause_s is None:
                     await self._blame(error)
@@ -150,14 +201,14 @@ class Servers:
 
     def _start_joining(self, server: Server) -> asyncio.Task[None]:
         task = asyncio.create_task(self._join(server))
-        self._joining.add(task)
+        self._joining[task] = server
         task.add_done_callback(self._joined)
         return task
 
     def _joined(self, task: asyncio.Task[None]) -> None:
-        self._joining.discard(task)
+        server = self._joining.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a server stays out: %s", error)
+            log.error("%s stays out: %s", server.url, error)
 
     async def _join(self, server: Server) -> None:
         """Try until the server works. Raises `ValueError` when it is not one for training."""
@@ -177,6 +228,9 @@ class Servers:
     async def _meet(self, server: Server) -> None:
         listed = await exchange(self._session(), "GET", f"{server.url}/models", None)
         server.model, server.context_tokens = choose_model(listed, self._wanted_model)
+        if self._pushes and self._weights is None:
+            await weight_routes.resume(self._session(), server.url)
+        await self._make_sure(server)
         check_probe(read_completion(await self._probe(server), NO_VERSION))
         server.priorities = await self._takes_priorities(server)
         async with self._one_at_a_time:
@@ -191,6 +245,13 @@ class Servers:
 
     async def _fingerprint(self, server: Server) -> Float32Array:
         return read_fingerprint(await self._complete(server, fingerprint_body()))
+
+    async def _make_sure(self, server: Server) -> None:
+        """Where weights are pushed, see that the server has them. Those that ask meanwhile wait."""
+        async with server.loading:
+            if self._weights is not None and not server.sure:
+                await weight_routes.load(self._session(), server.url, self._weights)
+                server.sure = True
 
     async def _probe(self, server: Server) -> Any:
         tokens = token_limit(PROBE, server.context_tokens)
