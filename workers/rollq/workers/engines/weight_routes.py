@@ -1,4 +1,4 @@
-"""Weights into a vLLM server over HTTP: its development routes, and `LoadExtension` in its workers. Needs vLLM 0.32.
+"""Weights into a vLLM server over HTTP: its development routes, and `LoadExtension` in its workers.
 
 Invariant: a server whose `weight_version` is the name of some weights holds them whole, and generates. While it loads,
 it has another name, and one that was started again has vLLM's.
@@ -16,7 +16,7 @@ from rollq.workers.http import exchange
 
 LOADING = "loading"
 NEEDED = (
-    "start vLLM 0.32 or later with VLLM_SERVER_DEV_MODE=1 and "
+    "start vLLM with VLLM_SERVER_DEV_MODE=1 and "
     "--worker-extension-cls rollq.workers.engines.vllm_extension.LoadExtension"
 )
 
