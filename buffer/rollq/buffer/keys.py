@@ -15,6 +15,8 @@ rollq:{run}:workers              hash    worker -> its last report (JSON)       
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
 rollq:{run}:weights              list    digests of the weights held here, oldest first trainer   run
 rollq:{run}:weights:<digest>:<n> string  weights: manifest (0), then their bytes       trainer    last few versions
+rollq:{run}:rounds               string  number of rounds of weights ever begun        functions  run
+rollq:{run}:round:<n>            stream  who takes part in one, entry by entry         functions  1 day
 rollq:{run}:events               channel wake-ups: put, publish, commit, admit         all        -
 rollq:{run:task}:clock           hash    what the task's functions check               all        run
 rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run
@@ -107,6 +109,9 @@ class RunKeys:
     def weights(self, digest: str, part: int) -> str:
         """Named by content: the weights that open an epoch are stored before the epoch has a number."""
         return self._key(f"weights:{digest}:{part}")
+
+    def round(self, number: int) -> str:
+        return self._key(f"round:{number}")
 
     def queue(self, pool: str | None = None) -> str:
         """Name of the RQ queue of tickets (RQ puts `rq:queue:` before it)."""

@@ -1,0 +1,194 @@
+"""Rounds: weights that go from the trainer straight into engines, and who takes part. Agreed in Redis; no torch.
+
+A round is a log (a stream) of one publication, that the trainer and workers append to and read from its start. It has
+attempts, one after the other: workers say that they are ready, the trainer names members once, all of them meet, and
+the attempt is over. Who comes when none is open says so, and the trainer opens another when it has time.
+
+Invariant: the order of the log decides, and only the trainer names members; who is not named has nothing to do with
+the attempt. So trainer and workers agree on who meets, whoever dies, is slow, or writes an entry twice.
+"""
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+
+from rollq.buffer import functions
+from rollq.buffer.connection import patiently
+from rollq.buffer.core import BufferCore
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights import TTL_S, StoredWeights
+
+URI_PREFIX = "nccl:"
+LOOK_S = 1.0
+"""A wait looks at its condition so often, even when nothing is written."""
+
+
+class TensorSpec(NamedTuple):
+    """A tensor that will be sent; `dtype` as torch calls it (`bfloat16`)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try to meet. `ready` and `members` map a worker to how many ranks it brings, and to its first one."""
+
+    ready: dict[str, int] = field(default_factory=dict)
+    members: dict[str, int] | None = None
+    meeting: dict[str, Any] = field(default_factory=dict)  # where and how they meet, for the engines
+    took: set[str] = field(default_factory=set)
+    broken: dict[str, str] = field(default_factory=dict)  # who cannot, and why
+    over: str | None = None  # why it came to nothing; empty when it did not
+
+    @property
+    def open(self) -> bool:
+        """Whether workers may still come."""
+        return self.members is None and self.over is None
+
+
+@dataclass(slots=True)
+class Round:
+    """What the log says. `late`: who came when no attempt was open, since the last one was opened."""
+
+    digest: str
+    tensors: tuple[TensorSpec, ...]
+    join_s: float
+    timeout_s: float
+    attempts: list[Attempt] = field(default_factory=lambda: [Attempt()])
+    late: set[str] = field(default_factory=set)
+
+    @property
+    def current(self) -> Attempt:
+        """The attempt under way, or the last one."""
+        return self.attempts[-1]
+
+    @property
+    def took(self) -> set[str]:
+        """Who has the weights."""
+        return set().union(*(attempt.took for attempt in self.attempts))
+
+
+def begin(raw: bytes) -> Round:
+    """The round that begins with this entry. Raises `WeightsError` when it is no beginning."""
+    entry = orjson.loads(raw)
+    if "tensors" not in entry:
+        raise _gone()
+    tensors = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in entry["tensors"])
+    return Round(hashlib.sha256(raw).hexdigest(), tensors, entry["join_s"], entry["timeout_s"])
+
+
+def go_on(found: Round, raw: bytes) -> None:
+    """Add what an entry says to `found`. Twice the same is as once; what comes too late, or too early, is nothing."""
+    entry = orjson.loads(raw)
+    number = entry.get("attempt", 0)
+    if entry.get("opened"):
+        if number == len(found.attempts) + 1 and found.current.over is not None:
+            found.attempts.append(Attempt())
+            found.late.clear()
+        return
+    if number > len(found.attempts):
+        return
+    attempt = found.attempts[number - 1]
+    match entry:
+        case {"late": worker}:
+            found.late.add(worker)
+        case {"ready": worker, "ranks": ranks} if attempt.open:
+            attempt.ready[worker] = ranks
+        case {"members": members, "meeting": meeting} if attempt.open:
+            attempt.members, attempt.meeting = members, meeting
+        case {"took": worker}:
+            attempt.took.add(worker)
+        case {"broken": worker, "error": error}:
+            attempt.broken[worker] = error
+        case {"over": reason} if attempt.over is None:
+            attempt.over = reason
+
+
+def assign_ranks(ready: Mapping[str, int]) -> dict[str, int]:
+    """First rank of every worker, in the order of their names. Rank 0 is the trainer."""
+    first, assigned = 1, {}
+    for worker in sorted(ready):
+        assigned[worker] = first
+        first += ready[worker]
+    return assigned
+
+
+def round_number(uri: str) -> int | None:
+    """Number of the round that brings the weights `uri`; None when they lie somewhere."""
+    number = uri.removeprefix(URI_PREFIX)
+    return int(number) if number != uri and number.isdecimal() else None
+
+
+class RoundLog:
+    """The log of one round, as one reader knows it; for one thread at a time, but for `append` and `keep`."""
+
+    def __init__(self, buffer: BufferCore, number: int) -> None:
+        self.number = number
+        self._buffer = buffer
+        self._key = buffer.keys.round(number)
+        self._found: Round | None = None
+        self._last = b"0"
+
+    @classmethod
+    def open(
+        cls, buffer: BufferCore, tensors: Iterable[TensorSpec], *, join_s: float, timeout_s: float
+    ) -> tuple["RoundLog", StoredWeights]:
+        """Begin a round, its first attempt open, and say how its weights are called: no two rounds' are the same."""
+        specs = [list(spec) for spec in tensors]
+        entry = {"tensors": specs, "join_s": join_s, "timeout_s": timeout_s, "nonce": secrets.token_hex(8)}
+        raw = orjson.dumps(entry)
+        number = _append(buffer, 0, raw)
+        return cls(buffer, number), StoredWeights(f"{URI_PREFIX}{number}", hashlib.sha256(raw).hexdigest())
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Write one entry. Harmless to repeat. Raises `StoreLost`, `ServerError`."""
+        _append(self._buffer, self.number, orjson.dumps(entry))
+
+    def read(self) -> Round:
+        """What the log says now. Raises `WeightsError` when it is gone."""
+        read = partial(self._buffer.client.xrange, self._key, b"(" + self._last)
+        entries: Any = patiently(self._buffer.client, read, self._buffer.patience)
+        for at, fields in entries:
+            if self._found is None:
+                self._found = begin(fields[b"entry"])
+            else:
+                go_on(self._found, fields[b"entry"])
+            self._last = at
+        if self._found is None:
+            raise _gone()
+        return self._found
+
+    def wait(self, condition: Callable[[Round], bool], timeout_s: float) -> Round:
+        """Read until `condition` holds, at most `timeout_s`; returns what the log says then."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            found = self.read()
+            left_s = deadline_s - time.monotonic()
+            if condition(found) or left_s <= 0:
+                return found
+            block_ms = max(int(1000 * min(left_s, LOOK_S)), 1)
+            read = partial(self._buffer.client.xread, {self._key: self._last}, count=1, block=block_ms)
+            patiently(self._buffer.client, read, self._buffer.patience)
+
+    def keep(self) -> None:
+        """Have the log live on, for those who come late."""
+        patiently(self._buffer.client, partial(self._buffer.client.expire, self._key, TTL_S), self._buffer.patience)
+
+
+def _append(buffer: BufferCore, number: int, raw: bytes) -> int:
+    found: int = functions.call(
+        buffer.client, buffer.patience, "append_round", buffer.keys.info, buffer.incarnation, number, TTL_S, raw
+    )
+    return found
+
+
+def _gone() -> WeightsError:
+    return WeightsError("this round of weights is not in Redis (any more): wait for the next, or publish again")
