@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.schema import VersionSpan
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, SwapMode, WeightsVersion
+from rollq.workers.rounds import Incoming, Receiver
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,11 @@ class EngineHost:
     def version(self) -> WeightsVersion | None:
         """The weights that serve now; None while no engine lives."""
         return None if self._engine is None else self._engine.version
+
+    @property
+    def transfer_ranks(self) -> int:
+        """Ranks that the living engine brings into a group with the trainer; 0: it takes weights from files only."""
+        return self._engine.transfer_ranks if isinstance(self._engine, Receiver) else 0
 
     async def start(self) -> None:
         """Make and start an engine. Raises what the engine raises when it cannot start."""
@@ -77,6 +84,23 @@ class EngineHost:
                 return None
             engine = self._living()
             stood_still_s = await self._ask(engine, engine.swap(weights, version, mode))
+        if engine is self._engine:
+            self.published.set()
+        return stood_still_s
+
+    async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float | None:
+        """See `Receiver.receive`; None as in `swap`. Raises `ConfigError` for an engine that cannot."""
+        async with self._changing:
+            if self.asleep:
+                return None
+            engine = self._living()
+            if not isinstance(engine, Receiver) or not engine.transfer_ranks:
+                raise ConfigError(
+                    "the trainer sends weights by transport 'nccl', which this worker's engine does not take: set "
+                    "[worker] engine = 'vllm' with options.engine_args.weight_transfer_config = { backend = 'nccl' }, "
+                    "or [trainer] transport = 'path'"
+                )
+            stood_still_s = await self._ask(engine, incoming.take(engine.receive(incoming, version, mode)))
         if engine is self._engine:
             self.published.set()
         return stood_still_s

@@ -1,7 +1,7 @@
 """Weight following: the engine serves what the trainer published last.
 
-Invariant: weights reach the engine only when their bytes are those that were announced; refused or failed ones leave
-the old version serving, are logged once, and are tried again.
+Invariant: weights reach the engine only when their bytes are those that were announced, or come from the trainer
+itself; refused or failed ones leave the old version serving, are logged once, and are tried again.
 """
 
 import asyncio
@@ -14,11 +14,13 @@ from types import TracebackType
 
 from rollq.buffer.errors import ServerError, WeightsError
 from rollq.buffer.manifest import Verify
+from rollq.buffer.rounds import round_number
 from rollq.buffer.values import LiveModel
 from rollq.buffer.weights import load_weights
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost
+from rollq.workers.rounds import Rounds, TooLate
 from rollq.workers.wakeups import Listener
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Following:
         mode: SwapMode,
         folder: Path | None,
         verify: Verify,
+        worker: str,
     ) -> None:
         """`folder`: where downloaded weights go, in a folder of their own that is removed at the end."""
         self.changed: Callable[[], None] = lambda: None
@@ -48,6 +51,7 @@ class Following:
         self._mode = mode
         self._given_folder = folder
         self._verify = verify
+        self._rounds = Rounds(calls, worker)
         self._refused: WeightsVersion | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -83,8 +87,17 @@ class Following:
 
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
         try:
-            folder = await self._calls(self._load, live)
-            stood_still_s = await self._host.swap(folder, wanted, self._mode)
+            if (number := round_number(live.uri)) is None:
+                folder = await self._calls(self._load, live)
+                stood_still_s = await self._host.swap(folder, wanted, self._mode)
+            elif wanted == self._refused:  # what does not fit will not fit the next time
+                return False
+            else:
+                incoming = await self._rounds.enter(live, number)
+                stood_still_s = await self._host.receive(incoming, wanted, self._mode)
+        except TooLate as error:
+            log.info("weights of version %d come later: %s", wanted.version, error)
+            return False
         except WeightsError as error:
             if wanted != self._refused:
                 log.error("weights of version %d refused, the old ones go on serving: %s", wanted.version, error)

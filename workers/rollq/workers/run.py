@@ -83,6 +83,7 @@ class Worker:
             settings.swap,
             settings.weights_folder,
             settings.verify,
+            name,
         )
         timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
@@ -171,6 +172,7 @@ class Worker:
                 "epoch": -1 if version is None else version.epoch,
                 "state": self.pausing.state.value,
                 "asleep_for": self.pausing.asleep_for,
+                "transfer_ranks": self.host.transfer_ranks,
                 "in_flight": len(self.table),
                 "tokens_per_s": round((made - tokens) / max(now_s - at_s, 1e-3), 1),
                 "groups": totals.groups,

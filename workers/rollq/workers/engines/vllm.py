@@ -39,6 +39,7 @@ from rollq.workers.engines.checkpoint import check_tensors, is_adapter, tensor_s
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.vllm_extension import LoadExtension
 from rollq.workers.loops import parse_reason
+from rollq.workers.rounds import Incoming
 from rollq.workers.tokenizer import CONFIG_FILE, model_eos_ids
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ ON_CPU = {"enable_chunked_prefill": False}
 """Until vLLM 0.33, half a prompt in a step kills the engine on the CPU when its request has a seed."""
 TELLS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
 """Whether this vLLM says which weights made which token; since 0.32."""
+LEAVES_GROUPS = hasattr(AsyncLLM, "shutdown_weight_transfer_engine")
+"""Whether this vLLM frees a group that it met a trainer in; since 0.32."""
 
 
 class VllmSettings(Settings):
@@ -111,6 +114,8 @@ class VllmEngine:
 
     async def start(self) -> None:
         """Load the model; takes seconds to minutes. Raises `ConfigError` when vLLM cannot serve it."""
+        if "weight_transfer_config" in self._settings.engine_args and not LEAVES_GROUPS:
+            raise ConfigError("engine_args: this vLLM cannot meet a trainer again and again, 0.32 and later can")
         folder = self._settings.model
         if not (folder / CONFIG_FILE).exists():
             raise ConfigError(
@@ -201,12 +206,7 @@ class VllmEngine:
         Raises `ConfigError` for `keep` with a vLLM that does not tell which weights made which token.
         """
         async with self._swap_lock:
-            self._check_alive()
-            if mode is SwapMode.KEEP and not TELLS_VERSIONS:
-                raise ConfigError(
-                    "this vLLM does not tell which weights made which token, 0.32 and later do: "
-                    "set [worker] swap = 'wait' or 'abort'"
-                )
+            self._check_swap(mode)
             adapter = is_adapter(weights)
             if not adapter:
                 await self._check(weights)
@@ -217,10 +217,46 @@ class VllmEngine:
                     await self._load_adapter(weights, version)
                     return 0.0
                 await self._check(weights)  # again: what was waited for took its time, and folders come and go
-                return await self._load_weights(weights, version)
+                return await self._change_weights(version, "rollq_load", str(weights), self._copies)
             finally:
                 if not self._asleep:
                     self._open.set()
+
+    @property
+    def transfer_ranks(self) -> int:
+        """One a GPU, when vLLM was started to take weights from a trainer; see `Receiver`."""
+        if self._vllm is None or (config := self._vllm.vllm_config).weight_transfer_config is None:
+            return 0
+        return int(config.parallel_config.world_size_across_dp)
+
+    async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float:
+        """Take weights from the trainer by vLLM's weight transfer; see `Receiver.receive`.
+
+        Raises `ConfigError` as `swap` does.
+        """
+        async with self._swap_lock:
+            self._check_swap(mode)
+            where = f"round {incoming.number}"
+            check_tensors(incoming.shapes, self._tensors, where, optional=self._copies.values())
+            self._open.clear()
+            try:
+                await self._drain(mode, adapter=False)
+                drained_s = monotonic()
+                plan = await incoming.join(self.transfer_ranks)
+                waited_s = 0.0 if mode is SwapMode.KEEP else monotonic() - drained_s
+                change = self._change_weights(version, "rollq_receive", plan.init_info, plan.update_info)
+                return waited_s + await change
+            finally:
+                if not self._asleep:
+                    self._open.set()
+
+    def _check_swap(self, mode: SwapMode) -> None:
+        self._check_alive()
+        if mode is SwapMode.KEEP and not TELLS_VERSIONS:
+            raise ConfigError(
+                "this vLLM does not tell which weights made which token, 0.32 and later do: "
+                "set [worker] swap = 'wait' or 'abort'"
+            )
 
     async def _check(self, folder: Path) -> None:
         """Raise `WeightsError` unless the folder holds the tensors of this model."""
@@ -256,11 +292,11 @@ class VllmEngine:
         """vLLM's numbers of the adapters that running requests use; they grow."""
         return {call.adapter.lora_int_id for call in self._calls if call.adapter and not call.answer.done()}
 
-    async def _load_weights(self, folder: Path, version: WeightsVersion) -> float:
-        """Change the weights between two steps of vLLM; returns the seconds between them."""
+    async def _change_weights(self, version: WeightsVersion, load: str, *args: Any) -> float:
+        """Call `load` of the extension between two steps of vLLM; returns the seconds between them."""
         started_s = monotonic()
         await self._ask(self._vllm.pause_generation(mode="keep", clear_cache=self._settings.recompute_cache))
-        await self._ask(self._vllm.collective_rpc("rollq_load", args=(str(folder), self._copies)))
+        await self._ask(self._vllm.collective_rpc(load, args=args))
         await self._name_version(version)
         await self._ask(self._vllm.resume_generation())
         self.version, self._adapter = version, None

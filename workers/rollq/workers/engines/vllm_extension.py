@@ -1,4 +1,4 @@
-"""What rollq adds to vLLM's worker processes: loading a folder of weights into the running model."""
+"""What rollq adds to vLLM's worker processes: loading a folder of weights, or a trainer's, into the running model."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,9 +11,14 @@ from rollq.workers.engines.checkpoint import tensor_shapes
 
 
 class LoadExtension:
-    """Mixed into vLLM's worker, whose `reload_weights` it calls."""
+    """Mixed into vLLM's worker, whose methods it calls."""
 
     reload_weights: Any
+    weight_transfer_engine: Any
+    init_weight_transfer_engine: Any
+    start_weight_update: Any
+    update_weights: Any
+    finish_weight_update: Any
 
     def rollq_check(self, folder: str) -> None:
         """Raise `WeightsError` unless this machine can read the weights in `folder`."""
@@ -27,6 +32,16 @@ class LoadExtension:
         """
         self.rollq_check(folder)  # a reload that fails half-way kills vLLM at its next step
         self.reload_weights(weights_iterator=_tensors(Path(folder), copies))
+
+    def rollq_receive(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
+        """Meet the trainer in a group of this one time, and load what it sends; vLLM's own weight transfer."""
+        self.init_weight_transfer_engine(init_info)
+        try:
+            self.start_weight_update()
+            self.update_weights(update_info)
+            self.finish_weight_update()
+        finally:
+            self.weight_transfer_engine.shutdown()
 
 
 def _tensors(folder: Path, copies: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
