@@ -34,7 +34,7 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.evaluating import evaluate
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.waiting import Outlook, explain_wait, outlook
-from rollq.consumer.weights import WeightsOutlet
+from rollq.consumer.weights import WeightsOutlet, make_sender
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,7 @@ class Consumer:
                 settings.weights_dir,
                 settings.keep_versions,
                 writes=settings.rank == 0,
+                sender=make_sender(buffer, settings),
             )
             stored = outlet.put(weights)
             held = buffer.begin_epoch(
@@ -212,11 +213,13 @@ class Consumer:
     def publish(self, weights: Path | Mapping[str, Any]) -> None:
         """Give workers new weights, a folder with model.safetensors or a state dict: groups too old expire at once.
 
-        Their version is the step of the last batch that was taken. Raises `WeightsError`, `FencedError`.
+        Their version is the step of the last batch that was taken. By transport `nccl` it returns when the workers have
+        them; one that has failed gets them later. Raises `WeightsError`, `FencedError`.
         """
         if self._settings.rank == 0:
-            stored = self._outlet.put(weights)
+            stored = self._outlet.announce(weights, self._taken)
             self._checked().publish(self._held, self._taken, uri=stored.uri, digest=stored.digest)
+            self._outlet.send()
             self._wake_engines()
 
     def commit(self, batch: Batch) -> None:
@@ -273,6 +276,7 @@ class Consumer:
                         return None
                 if isinstance(outcome, Claimed):
                     return outcome
+                self._outlet.serve_late()
             except ServerError:
                 if self._stop.is_set():
                     return None
@@ -333,7 +337,13 @@ class Consumer:
         if self._settings.rank != 0:
             return {}
         return evaluate(
-            self._checked, names, timeout_s=timeout_s, detailed=detailed, events=self._events, stop=self._stop
+            self._checked,
+            names,
+            timeout_s=timeout_s,
+            detailed=detailed,
+            events=self._events,
+            stop=self._stop,
+            meanwhile=self._outlet.serve_late,
         )
 
     def _checked(self) -> Buffer:

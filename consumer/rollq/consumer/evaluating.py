@@ -25,10 +25,11 @@ def evaluate(
     detailed: bool,
     events: Events,
     stop: threading.Event,
+    meanwhile: Callable[[], None],
 ) -> dict[str, float]:
     """See `Consumer.evaluate`. What an earlier trainer left of an evaluation is closed first.
 
-    `checked` gives the buffer as long as the run is ours, and raises when it is not.
+    `checked` gives the buffer as long as the run is ours, and raises when it is not; `meanwhile` is called in waits.
     """
     buffer = checked()
     known = [task for task in buffer.tasks() if buffer.rules(task).kind == "eval"]
@@ -36,7 +37,7 @@ def evaluate(
         raise ConfigError(f"evaluation {unknown[0]!r}: run {buffer.run!r} has the evaluations {known!r}")
     opened = {task: _open(buffer, task) for task in (known if names is None else names)}
     try:
-        _wait(checked, opened, timeout_s, events, stop)
+        _wait(checked, opened, timeout_s, events, stop, meanwhile)
         metrics: dict[str, float] = {}
         for task, state in opened.items():
             metrics |= evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
@@ -60,6 +61,7 @@ def _wait(
     timeout_s: float | None,
     events: Events,
     stop: threading.Event,
+    meanwhile: Callable[[], None],
 ) -> None:
     started_s = told_s = time.monotonic()
     while not stop.is_set():
@@ -76,8 +78,9 @@ def _wait(
                 log.warning("evaluation %s after %.0f s: %s", task, now_s - started_s, _explain(states[task]))
         if late:
             return
-        left_s = POLL_S if timeout_s is None else timeout_s - (now_s - started_s)
-        events.wait(min(POLL_S, left_s))
+        meanwhile()
+        left_s = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - started_s)
+        events.wait(min(POLL_S, max(left_s, 0.0)))
 
 
 def _explain(state: BatchState) -> str:

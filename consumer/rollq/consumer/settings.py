@@ -9,7 +9,16 @@ from rollq.buffer.advantages import AdvantageSettings
 from rollq.buffer.settings import Settings
 from rollq.buffer.training import ResumeMode
 
-Transport = Literal["redis", "path"]
+Transport = Literal["redis", "path", "nccl"]
+ASLEEP = "transport 'nccl' with colocated = true: engines that sleep cannot take weights; set transport = 'path'"
+
+
+class NcclSettings(Settings):
+    """How a trainer with `transport = "nccl"` meets its workers."""
+
+    address: str | None = Field(default=None, description="of the trainer's machine, for workers; default: its name")
+    join_s: float = Field(default=30, gt=0, description="how long a publication waits for workers to be ready")
+    timeout_s: float = Field(default=300, gt=0, description="longest that sending may take once they are")
 
 
 class ConsumerSettings(Settings):
@@ -22,9 +31,12 @@ class ConsumerSettings(Settings):
     mode: ResumeMode = Field(default="replay", description="what becomes of batches after the step resumed from")
     takeover: bool = Field(default=False, description="take the run from another trainer that still lives")
     timeout_s: float | None = Field(default=None, gt=0, description="longest wait for one batch; default: for ever")
-    transport: Transport = Field(default="redis", description="how weights reach workers: redis up to 64 MiB, or path")
+    transport: Transport = Field(
+        default="redis", description="how weights reach workers: redis up to 64 MiB, path, or nccl into vLLM"
+    )
     weights_dir: Path | None = Field(default=None, description="transport path: a folder shared with all workers")
     keep_versions: int = Field(default=3, gt=0, description="published weights that stay, for slow workers")
+    nccl: NcclSettings = NcclSettings()
     advantages: AdvantageSettings = AdvantageSettings()
     colocated: bool = Field(default=False, description="engines sleep while the trainer has their GPUs")
 
@@ -34,6 +46,12 @@ class ConsumerSettings(Settings):
             raise ValueError(f"rank {self.rank} of world_size {self.world_size}: ranks count from 0")
         if self.world_size > 1 and self.launch_id is None:
             raise ValueError("several ranks need the launch_id that their launcher gave them all")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_that_take_weights_are_awake(self) -> Self:
+        if self.transport == "nccl" and self.colocated:
+            raise ValueError(ASLEEP)
         return self
 
 
@@ -81,7 +99,10 @@ class TrainerSettings(Settings):
     checkpoint_every: int = Field(default=10, gt=0, description="steps between two checkpoints")
     evaluate_every: int = Field(default=0, ge=0, description="steps between two evaluations; 0: never")
     evaluation_timeout_s: float | None = Field(default=None, gt=0, description="longest wait for one evaluation")
-    transport: Transport = Field(default="redis", description="how weights reach workers: redis up to 64 MiB, or path")
+    transport: Transport = Field(
+        default="redis", description="how weights reach workers: redis up to 64 MiB, path, or nccl into vLLM"
+    )
+    nccl: NcclSettings = NcclSettings()
     keep_versions: int = Field(default=3, gt=0, description="published weights that stay, for slow workers")
     trainer_id: str = Field(default="trainer", description="the same id takes over from its dead self at once")
     takeover: bool = Field(default=False, description="take the run from another trainer that still lives")
@@ -94,3 +115,11 @@ class TrainerSettings(Settings):
     )
     shuffle_rewards: bool = Field(default=False, description="a control that must not learn: rewards change places")
     record_dir: Path | None = Field(default=None, description="keep every trained batch and its weights, to verify")
+
+    @model_validator(mode="after")
+    def _nccl_needs_gpus(self) -> Self:
+        if self.transport == "nccl" and not self.device.startswith("cuda"):
+            raise ValueError(f"transport 'nccl' sends from a GPU: set device = 'cuda', not {self.device!r}")
+        if self.transport == "nccl" and self.colocated:
+            raise ValueError(ASLEEP)
+        return self

@@ -63,6 +63,7 @@ def train(
             mode=settings.mode,
             timeout_s=settings.timeout_s,
             transport=settings.transport,
+            nccl=settings.nccl,
             keep_versions=settings.keep_versions,
             weights_dir=settings.output / "weights",
             advantages=settings.advantages,

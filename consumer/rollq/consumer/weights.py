@@ -6,6 +6,7 @@ Invariant: a folder appears under its name only when it is complete and on disk.
 import hashlib
 import os
 import shutil
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.manifest import WEIGHTS_FILE, describe_bytes, digest_of
 from rollq.buffer.replay import Buffer
 from rollq.buffer.weights import StoredWeights, keep_weights, locate_weights, read_files, store_weights
-from rollq.consumer.settings import Transport
+from rollq.consumer.nccl import NcclMeeting
+from rollq.consumer.rounds import Sender
+from rollq.consumer.settings import ConsumerSettings, Transport
 
 _PREFIX = "weights-"
 _DIGITS = 16
@@ -22,12 +25,15 @@ _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", 
 
 
 def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
-    """A state dict (name -> torch tensor) as the bytes of a safetensors file.
-
-    Of tensors that share memory (tied embeddings) only the first is written, as `save_pretrained` does.
-    """
+    """A state dict (name -> torch tensor) as the bytes of a safetensors file, with `shared_once`."""
     from safetensors.torch import save
 
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in shared_once(tensors).items()}
+    return save(kept, metadata={"format": "pt"})
+
+
+def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Of tensors that share memory (tied embeddings) only the first, as `save_pretrained` has it."""
     seen: set[tuple[int, int]] = set()
     kept: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -35,8 +41,8 @@ def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
         if tensor.numel() and identity in seen:
             continue
         seen.add(identity)
-        kept[name] = tensor.detach().cpu().contiguous()
-    return save(kept, metadata={"format": "pt"})
+        kept[name] = tensor
+    return kept
 
 
 def write_model(folder: Path, weights: bytes, config_from: Path | None = None) -> Path:
@@ -84,25 +90,45 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def make_sender(buffer: Buffer, settings: ConsumerSettings) -> Sender | None:
+    """What sends weights straight into engines, if the settings want that. Raises `ConfigError` when it cannot work."""
+    if settings.transport != "nccl" or settings.rank != 0:
+        return None
+    nccl = settings.nccl
+    address = nccl.address or socket.gethostname()
+    return Sender(buffer, NcclMeeting(), address=address, join_s=nccl.join_s, timeout_s=nccl.timeout_s)
+
+
 class WeightsOutlet:
     """Puts weights where workers find them: into Redis, or into `folder`, which they share. The last `kept` stay.
 
-    Without `writes` (ranks other than 0) it only says where rank 0 puts them.
+    With a `sender`, state dicts go straight into engines instead. Without `writes` (ranks other than 0) it only says
+    where rank 0 puts them.
     """
 
-    def __init__(self, buffer: Buffer, transport: Transport, folder: Path | None, kept: int, *, writes: bool) -> None:
+    def __init__(
+        self,
+        buffer: Buffer,
+        transport: Transport,
+        folder: Path | None,
+        kept: int,
+        *,
+        writes: bool,
+        sender: Sender | None = None,
+    ) -> None:
         self._writes = writes
         self._buffer = buffer
         self._transport = transport
         self._folder = folder
         self._kept = kept
+        self._sender = sender
 
     def put(self, weights: Path | Mapping[str, Any]) -> StoredWeights:
         """Store the weights of a folder (one safetensors file, shards with their index, or a LoRA adapter), or a state
         dict.
 
         A folder given for transport `path` is announced in place: it must stay until newer weights are published.
-        Raises `WeightsError`, `ConfigError` for a state dict by transport `path` without a folder to write to.
+        Raises `WeightsError`, `ConfigError` for a state dict without a folder to write to.
         """
         if self._transport == "redis":
             files = read_files(weights) if isinstance(weights, Path) else {WEIGHTS_FILE: to_safetensors(weights)}
@@ -122,14 +148,37 @@ class WeightsOutlet:
         keep_newest(folder.parent, ours, self._kept, "" if live is None else live.uri)
         return locate_weights(self._buffer, folder, kept=self._kept)
 
+    def announce(self, weights: Path | Mapping[str, Any], version: int) -> StoredWeights:
+        """As `put`; but what goes straight into engines is stored nowhere, and `send` follows."""
+        if self._sender is None:
+            return self.put(weights)
+        if isinstance(weights, Path):
+            self._sender.forget()
+            return self.put(weights)
+        return self._sender.announce(shared_once(weights), version)
+
+    def send(self) -> None:
+        """Have engines take what was announced, if they have not yet. Call it once it is published."""
+        if self._sender is not None:
+            self._sender.send()
+
+    def serve_late(self) -> None:
+        """Have engines take it that could not by then. Call it whenever the trainer waits."""
+        if self._sender is not None:
+            self._sender.serve_late()
+
     def keep(self) -> None:
         """Have what is in Redis live on."""
         keep_weights(self._buffer)
+        if self._sender is not None:
+            self._sender.keep()
 
     def _folder_for(self, data: bytes) -> Path:
         """A folder of its own for these weights."""
         if self._folder is None:
-            raise ConfigError("transport 'path' needs weights_dir, a folder that the trainer and all workers share")
+            raise ConfigError(
+                f"transport {self._transport!r} needs weights_dir, a folder that the trainer and all workers share"
+            )
         return self._folder / f"{_PREFIX}{self._buffer.run}-{hashlib.sha256(data).hexdigest()[:_DIGITS]}"
 
 

@@ -1,0 +1,78 @@
+"""The trainer's end of vLLM's NCCL weight transfer; the only module of the consumer that knows vLLM, 0.32 and later.
+
+Untested on GPUs: what is around it is tested with gloo in its place.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rollq.buffer.errors import ConfigError
+
+BUFFER_BYTES = 1 << 30
+"""Tensors are packed into pieces of this size, on either side."""
+BUFFERS = 2
+"""Pieces under way at a time."""
+
+
+class NcclMeeting:
+    """`Meeting` of vLLM's workers, on the GPU that is current here. Raises `ConfigError` where that cannot work."""
+
+    def __init__(self) -> None:
+        try:
+            import torch
+            import vllm.distributed.weight_transfer.nccl_common  # noqa: F401 - whether it is there
+        except ImportError as error:
+            raise ConfigError(
+                f"transport 'nccl' needs vLLM beside the trainer ({error}): pip install 'rollq[vllm]', "
+                "or set transport = 'path'"
+            ) from error
+        if not torch.cuda.is_available():
+            raise ConfigError("transport 'nccl' sends from a GPU, and this trainer has none: set transport = 'path'")
+        self._device = torch.cuda.current_device()
+
+    def __call__(self, address: str, port: int, world_size: int) -> "NcclGroup":
+        return NcclGroup(address, port, world_size, self._device)
+
+    def init_info(self, address: str, port: int, world_size: int) -> dict[str, Any]:
+        """Of vLLM's `NCCLWeightTransferInitInfo`, all but the rank."""
+        return {
+            "master_address": address,
+            "master_port": port,
+            "world_size": world_size,
+            "packed": True,
+            "packed_buffer_size_bytes": BUFFER_BYTES,
+            "packed_num_buffers": BUFFERS,
+        }
+
+
+class NcclGroup:
+    """Rank 0 of a group of vLLM's workers, on the GPU `device`."""
+
+    def __init__(self, address: str, port: int, world_size: int, device: int) -> None:
+        import torch
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        torch.cuda.set_device(device)  # the current device belongs to the thread
+        rendezvous = {"master_address": address, "master_port": port, "world_size": world_size}
+        self._device = device
+        self._communicator = trainer_init(rendezvous)
+
+    def send(self, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Broadcast all tensors, once what computes them on other streams is done."""
+        import torch
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+        torch.cuda.synchronize(self._device)
+        packed_nccl_broadcast_producer(
+            iterator=((name, tensor.detach().to(self._device)) for name, tensor in tensors),
+            group=self._communicator,
+            src=0,
+            post_iter_func=lambda named: named[1],
+            buffer_size_bytes=BUFFER_BYTES,
+            num_buffers=BUFFERS,
+        )
+        torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        """Abort the communicator; vLLM waits 5 s for that at most."""
+        self._communicator.destroy()
