@@ -329,6 +329,24 @@ def test_an_engine_that_dies_is_noticed_and_started_again(models: list[Path]) ->
     asyncio.run(scenario())
 
 
+def test_an_engine_that_dies_during_a_swap_is_noticed(models: list[Path]) -> None:
+    """vLLM tells its requests of that; who waits for another answer of its process waits for ever."""
+
+    async def scenario(engine: Any) -> None:
+        core = engine_core()
+        core.send_signal(signal.SIGSTOP)
+        swap = asyncio.create_task(engine.swap(models[1], version(1), SwapMode.KEEP))
+        while not engine._vllm.engine_core.utility_results:
+            await asyncio.sleep(0.01)
+        core.send_signal(signal.SIGKILL)
+        with pytest.raises(EngineDead):
+            await asyncio.wait_for(swap, 60)
+        with pytest.raises(EngineDead):
+            await engine.generate(Request(np.array([40, 50, 60], np.int32), Sampling(max_tokens=5)))
+
+    with_engine(options(models[0]), scenario)
+
+
 def test_a_model_that_is_not_there_and_arguments_that_vllm_lacks_are_clear_errors(
     models: list[Path], tmp_path: Path
 ) -> None:

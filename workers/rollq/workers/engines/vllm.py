@@ -126,6 +126,7 @@ class VllmEngine:
         except WeightsError as error:
             raise ConfigError(f"cannot load model {str(folder)!r}: {error}") from error
         self._vllm = await asyncio.to_thread(self._load)
+        self._vllm._run_output_handler()  # it hears of the process's end; vLLM would begin it with the first request
         config = self._vllm.vllm_config.model_config
         tied = getattr(config.hf_text_config, "tie_word_embeddings", False)
         self._copies = tied_heads(self._tensors) if tied else {}
@@ -310,7 +311,7 @@ class VllmEngine:
             await self._ask(self._vllm.remove_lora(unused))
         self._loaded = used
         try:
-            added = await self._vllm.add_lora(adapter)
+            added = await self._unless_dead(self._vllm.add_lora(adapter))
         except EngineDeadError as error:
             raise self._died(f"vLLM died as it loaded adapter {str(folder)!r}: {error}") from error
         except Exception as error:
@@ -327,9 +328,20 @@ class VllmEngine:
     async def _ask(self, answer: Any) -> Any:
         """Await what changes the whole of vLLM. Half done it is of no use any more."""
         try:
-            return await answer
+            return await self._unless_dead(answer)
         except Exception as error:
             raise self._died(f"vLLM broke: {type(error).__name__}: {error}") from error
+
+    async def _unless_dead(self, answer: Any) -> Any:
+        """vLLM's answer to a call of no request. When its process ends meanwhile, vLLM tells only the requests."""
+        asking = asyncio.ensure_future(answer)
+        try:
+            await asyncio.wait([asking, self._vllm.output_handler], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise EngineDeadError
+            return asking.result()
+        finally:
+            asking.cancel()
 
     async def abort(self, requests: Collection[Request]) -> None:
         """End requests with what they have; see `Engine.abort`."""
