@@ -96,6 +96,10 @@ class TaskRules(Settings):
         return self
 
 
+_COMPARING = frozenset({"exact_match", "last_number", "math"})
+"""Built-in judges that are of no use without an answer."""
+
+
 class TaskSettings(TaskRules):
     """One task of `rollq.toml`: its prompts, its judge, its sampling, and the rules above."""
 
@@ -166,6 +170,15 @@ class TaskSettings(TaskRules):
             raise ValueError(
                 f"max_uses = {self.max_uses}: {self.reuse_cooldown_steps + 1} train steps after its first use every "
                 "group is too old; raise max_staleness, lower reuse_cooldown_steps or leave max_uses out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_can_be_judged(self) -> Self:
+        if not self.answer_field and self.judge in _COMPARING:
+            raise ValueError(
+                f'judge = "{self.judge}" compares with the answer of each prompt, and answer_field = "" says there '
+                "are none; name the column, or another judge"
             )
         return self
 
