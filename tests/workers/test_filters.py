@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from worker_world import NO_PROMPTS, Script, WorkerWorld
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Prompt, Sample, Status
+from rollq.buffer.schema import Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.filters import Filter, FilterError, is_finished, keep, zero_advantage
 from rollq.workers.processes import JudgeProcesses
@@ -78,7 +79,10 @@ _judged: list[Sample] = []
         (group(1.0, None, 0.0), True),
         (group(None, None), False),
         (group(-1.0, 1.0), True),
-        *(((*group(1.0, 1.0), make_sample(0, reward=0.0, status=letter)), False) for letter in "fap"),
+        *(
+            ((*group(1.0, 1.0), replace(make_sample(0, reward=0.0), status=SampleStatus(letter))), False)
+            for letter in "fap"
+        ),
     ],
 )
 def test_groups_with_the_same_reward_everywhere_have_no_advantage(samples: Sequence[Sample], kept: bool) -> None:
