@@ -51,14 +51,19 @@ class Engine:
 
 
 def run(
-    engine: Engine, *, previous: Sample = EMPTY_SAMPLE, max_tokens: int = 10, max_prompt_tokens: int = 100
+    engine: Engine,
+    *,
+    previous: Sample = EMPTY_SAMPLE,
+    max_tokens: int = 10,
+    max_prompt_tokens: int = 100,
+    stop: tuple[str, ...] = ("\n",),
 ) -> Sample:
     prompt = Prompt("what?")
     rollout = Rollout(
         prompt=prompt,
         prompt_ids=prompt_tokens(prompt, TOKENIZER),
         previous=previous,
-        sampling=Sampling(max_tokens=max_tokens, temperature=0.7, stop=("\n",), seed=5),
+        sampling=Sampling(max_tokens=max_tokens, temperature=0.7, stop=stop, seed=5),
         max_prompt_tokens=max_prompt_tokens,
         priority=3,
         tokenizer=TOKENIZER,
@@ -124,6 +129,11 @@ def test_xd04_tokens_without_logprobs_are_refused() -> None:
     )
     with pytest.raises(ValueError, match="2 tokens with 0 logprobs"):
         run(engine)
+
+
+def test_a_stop_string_that_an_interruption_cut_in_two_ends_the_response() -> None:
+    sample = run(Engine(list(b"nd and on"), FinishReason.LENGTH), previous=partial(b"the e"), stop=("end",))
+    assert (sample.text, sample.status, sample.finish_reason) == ("the end", SampleStatus.COMPLETED, FinishReason.STOP)
 
 
 def test_xd02_arrays_of_the_engine_are_joined_after_those_of_the_interrupted_attempt() -> None:

@@ -23,6 +23,7 @@ from rollq.buffer.schema import (
     VersionSpan,
 )
 from rollq.workers.engine import Completion, Request, Sampling, Tokenizer
+from rollq.workers.stops import end_at_stop
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,8 @@ class SingleTurn:
             left = sampling if prefix is None else replace(sampling, max_tokens=sampling.max_tokens - len(prefix))
             request = Request(rollout.prompt_ids, left, prefix_ids=prefix, priority=rollout.priority)
             completion = await rollout.generate(request)
+            if prefix is not None:
+                completion = end_at_stop(prefix, completion, sampling.stop, rollout.tokenizer)
             reason = parse_reason(completion.finish_reason)
             segment = join(rollout.prompt_ids, segment, completion)
         ids = [] if segment is None else segment.response_ids.tolist()
