@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rollq.workers import rounds
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost
+from rollq.workers.engines.vllm_extension import LoadExtension
 from rollq.workers.following import Following
 from rollq.workers.rounds import Incoming, Plan, Rounds, TooLate
 from rollq.workers.wakeups import Wakeups
@@ -196,6 +198,30 @@ def test_weights_that_do_not_fit_are_not_asked_for_again(
     asyncio.run(scenario())
     assert found.read().current.broken == {"w": "they are of another model"}
     assert found.read().late == set()
+
+
+def test_a_group_that_vllm_could_not_make_is_left_before_weights_are_touched() -> None:
+    """Without NCCL's library vLLM's group does nothing, silently; only a machine with GPUs gets so far in earnest."""
+    calls: list[str] = []
+
+    class TransferEngine:
+        model_update_group: Any = SimpleNamespace(disabled=True)
+
+        def shutdown(self) -> None:
+            calls.append("left")
+
+    class VllmWorker(LoadExtension):
+        weight_transfer_engine = TransferEngine()
+
+        def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+            calls.append("met")
+
+        def start_weight_update(self) -> None:
+            calls.append("touched")
+
+    with pytest.raises(RuntimeError, match="no NCCL library"):
+        VllmWorker().rollq_receive({}, {})
+    assert calls == ["met", "left"]
 
 
 def test_an_engine_that_takes_files_only_says_what_to_set(begin: Callable[..., Round]) -> None:

@@ -56,6 +56,8 @@ class NcclGroup:
         rendezvous = {"master_address": address, "master_port": port, "world_size": world_size}
         self._device = device
         self._communicator = trainer_init(rendezvous)
+        if self._communicator.disabled:
+            raise RuntimeError("vLLM found no NCCL library, and would send nothing")
 
     def send(self, tensors: Iterable[tuple[str, Any]]) -> None:
         """Broadcast all tensors, once what computes them on other streams is done."""

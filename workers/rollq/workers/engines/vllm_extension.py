@@ -37,6 +37,8 @@ class LoadExtension:
         """Meet the trainer in a group of this one time, and load what it sends; vLLM's own weight transfer."""
         self.init_weight_transfer_engine(init_info)
         try:
+            if getattr(getattr(self.weight_transfer_engine, "model_update_group", None), "disabled", False):
+                raise RuntimeError("vLLM found no NCCL library, and would load whatever is in memory")
             self.start_weight_update()
             self.update_weights(update_info)
             self.finish_weight_update()
