@@ -147,8 +147,12 @@ class MuteGroup(GlooGroup):
 
 
 class MuteMeeting(GlooMeeting):
+    def __init__(self) -> None:
+        self.groups: list[GlooGroup] = []  # that nobody frees, which would close their connections
+
     def __call__(self, address: str, port: int, world_size: int) -> GlooGroup:
-        return MuteGroup(address, port, world_size)
+        self.groups.append(MuteGroup(address, port, world_size))
+        return self.groups[-1]
 
 
 def test_an_engine_that_hangs_in_a_round_is_started_again_and_takes_part_in_the_next_attempt(
@@ -161,11 +165,12 @@ def test_an_engine_that_hangs_in_a_round_is_started_again_and_takes_part_in_the_
         try:
             report(trainer.buffer)
             live = trainer.announce(models[1], 1)
-            trainer.sender._meeting = MuteMeeting()
+            trainer.sender._meeting = mute = MuteMeeting()
             sending = asyncio.create_task(asyncio.to_thread(trainer.sender.send))
             with pytest.raises(EngineDead, match="fell off the bus"):
                 await receive(host, trainer, live, SwapMode.KEEP)
             await sending
+            assert len(mute.groups) == 1
             while host.version is None:
                 await asyncio.sleep(0.05)
             with pytest.raises(TooLate):
