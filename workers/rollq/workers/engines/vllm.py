@@ -265,7 +265,10 @@ class VllmEngine:
         check_tensors(found, self._tensors, str(folder), optional=self._copies.values())
 
     async def _drain(self, mode: SwapMode, *, adapter: bool) -> None:
-        """Let the requests end that a swap waits for, and abort those that may not outlive it."""
+        """Let the requests end that a swap waits for, and abort those that may not outlive it.
+
+        On the CPU, vLLM gives requests without an adapter the one in its last place when they share a step with others.
+        """
         begun = [call for call in self._calls if call.begun]
         if mode is SwapMode.ABORT:
             await self.abort([call.request for call in begun if not call.request.must_finish])
@@ -277,6 +280,7 @@ class VllmEngine:
             if mode is SwapMode.WAIT
             or call.request.must_finish
             or (call.adapter is not None and call.adapter.lora_int_id in ending)
+            or (call.adapter is None and adapter and current_platform.is_cpu())
         ]
         if holding:
             await asyncio.wait(holding)
