@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from rollq.buffer.errors import ServerError, WeightsError
+from rollq.buffer.errors import ConfigError, ServerError, WeightsError
 from rollq.buffer.manifest import Verify
 from rollq.buffer.rounds import round_number
 from rollq.buffer.values import LiveModel
@@ -57,9 +57,13 @@ class Following:
 
     def __enter__(self) -> "Following":
         parent = self._given_folder
-        if parent is not None:
-            parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="rollq-weights-", dir=parent))
+        try:
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="rollq-weights-", dir=parent))
+        except OSError as error:
+            where = tempfile.gettempdir() if parent is None else parent
+            raise ConfigError(f"[worker] weights_folder: no folder can be made in {str(where)!r}: {error}") from error
         return self
 
     def __exit__(

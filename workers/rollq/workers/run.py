@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -193,11 +193,17 @@ class Worker:
 
 
 def load_engine(settings: WorkerSettings) -> Engine:
-    """A new engine: a built-in one, or one's own class by dotted path, made with `settings.options`."""
+    """A new engine: a built-in one, or one's own class by dotted path, made with `settings.options`.
+
+    Raises `ConfigError` when there is none such, or it does not take the options.
+    """
     if "." not in settings.engine:
         return make_engine(settings.engine, settings.options)
-    engine: Engine = load_plugin("engine", settings.engine, {})(**settings.options)
-    return engine
+    make: Callable[..., Engine] = load_plugin("engine", settings.engine, {})
+    try:
+        return make(**settings.options)
+    except TypeError as error:
+        raise ConfigError(f"[worker.options] of engine {settings.engine!r}: {error}") from error
 
 
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:

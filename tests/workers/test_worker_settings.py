@@ -1,0 +1,38 @@
+"""Settings of a worker that only its start can tell to be wrong: one sentence that names them, and no traceback."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from worker_world import Script, ScriptedEngine
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.manifest import Verify
+from rollq.buffer.replay import Buffer
+from rollq.workers.calls import BufferCalls
+from rollq.workers.engine import SwapMode
+from rollq.workers.engine_host import EngineHost
+from rollq.workers.following import Following
+from rollq.workers.run import load_engine
+from rollq.workers.settings import WorkerSettings
+from rollq.workers.wakeups import Wakeups
+
+
+def test_an_engine_of_ones_own_that_does_not_take_its_options_is_refused() -> None:
+    settings = WorkerSettings(engine="rollq.workers.byte_tokenizer.ByteTokenizer", options={"speed": 3})
+    with pytest.raises(ConfigError, match=r"^\[worker.options\] of engine 'rollq.*': .* takes no arguments"):
+        load_engine(settings)
+
+
+def test_a_weights_folder_that_is_a_file_is_refused(buffer: Buffer, tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_text("not a folder")
+
+    async def scenario() -> None:
+        host, calls = EngineHost(lambda: ScriptedEngine(Script()), 0), BufferCalls(buffer)
+        listener = Wakeups(calls).listener()
+        with Following(calls, host, listener, SwapMode.KEEP, file, Verify.FULL, "w"):
+            pass
+
+    with pytest.raises(ConfigError, match=rf"^\[worker\] weights_folder: no folder can be made in '{file}': .*exists"):
+        asyncio.run(scenario())
