@@ -74,6 +74,12 @@ def test_the_loop_of_the_page_asks_twice(folder: Path, tokenizer: HfTokenizer) -
     assert (sample.status, sample.finish_reason, sample.text) == (SampleStatus.COMPLETED, FinishReason.STOP, "42")
 
 
+def test_the_loop_of_the_page_ends_where_no_room_is_left(folder: Path, tokenizer: HfTokenizer) -> None:
+    loop = make_loop("loops.Revise", {"words": "?" * 5000})
+    sample = converse(loop, Model(tokenizer, ["41"]))
+    assert (sample.status, sample.finish_reason, sample.text) == (SampleStatus.COMPLETED, FinishReason.LENGTH, "41")
+
+
 def test_every_loop_and_every_option_is_on_the_page() -> None:
     text = PAGE.read_text("utf-8")
     assert [name for name in BUILT_IN if f'`"{name}"`' not in text] == []
