@@ -212,6 +212,25 @@ def test_a_server_that_fails_to_load_gets_no_requests_until_it_has(
     with_engine(model, two, scenario)
 
 
+def test_a_server_that_takes_the_weights_when_the_only_other_is_gone_serves_alone(
+    model: Path, two: tuple[CompletionsServer, CompletionsServer]
+) -> None:
+    """Its weights have a name: nobody need be asked whether it answers alike."""
+    one, other = two
+
+    async def scenario(engine: OpenAIEngine) -> None:
+        one.weight_plan.extend([*CHECKED, *["500"] * 10_000])
+        await engine.swap(model, SECOND, SwapMode.WAIT)
+        await asyncio.to_thread(other.stop)
+        one.weight_plan.clear()
+        async with asyncio.timeout(20):
+            while outs(engine)[0]:
+                await asyncio.sleep(0.005)
+        assert (await engine.generate(ASK)).versions == (VersionSpan(1, 1, 3),)
+
+    with_engine(model, two, scenario)
+
+
 def test_a_server_that_was_started_again_is_given_the_weights_before_a_request(
     model: Path, two: tuple[CompletionsServer, CompletionsServer]
 ) -> None:

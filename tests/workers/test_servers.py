@@ -121,6 +121,22 @@ def test_a_server_that_comes_back_with_other_weights_stays_out(
     asyncio.run(scene())
 
 
+def test_a_server_with_other_weights_does_not_keep_an_engine_alive(
+    two: tuple[CompletionsServer, CompletionsServer],
+) -> None:
+    async def scene() -> None:
+        engine = await started(*two)
+        two[0].fingerprint -= 0.2
+        two[0].plan.append("drop")
+        await ask_many(engine, 8)
+        await asyncio.to_thread(two[1].stop)
+        with pytest.raises(EngineDead, match="the simplest request failed too"):
+            await engine.generate(replace(ASK))
+        await engine.close()
+
+    asyncio.run(scene())
+
+
 def test_nothing_is_lost_when_a_server_goes_away_under_load_and_all_end_with_the_last() -> None:
     async def scene(stack: ExitStack) -> None:
         one, other = (stack.enter_context(CompletionsServer()) for _ in range(2))

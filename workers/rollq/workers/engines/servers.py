@@ -235,7 +235,8 @@ class Servers:
         server.priorities = await self._takes_priorities(server)
         async with self._one_at_a_time:
             other = next((other for other in self._servers if not other.out), None)
-            if other is not None and not await self._same(server, other):
+            named = self._weights is not None  # and it has them
+            if other is not None and not named and not await self._same(server, other):
                 raise TryAgain(f"its answers are not those of {other.url}: it serves other weights")
             server.out = False
 
@@ -267,9 +268,9 @@ class Servers:
         return True
 
     async def _blame(self, error: TryAgain) -> None:
-        """Raise `EngineDead` unless a server answers the simplest request."""
+        """Raise `EngineDead` unless a server that gets requests answers the simplest one."""
         last = error
-        for server in sorted(self._servers, key=lambda server: server.out):
+        for server in [server for server in self._servers if not server.out]:
             try:
                 await self._probe(server)
             except TryAgain as also:
