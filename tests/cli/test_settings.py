@@ -94,6 +94,7 @@ def test_the_password_may_lie_in_a_file(tmp_path: Path) -> None:
             '[tasks.code]\nprompts = "p"\nbatch_groups = 1\nsync_weights_interval = 2',
             "tasks.*.sync_weights_interval: must be the same for every task of a run, not {'math': 1, 'code': 2}",
         ),
+        ('judge = "environment"', 'adds up what an environment gave, and agent_loop = "single_turn" has none'),
         ('answer_field = ""', 'judge = "exact_match" compares with the answer of each prompt, and answer_field = ""'),
         ("max_staleness = 0\nmax_uses = 3", "max_uses = 3: 1 train steps after its first use every group is too old"),
         ("max_staleness = 2\nmax_uses = 2\nreuse_cooldown_steps = 2", "max_uses = 2: 3 train steps after its first"),

@@ -130,6 +130,13 @@ def test_turns_that_run_out_end_the_sample_as_truncated(tokenizer: HfTokenizer, 
     assert seen.calls[-1] == "teardown"
 
 
+def test_a_first_turn_that_is_cut_off_has_earned_nothing(tokenizer: HfTokenizer, seen: Seen) -> None:
+    sample = converse(guessing(), Model(tokenizer, ["1000000"]), max_tokens=3)
+    assert sample.finish_reason is FinishReason.LENGTH
+    assert sample.extra["environment_reward"] == 0.0
+    assert seen.calls == ["setup", "teardown"]
+
+
 @pytest.mark.parametrize("call", ["setup", "step"])
 def test_an_environment_that_fails_costs_its_sample_and_is_torn_down(
     tokenizer: HfTokenizer, seen: Seen, call: str

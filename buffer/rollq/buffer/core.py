@@ -75,7 +75,8 @@ class BufferCore:
             found = patiently(self.client, lambda: self.client.hget(self.keys.info, "incarnation"), self.patience)
             if not isinstance(found, bytes):
                 raise StoreLost(
-                    f"run {self.run!r} is not in this store: it was never created here, or the store lost its data"
+                    f"run {self.run!r} is not in this store: it was never created here (a producer, a worker or `rollq "
+                    "train` does), or the store lost its data"
                 )
             self._incarnation = found.decode()
         return self._incarnation

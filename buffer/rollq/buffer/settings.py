@@ -98,6 +98,8 @@ class TaskRules(Settings):
 
 _COMPARING = frozenset({"exact_match", "last_number", "math"})
 """Built-in judges that are of no use without an answer."""
+_WITHOUT_REWARDS = frozenset({"single_turn", "tools"})
+"""Built-in agent loops whose samples earn nothing on the way."""
 
 
 class TaskSettings(TaskRules):
@@ -179,6 +181,11 @@ class TaskSettings(TaskRules):
             raise ValueError(
                 f'judge = "{self.judge}" compares with the answer of each prompt, and answer_field = "" says there '
                 "are none; name the column, or another judge"
+            )
+        if self.judge == "environment" and self.agent_loop in _WITHOUT_REWARDS:
+            raise ValueError(
+                f'judge = "environment" adds up what an environment gave, and agent_loop = "{self.agent_loop}" has '
+                'none; set agent_loop = "environment", or another judge'
             )
         return self
 

@@ -104,7 +104,8 @@ class Following:
             return False
         except WeightsError as error:
             if wanted != self._refused:
-                log.error("weights of version %d refused, the old ones go on serving: %s", wanted.version, error)
+                rest = "the old ones go on serving" if self._host.published.is_set() else "and there are no others yet"
+                log.error("weights of version %d refused, %s: %s", wanted.version, rest, error)
             self._refused = wanted
             return False
         except EngineDead as error:

@@ -39,6 +39,7 @@ class Making:
         self._host = host
         self._tokenizer = tokenizer
         self._extra = {"worker": worker}
+        self._told: set[tuple[str, type[BaseException]]] = set()
 
     async def make(self, recipe: Recipe, held: Held, samples: list[Sample]) -> None:
         """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
@@ -76,8 +77,8 @@ class Making:
             made = await contained(recipe.loop.run(rollout))
         except EngineDead:
             raise
-        except Exception as error:
-            log.exception("sample %d of group %d of task %r failed", index, lease.group_id, lease.task)
+        except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
+            self._tell(f"sample {index} of group {lease.group_id} of task {lease.task!r}", lease.task, error)
             made = failed(f"agent loop: {type(error).__name__}: {error}")
         if made.status is SampleStatus.ABORTED and not resumes:
             samples[index] = EMPTY_SAMPLE
@@ -85,6 +86,12 @@ class Making:
         if made.status is SampleStatus.COMPLETED:
             made = await self._judge(recipe, lease, made)
         samples[index] = replace(made, extra={**made.extra, **self._extra})
+
+    def _tell(self, what: str, task: str, error: Exception) -> None:
+        """Log a failure, with its traceback the first time: a broken loop fails thousands of samples a minute."""
+        first = (task, type(error)) not in self._told
+        self._told.add((task, type(error)))
+        log.warning("%s failed: %s: %s", what, type(error).__name__, error, exc_info=error if first else None)
 
     async def _judge(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
         """A completed sample with its reward, or a failed one; what is too long is treated as the task wants."""

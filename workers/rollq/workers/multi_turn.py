@@ -86,6 +86,8 @@ class MultiTurn:
                 reason = FinishReason.TOOL_CALLS if opening.tools else FinishReason.LENGTH
                 break
             talk = answered
+        if reason is FinishReason.LENGTH and not rewards:
+            rewards.append(0.0)  # it ended before it earned anything
         sample = finish(rollout, talk.segments, reason, rollout.tokenizer.decode(completion.ids.tolist()))
         return replace(
             sample,
