@@ -35,6 +35,11 @@ def test_xp16_loops_of_ones_own_come_from_a_dotted_path() -> None:
         make_loop("two_turns", {})
 
 
+def test_a_class_that_is_no_loop_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"agent loop 'pathlib.Path' lacks the method run"):
+        make_loop("pathlib.Path", {})
+
+
 def test_a_task_gives_its_loop_its_options() -> None:
     task = TaskSettings(prompts=Path("p"), batch_groups=1, agent_loop="test_agents.Own", agent_options={"drafts": 3})
     loop = make_recipes({"math": task}, WorkerSettings(engine="simulated"), 0, JudgeProcesses(1))["math"].loop

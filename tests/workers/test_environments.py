@@ -256,6 +256,7 @@ def test_so_many_environments_live_at_a_time(tokenizer: HfTokenizer, seen: Seen)
         ({}, "environment: Field required"),
         ({"environment": "test_environments.Nowhere"}, "environment 'test_environments.Nowhere'"),
         ({"environment": "test_environments.Guess", "options": {"numbr": 1}}, "cannot be made with options"),
+        ({"environment": "test_environments.Seen"}, "lacks the methods setup, step, teardown"),
     ],
 )
 def test_environments_that_cannot_be_made_are_refused_at_the_start(options: dict[str, Any], words: str) -> None:

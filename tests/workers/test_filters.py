@@ -125,6 +125,15 @@ def test_a_filter_that_fails_says_which_it_is(name: str, timeout_s: float, words
     assert str(caught.value) == words
 
 
+def one_sample(sample: Sample) -> bool:
+    return True
+
+
+def test_a_filter_that_cannot_be_called_with_prompt_and_samples_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"filter 'test_filters.one_sample' is called with \(prompt, samples\)"):
+        Filter.named("test_filters.one_sample", 1.0)
+
+
 def test_a_filter_that_does_not_exist_is_refused_at_the_start() -> None:
     task = TaskSettings(prompts=NO_PROMPTS, batch_groups=1, filters=("no_such",))
     with pytest.raises(ConfigError, match="filter 'no_such': use zero_advantage, or a dotted path"):

@@ -135,6 +135,18 @@ def test_a_judge_without_a_usable_answer_leaves_an_error_and_no_reward(name: str
     assert message in found.error
 
 
+def text_judge(text: str) -> float:
+    return float(len(text))
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_judge_that_cannot_be_called_with_prompt_and_sample_is_refused(isolate: bool) -> None:
+    with pytest.raises(
+        ConfigError, match=r"judge 'test_judges.text_judge' is called with \(prompt, sample\): too many"
+    ):
+        make_judge("test_judges.text_judge", {}, Tools(1.0, JudgeProcesses(1), isolate))
+
+
 @pytest.mark.parametrize("name", ["hanging_judge", "slow_judge"])
 def test_a_judge_that_takes_too_long_is_left_behind(name: str) -> None:
     release.clear()

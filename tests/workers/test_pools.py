@@ -260,6 +260,16 @@ def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, mon
     ]
 
 
+def test_a_judge_that_takes_pools_needs_some() -> None:
+    with pytest.raises(ConfigError, match=r"takes pools, and there are none: add \[worker.pools.<name>\]"):
+        make_judge("test_pools.grading_judge", {}, Tools(30, JudgeProcesses(1)))
+
+
+def test_the_name_of_a_pool_can_be_a_part_of_a_variables() -> None:
+    with pytest.raises(ValidationError, match="tea cher"):
+        WorkerSettings.model_validate({"pools": {"tea cher": {"urls": ["http://127.0.0.1:1/v1"]}}})
+
+
 def test_a_judge_that_takes_pools_must_be_async() -> None:
     with pytest.raises(ConfigError, match="must be async"):
         make_judge("test_pools.blocking_judge", {}, Tools(30, JudgeProcesses(1)))

@@ -24,6 +24,11 @@ def test_an_engine_of_ones_own_that_does_not_take_its_options_is_refused() -> No
         load_engine(settings)
 
 
+def test_a_class_that_is_no_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine 'rollq.*ByteTokenizer' lacks the methods start, generate"):
+        load_engine(WorkerSettings(engine="rollq.workers.byte_tokenizer.ByteTokenizer"))
+
+
 def test_a_weights_folder_that_is_a_file_is_refused(buffer: Buffer, tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_text("not a folder")

@@ -6,7 +6,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
+from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.workers.loops import AgentLoop, SingleTurn
 from rollq.workers.multi_turn import environment_loop
 from rollq.workers.tools import tools_loop
@@ -25,7 +25,9 @@ def make_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
     """
     make: Callable[..., AgentLoop] = load_plugin("agent loop", name, BUILT_IN)
     try:
-        return make(**options)
+        loop = make(**options)
+        check_methods("agent loop", name, loop, "run")
+        return loop
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
     except TypeError as error:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rollq.buffer.plugins import load_plugin
+from rollq.buffer.plugins import check_parameters, load_plugin
 from rollq.buffer.schema import Prompt, Sample, SampleStatus
 from rollq.workers.usercode import UserFunction
 
@@ -47,6 +47,7 @@ class Filter:
     def named(cls, name: str, timeout_s: float) -> "Filter":
         """A built-in filter, or one's own by dotted path. Raises `ConfigError` when there is none of that name."""
         function = load_plugin("filter", name, BUILT_IN)
+        check_parameters("filter", name, function, "prompt", "samples")
         return cls(name, UserFunction.of(function, timeout_s, quick=name in BUILT_IN))
 
     async def keeps(self, prompt: Prompt, samples: Sequence[Sample]) -> bool:

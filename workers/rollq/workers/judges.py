@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from rollq.buffer.codec import decode_sample, encode_sample
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
+from rollq.buffer.plugins import check_parameters, load_plugin
 from rollq.buffer.prompts import decode_prompt, encode_prompt
 from rollq.buffer.schema import Prompt, Sample
 from rollq.workers.answers import last_number as find_last_number
@@ -102,7 +102,10 @@ def _own(path: str, tools: Tools) -> UserFunction:
     if _takes_pools(function):
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"judge {path!r} takes pools: it must be async, to ask them")
+        if not tools.pools:
+            raise ConfigError(f"judge {path!r} takes pools, and there are none: add [worker.pools.<name>]")
         function = partial(function, pools=tools.pools)
+    check_parameters("judge", path, function, "prompt", "sample")
     if not tools.isolate:
         return UserFunction.of(function, tools.timeout_s, quick=False)
     if inspect.iscoroutinefunction(function):

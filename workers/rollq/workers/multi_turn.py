@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field, ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import load_plugin
+from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.schema import FinishReason, Prompt, Sample
 from rollq.buffer.settings import Settings
 from rollq.workers.conversation import Conversation, Message
@@ -132,7 +132,7 @@ def environment_loop(**options: Any) -> MultiTurn:
         return environment
 
     try:
-        make()
+        check_methods("environment", settings.environment, make(), "setup", "step", "teardown")
     except (TypeError, ValueError, ValidationError) as error:
         raise ConfigError(
             f"environment {settings.environment!r} cannot be made with options {settings.options!r}: {error}"

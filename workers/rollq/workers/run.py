@@ -21,7 +21,7 @@ from typing import Any
 from rq import Queue
 
 from rollq.buffer.errors import ConfigError, RollqError
-from rollq.buffer.plugins import load_plugin
+from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.replay import Buffer
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.byte_tokenizer import ByteTokenizer
@@ -49,6 +49,7 @@ SWITCH_INTERVAL_S = 0.001
 """A thread that comes back from Redis may wait so long for a busy event loop; Python's 5 ms are felt in every call."""
 REPORT_S = 1.0
 LAST_WORDS_S = 1.0
+ENGINE_METHODS = ("start", "generate", "swap", "abort", "sleep", "wake", "close")
 
 
 def run_worker(
@@ -201,7 +202,9 @@ def load_engine(settings: WorkerSettings) -> Engine:
         return make_engine(settings.engine, settings.options)
     make: Callable[..., Engine] = load_plugin("engine", settings.engine, {})
     try:
-        return make(**settings.options)
+        engine = make(**settings.options)
+        check_methods("engine", settings.engine, engine, *ENGINE_METHODS)
+        return engine
     except TypeError as error:
         raise ConfigError(f"[worker.options] of engine {settings.engine!r}: {error}") from error
 

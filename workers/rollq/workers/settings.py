@@ -2,14 +2,17 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from rollq.buffer.manifest import Verify
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import SwapMode
 from rollq.workers.pools import PoolSettings
+
+PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
+"""Also a part of an environment variable's name."""
 
 
 class PauseMode(StrEnum):
@@ -36,7 +39,9 @@ class WorkerSettings(Settings):
     )
     judge_timeout_s: float = Field(default=60, gt=0, description="longest that judging a sample, or a filter, may take")
     judge_processes: int = Field(default=2, gt=0, description="for judges that need the CPU, such as math")
-    pools: dict[str, PoolSettings] = Field(default_factory=dict, description="auxiliary models, for scorers and judges")
+    pools: dict[PoolName, PoolSettings] = Field(
+        default_factory=dict, description="auxiliary models, for scorers and judges"
+    )
     pause: PauseMode = Field(default=PauseMode.DRAIN, description="what happens to running groups of a paused task")
     pause_timeout_s: float = Field(default=300, gt=0, description="longest that they may go on; then they are aborted")
     grace_s: float = Field(default=30, ge=0, description="how long groups in flight may go on after a stop signal")
