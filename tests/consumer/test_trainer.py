@@ -17,7 +17,7 @@ from tiny_qwen3 import tiny_qwen3
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.connection import Patience
-from rollq.buffer.errors import InvalidGroup, ServerError
+from rollq.buffer.errors import ConfigError, InvalidGroup, ServerError
 from rollq.buffer.replay import Buffer
 from rollq.buffer.server import EmbeddedServer
 from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
@@ -43,6 +43,14 @@ def settings(model_folder: Path, tmp_path: Path) -> Callable[..., TrainerSetting
         return TrainerSettings.model_validate({**values, "micro_batch_tokens": 64, **changed})
 
     return make
+
+
+def test_an_output_that_is_a_file_is_refused_at_the_start(
+    settings: Callable[..., TrainerSettings], tmp_path: Path
+) -> None:
+    (tmp_path / "out").write_text("not a folder")
+    with pytest.raises(ConfigError, match=r"^\[trainer\] output: '.*out' cannot be a folder: .*exists"):
+        train("redis://127.0.0.1:1/0", "none", settings())
 
 
 @contextmanager

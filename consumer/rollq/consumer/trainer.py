@@ -44,8 +44,13 @@ def train(
     """Train from the newest checkpoint in `settings.output`, or from `settings.model`; returns the last trained step.
 
     Setting `stop` ends it between two micro-batches, with a checkpoint. Raises `FencedError` when another trainer took
-    over, `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` when batches or logprobs are unusable.
+    over, `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` when batches or logprobs are unusable,
+    `ConfigError` when `settings.output` cannot be a folder.
     """
+    try:
+        settings.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"[trainer] output: {str(settings.output)!r} cannot be a folder: {error}") from error
     stop = stop or threading.Event()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -268,7 +273,6 @@ class Trainer:
             record_weights(folder, self._consumer.epoch, version, state, self._settings.model)
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
-        self._settings.output.mkdir(parents=True, exist_ok=True)
         with (self._settings.output / name).open("ab") as file:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
