@@ -11,6 +11,7 @@ import pytest
 import redis
 from redis._parsers.base import BaseParser
 
+from power_cut import kill_synced
 from rollq.buffer.connection import (
     Patience,
     address,
@@ -281,7 +282,7 @@ def test_a_server_that_loads_its_data_is_waited_for(tmp_path: Path) -> None:
             for number in range(20_000):
                 pipe.set(f"key:{number}", "x" * 100)
             pipe.execute()
-        server.kill()
+        kill_synced(server, client)
         starting = threading.Thread(target=server.start)
         starting.start()
         with pytest.raises(redis.BusyLoadingError):
@@ -326,7 +327,7 @@ def test_a_restart_between_two_commands_goes_unnoticed(
 ) -> None:
     with connect(fresh_server.url) as client:
         client.set("key", "value")
-        fresh_server.kill()
+        kill_synced(fresh_server, client)
         fresh_server.start()
         assert patiently(client, lambda: client.get("key")) == b"value"
     assert caplog.text == ""

