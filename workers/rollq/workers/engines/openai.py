@@ -9,8 +9,8 @@ Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `retu
 - otherwise nobody: only version 0 is accepted, which the servers were started with.
 
 A request that fails for a reason of the server's is tried again, at another one or with growing pauses. When its tries
-are spent, the servers are asked the simplest thing: if one answers, the request fails alone; if not, the engine is
-dead.
+are spent, the servers that get requests are asked the simplest thing: if one answers, the request fails alone; if not,
+the engine is dead.
 """
 
 import asyncio
