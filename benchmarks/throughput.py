@@ -87,7 +87,7 @@ def directly(folder: Path, seconds: float) -> float:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from rollq.workers.engines.vllm import sampling_parameters
+    from rollq.workers.engines.vllm_api import sampling_parameters
 
     tokenizer = HfTokenizer(folder / "model")
     prompts = [tokenizer.encode(orjson.loads(line)["prompt"]) for line in (folder / "prompts.jsonl").open("rb")]

@@ -1,4 +1,4 @@
-"""vLLM in this worker's process (`AsyncLLM`). The only module that knows vLLM's API; versions 0.30 to 0.33.
+"""vLLM in this worker's process (`AsyncLLM`). With `vllm_api` all that knows vLLM; versions 0.30 to 0.33.
 
 Invariant: a request reaches vLLM only while no swap is under way, and vLLM sees a swap as pause, load, name the
 version, resume. So every token is of the weights that vLLM's own version span tells, and running requests, which lose
@@ -21,24 +21,22 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
-from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.schema import FinishReason, VersionSpan
+from rollq.buffer.schema import FinishReason
 from rollq.buffer.settings import Settings
-from rollq.workers.engine import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.checkpoint import check_tensors, is_adapter, tensor_shapes, tied_heads
 from rollq.workers.engines.limits import token_limit
+from rollq.workers.engines.vllm_api import name_of, read_output, sampling_parameters
 from rollq.workers.engines.vllm_extension import LoadExtension
-from rollq.workers.loops import parse_reason
 from rollq.workers.rounds import Incoming
 from rollq.workers.tokenizer import CONFIG_FILE, model_eos_ids
 
@@ -406,56 +404,3 @@ class VllmEngine:
         self._dead = self._dead or f"died: {reason}"
         self._open.set()  # who waits hears of it
         return EngineDead(reason)
-
-
-def sampling_parameters(sampling: Sampling, tokens: int, stop_ids: list[int]) -> SamplingParams:
-    """Everything that changes the distribution or the end, said explicitly, for at most `tokens` new tokens."""
-    return SamplingParams(
-        n=1,
-        max_tokens=tokens,
-        min_tokens=0,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=0.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        repetition_penalty=1.0,
-        seed=sampling.seed,
-        stop=list(sampling.stop),
-        stop_token_ids=stop_ids,
-        include_stop_str_in_output=True,
-        ignore_eos=False,
-        logprobs=0,
-        flat_logprobs=True,
-        detokenize=bool(sampling.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
-
-
-def read_output(output: Any, version: WeightsVersion, *, spans: bool) -> Completion:
-    """vLLM's `CompletionOutput` as a completion. Without `spans` all tokens are of `version`.
-
-    Raises `ValueError` when a token lacks its logprob, or its version cannot be read.
-    """
-    ids = np.array(output.token_ids, dtype=np.int32)
-    logprobs = np.array(output.logprobs.logprobs if len(ids) else (), dtype=np.float32)
-    if logprobs.shape != ids.shape:
-        raise ValueError(f"vLLM gave {len(ids)} tokens with {len(logprobs)} logprobs")
-    told = getattr(output, "weight_versions", None) if spans else None
-    if told:
-        versions = tuple(span_of(each.version, each.end - each.start) for each in told)
-    else:
-        versions = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
-    return Completion(ids, logprobs, versions, parse_reason(output.finish_reason))
-
-
-def name_of(version: WeightsVersion) -> str:
-    """Weights as vLLM calls them."""
-    return f"{version.epoch}.{version.version}"
-
-
-def span_of(name: str, tokens: int) -> VersionSpan:
-    """`tokens` tokens of the weights that `name_of` named."""
-    epoch, _, version = name.partition(".")
-    return VersionSpan(int(epoch), int(version), tokens)
