@@ -1,43 +1,41 @@
 """Tokens per second through rollq against the same vLLM driven directly, with the same prompts.
 
 Through rollq: producer, worker with vLLM and server as processes, tickets, leases, frames, claims and commits, and the
-same weights all the time. Directly: all requests of as many groups at once, over and over. The sides take turns.
+same weights all the time. Both sides live from the start to the end and take turns of some seconds; meanwhile the other
+side's processes are stopped. How fast a shared machine is changes by the minute, and by more than the difference.
 """
 
-import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import orjson
+from tqdm import tqdm
 
+from benchmarks.generation import ENGINE_ARGS, GROUP_SIZE, IN_FLIGHT, MAX_TOKENS, TEMPERATURE, write_files
 from benchmarks.results import Result
-from benchmarks.world import QUESTION, TASK, server
+from benchmarks.world import TASK, server
 from rollq.buffer.replay import Buffer
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.values import Claimed
 from rollq.buffer.weights import locate_weights
-from rollq.cli.tiny import make_model, make_tokenizer, save
-from rollq.workers.engine import Sampling
-from rollq.workers.tokenizer import HfTokenizer
 
-GROUP_SIZE = 8
-IN_FLIGHT = 32
-MAX_TOKENS = 256
-STEPS = 60
-EOS_IDS = (1, 2, 3, 4)
-"""One token in 64 ends an answer, so that groups are of different lengths and do not go on in waves."""
-TEMPERATURE = 1.0
+Turn = Callable[[float], float]
+"""Runs a side for so many seconds at least; tokens per second."""
+
 WARM_UP_S = 5.0
-ENGINE_ARGS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 512 << 20, "max_num_seqs": 256}
+STEPS = 300
+"""More than are claimed: all the time the weights are those of step 0."""
+SETTLE_S = 2.0
+"""Of each turn, before anything is counted."""
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCHDYNAMO_DISABLE": "1",
@@ -49,14 +47,16 @@ ENVIRONMENT = {
 
 
 def measure(quick: bool) -> list[Result]:
-    """Rounds of both sides; the ratio of each."""
+    """Turns of both sides; the ratio of every pair of neighbours."""
     os.environ.update(ENVIRONMENT)
-    seconds, rounds = (5.0, 1) if quick else (30.0, 3)
-    with TemporaryDirectory(prefix="rollq-bench-") as name:
+    seconds, turns = (4.0, 2) if quick else (10.0, 12)
+    with TemporaryDirectory(prefix="rollq-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         write_files(folder)
-        pairs = [(directly(folder, seconds), through_rollq(folder, index, seconds)) for index in range(rounds)]
-    ratios = tuple(rollq / direct for direct, rollq in pairs)
+        directly = stack.enter_context(direct_side(folder))
+        through_rollq = stack.enter_context(rollq_side(folder))
+        bar = tqdm(range(turns), "turns", leave=False)
+        direct, rollq = zip(*((directly(seconds), through_rollq(seconds)) for _ in bar), strict=True)
     return [
         Result(
             name="throughput",
@@ -64,106 +64,128 @@ def measure(quick: bool) -> list[Result]:
             unit="share",
             target=0.9,
             better="higher",
-            values=ratios,
-            details={
-                "direct_tokens_per_s": float(np.median([direct for direct, _ in pairs])),
-                "rollq_tokens_per_s": float(np.median([rollq for _, rollq in pairs])),
-            },
+            values=tuple(ours / theirs for ours, theirs in zip(rollq, direct, strict=True)),
+            details={"direct_tokens_per_s": float(np.median(direct)), "rollq_tokens_per_s": float(np.median(rollq))},
         )
     ]
 
 
-def write_files(folder: Path) -> None:
-    """The model and the prompts."""
-    model = make_model(258, 0, head_dim=32)
-    model.generation_config.eos_token_id = list(EOS_IDS)
-    save(folder / "model", model, make_tokenizer())
-    prompts = [orjson.dumps({"prompt": f"{number}. {QUESTION.format(number % 97)}"}) for number in range(20_000)]
-    (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
+class Processes:
+    """Processes of one side, each the first of a group with those that it starts."""
+
+    def __init__(self, running: Sequence[subprocess.Popen[bytes]], log: Path) -> None:
+        self._running = running
+        self._log = log
+
+    @contextmanager
+    def going(self) -> Iterator[None]:
+        """Not stopped."""
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        for process in self._running:
+            os.killpg(process.pid, number)
+
+    def check(self) -> None:
+        """Raise `RuntimeError`, with the end of their log, when one has ended."""
+        if any(process.poll() is not None for process in self._running):
+            raise RuntimeError(self._log.read_text()[-4000:])
+
+    def end(self) -> None:
+        """End them, and wait for it."""
+        for process in self._running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGCONT)
+                process.terminate()
+        for process in self._running:
+            process.wait(30)
 
 
-def directly(folder: Path, seconds: float) -> float:
-    """Tokens per second of `AsyncLLM`, with `IN_FLIGHT` groups at any time."""
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    from rollq.workers.engines.vllm_api import sampling_parameters
-
-    tokenizer = HfTokenizer(folder / "model")
-    prompts = [tokenizer.encode(orjson.loads(line)["prompt"]) for line in (folder / "prompts.jsonl").open("rb")]
-    engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(folder / "model"),
-            dtype="float32",
-            logprobs_mode="processed_logprobs",
-            generation_config="vllm",
-            scheduling_policy="priority",
-            disable_log_stats=True,
-            enable_chunked_prefill=False,  # as in the worker, on the CPU
-            **ENGINE_ARGS,
+@contextmanager
+def processes(commands: Sequence[Sequence[str]], log: Path) -> Iterator[Processes]:
+    """Python modules with their arguments, as processes."""
+    with log.open("wb") as output:
+        running = Processes(
+            [
+                subprocess.Popen([sys.executable, "-m", *command], stderr=output, start_new_session=True)
+                for command in commands
+            ],
+            log,
         )
-    )
-    numbers, made = count(), [0]
-
-    async def sample(prompt: list[int]) -> None:
-        number = next(numbers)
-        parameters = sampling_parameters(Sampling(MAX_TOKENS, TEMPERATURE, seed=number), MAX_TOKENS, list(EOS_IDS))
-        async for output in engine.generate({"prompt_token_ids": prompt}, parameters, f"request-{number}"):
-            made[0] += len(output.outputs[0].token_ids)
-
-    async def groups(first: int) -> None:
-        for index in count(first, IN_FLIGHT):
-            await asyncio.gather(*(sample(prompts[index % len(prompts)]) for _ in range(GROUP_SIZE)))
-
-    async def run() -> float:
-        running = [asyncio.create_task(groups(first)) for first in range(IN_FLIGHT)]
-        await asyncio.sleep(WARM_UP_S)
-        before, started_s = made[0], time.monotonic()
-        await asyncio.sleep(seconds)
-        rate = (made[0] - before) / (time.monotonic() - started_s)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        return rate
-
     try:
-        return asyncio.run(run())
+        yield running
     finally:
-        engine.shutdown()
+        running.end()
 
 
-def through_rollq(folder: Path, index: int, seconds: float) -> float:
-    """Tokens per second of batches that were claimed and committed, with a worker that has as many groups in flight."""
+@contextmanager
+def direct_side(folder: Path) -> Iterator[Turn]:
+    """`benchmarks.directly`, stopped outside its turns."""
+    with processes([("benchmarks.directly", str(folder))], folder / "directly.log") as running:
+        while not (folder / "made").exists():
+            running.check()
+            time.sleep(0.1)
+        time.sleep(1.0)
+        made = np.memmap(folder / "made", np.int64, "r", shape=(1,))
+
+        def turn(seconds: float) -> float:
+            with running.going():
+                time.sleep(SETTLE_S)
+                before, begun_s = int(made[0]), time.monotonic()
+                time.sleep(seconds)
+                running.check()
+                return (int(made[0]) - before) / (time.monotonic() - begun_s)
+
+        turn(WARM_UP_S)
+        yield turn
+
+
+@contextmanager
+def rollq_side(folder: Path) -> Iterator[Turn]:
+    """A producer and a worker, stopped outside their turns, and a trainer that only claims, reads and commits."""
     rules = TaskRules(
         batch_groups=IN_FLIGHT, group_size=GROUP_SIZE, max_staleness=STEPS, resume="fresh", stragglers="expire"
     )
-    with server() as running, Buffer.connect(running.url, f"throughput-{index}") as buffer:
+    with server() as redis, Buffer.connect(redis.url, "throughput") as buffer:
         buffer.create_run()
         buffer.register_task(TASK, rules)
         weights = locate_weights(buffer, folder / "model")
         held = buffer.begin_epoch(
             trainer_id="bench", launch_id="bench", from_step=0, uri=weights.uri, digest=weights.digest
         )
-        write_config(folder, buffer.run, running.url, rules)
-        with roles(folder) as running_roles, buffer.events() as events:
-            tokens, begun_s, last_s = 0, 0.0, 0.0
-            for step in count(1):
+        write_config(folder, buffer.run, redis.url, rules)
+        config = str(folder / "rollq.toml")
+        roles = [("rollq.cli.main", "produce", config), ("rollq.cli.main", "work", config)]
+        steps = count(1)
+        with processes(roles, folder / "roles.log") as running, buffer.events() as events:
+
+            def batch() -> int:
+                step = next(steps)
                 while not isinstance(claimed := buffer.claim(held, step, {TASK: IN_FLIGHT}), Claimed):
                     events.wait(1.0)
-                    if any(role.poll() is not None for role in running_roles):
-                        raise RuntimeError((folder / "work.log").read_text()[-4000:])
+                    running.check()
                 buffer.fetch(claimed.groups)
                 buffer.commit(held, step)
-                last_s = time.monotonic()
-                if step == 1:
-                    first_s = last_s
-                if not begun_s:
-                    begun_s = last_s if last_s - first_s >= WARM_UP_S else 0.0
-                    continue
-                tokens += sum(group.tokens for group in claimed.groups)
-                if last_s - begun_s >= seconds:
-                    break
-    return tokens / (last_s - begun_s)
+                return sum(group.tokens for group in claimed.groups)
+
+            def turn(seconds: float) -> float:
+                with running.going():
+                    settled_s = time.monotonic() + SETTLE_S
+                    batch()
+                    while time.monotonic() < settled_s:
+                        batch()
+                    tokens, begun_s, now_s = 0, time.monotonic(), 0.0
+                    while now_s < begun_s + seconds:
+                        tokens += batch()
+                        now_s = time.monotonic()
+                    return tokens / (now_s - begun_s)
+
+            turn(WARM_UP_S)
+            yield turn
 
 
 def write_config(folder: Path, run: str, url: str, rules: TaskRules) -> None:
@@ -177,7 +199,7 @@ buffer_url = "{url}"
 [tasks.{TASK}]
 prompts = "prompts.jsonl"
 answer_field = ""
-judge = "benchmarks.throughput.judge"
+judge = "benchmarks.generation.judge"
 batch_groups = {rules.batch_groups}
 group_size = {rules.group_size}
 max_staleness = {rules.max_staleness}
@@ -197,24 +219,3 @@ dtype = "float32"
 engine_args = {{ {arguments} }}
 """
     )
-
-
-def judge(prompt: object, sample: object) -> float:
-    """Nothing is learned here."""
-    return 0.0
-
-
-@contextmanager
-def roles(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A producer and a worker."""
-    running = []
-    try:
-        for role in ("produce", "work"):
-            command = [sys.executable, "-m", "rollq.cli.main", role, str(folder / "rollq.toml")]
-            running.append(subprocess.Popen(command, stderr=(folder / f"{role}.log").open("wb")))
-        yield running
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait(30)

@@ -1,0 +1,69 @@
+"""vLLM driven without rollq: `python -m benchmarks.directly FOLDER`, until it is ended.
+
+All samples of `IN_FLIGHT` groups are with vLLM at any time. The tokens that it has made stand in the file `made` of the
+folder: one int64, there from when vLLM serves.
+"""
+
+import asyncio
+import signal
+import sys
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import tokens_input
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from benchmarks.generation import ENGINE_ARGS, EOS_IDS, GROUP_SIZE, IN_FLIGHT, MAX_TOKENS, TEMPERATURE
+from rollq.workers.engine import Sampling
+from rollq.workers.engines.vllm_api import sampling_parameters
+from rollq.workers.tokenizer import HfTokenizer
+
+
+def main(folder: Path) -> None:
+    """Generate until SIGTERM."""
+    tokenizer = HfTokenizer(folder / "model")
+    prompts = [tokenizer.encode(orjson.loads(line)["prompt"]) for line in (folder / "prompts.jsonl").open("rb")]
+    args: dict[str, Any] = {
+        "dtype": "float32",
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+        "enable_chunked_prefill": False,  # as in the worker, on the CPU
+        **ENGINE_ARGS,
+    }
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder / "model"), **args))
+    try:
+        asyncio.run(generate(engine, prompts, folder / "made"))
+    finally:
+        engine.shutdown()
+
+
+async def generate(engine: AsyncLLM, prompts: list[list[int]], made: Path) -> None:
+    """Group after group, `IN_FLIGHT` of them at a time, until SIGTERM."""
+    numbers = count()
+    tokens = np.memmap(made, np.int64, "w+", shape=(1,))
+
+    async def sample(prompt: list[int]) -> None:
+        number = next(numbers)
+        parameters = sampling_parameters(Sampling(MAX_TOKENS, TEMPERATURE, seed=number), MAX_TOKENS, list(EOS_IDS))
+        async for output in engine.generate(tokens_input(prompt), parameters, f"request-{number}"):
+            tokens[0] += len(output.outputs[0].token_ids)
+
+    async def groups(first: int) -> None:
+        for index in count(first, IN_FLIGHT):
+            await asyncio.gather(*(sample(prompts[index % len(prompts)]) for _ in range(GROUP_SIZE)))
+
+    running = asyncio.gather(*(groups(first) for first in range(IN_FLIGHT)))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,31 @@
+"""What both sides of the throughput benchmark generate: model, prompts, lengths."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmarks.world import QUESTION
+from rollq.cli.tiny import make_model, make_tokenizer, save
+
+GROUP_SIZE = 8
+IN_FLIGHT = 32
+MAX_TOKENS = 256
+EOS_IDS = (1, 2, 3, 4)
+"""One token in 64 ends an answer, so that groups are of different lengths and do not go on in waves."""
+TEMPERATURE = 1.0
+ENGINE_ARGS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 512 << 20, "max_num_seqs": 256}
+
+
+def write_files(folder: Path) -> None:
+    """The model and the prompts."""
+    model = make_model(258, 0, head_dim=32)
+    model.generation_config.eos_token_id = list(EOS_IDS)
+    save(folder / "model", model, make_tokenizer())
+    prompts = [orjson.dumps({"prompt": f"{number}. {QUESTION.format(number % 97)}"}) for number in range(20_000)]
+    (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
+
+
+def judge(prompt: object, sample: object) -> float:
+    """Nothing is learned here."""
+    return 0.0
