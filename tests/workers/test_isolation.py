@@ -1,6 +1,8 @@
 """What is bad or slow harms only itself: a sample its siblings not, a group, task, judge or worker the others not."""
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -166,6 +168,36 @@ def test_xp14_an_engine_dies_also_when_the_request_that_saw_it_is_cancelled_mean
         alive.cancel()
 
     asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+def test_what_an_engine_brought_is_frozen_and_freed_when_it_is_dead() -> None:
+    engines: list[weakref.ref[Engine]] = []
+
+    class Dying(ScriptedEngine):
+        def __init__(self, script: Script) -> None:
+            super().__init__(script)
+            self.me = self  # only the garbage collector frees it
+            engines.append(weakref.ref(self))
+
+        async def generate(self, request: Request) -> Completion:
+            raise EngineDead("the GPU fell off the bus")
+
+    async def scene() -> None:
+        host = EngineHost(lambda: Dying(Script()), restarts=1)
+        await host.start()
+        assert gc.get_freeze_count() > 0
+        alive = asyncio.create_task(host.keep_alive())
+        with pytest.raises(EngineDead):
+            await host.generate(Request(np.zeros(1, np.int32), Sampling(max_tokens=2)))
+        while host.version is None:
+            await asyncio.sleep(0.005)
+        alive.cancel()
+        assert [engine() is None for engine in engines] == [True, False]
+
+    try:
+        asyncio.run(asyncio.wait_for(scene(), 10))
+    finally:
+        gc.unfreeze()
 
 
 def test_xp14_an_exception_in_an_agent_loop_ends_that_sample_only_with_the_error_kept(

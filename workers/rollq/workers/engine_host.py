@@ -5,6 +5,7 @@ only then, so that no token claims a version which its engine never loaded.
 """
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
@@ -46,10 +47,17 @@ class EngineHost:
         return self._engine.transfer_ranks if isinstance(self._engine, Receiver) else 0
 
     async def start(self) -> None:
-        """Make and start an engine. Raises what the engine raises when it cannot start."""
+        """Make and start an engine. Raises what the engine raises when it cannot start.
+
+        What lives by then stays: the garbage collector need not look at it again. Going through all that vLLM and
+        torch brought took 0.7 s every 10 s, in which no request moved.
+        """
+        gc.unfreeze()  # a dead engine may be collected
         engine = self._make()
         await engine.start()
         self._engine = engine
+        gc.collect()
+        gc.freeze()
 
     async def keep_alive(self) -> None:
         """Restart the engine whenever it dies. Raises `EngineDead` when it has died too often."""
