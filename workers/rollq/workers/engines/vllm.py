@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import Field, field_validator
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
@@ -187,7 +188,7 @@ class VllmEngine:
         call.begun, call.adapter = True, adapter
         parameters = sampling_parameters(call.request.sampling, tokens, self._stop_ids)
         # The salt keeps cached prompts of other weights away, also where running requests keep theirs.
-        prompt: Any = {"prompt_token_ids": ids, "cache_salt": name_of(version)}
+        prompt = tokens_input(ids, cache_salt=name_of(version))
         answers = self._vllm.generate(
             prompt, parameters, call.name, lora_request=adapter, priority=call.request.priority
         )
