@@ -172,6 +172,28 @@ def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of
     assert all(one.error is not None for one in found)
 
 
+serving: list[threading.Thread] = []
+
+
+def remembering_judge(prompt: Prompt, sample: Sample) -> float:
+    serving.append(threading.current_thread())
+    return 1.0
+
+
+def test_a_thread_whose_call_has_ended_serves_the_next() -> None:
+    serving.clear()
+
+    async def scene() -> None:
+        judge = judge_named("test_judges.remembering_judge", 5)
+        for _ in range(20):
+            await judge.judge(Prompt("?"), sample("x"))
+            await asyncio.sleep(0.005)
+
+    asyncio.run(scene())
+    assert len(serving) == 20
+    assert len({id(thread) for thread in serving}) < 20
+
+
 def test_judges_that_do_not_exist_are_configuration_errors() -> None:
     for name, message in {
         "exactmatch": "use environment, exact_match, http, last_number, math, regex, weighted, or a dotted path",

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
@@ -16,6 +17,9 @@ LET_GO_S = 1.0
 """How long something that is cancelled may take to end; then nobody waits for it any more."""
 MAX_THREADS = 64
 """Calls of one blocking function under way at the same time; those that hang count until they end."""
+
+_idle: "list[SimpleQueue[Callable[[], None]]]" = []
+"""What threads that have nothing to do wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +90,10 @@ async def within(limit_s: float | None, work: Awaitable[T], done: Callable[[], N
 
 
 async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
-    """Await `function(*args)` in a thread of its own, which no exit waits for; `done` is called when it has ended.
+    """Await `function(*args)` in a thread that no exit waits for; `done` is called when it has ended.
 
-    A thread pool will not do: a call that hangs would hold one of its threads, and the end of the process.
+    A thread pool will not do: a call that hangs would hold one of its threads, and the end of the process. Here a
+    thread serves again when its call has ended, and there is always another one.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -114,5 +119,17 @@ async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[],
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, result, error)
 
-    threading.Thread(target=run, name="user code", daemon=True).start()
+    try:
+        calls = _idle.pop()
+    except IndexError:
+        calls = SimpleQueue()
+        threading.Thread(target=_serve, args=(calls,), name="user code", daemon=True).start()
+    calls.put(run)
     return await future
+
+
+def _serve(calls: "SimpleQueue[Callable[[], None]]") -> None:
+    """The life of a thread: one call after the other."""
+    while True:
+        calls.get()()
+        _idle.append(calls)
