@@ -22,6 +22,7 @@ from rollq.buffer.schema import Prompt, Sample
 from rollq.workers.answers import last_number as find_last_number
 from rollq.workers.answers import match_math, match_pattern
 from rollq.workers.judge_options import API_KEY, HttpOptions, NoOptions, RegexOptions, WeightedOptions
+from rollq.workers.once import Once
 from rollq.workers.pools import Pool
 from rollq.workers.processes import JudgeFailed, JudgeProcesses
 from rollq.workers.rewards import Reward, Verdict, check_reward
@@ -31,9 +32,6 @@ log = logging.getLogger(__name__)
 
 JudgeFunction = Callable[[Prompt, Sample], Reward | Awaitable[Reward]]
 Close = Callable[[], Awaitable[None]]
-
-MAX_TOLD = 100
-"""Different failures of one judge that are logged; all are kept with their samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Judge:
     name: str
     call: UserFunction
     close: Close = nothing_to_close
-    told: set[str] = field(default_factory=set)
+    told: Once = field(default_factory=Once)
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none."""
@@ -73,9 +71,8 @@ class Judge:
         return Verdict(error=f"judge {self.name!r}: {reason}")
 
     def _tell(self, reason: str) -> None:
-        """Log a failure with its traceback the first time; a broken judge fails thousands of samples a minute."""
-        if reason not in self.told and len(self.told) < MAX_TOLD:
-            self.told.add(reason)
+        """Log a failure with its traceback the first time."""
+        if self.told.first(reason):
             log.warning(
                 "judge %s failed; its samples keep this error, which is not logged again", self.name, exc_info=True
             )

@@ -18,6 +18,7 @@ from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, S
 from rollq.workers.engine import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.loops import Rollout, failed, prompt_tokens
+from rollq.workers.once import Once
 from rollq.workers.overlong import mask_truncated, punish
 from rollq.workers.pools import score
 from rollq.workers.recipes import Recipe
@@ -39,7 +40,7 @@ class Making:
         self._host = host
         self._tokenizer = tokenizer
         self._extra = {"worker": worker}
-        self._told: set[tuple[str, type[BaseException]]] = set()
+        self._told = Once()
 
     async def make(self, recipe: Recipe, held: Held, samples: list[Sample]) -> None:
         """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
@@ -78,7 +79,7 @@ class Making:
         except EngineDead:
             raise
         except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
-            self._tell(f"sample {index} of group {lease.group_id} of task {lease.task!r}", lease.task, error)
+            self._tell(f"sample {index} of group {lease.group_id}", lease.task, error)
             made = failed(f"agent loop: {type(error).__name__}: {error}")
         if made.status is SampleStatus.ABORTED and not resumes:
             samples[index] = EMPTY_SAMPLE
@@ -88,10 +89,12 @@ class Making:
         samples[index] = replace(made, extra={**made.extra, **self._extra})
 
     def _tell(self, what: str, task: str, error: Exception) -> None:
-        """Log a failure, with its traceback the first time: a broken loop fails thousands of samples a minute."""
-        first = (task, type(error)) not in self._told
-        self._told.add((task, type(error)))
-        log.warning("%s failed: %s: %s", what, type(error).__name__, error, exc_info=error if first else None)
+        """Log what a loop failed of, once for each type."""
+        if self._told.first((task, type(error).__name__)):
+            log.warning(
+                "the agent loop of task %r failed for %s; samples keep the error, and more of this type are not logged",
+                task, what, exc_info=error,
+            )  # fmt: skip
 
     async def _judge(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
         """A completed sample with its reward, or a failed one; what is too long is treated as the task wants."""

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from rollq.buffer.schema import Float32Array, Int32Array, Sample, Segment
 from rollq.workers.http_limits import HttpLimits
+from rollq.workers.once import Once
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Pool:
         key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
         self._name = name
         self._model = settings.served_model
-        self._told: set[type[BaseException]] = set()
+        self._told = Once()
         self._caller = settings.caller(settings.urls, key)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
@@ -73,9 +74,8 @@ class Pool:
         return read_logprobs(await self._caller.post(body, "/completions"), ids, len(prompt_ids))
 
     def tell(self, error: BaseException) -> None:
-        """Log what a score failed of, once for each type; a pool that is down fails thousands of samples a minute."""
-        if type(error) not in self._told:
-            self._told.add(type(error))
+        """Log what a score failed of, once for each type."""
+        if self._told.first(type(error).__name__):
             log.warning(
                 "pool %s failed; its samples keep the error, and more of this type are not logged",
                 self._name, exc_info=error,
