@@ -256,15 +256,21 @@ def test_a_server_that_was_started_again_is_given_the_weights_before_a_request(
     with_engine(model, two[:1], scenario)
 
 
+async def endless_swap(engine: OpenAIEngine, server: CompletionsServer, model: Path) -> "asyncio.Task[float]":
+    """A swap under way, to weights that the server never takes."""
+    server.weight_plan.extend([*CHECKED, *["500"] * 10_000])
+    swap = asyncio.create_task(engine.swap(model, SECOND, SwapMode.WAIT))
+    while server.weight_version != "loading":
+        await asyncio.sleep(0.001)
+    return swap
+
+
 def test_an_engine_whose_servers_do_not_take_the_weights_is_dead(
     model: Path, two: tuple[CompletionsServer, CompletionsServer]
 ) -> None:
     async def scenario(engine: OpenAIEngine) -> None:
         engine._settings = engine._settings.model_copy(update={"start_timeout_s": 0.5})
-        two[0].weight_plan.extend([*CHECKED, *["500"] * 10_000])
-        swap = asyncio.create_task(engine.swap(model, SECOND, SwapMode.WAIT))
-        while two[0].weight_version != "loading":
-            await asyncio.sleep(0.001)
+        swap = await endless_swap(engine, two[0], model)
         waiting = asyncio.create_task(engine.generate(ASK))
         with pytest.raises(EngineDead, match=r"no server took the weights of version 1 within 0\.5 s"):
             await swap
@@ -279,10 +285,7 @@ def test_an_engine_whose_swap_is_given_up_half_way_is_dead(
     model: Path, two: tuple[CompletionsServer, CompletionsServer]
 ) -> None:
     async def scenario(engine: OpenAIEngine) -> None:
-        two[0].weight_plan.extend([*CHECKED, *["500"] * 10_000])
-        swap = asyncio.create_task(engine.swap(model, SECOND, SwapMode.WAIT))
-        while two[0].weight_version != "loading":
-            await asyncio.sleep(0.001)
+        swap = await endless_swap(engine, two[0], model)
         swap.cancel()
         with pytest.raises(asyncio.CancelledError):
             await swap
