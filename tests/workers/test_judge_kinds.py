@@ -93,8 +93,8 @@ def test_parts_are_weighted_and_named() -> None:
     [
         ("regex", {}, "pattern: Field required"),
         ("regex", {"pattern": "("}, "is no regular expression"),
-        ("math", {"pattern": "x"}, "pattern: Extra inputs"),
-        ("exact_match", {"case": True}, "case: Extra inputs"),
+        ("math", {"pattern": "x"}, "pattern: unknown; allowed here: none"),
+        ("exact_match", {"case": True}, "case: unknown; allowed here: none"),
         ("http", {"url": "ftp://x"}, "url: String should match"),
         ("weighted", {"parts": {}}, "parts: Dictionary should have at least 1"),
         ("weighted", {"parts": {"a": {"judge": "regex"}}}, "of judge 'regex': pattern: Field required"),

@@ -41,3 +41,11 @@ def test_a_weights_folder_that_is_a_file_is_refused(buffer: Buffer, tmp_path: Pa
 
     with pytest.raises(ConfigError, match=rf"^\[worker\] weights_folder: no folder can be made in '{file}': .*exists"):
         asyncio.run(scenario())
+
+
+def test_an_option_that_an_engine_does_not_know_is_refused_with_those_that_it_knows() -> None:
+    settings = WorkerSettings(engine="simulated", options={"speed": 1, "seed": "x"})
+    with pytest.raises(
+        ConfigError, match=r"'simulated': seed: .* integer.*; speed: unknown; allowed here: lengths, tok"
+    ):
+        load_engine(settings)

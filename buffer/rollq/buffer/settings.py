@@ -6,7 +6,7 @@ Unknown keys are errors everywhere. Each role adds its own section, defined in i
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from rollq.buffer.staleness import stale_threshold
 
@@ -17,6 +17,19 @@ class Settings(BaseModel):
     """Base of all settings: frozen, unknown keys refused, defaults validated."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def problems(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """What is wrong with given values, each with its place, in one line; `model`, if known, tells what is allowed."""
+    allowed = "" if model is None else f"; allowed here: {', '.join(model.model_fields) or 'none'}"
+    lines = []
+    for each in error.errors(include_url=False):
+        path = ".".join(map(str, each["loc"]))
+        if each["type"] == "extra_forbidden":
+            lines.append(f"{path}: unknown{allowed if len(each['loc']) == 1 else ''}")
+        else:
+            lines.append(f"{path}: {each['msg']}")
+    return "; ".join(lines)
 
 
 class RedisSettings(Settings):

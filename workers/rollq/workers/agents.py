@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import check_methods, load_plugin
+from rollq.buffer.settings import problems
 from rollq.workers.loops import AgentLoop, SingleTurn
 from rollq.workers.multi_turn import environment_loop
 from rollq.workers.tools import tools_loop
@@ -29,7 +30,7 @@ def make_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
         check_methods("agent loop", name, loop, "run")
         return loop
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        wrong = problems(error)
     except TypeError as error:
-        problems = f"{error}; given: {', '.join(options)}"
-    raise ConfigError(f"agent_options of agent loop {name!r}: {problems}")
+        wrong = f"{error}; given: {', '.join(options)}"
+    raise ConfigError(f"agent_options of agent loop {name!r}: {wrong}")

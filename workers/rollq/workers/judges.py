@@ -19,6 +19,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import check_parameters, load_plugin
 from rollq.buffer.prompts import decode_prompt, encode_prompt
 from rollq.buffer.schema import Prompt, Sample
+from rollq.buffer.settings import problems
 from rollq.workers.answers import last_number as find_last_number
 from rollq.workers.answers import match_math, match_pattern
 from rollq.workers.judge_options import API_KEY, HttpOptions, NoOptions, RegexOptions, WeightedOptions
@@ -86,8 +87,7 @@ def make_judge(name: str, options: Mapping[str, Any], tools: Tools) -> Judge:
         try:
             settings = settings_class.model_validate(options)
         except ValidationError as error:
-            problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise ConfigError(f"judge_options of judge {name!r}: {'; '.join(problems)}") from error
+            raise ConfigError(f"judge_options of judge {name!r}: {problems(error, settings_class)}") from error
         return make(settings, tools)
     if options:
         raise ConfigError(f"judge {name!r} is your own and takes no judge_options: {dict(options)!r}")

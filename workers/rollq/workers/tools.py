@@ -20,7 +20,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.schema import Prompt
-from rollq.buffer.settings import Settings
+from rollq.buffer.settings import Settings, problems
 from rollq.workers.built_in_tools import Lookup, calculator
 from rollq.workers.conversation import Message
 from rollq.workers.environments import Environments, Limits, Opening, Step
@@ -100,8 +100,7 @@ class Tool:
         try:
             valid = self.arguments.model_validate(given)
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-            raise CallError(f"wrong arguments for {self.name!r}: {problems}") from error
+            raise CallError(f"wrong arguments for {self.name!r}: {problems(error, self.arguments)}") from error
         arguments = {name: getattr(valid, name) for name in self.arguments.model_fields}
         if self.prompt_name is not None:
             arguments[self.prompt_name] = prompt

@@ -11,6 +11,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings import problems
 from rollq.workers.engine import Engine
 
 ENGINES: Mapping[str, tuple[str, str, str, str]] = {
@@ -34,9 +35,9 @@ def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"engine {name!r} needs the package {error.name!r}: pip install 'rollq[{extra}]'") from error
+    settings_class = getattr(module, settings_name)
     try:
-        settings = getattr(module, settings_name)(**options)
+        settings = settings_class(**options)
     except ValidationError as error:
-        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ConfigError(f"[worker.options] of engine {name!r}: {'; '.join(problems)}") from error
+        raise ConfigError(f"[worker.options] of engine {name!r}: {problems(error, settings_class)}") from error
     return cast(Engine, getattr(module, engine_name)(settings))
