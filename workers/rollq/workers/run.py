@@ -63,19 +63,27 @@ def run_worker(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     buffer.patience = replace(buffer.patience, unanswered_s=inf, unready_s=inf)
-    asyncio.run(Worker(buffer, queue, tasks, settings, seed).run())
+    asyncio.run(Worker(buffer, queue, tasks, settings, seed, freeze=True).run())
 
 
 class Worker:
     """The parts of one worker. Must be made where an event loop may later run it once."""
 
     def __init__(
-        self, buffer: Buffer, queue: Queue, tasks: Mapping[str, TaskSettings], settings: WorkerSettings, seed: int
+        self,
+        buffer: Buffer,
+        queue: Queue,
+        tasks: Mapping[str, TaskSettings],
+        settings: WorkerSettings,
+        seed: int,
+        *,
+        freeze: bool = False,
     ) -> None:
+        """`freeze`: see `EngineHost`."""
         name = incarnation_name(settings.name)
         self._engine_name = settings.engine
         self.calls = BufferCalls(buffer)
-        self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts)
+        self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts, freeze=freeze)
         self.wakeups = Wakeups(self.calls)
         self.following = Following(
             self.calls,
