@@ -18,6 +18,8 @@ from rollq.workers.retries import RetryPolicy, backoff_s, growing_pause_s, is_tr
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+KEPT_OPEN_S = 2.0
+"""How long an idle connection is used again. vLLM closes its end after 5 s, and a request that meets that is lost."""
 LINE_BYTES = 1 << 24
 """Longest line of a streamed answer: the first one of vLLM's repeats the prompt's ids."""
 KEPT_BODY_BYTES = 2000
@@ -36,7 +38,7 @@ def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
     """A session without a limit of connections, with the server's key if it wants one. Needs a running loop."""
     return aiohttp.ClientSession(
         read_bufsize=LINE_BYTES,
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_OPEN_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S),
         headers={"Authorization": f"Bearer {key}"} if key else None,
     )
