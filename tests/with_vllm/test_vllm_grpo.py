@@ -50,7 +50,7 @@ engine = "vllm"
 [worker.options]
 model = "model"
 dtype = "float32"
-engine_args = {{ enforce_eager = true, kv_cache_memory_bytes = {CACHE_BYTES}, max_num_seqs = 4 }}
+engine_args = {{ enforce_eager = true, kv_cache_memory_bytes = {CACHE_BYTES}, max_num_seqs = 2 }}
 """
 SERVED = """
 engine = "openai"
