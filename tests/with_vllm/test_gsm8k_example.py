@@ -63,9 +63,7 @@ def test_the_example_runs_with_a_tiny_model(tmp_path: Path, monkeypatch: pytest.
     environment = {**os.environ, **cpu_environment(), "PATH": path, "ROLLQ_REDIS_URL": f"redis://127.0.0.1:{port}/0"}
     with (
         (tmp_path / "log").open("wb") as log,
-        subprocess.Popen(
-            ["./run.sh"], cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
-        ) as run,
+        subprocess.Popen(["./run.sh"], cwd=folder, env=environment, stdout=log, stderr=log, process_group=0) as run,
     ):
         try:
             assert run.wait(200) == 0, (tmp_path / "log").read_text()

@@ -59,7 +59,7 @@ def test_ctrl_c_lets_the_groups_in_flight_finish(tmp_path: Path, monkeypatch: py
         stack.enter_context(role(folder, "train", "rollq.toml"))
         log = stack.enter_context((tmp_path / "worker.log").open("wb"))
         worker = stack.enter_context(
-            subprocess.Popen(rollq("work", "rollq.toml"), cwd=folder, stdout=log, stderr=log, start_new_session=True)
+            subprocess.Popen(rollq("work", "rollq.toml"), cwd=folder, stdout=log, stderr=log, process_group=0)
         )
         stack.callback(worker.kill)
         buffer = stack.enter_context(Buffer.connect(server.url, "interrupted"))

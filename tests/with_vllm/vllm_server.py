@@ -38,9 +38,7 @@ class VllmServer:
         """Begin to serve, or again after a kill."""
         with self._log.open("ab") as log:
             environment = {**os.environ, **cpu_environment(), "VLLM_SERVER_DEV_MODE": "1"}
-            self.process = subprocess.Popen(
-                self._command, env=environment, stdout=log, stderr=log, start_new_session=True
-            )
+            self.process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log, process_group=0)
 
     def wait(self) -> None:
         """Until it answers."""

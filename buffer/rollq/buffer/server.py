@@ -187,7 +187,7 @@ class EmbeddedServer:
                     stdout=subprocess.PIPE,
                     stderr=server_log,
                     pass_fds=(lock.fileno(),),
-                    start_new_session=True,  # out of reach of the terminal's Ctrl-C
+                    process_group=0,  # out of reach of the terminal's Ctrl-C; a session would be scheduled apart
                 )
         finally:
             lock.close()
