@@ -14,7 +14,7 @@ from worker_world import Script, WorkerWorld
 from rollq.buffer.errors import StoreLost, WeightsError
 from rollq.buffer.manifest import WEIGHTS_FILE
 from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import FinishReason, GroupResult, SampleStatus, Status, VersionSpan
+from rollq.buffer.schema import FinishReason, GroupResult, Prompt, Sample, SampleStatus, Status, VersionSpan
 from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.values import Leased
@@ -387,6 +387,40 @@ def test_a_group_that_was_taken_over_is_stopped_and_nothing_of_it_is_put(buffer:
 
     world.play(scene, open_gate=False)
     assert world.count(Status.PENDING) == 1
+    world.world.check()
+
+
+JUDGED = {"wait": False}
+
+
+async def patient_judge(prompt: Prompt, sample: Sample) -> float:
+    while JUDGED["wait"]:
+        await asyncio.sleep(0.005)
+    return 1.0
+
+
+def test_groups_that_are_judged_leave_the_engine_to_as_many_others(buffer: Buffer, server_url: str) -> None:
+    world = WorkerWorld(buffer, server_url, {"judge": "test_generation.patient_judge"})
+    world.admit(8)
+    seen: set[tuple[int, int]] = set()
+
+    async def scene(worker: Worker, script: Script) -> None:
+        async def watch() -> None:
+            while True:
+                seen.add((worker.table.generating, len(worker.table)))
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        await world.until(lambda: len(worker.table) == 4 and worker.table.generating == 0)
+        assert world.count(Status.PENDING) == 4
+        JUDGED["wait"] = False
+        await world.until_count(Status.COMPLETED, 8)
+        watching.cancel()
+
+    JUDGED["wait"] = True
+    world.play(scene, groups_in_flight=2)
+    assert max(generating for generating, _ in seen) == 2
+    assert max(held for _, held in seen) == 4
     world.world.check()
 
 

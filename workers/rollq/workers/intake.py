@@ -1,7 +1,8 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
 Invariant: groups are leased only while there is room, the engine serves published weights and a task is not paused. A
-group on its last try, because workers died with it, has the engine to itself.
+group on its last try, because workers died with it, has the engine to itself. A group that is only judged and put has
+left its room at the engine to another; so that slow judges end up slowing the intake, there may be as many of those.
 """
 
 import asyncio
@@ -87,7 +88,7 @@ class Intake:
     async def room(self, groups: int) -> int:
         """Wait until `groups` groups (at most the capacity) may be taken; return how many. 0 after `stop`."""
         while not self.stopped:
-            free = self._capacity - len(self._table)
+            free = self._free()
             if free >= min(groups, self._capacity) and self._may_take():
                 return free
             await self._wait_for_news()
@@ -95,7 +96,7 @@ class Intake:
 
     async def take(self, tickets: Sequence[Ticket]) -> Sequence[Order]:
         """Lease groups for all tickets in one call and start them."""
-        wanted = min(sum(ticket.groups for ticket in tickets), self._capacity - len(self._table))
+        wanted = min(sum(ticket.groups for ticket in tickets), self._free())
         asked_s, leases = await self._lease(wanted)
         if self.stopped and leases:
             await self._generation.hand_back(leases)
@@ -107,6 +108,11 @@ class Intake:
             orders.append(Order([self._start(lease, asked_s) for lease in share]))
         return orders
 
+    def note_generated(self, held: Held) -> None:
+        """Give the group's room at the engine to another."""
+        self._table.note_generated(held)
+        self._news.set()
+
     def stop(self) -> None:
         """From now on nothing is leased."""
         self.stopped = True
@@ -117,7 +123,11 @@ class Intake:
             return False
         if self._draining:
             return len(self._table) == 0
-        return len(self._table) < self._capacity and not any(held.lease.alone for held in self._table)
+        return self._free() > 0 and not any(held.lease.alone for held in self._table)
+
+    def _free(self) -> int:
+        """How many groups there is room for."""
+        return min(self._capacity - self._table.generating, 2 * self._capacity - len(self._table))
 
     async def _lease(self, wanted: int) -> tuple[float, Sequence[Lease]]:
         """Lease up to `wanted` groups; waits out a drain and weights that are too old. Empty after `stop`."""

@@ -6,7 +6,7 @@ happens to the others.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -41,6 +41,8 @@ class Making:
         self._tokenizer = tokenizer
         self._extra = {"worker": worker}
         self._told = Once()
+        self.generated: Callable[[Held], None] = lambda _: None
+        """Called when all agent loops of a group have ended."""
 
     async def make(self, recipe: Recipe, held: Held, samples: list[Sample]) -> None:
         """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
@@ -55,6 +57,7 @@ class Making:
             for index in missing:
                 samples[index] = failed(f"prompt: {type(error).__name__}: {error}")
             return
+        held.looping.update(missing)
         await all_of([self._make_sample(recipe, held, prompt_ids, samples, index) for index in missing])
 
     async def _make_sample(
@@ -81,6 +84,9 @@ class Making:
         except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
             self._tell(f"sample {index} of group {lease.group_id}", lease.task, error)
             made = failed(f"agent loop: {type(error).__name__}: {error}")
+        held.looping.discard(index)
+        if not held.looping:
+            self.generated(held)
         if made.status is SampleStatus.ABORTED and not resumes:
             samples[index] = EMPTY_SAMPLE
             return

@@ -37,7 +37,8 @@ class Cut(StrEnum):
 class Held:
     """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
 
-    `begun`: its task has run its first step; `finished`: its end has begun. `requests`: those that are at the engine.
+    `begun`: its task has run its first step; `finished`: its end has begun. `requests`: those that are at the engine;
+    `looping`: samples whose agent loop has not ended.
     """
 
     lease: Lease
@@ -48,6 +49,7 @@ class Held:
     finished: bool = False
     cut: Cut | None = None
     requests: set[Request] = field(default_factory=set)
+    looping: set[int] = field(default_factory=set)
 
 
 def _key(lease: Lease) -> tuple[str, int, str]:
@@ -65,9 +67,15 @@ class LeaseTable:
         self._expected = 0
         self._period_s = min(lease_s.values()) / 3
         self._held: dict[tuple[str, int, str], Held] = {}
+        self._generating: set[Held] = set()
 
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def generating(self) -> int:
+        """How many leases the engine is needed for; the groups of the others are judged and put."""
+        return len(self._generating)
 
     @property
     def idle(self) -> bool:
@@ -90,11 +98,17 @@ class LeaseTable:
         """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
         held = Held(lease, asked_s, asked_s + self._lease_s[lease.task])
         self._held[_key(lease)] = held
+        self._generating.add(held)
         return held
 
     def remove(self, held: Held) -> None:
         """The group is finished with."""
         self._held.pop(_key(held.lease), None)
+        self._generating.discard(held)
+
+    def note_generated(self, held: Held) -> None:
+        """The engine is needed no more for the group."""
+        self._generating.discard(held)
 
     async def run(self) -> None:
         """Renew at a third of the lease; stop what is past a deadline. Until cancelled."""

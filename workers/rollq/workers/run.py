@@ -114,6 +114,7 @@ class Worker:
             capacity=settings.groups_in_flight,
         )
         self._report_soon = asyncio.Event()
+        self.making.generated = self.intake.note_generated
         self.following.changed = self.intake.look_soon
         self.pausing.changed = (self.intake.look_soon, self._report_soon.set)
         self.rq = RqWorker(queue, buffer.run, self.intake, name=name, grace_s=settings.grace_s)
