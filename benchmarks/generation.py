@@ -22,10 +22,5 @@ def write_files(folder: Path) -> None:
     model = make_model(258, 0, head_dim=32)
     model.generation_config.eos_token_id = list(EOS_IDS)
     save(folder / "model", model, make_tokenizer())
-    prompts = [orjson.dumps({"prompt": f"{number}. {QUESTION.format(number % 97)}"}) for number in range(20_000)]
-    (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
-
-
-def judge(prompt: object, sample: object) -> float:
-    """Nothing is learned here."""
-    return 0.0
+    prompts = ({"prompt": f"{number}. {QUESTION.format(number % 97)}", "answer": number} for number in range(20_000))
+    (folder / "prompts.jsonl").write_bytes(b"\n".join(map(orjson.dumps, prompts)))
