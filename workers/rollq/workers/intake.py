@@ -2,7 +2,7 @@
 
 Invariant: groups are leased only while there is room, the engine serves published weights and a task is not paused. A
 group on its last try, because workers died with it, has the engine to itself. A group that is only judged and put has
-left its room at the engine to another; so that slow judges end up slowing the intake, there may be as many of those.
+left its room at the engine to another; when slow judges hold a quarter as many groups again, they slow the intake.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ from rollq.workers.renewal import Held, LeaseTable
 
 log = logging.getLogger(__name__)
 
+JUDGED_SHARE = 4
+"""One group for so many of the capacity may be judged beside them. More would only wait, and get older."""
 LOOK_S = 1.0
 """How long to wait for news before looking again."""
 
@@ -127,7 +129,8 @@ class Intake:
 
     def _free(self) -> int:
         """How many groups there is room for."""
-        return min(self._capacity - self._table.generating, 2 * self._capacity - len(self._table))
+        most = self._capacity + -(-self._capacity // JUDGED_SHARE)
+        return min(self._capacity - self._table.generating, most - len(self._table))
 
     async def _lease(self, wanted: int) -> tuple[float, Sequence[Lease]]:
         """Lease up to `wanted` groups; waits out a drain and weights that are too old. Empty after `stop`."""

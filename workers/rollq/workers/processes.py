@@ -77,7 +77,7 @@ class JudgeProcesses:
     async def _start(self) -> "JudgeProcess":
         arguments = (sys.executable, "-c", MAIN, *sys.path)
         process = JudgeProcess(
-            await asyncio.create_subprocess_exec(*arguments, stdin=PIPE, stdout=PIPE, process_group=0)
+            await asyncio.create_subprocess_exec(*arguments, stdin=PIPE, stdout=PIPE, start_new_session=True)
         )
         self._all.add(process)
         return process

@@ -29,7 +29,9 @@ class WorkerSettings(Settings):
     options: dict[str, Any] = Field(default_factory=dict, description="settings of the engine, such as its model")
     tokenizer: Path | None = Field(default=None, description="folder of the tokenizer; default: the engine's model")
     name: str = Field(default="worker", pattern=r"^[A-Za-z0-9_-]{1,32}$", description="a random part is added to it")
-    groups_in_flight: int = Field(default=256, gt=0, description="groups that are generated at the same time")
+    groups_in_flight: int = Field(
+        default=256, gt=0, description="groups generated at the same time; a quarter as many again may be judged"
+    )
     swap: SwapMode = Field(default=SwapMode.KEEP, description="what happens to running requests at new weights")
     weights_folder: Path | None = Field(default=None, description="for downloaded weights; default: a temporary one")
     verify: Verify = Field(default=Verify.FULL, description="how much of shared weights is compared: full, fast, sizes")
