@@ -137,9 +137,9 @@ class BufferCore:
             self._rules[task] = self.clock(task).rules
         return self._rules[task]
 
-    def events(self) -> Events:
-        """A subscription to the run's wake-ups."""
-        return Events(self.client, self.keys.events, self.patience)
+    def events(self, *kinds: str) -> Events:
+        """A subscription to the run's wake-ups, or to those of some kinds; see `Events`."""
+        return Events(self.client, self.keys.events, self.patience, kinds)
 
     def memory_fraction(self) -> float:
         """Used share of the server's `maxmemory`, 0 without a limit."""

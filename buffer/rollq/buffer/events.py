@@ -1,6 +1,7 @@
 """Wake-ups over pub/sub. They only save waiting: losing one costs at most one poll of whoever waits."""
 
 import time
+from collections.abc import Collection
 from types import TracebackType
 from typing import Self
 
@@ -13,8 +14,10 @@ from rollq.buffer.connection import Patience, patiently
 class Events:
     """A subscription to a run's channel; use it in `with`, from one thread."""
 
-    def __init__(self, client: redis.Redis, channel: str, patience: Patience) -> None:
+    def __init__(self, client: redis.Redis, channel: str, patience: Patience, kinds: Collection[str]) -> None:
+        """`kinds`: what to be woken by, as the functions name what they publish; none: everything."""
         self._client = client
+        self._kinds = {kind.encode() for kind in kinds}
         self._patience = patience
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
         self._channel = channel
@@ -36,7 +39,8 @@ class Events:
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             try:
-                if self._pubsub.get_message(timeout=left_s) is not None:
+                message = self._pubsub.get_message(timeout=left_s)
+                if message is not None and (not self._kinds or message["data"] in self._kinds):
                     self._drain()
                     return True
             except (driver.ConnectionError, driver.TimeoutError, OSError):

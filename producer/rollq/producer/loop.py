@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 PROMPTS_PER_CALL = 64
 MIN_PAUSE_S = 0.02  # wake-ups that come faster than this are answered together
 RETRY_S = 1.0
+LOOKS_AT = ("admit", "batch", "claim", "commit", "control", "expire", "publish", "put", "release")
+"""Wake-ups after which there may be room, or something to tidy up. A put of completed groups alone is none of them."""
 
 
 ShouldContinue = Callable[[State], bool]
@@ -83,7 +85,7 @@ class Producer:
         when prompts cannot be used and that is fatal.
         """
         waits = False
-        with self._buffer.events() as events:
+        with self._buffer.events(*LOOKS_AT) as events:
             while not stop.is_set():
                 try:
                     self.tick()

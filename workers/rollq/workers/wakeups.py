@@ -1,4 +1,4 @@
-"""Wake-ups of the run, from one thread that listens to as many parts of the worker as ask.
+"""Wake-ups by new weights and by pauses, from one thread that listens to as many parts of the worker as ask.
 
 Invariant: a wake-up saves waiting and nothing else; whoever loses one looks again after `POLL_S`.
 """
@@ -20,11 +20,11 @@ LISTEN_S = 0.25
 LAST_LISTEN_S = 4 * LISTEN_S
 """How long the end waits for that thread: it hangs while the server is away."""
 REST_S = 0.05
-"""At most so often are wake-ups answered: every put of every worker is one."""
+"""At most so often are wake-ups answered."""
 
 
 class Wakeups:
-    """Tells its `Listener`s that something has happened in the run."""
+    """Tells its `Listener`s that weights were published, or a task was paused or goes on."""
 
     def __init__(self, calls: BufferCalls) -> None:
         self._calls = calls
@@ -55,7 +55,7 @@ class Wakeups:
         """Call `wake` at wake-ups, until `stop`. One thread owns the subscription from its begin to its end."""
         while not stop.is_set():
             try:
-                with self._calls.buffer.events() as events:
+                with self._calls.buffer.events("publish", "control") as events:
                     while not stop.is_set():
                         if events.wait(LISTEN_S):
                             wake()

@@ -154,7 +154,7 @@ local function put(keys, args)
     redis.call('HINCRBY', progress, 'reward_count', reward_count)
     window.tokens, window.reward_sum, window.reward_count = tokens, reward_sum, reward_count
     note_window(clock, window, timings, outcomes)
-    redis.call('PUBLISH', clock.events, 'put')
+    redis.call('PUBLISH', clock.events, window.completed == produced and 'completed' or 'put')
   end
   if refused > 0 then redis.call('HINCRBY', progress, 'refused', refused) end
   if duplicates > 0 then redis.call('HINCRBY', progress, 'duplicates', duplicates) end
