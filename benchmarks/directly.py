@@ -5,7 +5,6 @@ folder: one int64, there from when vLLM serves.
 """
 
 import asyncio
-import gc
 import signal
 import sys
 from contextlib import suppress
@@ -21,7 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.generation import ENGINE_ARGS, EOS_IDS, GROUP_SIZE, IN_FLIGHT, MAX_TOKENS, TEMPERATURE
 from rollq.workers.engine import Sampling
-from rollq.workers.engine_host import YOUNG_OBJECTS
+from rollq.workers.engine_host import freeze_heap
 from rollq.workers.engines.vllm_api import sampling_parameters
 from rollq.workers.tokenizer import HfTokenizer
 
@@ -40,9 +39,7 @@ def main(folder: Path) -> None:
         **ENGINE_ARGS,
     }
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder / "model"), **args))
-    gc.collect()  # as the worker does
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
+    freeze_heap()  # as the worker does
     try:
         asyncio.run(generate(engine, prompts, folder / "made"))
     finally:

@@ -2,7 +2,8 @@
 
 Through rollq: producer, worker with vLLM and server as processes, tickets, leases, frames, claims and commits, and the
 same weights all the time. Both sides live from the start to the end and take turns of some seconds; meanwhile the other
-side's processes are stopped. How fast a shared machine is changes by the minute, and by more than the difference.
+side's processes are stopped. How fast a shared machine is changes by the minute, and by more than the difference. All
+processes share a session, as Linux schedules each session as one.
 """
 
 import os

@@ -29,9 +29,8 @@ class EngineHost:
     """One engine at a time, made anew when it dies, up to `restarts` times."""
 
     def __init__(self, make: Callable[[], Engine], restarts: int, *, freeze: bool = False) -> None:
-        """`freeze`: leave what lives when an engine has started out of garbage collection, for all of this process.
-        Going through what vLLM and torch bring takes 0.7 s every 10 s, in which no request moves. Young objects are
-        collected less often, too."""
+        """`freeze`: call `freeze_heap` whenever an engine has started. Else garbage collection goes through what vLLM
+        and torch bring: 0.7 s every 10 s, in which no request moves."""
         self._make = make
         self._freeze = freeze
         self._restarts_left = restarts
@@ -61,9 +60,7 @@ class EngineHost:
         await engine.start()
         self._engine = engine
         if self._freeze:
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(YOUNG_OBJECTS)
+            freeze_heap()
 
     async def keep_alive(self) -> None:
         """Restart the engine whenever it dies. Raises `EngineDead` when it has died too often."""
@@ -169,3 +166,10 @@ class EngineHost:
             self.published.clear()
             self.asleep = False
             self._death.set()
+
+
+def freeze_heap() -> None:
+    """Leave what lives now out of garbage collection, and collect young objects less often: for all of this process."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
