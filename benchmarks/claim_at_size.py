@@ -5,9 +5,9 @@ import time
 from benchmarks.fill import fill, in_bulk
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, run, server
-from rollq.buffer.replay import Buffer
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Claimed, TrainerEpoch
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import Claimed, TrainerEpoch
 
 BATCH_GROUPS = 256
 GROUP_SIZE = 8

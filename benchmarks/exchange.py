@@ -9,11 +9,11 @@ import numpy as np
 
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run, server
-from rollq.buffer.codec import decode_sample, encode_group
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Group, GroupResult, Sample
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Claimed, TrainerEpoch
+from rollq.buffer.rollouts import Group, GroupResult, Sample
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import Claimed, TrainerEpoch
+from rollq.buffer.wire.samples import decode_sample, encode_group
 
 TARGET = 0.5
 GROUP_SIZE = 8

@@ -8,10 +8,10 @@ import redis
 from tqdm import tqdm
 
 from benchmarks.world import TASK
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
-from rollq.buffer.keys import TaskKeys
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Status
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.keys import TaskKeys
 
 GROUPS_PER_TRIP = 5_000
 ARRIVALS = 1 << 32

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rollq.buffer.schema import FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.loops import Rollout
 
 GENERATION_S = 0.5

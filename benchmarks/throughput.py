@@ -24,10 +24,10 @@ from tqdm import tqdm
 from benchmarks.generation import ENGINE_ARGS, GROUP_SIZE, IN_FLIGHT, MAX_TOKENS, TEMPERATURE, write_files
 from benchmarks.results import Result
 from benchmarks.world import TASK, server
-from rollq.buffer.replay import Buffer
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Claimed
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import Claimed
-from rollq.buffer.weights import locate_weights
+from rollq.buffer.weights.store import locate_weights
 
 Turn = Callable[[float], float]
 """Runs a side for so many seconds at least; tokens per second."""

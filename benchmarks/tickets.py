@@ -20,9 +20,9 @@ from benchmarks.jobs import empty_job
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, run, server
 from rollq.buffer.admission import MAX_IDS_PER_CALL
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Prompt, Status
+from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import enqueue_tickets, open_queue, tickets_missing
 from rollq.workers.run import run_worker

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import (
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import TrainerEpoch
+from rollq.buffer.rollouts import (
     FinishReason,
     GroupResult,
     Lease,
@@ -18,9 +19,8 @@ from rollq.buffer.schema import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import TrainerEpoch
+from rollq.buffer.store.server import EmbeddedServer
 
 TASK = "math"
 VOCABULARY = 150_000

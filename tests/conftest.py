@@ -18,10 +18,10 @@ import pytest
 # Before anything imports torch: as many test processes as cores, one thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.store.server import EmbeddedServer
 
 if TYPE_CHECKING:
-    from rollq.buffer.replay import Buffer
+    from rollq.buffer.buffer import Buffer
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +46,7 @@ def run_name() -> str:
 @pytest.fixture
 def buffer(server_url: str, run_name: str) -> "Iterator[Buffer]":
     """A buffer of a run of its own on the shared server; the run is not created yet."""
-    from rollq.buffer.replay import Buffer
+    from rollq.buffer.buffer import Buffer
 
     with Buffer.connect(server_url, run_name) as buffer:
         yield buffer

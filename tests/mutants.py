@@ -25,12 +25,12 @@ SOURCES = ("buffer", "producer", "workers", "consumer", "monitor", "cli")
 ENOUGH = 0.9
 TIMEOUT_S = 20
 MODULES = {
-    "buffer/rollq/buffer/sizes.py": ("tests/producer/test_split.py",),
+    "buffer/rollq/buffer/batch_sizes.py": ("tests/producer/test_split.py",),
     "buffer/rollq/buffer/staleness.py": (
         "tests/buffer/test_guarantees.py", "-k", "(xb05 or xb06 or xb17) and not redis and not valkey",
     ),
-    "buffer/rollq/buffer/query.py": ("tests/buffer/test_query.py",),
-    "buffer/rollq/buffer/query_plan.py": ("tests/buffer/test_query_plan.py",),
+    "buffer/rollq/buffer/query/language.py": ("tests/buffer/test_query.py",),
+    "buffer/rollq/buffer/query/plan.py": ("tests/buffer/test_query_plan.py",),
     "producer/rollq/producer/strategy.py": ("tests/producer/test_strategy.py",),
     "consumer/rollq/consumer/waiting.py": ("tests/consumer/test_waiting.py",),
     "workers/rollq/workers/filters.py": (

@@ -100,5 +100,5 @@ def test_every_package_is_marked_and_documented() -> None:
 def test_these_checks_see_what_they_look_for() -> None:
     assert wrong_imports("workers", "from rollq.producer.sampler import Sampler") == {"producer"}
     assert wrong_imports("buffer", "from rollq import cli") == {"cli"}
-    assert wrong_imports("cli", "import rollq.buffer.keys") == set()
+    assert wrong_imports("cli", "import rollq.buffer.store.keys") == set()
     assert unsafe_uses("import pickle as p\ntorch.load(f)\nmodel.eval()") == {"pickle", "torch.load"}

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import (
+from rollq.buffer.replies import Claimed, PutOutcome, TrainerEpoch
+from rollq.buffer.rollouts import (
     FinishReason,
     GroupResult,
     Lease,
@@ -20,7 +21,6 @@ from rollq.buffer.schema import (
     VersionSpan,
 )
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import Claimed, PutOutcome, TrainerEpoch
 
 
 def make_sample(

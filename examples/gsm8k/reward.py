@@ -1,6 +1,6 @@
 """The reward of a GSM8K answer: 1 for the right number, and 0.1 more when it stands where it was asked for."""
 
-from rollq.buffer.schema import Prompt, Sample
+from rollq.buffer.rollouts import Prompt, Sample
 from rollq.workers.answers import match_math
 
 

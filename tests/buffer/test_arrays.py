@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from rollq.buffer.arrays import load_array, store_array
-from rollq.buffer.codec import decode_sample, encode_sample
 from rollq.buffer.errors import ArrayError, InvalidGroup
-from rollq.buffer.schema import ArrayRef, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import ArrayRef, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.wire.arrays import load_array, store_array
+from rollq.buffer.wire.samples import decode_sample, encode_sample
 
 
 def file_of(reference: ArrayRef) -> Path:

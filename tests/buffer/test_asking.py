@@ -10,15 +10,15 @@ import redis
 from hypothesis import HealthCheck, given, settings
 
 from query_strategies import QUERIES
-from rollq.buffer import asking
-from rollq.buffer.connection import connect, open_client
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.query import Record, parse_query
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Prompt, Sample, SampleStatus, Status
-from rollq.buffer.server import EmbeddedServer
-from rollq.buffer.values import PutOutcome
+from rollq.buffer.query import calls as asking
+from rollq.buffer.query.language import Record, parse_query
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.store.connection import connect, open_client
+from rollq.buffer.store.server import EmbeddedServer
 from world import World, make_sample
 
 PROFILE = settings(

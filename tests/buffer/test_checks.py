@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.checks import check_group
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.schema import EMPTY_SAMPLE, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.wire.validation import check_group
 
 VOCAB_SIZE = 100
 

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rollq.buffer import codec
-from rollq.buffer.codec import FRAME_VERSION, MAGIC, PREFIX, decode_sample, encode_group, encode_sample
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.schema import EMPTY_SAMPLE, ArrayRef, FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import EMPTY_SAMPLE, ArrayRef, FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.wire import samples as codec
+from rollq.buffer.wire.samples import FRAME_VERSION, MAGIC, PREFIX, decode_sample, encode_group, encode_sample
 
 PROFILE = settings(derandomize=True, max_examples=100, deadline=None, database=None)
 

@@ -12,7 +12,8 @@ import redis
 from redis._parsers.base import BaseParser
 
 from power_cut import kill_synced
-from rollq.buffer.connection import (
+from rollq.buffer.errors import ConfigError, RollqError, ServerError, ServerRefused, ServerUnavailable
+from rollq.buffer.store.connection import (
     Patience,
     address,
     backoff_s,
@@ -26,8 +27,7 @@ from rollq.buffer.connection import (
     reply_text,
     unfit,
 )
-from rollq.buffer.errors import ConfigError, RollqError, ServerError, ServerRefused, ServerUnavailable
-from rollq.buffer.server import EmbeddedServer, embedded_binary, free_port
+from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 
 AT_ONCE = Patience(unanswered_s=0, unready_s=0)
 

@@ -1,5 +1,5 @@
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import SampleStatus
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import SampleStatus
 from world import World
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import FencedError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.replies import Claimed, PutOutcome
+from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.staleness import counted_version, is_stale, stale_threshold, staleness, token_mask
-from rollq.buffer.values import Claimed, PutOutcome
+from rollq.buffer.store.server import EmbeddedServer
 from world import World, make_sample
 
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollq.buffer.batch_sizes import groups_at, groups_through
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import ConfigError, FencedError, HistoryGone
-from rollq.buffer.functions import BatchOver
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Prompt, Shaped, Status
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.replies import Control, PutOutcome, Shortfall
+from rollq.buffer.rollouts import GroupResult, Prompt, Shaped, Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.sizes import groups_at, groups_through
-from rollq.buffer.values import Control, PutOutcome, Shortfall
+from rollq.buffer.store.functions import BatchOver
+from rollq.buffer.store.server import EmbeddedServer
 from world import World, make_sample
 
 

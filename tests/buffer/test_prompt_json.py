@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.buffer.errors import CorruptFrame, InvalidPrompt
-from rollq.buffer.prompts import decode_prompt, encode_prompt
-from rollq.buffer.schema import Prompt
+from rollq.buffer.rollouts import Prompt
+from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 
 PROFILE = settings(derandomize=True, max_examples=200, deadline=None, database=None)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Lease, Prompt, SampleStatus
-from rollq.buffer.server import EmbeddedServer
-from rollq.buffer.values import PromptStats, PutOutcome
+from rollq.buffer.replies import PromptStats, PutOutcome
+from rollq.buffer.rollouts import GroupResult, Lease, Prompt, SampleStatus
+from rollq.buffer.store.server import EmbeddedServer
 from world import World, make_sample
 
 RULES: dict[str, object] = {"prompt_stats": True, "pass_reward": 0.5, "group_size": 4, "min_valid_samples": 1}

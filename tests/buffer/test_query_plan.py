@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 
 from query_strategies import QUERIES, TASKS
-from rollq.buffer.query import Record, parse_query
-from rollq.buffer.query_plan import BY_VERSION, Plan, Range, Reach, Scores, plan, reach_of
-from rollq.buffer.schema import Status
+from rollq.buffer.query.language import Record, parse_query
+from rollq.buffer.query.plan import BY_VERSION, Plan, Range, Reach, Scores, plan, reach_of
+from rollq.buffer.rollouts import Status
 
 PROFILE = settings(derandomize=True, max_examples=300, deadline=None, database=None)
 ALL = frozenset(Status)

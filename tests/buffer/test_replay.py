@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from power_cut import kill_synced
-from rollq.buffer import functions
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import (
     CheckpointOverdue,
@@ -22,12 +22,12 @@ from rollq.buffer.errors import (
     StoreLost,
     TrainerHeld,
 )
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.replies import Claimed, PutOutcome, Shortfall
+from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.store import functions
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ReleaseMode
-from rollq.buffer.values import Claimed, PutOutcome, Shortfall
 from world import World, make_sample
 
 

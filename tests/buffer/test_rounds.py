@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.rounds import Round, RoundLog, TensorSpec, assign_ranks, begin, go_on, round_number
-from rollq.buffer.weights import TTL_S
+from rollq.buffer.weights.broadcast_log import Round, RoundLog, TensorSpec, assign_ranks, begin, go_on, round_number
+from rollq.buffer.weights.store import TTL_S
 
 TENSORS = (TensorSpec("embed", "bfloat16", (7, 3)), TensorSpec("bias", "float32", ()))
 OPENING = {"tensors": [list(spec) for spec in TENSORS], "join_s": 1.0, "timeout_s": 2.0}

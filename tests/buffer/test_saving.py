@@ -14,18 +14,18 @@ import orjson
 import pytest
 from safetensors.numpy import load_file
 
-from rollq.buffer import saving
-from rollq.buffer.codec import decode_sample, encode_sample
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
-from rollq.buffer.prompts import decode_prompt
-from rollq.buffer.replay import Buffer
-from rollq.buffer.saving import as_indexed
-from rollq.buffer.schema import GroupResult, Prompt, Shaped
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.replies import NO_VERSION, BatchState, Claimed, PutOutcome
+from rollq.buffer.rollouts import GroupResult, Prompt, Shaped
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.snapshot import MANIFEST, SavedGroup, read_manifest
-from rollq.buffer.values import NO_VERSION, BatchState, Claimed, PutOutcome
+from rollq.buffer.snapshots import save as saving
+from rollq.buffer.snapshots.folder import MANIFEST, SavedGroup, read_manifest
+from rollq.buffer.snapshots.save import as_indexed
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.samples import decode_sample, encode_sample
 from world import World, make_sample
 
 Dump = dict[str, Any]
@@ -364,9 +364,9 @@ def test_xb16_an_interrupted_save_leaves_no_trace_and_holds_nothing_back(
 SAVE_AND_HANG = """
 import sys
 from pathlib import Path
-from rollq.buffer import saving
-from rollq.buffer.prompts import decode_prompt
-from rollq.buffer.replay import Buffer
+from rollq.buffer.snapshots import save as saving
+from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.buffer import Buffer
 
 saving.CHUNK_BYTES = saving.GROUPS_PER_TRIP = 1
 def report(done, total):
@@ -405,7 +405,7 @@ def test_sb07_killing_the_saver_leaves_no_half_snapshot_and_production_unharmed(
 def test_xb16_a_restore_that_died_is_ended_by_another_one(
     world: World, elsewhere: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.buffer.restoring.GROUPS_PER_CALL", 1)
+    monkeypatch.setattr("rollq.buffer.snapshots.restore.GROUPS_PER_CALL", 1)
     world.start(math=RULES, code={})
     world.complete(2, "code")
     fill(world)
@@ -435,7 +435,7 @@ def test_xb16_a_restore_that_died_is_ended_by_another_one(
 def test_a_restore_that_another_one_overtook_writes_nothing(
     world: World, elsewhere: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.buffer.restoring.GROUPS_PER_CALL", 1)
+    monkeypatch.setattr("rollq.buffer.snapshots.restore.GROUPS_PER_CALL", 1)
     world.start()
     world.complete(4)
     world.buffer.save(tmp_path / "saved")

@@ -11,15 +11,15 @@ import pytest
 import redis
 
 from power_cut import kill_synced
-from rollq.buffer import server as server_module
-from rollq.buffer.connection import connect
 from rollq.buffer.errors import ConfigError, ServerUnavailable
-from rollq.buffer.server import EmbeddedServer, config_word, embedded_binary
+from rollq.buffer.store import server as server_module
+from rollq.buffer.store.connection import connect
+from rollq.buffer.store.server import EmbeddedServer, config_word, embedded_binary
 
 PARENT = """
 import signal, sys
-from rollq.buffer.connection import connect
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.store.connection import connect
+from rollq.buffer.store.server import EmbeddedServer
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits it ignored
 server = EmbeddedServer(sys.argv[1])
 server.start()

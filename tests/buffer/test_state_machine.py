@@ -17,13 +17,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import StaleWorker
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Lease, Status
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.replies import Claimed, PutOutcome, Shortfall
+from rollq.buffer.rollouts import GroupResult, Lease, Status
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ReleaseMode, ResumeMode
-from rollq.buffer.values import Claimed, PutOutcome, Shortfall
 from world import World, make_sample
 
 THRESHOLD = 2

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replay import Buffer
+from rollq.buffer.replies import Shortfall
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import Shortfall
 from world import World
 
 

@@ -10,8 +10,10 @@ import orjson
 import pytest
 from safetensors.numpy import save
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost, WeightsError
-from rollq.buffer.manifest import (
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.weights.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
     EDGE_BYTES,
@@ -23,9 +25,7 @@ from rollq.buffer.manifest import (
     digest_of,
     weight_files,
 )
-from rollq.buffer.replay import Buffer
-from rollq.buffer.server import EmbeddedServer
-from rollq.buffer.weights import (
+from rollq.buffer.weights.store import (
     CHUNK_BYTES,
     KEPT_DOWNLOADS,
     KEPT_VERSIONS,

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.server import EmbeddedServer
-from rollq.buffer.snapshot import MANIFEST
+from rollq.buffer.snapshots.folder import MANIFEST
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
 from rollq.cli.settings import load_settings
 from rollq.cli.setup import Place, open_run

@@ -129,7 +129,7 @@ def test_a_url_that_makes_no_sense_is_refused_without_its_password() -> None:
 
 
 def test_a_wrong_password_is_a_clear_error_that_does_not_show_it(tmp_path: Path) -> None:
-    from rollq.buffer.server import EmbeddedServer
+    from rollq.buffer.store.server import EmbeddedServer
 
     with EmbeddedServer(tmp_path, password="right") as server:
         result = rollq("status", "--url", server.url, "--run", "r", ROLLQ_REDIS_PASSWORD="hunter2")

@@ -6,10 +6,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Status
-from rollq.buffer.server import EmbeddedServer, free_port
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.server import EmbeddedServer, free_port
 from rollq.cli.settings import load_settings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler

@@ -9,9 +9,9 @@ import orjson
 import pytest
 from click.testing import CliRunner, Result
 
-from rollq.buffer.query import FIELDS, Record
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Sample, SampleStatus, Status
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.query.language import FIELDS, Record
+from rollq.buffer.rollouts import GroupResult, Sample, SampleStatus, Status
 from rollq.cli.main import main
 from rollq.monitor.queries import as_lines, as_table
 from world import World

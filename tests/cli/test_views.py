@@ -3,8 +3,8 @@
 import pytest
 from click.testing import CliRunner, Result
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.values import Control
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Control
 from rollq.cli.main import main
 from world import World
 

@@ -9,12 +9,12 @@ from consumer_groups import VOCABULARY
 from safetensors.torch import load_file
 from transformers import Qwen3ForCausalLM
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StaleWorker
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import FinishReason, GroupResult, Lease, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.replies import LiveModel
+from rollq.buffer.rollouts import FinishReason, GroupResult, Lease, Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import LiveModel
-from rollq.buffer.weights import load_weights
+from rollq.buffer.weights.store import load_weights
 
 TEMPERATURE = 0.7
 RESPONSE = 5

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gloo_group import GlooGroup, come
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.manifest import WEIGHTS_FILE, Verify
-from rollq.buffer.replay import Buffer
+from rollq.buffer.weights.manifest import WEIGHTS_FILE, Verify
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost

@@ -10,7 +10,7 @@ import torch
 from consumer_groups import make_group, make_sample, make_segment, random_groups
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.schema import Segment, VersionSpan
+from rollq.buffer.rollouts import Segment, VersionSpan
 from rollq.consumer import Batch
 
 

@@ -10,6 +10,7 @@ from hand_worker import HandWorker, make_run
 from tiny_qwen3 import tiny_qwen3
 from transformers import AutoModelForCausalLM
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import (
     ClaimTimeout,
@@ -20,9 +21,8 @@ from rollq.buffer.errors import (
     TrainerHeld,
     WeightsError,
 )
-from rollq.buffer.replay import Buffer
 from rollq.buffer.training import ReleaseMode
-from rollq.buffer.weights import load_weights
+from rollq.buffer.weights.store import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.weights import WeightsOutlet, to_safetensors, write_model
 

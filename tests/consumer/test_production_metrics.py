@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq.buffer.values import Production
+from rollq.buffer.replies import Production
 from rollq.consumer.metrics import describe_production, times
 
 

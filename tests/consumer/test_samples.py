@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from rollq.buffer.arrays import store_array
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ArrayError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import (
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import (
     ArrayRef,
     FinishReason,
     GroupResult,
@@ -20,7 +20,7 @@ from rollq.buffer.schema import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.values import PutOutcome
+from rollq.buffer.wire.arrays import store_array
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from world import World
 

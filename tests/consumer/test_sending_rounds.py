@@ -16,10 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gloo_group import ADDRESS, GlooMeeting
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.rounds import Round, RoundLog
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.weights.broadcast_log import Round, RoundLog
 from rollq.consumer import Consumer, ConsumerSettings
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.weights import make_sender

@@ -9,13 +9,13 @@ from hand_worker import HandWorker, make_run
 from tiny_qwen3 import tiny_qwen3
 
 from rollq.buffer.batches import MAX_FILL
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ClaimTimeout, ConfigError, FencedError, ProductionStalled, ProductionStopped, SyncFirst
 from rollq.buffer.evaluations import EvaluatedGroup, evaluation_metrics
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Prompt
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.replies import Control, Counts
+from rollq.buffer.rollouts import GroupResult, Prompt
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import Control, Counts
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.consumer import Consumer, ConsumerSettings
 from world import World, make_sample
 

@@ -16,10 +16,10 @@ from safetensors.numpy import load_file
 from tiny_qwen3 import tiny_qwen3
 from transformers import AutoModelForCausalLM
 
-from rollq.buffer.connection import Patience
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, InvalidGroup, ServerError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer import METRICS_FILE, Learner, Trainer, train

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollq.buffer.schema import Status
+from rollq.buffer.replies import Clock, Control, Counts, Shortfall
+from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.values import Clock, Control, Counts, Shortfall
 from rollq.consumer.waiting import Outlook, explain_wait, outlook
 
 

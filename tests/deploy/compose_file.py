@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import yaml
 
-from rollq.buffer.server import embedded_binary
+from rollq.buffer.store.server import embedded_binary
 
 COMPOSE = Path(__file__).parents[2] / "compose"
 PATIENCE_S = 120

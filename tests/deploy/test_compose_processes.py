@@ -5,7 +5,7 @@ import pytest
 import redis
 from compose_file import COMPOSE, PASSWORD, Containers
 
-from rollq.buffer.server import free_port
+from rollq.buffer.store.server import free_port
 from rollq.monitor.records import METRICS_FILE, read_steps
 
 FAKE_GPUS = "#!/bin/sh\nprintf '0\\n1\\n'\n"

@@ -10,7 +10,7 @@ import pytest
 from readme import ROOT, blocks
 from talking import Model, call, chat_tokenizer, converse
 
-from rollq.buffer.schema import FinishReason, Prompt, Sample, SampleStatus
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.cli.settings import load_settings
 from rollq.workers.agents import BUILT_IN, make_loop
 from rollq.workers.multi_turn import EnvironmentSettings

@@ -4,9 +4,9 @@ from typing import get_args
 import pytest
 from readme import ROOT, Desk, blocks
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.server import EmbeddedServer
-from rollq.buffer.snapshot import MANIFEST
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.snapshots.folder import MANIFEST
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ResumeMode
 from world import World
 

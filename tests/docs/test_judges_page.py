@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from readme import ROOT, blocks
 
-from rollq.buffer.schema import Prompt, Sample, SampleStatus
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.judges import Tools, make_judge
 from rollq.workers.pools import Pool, PoolSettings
 from rollq.workers.processes import JudgeProcesses

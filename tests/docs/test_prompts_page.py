@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from readme import ROOT, blocks
 
+from rollq.buffer.replies import PromptStats
 from rollq.buffer.settings import TaskSettings
-from rollq.buffer.values import PromptStats
 from rollq.producer.columns import Columns
 from rollq.producer.orders import make_order
 

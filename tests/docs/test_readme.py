@@ -7,8 +7,8 @@ import pytest
 import redis
 from readme import ROOT, Desk, blocks, kill
 
-from rollq.buffer.schema import Prompt
-from rollq.buffer.server import free_port
+from rollq.buffer.rollouts import Prompt
+from rollq.buffer.store.server import free_port
 from rollq.cli.settings import load_settings
 from rollq.monitor.records import METRICS_FILE, read_steps
 

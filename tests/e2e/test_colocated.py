@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Status
-from rollq.buffer.values import Control
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Status
 from rollq.cli.settings import load_settings
 from rollq.consumer import Consumer, ConsumerSettings
 

@@ -11,7 +11,7 @@ from demo_process import DemoProcess, eventually
 from redis import Redis
 from rq import Queue, Worker
 
-from rollq.buffer.keys import RunKeys
+from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.tickets import TicketJob, TicketSerializer
 from rollq.cli.demo_settings import RUN
 

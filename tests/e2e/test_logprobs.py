@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from recorded_run import recompute_all, role, rollq
 
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.store.server import EmbeddedServer
 
 STEPS = 8
 JUDGE = "def reward(prompt, sample):\n    return sum(map(ord, sample.text)) % 2\n"

@@ -17,9 +17,9 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from worker_world import Script, WorkerWorld
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Group, Prompt, SampleStatus, Status
-from rollq.buffer.weights import locate_weights
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import Group, Prompt, SampleStatus, Status
+from rollq.buffer.weights.store import locate_weights
 from rollq.cli.tiny import make_model, make_tokenizer, save
 from rollq.consumer.batch import Batch
 from rollq.consumer.micro_batch import MicroBatch

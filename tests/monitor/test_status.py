@@ -3,11 +3,11 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Prompt
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.tickets import enqueue_tickets, open_queue
-from rollq.buffer.values import Control
 from rollq.monitor.rq_info import rq_lines
 from rollq.monitor.status import RunStatus, as_json, as_table, read_status
 

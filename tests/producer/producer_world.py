@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import (
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Claimed, TrainerEpoch
+from rollq.buffer.rollouts import (
     FinishReason,
     GroupResult,
     Lease,
@@ -21,7 +22,6 @@ from rollq.buffer.schema import (
 )
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import open_queue
-from rollq.buffer.values import Claimed, TrainerEpoch
 from rollq.producer.loop import Feed, Producer, ShouldContinue
 from rollq.producer.orders import make_order
 from rollq.producer.prompts import PromptFile

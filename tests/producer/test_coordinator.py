@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from rq import Queue
 
-from rollq.buffer.functions import BatchOver
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import GroupResult, Prompt
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import PutOutcome, Shortfall
+from rollq.buffer.rollouts import GroupResult, Prompt
+from rollq.buffer.store.functions import BatchOver
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
-from rollq.buffer.values import PutOutcome, Shortfall
 from rollq.consumer.batch import Batch
 from rollq.producer.coordinator import BatchCoordinator, OverRollout, Stage
 from rollq.producer.pipeline import ScoredGroup, clip_rewards, drop_zero_advantage, group_normalised

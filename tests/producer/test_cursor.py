@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from producer_world import TASK, begin, lease, make_run, producer, prompt_file, put, task_settings, train
 from test_sampler import Rows
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.keys import TaskKeys
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Prompt, SampleStatus, Status
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.rollouts import Prompt, SampleStatus, Status
 from rollq.buffer.settings import TaskSettings
+from rollq.buffer.store.keys import TaskKeys
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.producer.orders import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler

@@ -18,14 +18,14 @@ from producer_world import (
     train,
 )
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import InvalidPrompt, StoreLost
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import SampleStatus, Status
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import SampleStatus, Status
 from rollq.buffer.settings import EvaluationSettings
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
-from rollq.buffer.values import Control
 from rollq.producer.loop import EvaluationFeed, Producer, state_of
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings

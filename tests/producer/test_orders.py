@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from test_sampler import Rows, contents
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.replies import PromptStats
 from rollq.buffer.settings import TaskSettings
-from rollq.buffer.values import PromptStats
 from rollq.producer.orders import Curriculum, Order, Shuffle, make_order, shuffled
 from rollq.producer.sampler import Sampler
 

@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.schema import Prompt
+from rollq.buffer.rollouts import Prompt
 from rollq.producer.orders import shuffled
 from rollq.producer.sampler import Sampler
 

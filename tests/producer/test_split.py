@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq.buffer.sizes import groups_at, groups_through, split
+from rollq.buffer.batch_sizes import groups_at, groups_through, split
 
 WEIGHTS = st.lists(
     st.tuples(st.text("abc", min_size=1, max_size=5), st.floats(0, 1e6, allow_nan=False)),

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollq.buffer.schema import Status
+from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import State, draw_on, over_sampled, plan, step_of, too_little_kept

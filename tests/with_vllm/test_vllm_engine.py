@@ -27,7 +27,7 @@ from vllm_world import (
 )
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.schema import FinishReason
+from rollq.buffer.rollouts import FinishReason
 from rollq.cli.tiny import make_tokenizer
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost

@@ -11,7 +11,7 @@ from recorded_run import recompute_all, role
 from vllm_server import VllmServer
 from vllm_world import ENGINE_ARGS, cpu_environment, free_port, make_qwen3
 
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.store.server import EmbeddedServer
 
 STEPS = 6
 CACHE_BYTES = ENGINE_ARGS["kv_cache_memory_bytes"]

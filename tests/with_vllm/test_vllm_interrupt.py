@@ -12,9 +12,9 @@ import pytest
 from recorded_run import role, rollq
 from vllm_world import ENGINE_ARGS, cpu_environment, make_qwen3
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Status
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.server import EmbeddedServer
 
 CACHE_BYTES = ENGINE_ARGS["kv_cache_memory_bytes"]
 CONFIG = f"""

@@ -14,7 +14,7 @@ from vllm_server import VllmServer, until_it_answers, until_they_are
 from vllm_world import make_qwen3, random_prompt
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.schema import FinishReason, Int32Array
+from rollq.buffer.rollouts import FinishReason, Int32Array
 from rollq.workers.engine import Completion, Request, Sampling, SwapMode
 from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from vllm_world import SharedEngine, forward_logprobs, make_qwen3, options
 
 from gloo_group import ADDRESS, GlooGroup, GlooMeeting
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.rounds import RoundLog
-from rollq.buffer.values import LiveModel
+from rollq.buffer.replies import LiveModel
+from rollq.buffer.weights.broadcast_log import RoundLog
 from rollq.consumer.rounds import Sender
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, Request, Sampling, SwapMode, WeightsVersion

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_server import VllmServer, until_it_answers, until_they_are
 from vllm_world import forward_logprobs, random_prompt
 
-from rollq.buffer.schema import Float32Array
+from rollq.buffer.rollouts import Float32Array
 from rollq.workers.engine import Completion, Request, Sampling
 from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
 from rollq.workers.pools import Pool, PoolSettings

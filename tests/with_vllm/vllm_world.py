@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rollq.buffer.schema import Float32Array, Int32Array
+from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.cli.tiny import make_tokenizer
 from rollq.workers.engine import Engine, SwapMode, WeightsVersion
 from rollq.workers.engines import make_engine

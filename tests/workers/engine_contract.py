@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollq.buffer.schema import FinishReason, VersionSpan
+from rollq.buffer.rollouts import FinishReason, VersionSpan
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines import make_engine
 

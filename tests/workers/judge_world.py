@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
-from rollq.buffer.schema import Prompt, Sample, SampleStatus
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.judges import Judge, Tools, make_judge
 from rollq.workers.processes import JudgeProcesses
 from rollq.workers.rewards import Verdict

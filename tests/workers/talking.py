@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Prompt, Sample, VersionSpan
+from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, VersionSpan
 from rollq.cli.tiny import make_tokenizer
 from rollq.workers.engine import Completion, Request, Sampling
 from rollq.workers.loops import AgentLoop, Rollout, prompt_tokens

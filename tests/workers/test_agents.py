@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import Sample
+from rollq.buffer.rollouts import Sample
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.agents import make_loop
 from rollq.workers.loops import Rollout, SingleTurn

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rollq.buffer.schema import Prompt
+from rollq.buffer.rollouts import Prompt
 from rollq.workers.built_in_tools import Lookup, calculator
 from rollq.workers.tool_calls import CallError, ToolCall, parse_calls
 

@@ -10,9 +10,9 @@ import pytest
 from talking import Model, chat_tokenizer, converse, rollout
 from worker_world import Script, WorkerWorld
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents import make_loop
 from rollq.workers.engine import EngineDead
 from rollq.workers.environments import Opening, Step

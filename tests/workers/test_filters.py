@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 from worker_world import NO_PROMPTS, Script, WorkerWorld
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Prompt, Sample, SampleStatus, Status
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.filters import Filter, FilterError, is_finished, keep, zero_advantage
 from rollq.workers.processes import JudgeProcesses

@@ -11,14 +11,14 @@ import pytest
 from safetensors.numpy import save
 from worker_world import Script, WorkerWorld
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost, WeightsError
-from rollq.buffer.manifest import WEIGHTS_FILE
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import FinishReason, GroupResult, Prompt, Sample, SampleStatus, Status, VersionSpan
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.replies import Leased
+from rollq.buffer.rollouts import FinishReason, GroupResult, Prompt, Sample, SampleStatus, Status, VersionSpan
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
-from rollq.buffer.values import Leased
-from rollq.buffer.weights import store_weights
+from rollq.buffer.weights.manifest import WEIGHTS_FILE
+from rollq.buffer.weights.store import store_weights
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.pausing import State
 from rollq.workers.run import Worker

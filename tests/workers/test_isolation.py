@@ -12,9 +12,9 @@ import pytest
 from openai_server import CompletionsServer
 from worker_world import NO_PROMPTS, Script, ScriptedEngine, WorkerWorld
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Prompt, Sample, SampleStatus, Status
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling
 from rollq.workers.engine_host import EngineHost

@@ -15,7 +15,7 @@ import pytest
 from judge_world import burning_judge, made, question, sample
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.judges import Judge, Tools, make_judge
 from rollq.workers.processes import JudgeProcesses
 from rollq.workers.rewards import Verdict

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.workers.judges import Judge, Tools, exact_match, last_number, make_judge
 from rollq.workers.processes import JudgeProcesses
 from rollq.workers.rewards import Verdict

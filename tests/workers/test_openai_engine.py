@@ -13,7 +13,7 @@ import pytest
 from openai_server import ANSWER, CompletionsServer
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.schema import FinishReason, VersionSpan
+from rollq.buffer.rollouts import FinishReason, VersionSpan
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines import make_engine, servers
 from rollq.workers.engines.completions_api import check_probe

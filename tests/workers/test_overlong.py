@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 from worker_world import NO_PROMPTS, Script, WorkerWorld
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import FinishReason, Status
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import FinishReason, Status
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.overlong import length_penalty, mask_truncated, punish
 from rollq.workers.run import Worker

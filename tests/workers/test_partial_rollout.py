@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from worker_world import Script, ScriptedEngine, WorkerWorld
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import FinishReason, GroupResult, Sample, Status, VersionSpan
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import FinishReason, GroupResult, Sample, Status, VersionSpan
 from rollq.buffer.staleness import staleness
-from rollq.buffer.weights import read_files, store_weights
+from rollq.buffer.weights.store import read_files, store_weights
 from rollq.cli.tiny import make_model, make_tokenizer, save
 from rollq.workers.engine import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from worker_world import Script, ScriptedEngine, WorkerWorld
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Lease, Prompt, Status
-from rollq.buffer.values import Control
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Lease, Prompt, Status
 from rollq.workers.engine import SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.making import priority

@@ -15,7 +15,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.http import TryAgain
 from rollq.workers.judges import Tools, make_judge

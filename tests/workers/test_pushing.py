@@ -12,7 +12,7 @@ from openai_server import ANSWER, CompletionsServer
 from safetensors.numpy import save_file
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.schema import FinishReason, VersionSpan
+from rollq.buffer.rollouts import FinishReason, VersionSpan
 from rollq.workers.engine import EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines import make_engine
 from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings

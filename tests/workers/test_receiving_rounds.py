@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from worker_world import Script, ScriptedEngine
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.manifest import Verify
-from rollq.buffer.replay import Buffer
-from rollq.buffer.rounds import RoundLog, TensorSpec
-from rollq.buffer.values import LiveModel
+from rollq.buffer.replies import LiveModel
+from rollq.buffer.weights.broadcast_log import RoundLog, TensorSpec
+from rollq.buffer.weights.manifest import Verify
 from rollq.workers import rounds
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion

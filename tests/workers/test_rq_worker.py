@@ -16,7 +16,7 @@ from rq.job import Callback, JobStatus
 from rq.serializers import JSONSerializer
 
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
 from rollq.workers.rq_worker import RqWorker, incarnation_name
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from rollq.buffer.schema import FinishReason, Int32Array, VersionSpan
+from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
 from rollq.workers.byte_tokenizer import EOS_ID, ByteTokenizer
 from rollq.workers.engine import Completion
 from rollq.workers.stops import end_at_stop

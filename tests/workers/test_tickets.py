@@ -10,8 +10,8 @@ from redis.exceptions import ConnectionError as DriverConnectionError
 from rq import Queue, SimpleWorker
 from rq.job import Callback
 
-from rollq.buffer.connection import Patience
 from rollq.buffer.errors import ConfigError, ServerUnavailable
+from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import (
     FAILURE_TTL_S,
     MAX_GROUPS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollq.buffer.schema import Lease, Prompt
+from rollq.buffer.rollouts import Lease, Prompt
 from rollq.workers.timeouts import WARM_UP_GROUPS, AttemptTimeouts, attempt_timeout_s
 
 

@@ -13,12 +13,12 @@ import pytest
 from talking import EOS, FORGETFUL, PAD, Model, call, chat_tokenizer, converse, rollout
 from worker_world import Script, WorkerWorld
 
-from rollq.buffer.checks import check_group
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.leasing import version_of
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.wire.validation import check_group
 from rollq.workers.agents import make_loop
 from rollq.workers.engine import Completion, ContextFull, Request
 from rollq.workers.engines.limits import token_limit

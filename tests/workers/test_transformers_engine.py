@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.schema import FinishReason, Int32Array
+from rollq.buffer.rollouts import FinishReason, Int32Array
 from rollq.cli.tiny import make_model, make_tokenizer, save
 from rollq.workers.engine import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines import make_engine

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from worker_world import Script, ScriptedEngine
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.manifest import Verify
-from rollq.buffer.replay import Buffer
+from rollq.buffer.weights.manifest import Verify
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import SwapMode
 from rollq.workers.engine_host import EngineHost

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from rq import Queue
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import FinishReason, Sample, Status, VersionSpan
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import FinishReason, Sample, Status, VersionSpan
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.workers.byte_tokenizer import EOS_ID

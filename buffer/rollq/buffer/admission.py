@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import chain
 
 from rollq.buffer.core import BufferCore, task_keys
-from rollq.buffer.prompts import encode_prompt
-from rollq.buffer.schema import Prompt, Status
-from rollq.buffer.values import Admitted, PromptStats, Reaped
+from rollq.buffer.replies import Admitted, PromptStats, Reaped
+from rollq.buffer.rollouts import Prompt, Status
+from rollq.buffer.wire.prompts import encode_prompt
 
 MAX_IDS_PER_CALL = 1000
 SWEEP_IDS_PER_CALL = 50

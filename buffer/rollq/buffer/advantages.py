@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from rollq.buffer.schema import BoolArray, Float32Array
+from rollq.buffer.rollouts import BoolArray, Float32Array
 from rollq.buffer.settings import Settings
 
 Float64Array = npt.NDArray[np.float64]

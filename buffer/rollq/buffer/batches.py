@@ -7,10 +7,10 @@ from typing import Literal
 import orjson
 
 from rollq.buffer.core import BufferCore, pairs, task_keys
-from rollq.buffer.functions import BatchOver
-from rollq.buffer.prompts import encode_prompt
-from rollq.buffer.schema import Prompt, Shaped
-from rollq.buffer.values import BatchState, ClaimedGroup, Finalizing
+from rollq.buffer.replies import BatchState, ClaimedGroup, Finalizing
+from rollq.buffer.rollouts import Prompt, Shaped
+from rollq.buffer.store.functions import BatchOver
+from rollq.buffer.wire.prompts import encode_prompt
 
 BatchType = Literal["train", "eval"]
 MAX_FILL = 500

@@ -7,14 +7,14 @@ from typing import Any, Self
 
 import redis
 
-from rollq.buffer import functions
-from rollq.buffer.connection import Patience, connect, patiently
 from rollq.buffer.errors import ConfigError, StoreLost
-from rollq.buffer.events import Events
-from rollq.buffer.keys import RunKeys, TaskKeys
+from rollq.buffer.replies import Clock, Control
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.trips import Command, converse
-from rollq.buffer.values import Clock, Control
+from rollq.buffer.store import functions
+from rollq.buffer.store.connection import Patience, connect, patiently
+from rollq.buffer.store.events import Events
+from rollq.buffer.store.keys import RunKeys, TaskKeys
+from rollq.buffer.store.pipelining import Command, converse
 
 _TEXT_RULES = ("kind", "order", "expiry", "stragglers", "resume")
 _NEVER = 2**31 - 1

@@ -9,17 +9,17 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer import functions
-from rollq.buffer.codec import decode_sample, encode_group
 from rollq.buffer.core import BufferCore, pairs, task_keys
 from rollq.buffer.errors import CorruptFrame, InvalidGroup, StaleWorker
-from rollq.buffer.functions import EpochMoved
-from rollq.buffer.prompts import decode_prompt
-from rollq.buffer.schema import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
+from rollq.buffer.replies import Leased, LiveModel, PutOutcome
+from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import brings_labels, counted_version
-from rollq.buffer.trips import Command
-from rollq.buffer.values import Leased, LiveModel, PutOutcome
+from rollq.buffer.store import functions
+from rollq.buffer.store.functions import EpochMoved
+from rollq.buffer.store.pipelining import Command
+from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.samples import decode_sample, encode_group
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.schema import BoolArray, Int32Array, Sample
+from rollq.buffer.rollouts import BoolArray, Int32Array, Sample
 
 
 def stale_threshold(syncs: int, sync_weights_interval: int) -> int:

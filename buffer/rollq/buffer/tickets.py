@@ -24,9 +24,9 @@ from rq.exceptions import DeserializationError
 from rq.job import Job
 from rq.queue import EnqueueData
 
-from rollq.buffer.connection import Patience, open_client, patiently
 from rollq.buffer.errors import RollqError
-from rollq.buffer.keys import RunKeys, check_name
+from rollq.buffer.store.connection import Patience, open_client, patiently
+from rollq.buffer.store.keys import RunKeys, check_name
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import orjson
 
 from rollq.buffer.admission import MAX_IDS_PER_CALL, Admission
-from rollq.buffer.codec import decode_sample
 from rollq.buffer.core import pairs, task_keys
 from rollq.buffer.errors import ConfigError, CorruptFrame, CorruptGroup, HistoryGone, TrainerHeld
-from rollq.buffer.prompts import decode_prompt
-from rollq.buffer.schema import EMPTY_SAMPLE, Group, Shaped
-from rollq.buffer.trips import Command, converse
-from rollq.buffer.values import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
+from rollq.buffer.replies import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Group, Shaped
+from rollq.buffer.store.pipelining import Command, converse
+from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.samples import decode_sample
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 ReleaseMode = Literal["return", "drop", "quarantine"]

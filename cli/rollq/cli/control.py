@@ -9,7 +9,7 @@ import click
 from rollq.buffer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rollq.buffer.values import Control
+    from rollq.buffer.replies import Control
 
 
 def _target(command: Callable[..., None]) -> Callable[..., None]:
@@ -56,7 +56,7 @@ def resume(file: Path | None, url: str | None, run_name: str | None, names: tupl
 
 
 def _set(file: Path | None, url: str | None, run: str | None, names: tuple[str, ...], control: str) -> None:
-    from rollq.buffer.values import Control
+    from rollq.buffer.replies import Control
     from rollq.cli.setup import find_place
 
     with find_place(file, url, run).buffer() as buffer:

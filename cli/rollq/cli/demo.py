@@ -18,11 +18,11 @@ from typing import Any
 import click
 import orjson
 
-from rollq.buffer.connection import Patience
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replay import Buffer
-from rollq.buffer.server import EmbeddedServer
 from rollq.buffer.settings import TaskSettings
+from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo_files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
 from rollq.cli.demo_settings import RUN, DemoOptions, demo_settings, task_settings, toml
 from rollq.cli.demo_watch import Watch

@@ -13,9 +13,9 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerUnavailable, StoreLost
-from rollq.buffer.replay import Buffer
-from rollq.buffer.server import EmbeddedServer
+from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.processes import Role, Supervisor
 from rollq.monitor.live import LiveView, clock, plain_line, render
 from rollq.monitor.records import Snapshot, append_line, read_steps

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rollq.buffer.connection import mask_url
+from rollq.buffer.store.connection import mask_url
 
 _WORDS = {
     "model_type": "must be a table",

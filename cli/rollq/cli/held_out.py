@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.schema import EMPTY_SAMPLE, Prompt
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.prompts import PromptFile
 from rollq.workers.engine import Engine, Sampling

@@ -31,7 +31,7 @@ def redis(directory: Path, port: int, bind: str, password_env: str | None) -> No
       rollq redis --dir data
       ROLLQ_REDIS_PASSWORD=... rollq redis --bind 0.0.0.0 --password-env ROLLQ_REDIS_PASSWORD
     """
-    from rollq.buffer.server import EmbeddedServer
+    from rollq.buffer.store.server import EmbeddedServer
 
     password = None
     if password_env is not None:

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
-from rollq.buffer.connection import check_url
+from rollq.buffer.batch_sizes import groups_at, split
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.keys import check_name
 from rollq.buffer.settings import MAX_BATCH_GROUPS, EvaluationSettings, RedisSettings, Settings, TaskSettings
-from rollq.buffer.sizes import groups_at, split
+from rollq.buffer.store.connection import check_url
+from rollq.buffer.store.keys import check_name
 from rollq.cli.explain import bent_values, explain
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings

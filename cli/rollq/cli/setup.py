@@ -9,9 +9,9 @@ from typing import Self
 
 from rq import Queue
 
-from rollq.buffer.connection import Patience
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replay import Buffer
+from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import open_queue
 from rollq.cli.settings import RollqSettings, load_settings, password_from
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from rollq.buffer.saving import Report
+    from rollq.buffer.snapshots.save import Report
 
 QUIET_S = 1.0
 """What takes no longer needs no progress bar."""

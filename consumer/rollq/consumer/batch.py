@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.advantages import AdvantageSettings, advantages
-from rollq.buffer.schema import (
+from rollq.buffer.rollouts import (
     BoolArray,
     Float32Array,
     Group,
@@ -39,7 +39,7 @@ class TokenSequence:
     int32 [L], what made the token, -1 on the prompt; `staleness` int32 [L], 0 on the prompt. `sample` indexes the
     batch's flat samples. `sample_loss_tokens` counts the loss tokens of all segments of the sample. `temperature` is
     what the response was sampled with. `arrays` are the segment's named arrays, as they were put: per token or per
-    sample, large ones as references that `rollq.buffer.arrays.load_array` reads.
+    sample, large ones as references that `rollq.buffer.wire.arrays.load_array` reads.
     """
 
     ids: Int32Array

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.manifest import WEIGHTS_FILE
+from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.consumer.weights import copy_config, finish_folder, start_folder, to_safetensors, write_synced
 
 KEPT = 2

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rollq.buffer.connection import Patience
+from rollq.buffer.batch_sizes import groups_at
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import (
     ClaimTimeout,
     ConfigError,
@@ -25,11 +26,10 @@ from rollq.buffer.errors import (
     ServerError,
     SyncFirst,
 )
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Group
-from rollq.buffer.sizes import groups_at
+from rollq.buffer.replies import Claimed, Production, Shortfall, TrainerEpoch
+from rollq.buffer.rollouts import Group
+from rollq.buffer.store.connection import Patience
 from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
-from rollq.buffer.values import Claimed, Production, Shortfall, TrainerEpoch
 from rollq.consumer.batch import Batch
 from rollq.consumer.evaluating import evaluate
 from rollq.consumer.settings import ConsumerSettings

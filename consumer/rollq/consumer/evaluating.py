@@ -5,11 +5,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.evaluations import evaluation_metrics
-from rollq.buffer.events import Events
-from rollq.buffer.replay import Buffer
-from rollq.buffer.values import BatchState
+from rollq.buffer.replies import BatchState
+from rollq.buffer.store.events import Events
 
 log = logging.getLogger(__name__)
 

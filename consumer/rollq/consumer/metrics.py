@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rollq.buffer.values import Production
+from rollq.buffer.replies import Production
 
 
 def describe_production(production: Production) -> dict[str, Any]:

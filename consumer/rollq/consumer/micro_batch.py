@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollq.buffer.arrays import load_array
 from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.wire.arrays import load_array
 from rollq.consumer.batch import BatchCounts, TokenSequence
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Protocol
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.rounds import LOOK_S, Round, RoundLog, TensorSpec, assign_ranks
-from rollq.buffer.weights import StoredWeights
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.weights.broadcast_log import LOOK_S, Round, RoundLog, TensorSpec, assign_ranks
+from rollq.buffer.weights.store import StoredWeights
 
 log = logging.getLogger(__name__)
 

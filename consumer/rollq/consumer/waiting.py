@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from rollq.buffer.schema import Status
-from rollq.buffer.values import Control, Counts, Shortfall
+from rollq.buffer.replies import Control, Counts, Shortfall
+from rollq.buffer.rollouts import Status
 
 FULL = 0.8
 """Producers admit nothing new from this share of maxmemory on."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.manifest import WEIGHTS_FILE, describe_bytes, digest_of
-from rollq.buffer.replay import Buffer
-from rollq.buffer.weights import StoredWeights, keep_weights, locate_weights, read_files, store_weights
+from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, digest_of
+from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.nccl import NcclMeeting
 from rollq.consumer.rounds import Sender
 from rollq.consumer.settings import ConsumerSettings, Transport

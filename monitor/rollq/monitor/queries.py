@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import orjson
 
-from rollq.buffer.query import Record
+from rollq.buffer.query.language import Record
 
 WIDTH = 100
 """Columns that a row, with its error, is cut to."""

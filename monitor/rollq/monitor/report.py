@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import Status
+from rollq.buffer.rollouts import Status
 from rollq.monitor.records import Snapshot, StepRecord
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ the classes that it was told. This view counts instead, with the ticket's own jo
 from rq import Queue
 from rq.worker import Worker
 
-from rollq.buffer.connection import Patience, patiently
+from rollq.buffer.store.connection import Patience, patiently
 
 PATIENCE = Patience(unanswered_s=2.0)
 """A look, unlike a role, waits only a moment for a server that does not answer."""

@@ -2,7 +2,7 @@
 
 import time
 
-from rollq.buffer.replay import Buffer
+from rollq.buffer.buffer import Buffer
 from rollq.monitor.records import Snapshot
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 from rq import Queue
 
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Status
-from rollq.buffer.sizes import groups_at
+from rollq.buffer.batch_sizes import groups_at
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Counts, LiveModel
+from rollq.buffer.rollouts import Status
 from rollq.buffer.tickets import tickets_queued
-from rollq.buffer.values import Counts, LiveModel
 
 STATUS_VERSION = 1
 """Of the JSON that `as_json` makes; grows when a field changes its meaning or goes."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollq.buffer.schema import Status
+from rollq.buffer.rollouts import Status
 from rollq.monitor.live import staleness_shares
 from rollq.monitor.records import Snapshot, StepRecord
 

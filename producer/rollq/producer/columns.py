@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from rollq.buffer.schema import Prompt
+from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import TaskSettings
 
 _MESSAGES: Final = "messages"

@@ -21,14 +21,14 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batches import MAX_FILL, BatchType
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.evaluations import evaluation_metrics
-from rollq.buffer.functions import BatchOver
-from rollq.buffer.prompts import encode_prompt
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Prompt, Shaped, Status
+from rollq.buffer.replies import BatchState
+from rollq.buffer.rollouts import Prompt, Shaped, Status
 from rollq.buffer.settings import MAX_BATCH_GROUPS
+from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
-from rollq.buffer.values import BatchState
+from rollq.buffer.wire.prompts import encode_prompt
 from rollq.producer.pipeline import Operator, ScoredGroup, run_pipeline
 
 log = logging.getLogger(__name__)

@@ -13,14 +13,14 @@ from typing import Literal
 
 from rq import Queue
 
+from rollq.buffer.batch_sizes import groups_through
 from rollq.buffer.batches import MAX_FILL
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidPrompt, ServerError, ServerUnavailable
-from rollq.buffer.replay import Buffer
-from rollq.buffer.schema import Prompt, Status
+from rollq.buffer.replies import Control, Counts
+from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.sizes import groups_through
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
-from rollq.buffer.values import Control, Counts
 from rollq.producer.journal import Journal
 from rollq.producer.sampler import PromptSource, Sampler
 from rollq.producer.settings import ProducerSettings

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
+from rollq.buffer.replies import PromptStats
 from rollq.buffer.settings import TaskSettings
-from rollq.buffer.values import PromptStats
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rollq.buffer.advantages import AdvantageSettings, advantages
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import BoolArray, Float32Array, Group, SampleStatus
+from rollq.buffer.rollouts import BoolArray, Float32Array, Group, SampleStatus
 
 
 @dataclass(frozen=True, slots=True, eq=False)

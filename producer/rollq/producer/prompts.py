@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.buffer.schema import Prompt
+from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.columns import Columns
 from rollq.producer.json_lines import JsonLines

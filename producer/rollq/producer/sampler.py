@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.buffer.schema import Prompt
-from rollq.buffer.values import PromptStats
+from rollq.buffer.replies import PromptStats
+from rollq.buffer.rollouts import Prompt
 from rollq.producer.orders import Order, Shuffle
 
 log = logging.getLogger(__name__)

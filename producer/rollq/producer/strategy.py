@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rollq.buffer.schema import Status
+from rollq.buffer.batch_sizes import groups_at, groups_through
+from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.sizes import groups_at, groups_through
 from rollq.producer.settings import ProducerSettings
 
 MEMORY_LIMIT = 0.8

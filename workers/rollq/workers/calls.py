@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from rollq.buffer.replay import Buffer
+from rollq.buffer.buffer import Buffer
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from rollq.buffer.schema import Int32Array, Segment, VersionSpan
+from rollq.buffer.rollouts import Int32Array, Segment, VersionSpan
 from rollq.workers.engine import Completion, Tokenizer
 from rollq.workers.loops import join
 

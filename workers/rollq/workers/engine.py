@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
-from rollq.buffer.schema import FinishReason, Float32Array, Int32Array, VersionSpan
+from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 
 
 class WeightsVersion(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import VersionSpan
+from rollq.buffer.rollouts import VersionSpan
 from rollq.workers.engine import Completion, Engine, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.rounds import Incoming, Receiver
 

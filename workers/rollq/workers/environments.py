@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from rollq.buffer.schema import Prompt
+from rollq.buffer.rollouts import Prompt
 from rollq.workers.conversation import Message
 from rollq.workers.usercode import within
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollq.buffer.plugins import check_parameters, load_plugin
-from rollq.buffer.schema import Prompt, Sample, SampleStatus
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.usercode import UserFunction
 
 FilterFunction = Callable[[Prompt, Sequence[Sample]], bool | Awaitable[bool]]

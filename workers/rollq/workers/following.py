@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 
 from rollq.buffer.errors import ConfigError, ServerError, WeightsError
-from rollq.buffer.manifest import Verify
-from rollq.buffer.rounds import round_number
-from rollq.buffer.values import LiveModel
-from rollq.buffer.weights import load_weights
+from rollq.buffer.replies import LiveModel
+from rollq.buffer.weights.broadcast_log import round_number
+from rollq.buffer.weights.manifest import Verify
+from rollq.buffer.weights.store import load_weights
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engine_host import EngineHost

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from rollq.buffer.errors import RunMismatch, StoreLost
-from rollq.buffer.schema import GroupResult, Lease, Sample, SampleStatus
-from rollq.buffer.values import PutOutcome
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import GroupResult, Lease, Sample, SampleStatus
 from rollq.workers.batcher import Batcher
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead

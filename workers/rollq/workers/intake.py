@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 
 from rollq.buffer.errors import StaleWorker
-from rollq.buffer.schema import Lease
+from rollq.buffer.rollouts import Lease
 from rollq.buffer.tickets import Ticket
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import WeightsVersion

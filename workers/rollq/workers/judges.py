@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rollq.buffer.codec import decode_sample, encode_sample
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import check_parameters, load_plugin
-from rollq.buffer.prompts import decode_prompt, encode_prompt
-from rollq.buffer.schema import Prompt, Sample
+from rollq.buffer.rollouts import Prompt, Sample
 from rollq.buffer.settings import problems
+from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
+from rollq.buffer.wire.samples import decode_sample, encode_sample
 from rollq.workers.answers import last_number as find_last_number
 from rollq.workers.answers import match_math, match_pattern
 from rollq.workers.judge_options import API_KEY, HttpOptions, NoOptions, RegexOptions, WeightedOptions

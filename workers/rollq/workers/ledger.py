@@ -26,7 +26,7 @@ from rq.job import JobStatus
 from rq.registry import FinishedJobRegistry, StartedJobRegistry
 from rq.utils import current_timestamp, now, utcformat
 
-from rollq.buffer.connection import Patience, patiently
+from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.tickets import FAILURE_TTL_S, RESULT_TTL_S, TicketJob, TicketSerializer
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from rollq.buffer.schema import (
+from rollq.buffer.rollouts import (
     FinishReason,
     Int32Array,
     NamedArrays,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer.schema import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Sample, SampleStatus
+from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Sample, SampleStatus
 from rollq.workers.engine import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.engine_host import EngineHost
 from rollq.workers.loops import Rollout, failed, prompt_tokens

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import check_methods, load_plugin
-from rollq.buffer.schema import FinishReason, Prompt, Sample
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.buffer.settings import Settings
 from rollq.workers.conversation import Conversation, Message
 from rollq.workers.engine import ContextFull, Request

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollq.buffer.schema import FinishReason, Sample
+from rollq.buffer.rollouts import FinishReason, Sample
 
 PART = "overlong"
 """Name of the penalty among the parts of a reward."""

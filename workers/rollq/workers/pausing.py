@@ -10,8 +10,8 @@ from contextlib import suppress
 from enum import StrEnum
 from time import monotonic
 
-from rollq.buffer.schema import Lease
-from rollq.buffer.values import Control
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Lease
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead
 from rollq.workers.engine_host import EngineHost

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from rollq.buffer.schema import Float32Array, Int32Array, Sample, Segment
+from rollq.buffer.rollouts import Float32Array, Int32Array, Sample, Segment
 from rollq.workers.http_limits import HttpLimits
 from rollq.workers.once import Once
 

@@ -1,9 +1,9 @@
 """Processes for judges that need the CPU: the event loop goes on, and a call that hangs or crashes ends alone.
 
-Each process is asked through pipes of its own and does one call at a time. Calls and answers are JSON and frames of
-`rollq.buffer.codec`; nothing is pickled, and the functions are named by this process's configuration alone. Invariant:
-whatever becomes of a process (killed for its timeout or from outside, crashed, confused by what a judge did), the next
-call gets one that works.
+Each process is asked through pipes of its own and does one call at a time. Calls and answers are JSON and frames
+of `rollq.buffer.wire.samples`; nothing is pickled, and the functions are named by this process's configuration alone.
+Invariant: whatever happens to a process (killed for its timeout or from outside, crashed, confused by what a judge
+did), the next call gets one that works.
 """
 
 import asyncio

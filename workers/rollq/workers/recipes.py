@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import Lease
+from rollq.buffer.rollouts import Lease
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.agents import make_loop
 from rollq.workers.engine import Sampling

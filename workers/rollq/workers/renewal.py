@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
 
-from rollq.buffer.schema import Lease
+from rollq.buffer.rollouts import Lease
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import Request
 from rollq.workers.timeouts import AttemptTimeouts

@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.rounds import LOOK_S, Round, RoundLog
-from rollq.buffer.values import LiveModel
+from rollq.buffer.replies import LiveModel
+from rollq.buffer.weights.broadcast_log import LOOK_S, Round, RoundLog
 from rollq.workers.calls import BufferCalls
 from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
 

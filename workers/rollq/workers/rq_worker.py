@@ -30,8 +30,8 @@ from rq.job import JobStatus
 from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 
-from rollq.buffer.connection import Patience, patiently
 from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
+from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob, TicketRefused
 from rollq.workers.ledger import Ledger, Record
 from rollq.workers.ticket_source import BLOCK_S, TicketSource

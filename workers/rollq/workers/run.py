@@ -20,9 +20,9 @@ from typing import Any
 
 from rq import Queue
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.plugins import check_methods, load_plugin
-from rollq.buffer.replay import Buffer
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.byte_tokenizer import ByteTokenizer
 from rollq.workers.calls import BufferCalls

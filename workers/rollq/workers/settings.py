@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from rollq.buffer.manifest import Verify
 from rollq.buffer.settings import Settings
+from rollq.buffer.weights.manifest import Verify
 from rollq.workers.engine import SwapMode
 from rollq.workers.pools import PoolSettings
 

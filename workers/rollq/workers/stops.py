@@ -6,7 +6,7 @@ Engines look for stop strings in what they write themselves; of a response that 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollq.buffer.schema import FinishReason, Int32Array, VersionSpan
+from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
 from rollq.workers.engine import Completion, Tokenizer
 
 TOKENS_PER_CHARACTER = 4

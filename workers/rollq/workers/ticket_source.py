@@ -13,7 +13,7 @@ from redis.exceptions import OutOfMemoryError
 from rq import Queue
 from rq.exceptions import NoSuchJobError
 
-from rollq.buffer.connection import Patience, patiently
+from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.tickets import TicketJob
 
 log = logging.getLogger(__name__)

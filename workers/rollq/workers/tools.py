@@ -19,7 +19,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
-from rollq.buffer.schema import Prompt
+from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import Settings, problems
 from rollq.workers.built_in_tools import Lookup, calculator
 from rollq.workers.conversation import Message

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 from transformers import DynamicCache
 
-from rollq.buffer.schema import FinishReason
+from rollq.buffer.rollouts import FinishReason
 from rollq.workers.engine import Completion, Sampling, WeightsVersion
 from rollq.workers.engines.sampling import SamplingRows, sample, token_logprobs, uniforms
 from rollq.workers.engines.spans import version_spans

@@ -8,7 +8,7 @@ import orjson
 from safetensors import SafetensorError, safe_open
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.manifest import ADAPTER_CONFIG, weight_files
+from rollq.buffer.weights.manifest import ADAPTER_CONFIG, weight_files
 from rollq.workers.tokenizer import CONFIG_FILE
 
 LM_HEAD = "lm_head.weight"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer.schema import FinishReason, Float32Array, VersionSpan
+from rollq.buffer.rollouts import FinishReason, Float32Array, VersionSpan
 from rollq.workers.engine import Completion, Request, Sampling, WeightsVersion
 from rollq.workers.loops import parse_reason
 

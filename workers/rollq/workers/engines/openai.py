@@ -26,7 +26,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.schema import FinishReason
+from rollq.buffer.rollouts import FinishReason
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.checkpoint import read_model

@@ -21,7 +21,7 @@ import aiohttp
 import numpy as np
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.schema import Float32Array
+from rollq.buffer.rollouts import Float32Array
 from rollq.workers.engine import EngineDead, WeightsVersion
 from rollq.workers.engines import weight_routes
 from rollq.workers.engines.completions_api import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from rollq.buffer.schema import FinishReason, Int32Array
+from rollq.buffer.rollouts import FinishReason, Int32Array
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.limits import token_limit

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rollq.buffer.schema import VersionSpan
+from rollq.buffer.rollouts import VersionSpan
 from rollq.workers.engine import WeightsVersion
 
 

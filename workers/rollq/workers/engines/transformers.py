@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import FinishReason
+from rollq.buffer.rollouts import FinishReason
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.batch import ActiveSequence, DecodeBatch

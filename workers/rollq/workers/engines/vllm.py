@@ -31,7 +31,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.schema import FinishReason
+from rollq.buffer.rollouts import FinishReason
 from rollq.buffer.settings import Settings
 from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.checkpoint import check_tensors, is_adapter, tensor_shapes, tied_heads

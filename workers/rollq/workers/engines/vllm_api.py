@@ -6,7 +6,7 @@ import numpy as np
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from rollq.buffer.schema import VersionSpan
+from rollq.buffer.rollouts import VersionSpan
 from rollq.workers.engine import Completion, Sampling, WeightsVersion
 from rollq.workers.loops import parse_reason
 

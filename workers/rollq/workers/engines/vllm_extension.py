@@ -6,7 +6,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from rollq.buffer.manifest import weight_files
+from rollq.buffer.weights.manifest import weight_files
 from rollq.workers.engines.checkpoint import tensor_shapes
 
 

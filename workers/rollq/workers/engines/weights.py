@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.manifest import weight_files
+from rollq.buffer.weights.manifest import weight_files
 from rollq.workers.engines.checkpoint import Shapes, check_tensors, is_adapter
 
 

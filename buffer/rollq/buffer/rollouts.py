@@ -21,7 +21,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class ArrayRef:
-    """A large array beside Redis: `uri` (file:///...) of a file with this `sha256`; see `rollq.buffer.arrays`."""
+    """A large array beside Redis: `uri` (file:///...) of a file with this `sha256`; see `rollq.buffer.wire.arrays`."""
 
     uri: str
     sha256: str

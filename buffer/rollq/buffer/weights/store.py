@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from rollq.buffer import functions
-from rollq.buffer.connection import patiently
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.manifest import (
+from rollq.buffer.store import functions
+from rollq.buffer.store.connection import patiently
+from rollq.buffer.weights.manifest import (
     Manifest,
     Verify,
     describe_bytes,

@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 
 from rollq.buffer.errors import CorruptFrame, InvalidPrompt
-from rollq.buffer.schema import Prompt
+from rollq.buffer.rollouts import Prompt
 
 MAX_ID = (1 << 31) - 1
 """Token ids are int32."""

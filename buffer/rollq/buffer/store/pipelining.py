@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import redis
 from redis import exceptions as driver
 
-from rollq.buffer.connection import Patience, diagnose, patiently
+from rollq.buffer.store.connection import Patience, diagnose, patiently
 
 SEND_BYTES = 32 << 10
 """Smaller commands are sent together."""

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer import functions
 from rollq.buffer.core import BufferCore, encode_rules, task_keys
 from rollq.buffer.errors import RunMismatch, SnapshotError
-from rollq.buffer.saving import Report
+from rollq.buffer.replies import NO_VERSION
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.snapshot import Part, SavedGroup, Snapshot, check, read_groups, read_manifest
-from rollq.buffer.values import NO_VERSION
+from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_manifest
+from rollq.buffer.snapshots.save import Report
+from rollq.buffer.store import functions
 
 BYTES_PER_CALL = 1 << 20
 GROUPS_PER_CALL = 200

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from rollq.buffer.query import AllOf, AnyOf, Condition, Field
-from rollq.buffer.schema import Status
+from rollq.buffer.query.language import AllOf, AnyOf, Condition, Field
+from rollq.buffer.rollouts import Status
 
 BY_VERSION: Final = "by_version"
 """The index of completed and aborted groups by version, whatever the order of their task."""

@@ -8,7 +8,7 @@ from typing import Self
 import redis
 from redis import exceptions as driver
 
-from rollq.buffer.connection import Patience, patiently
+from rollq.buffer.store.connection import Patience, patiently
 
 
 class Events:

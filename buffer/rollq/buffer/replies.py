@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from rollq.buffer.schema import Lease, Shaped, Status
+from rollq.buffer.rollouts import Lease, Shaped, Status
 from rollq.buffer.settings import TaskRules
 
 NO_VERSION = -1

@@ -13,7 +13,6 @@ from typing import Any
 import redis
 from redis import exceptions as driver
 
-from rollq.buffer.connection import Patience, cli_command, patiently, reply_text
 from rollq.buffer.errors import (
     CheckpointOverdue,
     FencedError,
@@ -24,7 +23,8 @@ from rollq.buffer.errors import (
     StoreLost,
     TrainerHeld,
 )
-from rollq.buffer.trips import converse
+from rollq.buffer.store.connection import Patience, cli_command, patiently, reply_text
+from rollq.buffer.store.pipelining import converse
 
 SCHEMA = 1
 LIBRARY = f"rollq_{SCHEMA}"

@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from rollq.buffer.checks import check_group
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.schema import ArrayRef, FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import ArrayRef, FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.wire.validation import check_group
 
 MAGIC = b"RQSF"
 FRAME_VERSION = 1

@@ -5,9 +5,9 @@ from itertools import islice
 from typing import Any
 
 from rollq.buffer.core import BufferCore, task_keys
-from rollq.buffer.query import Record, parse_query
-from rollq.buffer.query_plan import BY_VERSION, Plan, Reach, plan, reach_of
-from rollq.buffer.schema import Status
+from rollq.buffer.query.language import Record, parse_query
+from rollq.buffer.query.plan import BY_VERSION, Plan, Reach, plan, reach_of
+from rollq.buffer.rollouts import Status
 from rollq.buffer.staleness import staleness
 
 IDS_PER_TRIP = 500
@@ -20,9 +20,9 @@ class Asking(BufferCore):
     """Calls of people who look into the buffer."""
 
     def query(self, query: Any, *, limit: int | None = None) -> list[Record]:
-        """The groups for which `query` holds (see `rollq.buffer.query`), by task, then in order of arrival.
+        """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival.
 
-        Reads only the ranges of sets that the query leaves (see `rollq.buffer.query_plan`), all of a task at one
+        Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
         instant, and then a few numbers of each group: one that moves in between is told where it went, and one that
         leaves is not told. With `limit`, the first so many. Raises `QueryError`, `StoreLost`.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollq.buffer.errors import QueryError
-from rollq.buffer.schema import Status
+from rollq.buffer.rollouts import Status
 
 MAX_DEPTH = 32
 """How deep queries may stand in one another."""

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from rollq.buffer import functions
-from rollq.buffer.connection import patiently
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights import TTL_S, StoredWeights
+from rollq.buffer.store import functions
+from rollq.buffer.store.connection import patiently
+from rollq.buffer.weights.store import TTL_S, StoredWeights
 
 URI_PREFIX = "nccl:"
 LOOK_S = 1.0

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.schema import Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import Sample, SampleStatus, Segment, VersionSpan
 
 LOGPROB_TOLERANCE = 1e-3
 """A logprob may exceed 0 by this: float32 rounding of a log-softmax, not a wrong sign."""

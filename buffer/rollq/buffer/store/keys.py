@@ -42,7 +42,7 @@ import re
 from dataclasses import dataclass
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.schema import Status
+from rollq.buffer.rollouts import Status
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

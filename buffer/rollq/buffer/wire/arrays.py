@@ -19,7 +19,7 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from rollq.buffer.errors import ArrayError
-from rollq.buffer.schema import ArrayRef
+from rollq.buffer.rollouts import ArrayRef
 
 ARRAY = "array"
 """Name of the one tensor in each file."""

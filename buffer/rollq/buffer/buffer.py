@@ -4,15 +4,15 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.asking import Asking
 from rollq.buffer.core import pairs, task_keys
 from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.leasing import Leasing
-from rollq.buffer.restoring import Restoring
-from rollq.buffer.saving import Saving
-from rollq.buffer.schema import Status
+from rollq.buffer.query.calls import Asking
+from rollq.buffer.replies import Counts, Production
+from rollq.buffer.rollouts import Status
+from rollq.buffer.snapshots.restore import Restoring
+from rollq.buffer.snapshots.save import Saving
 from rollq.buffer.training import Training
-from rollq.buffer.values import Counts, Production
 
 SILENT_WORKER_MS = 30_000
 

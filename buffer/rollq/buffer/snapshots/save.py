@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer import functions
 from rollq.buffer.core import BufferCore, pairs, task_keys
 from rollq.buffer.errors import SnapshotError
-from rollq.buffer.schema import Status
-from rollq.buffer.snapshot import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
+from rollq.buffer.rollouts import Status
+from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
+from rollq.buffer.store import functions
 
 HOLD_MS = 30_000
 """For so long after its last word a saver is waited for. It speaks after every trip."""

@@ -1,0 +1,1 @@
+"""Weights on their way to the workers: the manifest that names them, their files in Redis, the log of broadcasts."""
