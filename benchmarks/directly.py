@@ -19,10 +19,10 @@ from vllm.inputs import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from benchmarks.generation import ENGINE_ARGS, EOS_IDS, GROUP_SIZE, IN_FLIGHT, MAX_TOKENS, TEMPERATURE
-from rollq.workers.engine import Sampling
-from rollq.workers.engine_host import freeze_heap
-from rollq.workers.engines.vllm_api import sampling_parameters
-from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.engines.host import freeze_heap
+from rollq.workers.engines.protocol import Sampling
+from rollq.workers.engines.vllm.api import sampling_parameters
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 
 def main(folder: Path) -> None:

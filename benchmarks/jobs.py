@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.loops import Rollout
+from rollq.workers.agents.loops import Rollout
 
 GENERATION_S = 0.5
 ANSWER = Sample(

@@ -14,7 +14,7 @@ from rollq.buffer.settings import RedisSettings, TaskSettings
 from rollq.cli.settings import RollqSettings, load_settings
 from rollq.consumer.settings import GrpoSettings, TrainerSettings
 from rollq.producer.settings import ProducerSettings
-from rollq.workers.pools import PoolSettings
+from rollq.workers.http.pools import PoolSettings
 from rollq.workers.settings import WorkerSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rollq.toml"
@@ -70,7 +70,7 @@ def test_every_default_that_is_shown_is_the_real_one(section: str) -> None:
 
 
 def test_the_engines_options_are_documented_too() -> None:
-    from rollq.workers.engines.transformers import TransformersSettings
+    from rollq.workers.engines.transformers.engine import TransformersSettings
 
     options = documented("worker", with_off=True)["options"]
     assert set(options) == set(TransformersSettings.model_fields)

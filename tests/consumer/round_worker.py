@@ -13,12 +13,12 @@ from gloo_group import GlooGroup, come
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE, Verify
-from rollq.workers.calls import BufferCalls
-from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
-from rollq.workers.engine_host import EngineHost
-from rollq.workers.following import Following
-from rollq.workers.rounds import Incoming
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
+from rollq.workers.engines.receiver import Incoming
 from rollq.workers.wakeups import Wakeups
+from rollq.workers.weight_follower import Following
 
 REPORT_S = 0.1
 

@@ -42,7 +42,7 @@ def buffer(buffer: Buffer) -> Buffer:
 def start(server_url: str, buffer: Buffer, tmp_path: Path) -> Iterator[Start]:
     """Start worker processes."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "safetensors.torch", "rollq.workers.following"])  # once
+    context.set_forkserver_preload(["torch.distributed", "safetensors.torch", "rollq.workers.weight_follower"])  # once
     with ExitStack() as ends:
 
         def start_one(name: str, behaviour: str = "") -> BaseProcess:

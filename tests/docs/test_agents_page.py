@@ -12,10 +12,10 @@ from talking import Model, call, chat_tokenizer, converse
 
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.cli.settings import load_settings
-from rollq.workers.agents import BUILT_IN, make_loop
-from rollq.workers.multi_turn import EnvironmentSettings
-from rollq.workers.tokenizer import HfTokenizer
-from rollq.workers.tools import ToolSettings, ToolsSettings
+from rollq.workers.agents.multi_turn import EnvironmentSettings
+from rollq.workers.agents.registry import BUILT_IN, make_loop
+from rollq.workers.agents.tools import ToolSettings, ToolsSettings
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 PAGE = ROOT / "docs" / "guide" / "agents.md"
 FILES = {block.detail: block.code for block in blocks(PAGE) if block.mark == "file"}

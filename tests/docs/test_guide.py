@@ -8,8 +8,8 @@ import pytest
 from readme import ROOT, blocks
 
 from rollq.cli.settings import load_settings
-from rollq.workers.judges import BUILT_IN, Tools, make_judge
-from rollq.workers.processes import JudgeProcesses
+from rollq.workers.judging.judges import BUILT_IN, Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
 
 PAGES = ("tasks", "evaluation", "judges")
 SHOWN = [

@@ -12,10 +12,10 @@ from aiohttp import web
 from readme import ROOT, blocks
 
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
-from rollq.workers.judges import Tools, make_judge
-from rollq.workers.pools import Pool, PoolSettings
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.rewards import Verdict
+from rollq.workers.http.pools import Pool, PoolSettings
+from rollq.workers.judging.judges import Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.rewards import Verdict
 
 FILES = {block.detail: block.code for block in blocks(ROOT / "docs" / "guide" / "judges.md") if block.mark == "file"}
 SAMPLE = Sample(segments=(), status=SampleStatus.COMPLETED, text="It is 42.")

@@ -23,9 +23,9 @@ from rollq.buffer.weights.store import locate_weights
 from rollq.cli.tiny import make_model, make_tokenizer, save
 from rollq.consumer.batch import Batch
 from rollq.consumer.micro_batch import MicroBatch
-from rollq.workers.built_in_tools import calculator
+from rollq.workers.agents.built_in_tools import calculator
 from rollq.workers.run import Worker
-from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 QUESTION = "6*7?"
 CALL = call("calculator", expression="6*7")

@@ -10,7 +10,7 @@ from engine_contract import *  # noqa: F403 - its tests run here
 from engine_contract import FIRST, Scenario, World
 from vllm_world import SharedEngine, options
 
-from rollq.workers.engine import Engine
+from rollq.workers.engines.protocol import Engine
 
 pytest_plugins = "vllm_fixtures"
 

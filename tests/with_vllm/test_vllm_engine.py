@@ -29,10 +29,10 @@ from vllm_world import (
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason
 from rollq.cli.tiny import make_tokenizer
-from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engine_host import EngineHost
-from rollq.workers.engines import make_engine
-from rollq.workers.engines.checkpoint import tensor_shapes
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engines.registry import make_engine
+from rollq.workers.engines.tensors import tensor_shapes
 
 pytest_plugins = "vllm_fixtures"
 MIXED = (
@@ -196,7 +196,7 @@ def test_weights_that_vanish_while_a_swap_waits_leave_the_old_ones_serving(
         shutil.rmtree(at)
         return found
 
-    monkeypatch.setattr("rollq.workers.engines.vllm.tensor_shapes", look_once)
+    monkeypatch.setattr("rollq.workers.engines.vllm.engine.tensor_shapes", look_once)
     with pytest.raises(WeightsError, match=str(folder)):
         engine.run(engine.engine.swap(folder, version(1), SwapMode.WAIT))
     request = Request(np.array([40, 50, 60], np.int32), Sampling(max_tokens=5))

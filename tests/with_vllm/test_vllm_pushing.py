@@ -15,8 +15,8 @@ from vllm_world import make_qwen3, random_prompt
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.rollouts import FinishReason, Int32Array
-from rollq.workers.engine import Completion, Request, Sampling, SwapMode
-from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
+from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
+from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode
 
 pytest_plugins = "vllm_fixtures"
 

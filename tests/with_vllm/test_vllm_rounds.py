@@ -19,11 +19,11 @@ from rollq.buffer.errors import WeightsError
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import RoundLog
 from rollq.consumer.rounds import Sender
-from rollq.workers.calls import BufferCalls
-from rollq.workers.engine import EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engine_host import EngineHost
-from rollq.workers.engines import make_engine
-from rollq.workers.rounds import Rounds, TooLate
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engines.receiver import Rounds, TooLate
+from rollq.workers.engines.registry import make_engine
 
 TRANSFER = {"weight_transfer_config": {"backend": "gloo"}}
 TOLERANCE = 1e-4

@@ -17,9 +17,9 @@ from vllm_server import VllmServer, until_it_answers, until_they_are
 from vllm_world import forward_logprobs, random_prompt
 
 from rollq.buffer.rollouts import Float32Array
-from rollq.workers.engine import Completion, Request, Sampling
-from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
-from rollq.workers.pools import Pool, PoolSettings
+from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
+from rollq.workers.engines.protocol import Completion, Request, Sampling
+from rollq.workers.http.pools import Pool, PoolSettings
 
 pytest_plugins = "vllm_fixtures"
 

@@ -12,8 +12,8 @@ from types import TracebackType
 import psutil
 from vllm_world import CONTEXT_TOKENS, ENGINE_ARGS, cpu_environment
 
-from rollq.workers.engines.openai import OpenAIEngine
-from rollq.workers.engines.vllm_extension import LoadExtension
+from rollq.workers.engines.openai.engine import OpenAIEngine
+from rollq.workers.engines.vllm.extension import LoadExtension
 
 START_S = 270
 

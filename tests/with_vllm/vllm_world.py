@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.cli.tiny import make_tokenizer
-from rollq.workers.engine import Engine, SwapMode, WeightsVersion
-from rollq.workers.engines import make_engine
+from rollq.workers.engines.protocol import Engine, SwapMode, WeightsVersion
+from rollq.workers.engines.registry import make_engine
 
 VOCABULARY = 258
 CONTEXT_TOKENS = 4096

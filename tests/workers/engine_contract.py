@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rollq.buffer.rollouts import FinishReason, VersionSpan
-from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engines import make_engine
+from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engines.registry import make_engine
 
 PROMPT = np.array([40, 50, 60], dtype=np.int32)
 LONG_TOKENS = 300

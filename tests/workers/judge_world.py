@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
-from rollq.workers.judges import Judge, Tools, make_judge
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.rewards import Verdict
+from rollq.workers.judging.judges import Judge, Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.rewards import Verdict
 
 
 def sample(text: str) -> Sample:

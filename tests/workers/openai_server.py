@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from rollq.workers.engines.completions_api import PROBE
+from rollq.workers.engines.openai.completions_api import PROBE
 
 ANSWER = [*b"42", 1]
 

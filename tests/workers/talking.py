@@ -11,9 +11,9 @@ import orjson
 
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, VersionSpan
 from rollq.cli.tiny import make_tokenizer
-from rollq.workers.engine import Completion, Request, Sampling
-from rollq.workers.loops import AgentLoop, Rollout, prompt_tokens
-from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.agents.loops import AgentLoop, Rollout, prompt_tokens
+from rollq.workers.engines.protocol import Completion, Request, Sampling
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 PLAIN = (
     "{% for tool in tools or [] %}tool {{ tool.function.name }}\n{% endfor %}"

@@ -9,10 +9,10 @@ import pytest
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Sample
 from rollq.buffer.settings import TaskSettings
-from rollq.workers.agents import make_loop
-from rollq.workers.loops import Rollout, SingleTurn
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.recipes import make_recipes
+from rollq.workers.agents.loops import Rollout, SingleTurn
+from rollq.workers.agents.registry import make_loop
+from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.judging.process_pool import JudgeProcesses
 from rollq.workers.settings import WorkerSettings
 
 
@@ -30,7 +30,7 @@ class Own:
 
 def test_xp16_loops_of_ones_own_come_from_a_dotted_path() -> None:
     assert isinstance(make_loop("single_turn", {}), SingleTurn)
-    assert isinstance(make_loop("rollq.workers.loops.SingleTurn", {}), SingleTurn)
+    assert isinstance(make_loop("rollq.workers.agents.loops.SingleTurn", {}), SingleTurn)
     with pytest.raises(ConfigError, match="agent loop 'two_turns': use environment, single_turn, tools, or a dotted"):
         make_loop("two_turns", {})
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rollq.buffer.rollouts import Prompt
-from rollq.workers.built_in_tools import Lookup, calculator
-from rollq.workers.tool_calls import CallError, ToolCall, parse_calls
+from rollq.workers.agents.built_in_tools import Lookup, calculator
+from rollq.workers.agents.tool_calls import CallError, ToolCall, parse_calls
 
 
 @pytest.mark.parametrize(

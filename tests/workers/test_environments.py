@@ -13,14 +13,14 @@ from worker_world import Script, WorkerWorld
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
-from rollq.workers.agents import make_loop
-from rollq.workers.engine import EngineDead
-from rollq.workers.environments import Opening, Step
-from rollq.workers.judges import Tools, make_judge
-from rollq.workers.loops import AgentLoop
-from rollq.workers.processes import JudgeProcesses
+from rollq.workers.agents.environments import Opening, Step
+from rollq.workers.agents.loops import AgentLoop
+from rollq.workers.agents.registry import make_loop
+from rollq.workers.engines.protocol import EngineDead
+from rollq.workers.judging.judges import Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
 from rollq.workers.run import Worker
-from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 
 @dataclass
@@ -160,7 +160,7 @@ def test_an_environment_that_hangs_costs_its_sample_after_its_time(
 def test_a_step_that_does_not_even_end_when_it_is_cancelled_costs_its_sample_after_its_time(
     tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.workers.usercode.LET_GO_S", 0.01)
+    monkeypatch.setattr("rollq.workers.user_code.LET_GO_S", 0.01)
     seen.hang, seen.stubborn = "step", True
 
     async def scene() -> None:

@@ -14,9 +14,9 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import EvaluationSettings, TaskSettings
-from rollq.workers.filters import Filter, FilterError, is_finished, keep, zero_advantage
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.recipes import make_recipes
+from rollq.workers.groups.filters import Filter, FilterError, is_finished, keep, zero_advantage
+from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.judging.process_pool import JudgeProcesses
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
 from world import make_sample

@@ -19,8 +19,8 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.buffer.weights.store import store_weights
-from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
-from rollq.workers.pausing import State
+from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
+from rollq.workers.groups.task_control import State
 from rollq.workers.run import Worker
 from world import make_sample
 
@@ -545,7 +545,7 @@ def test_xp14_an_unexpected_error_hands_the_group_back_with_its_words(
     def broken(*args: object) -> float:
         raise ZeroDivisionError("no such sampling")
 
-    monkeypatch.setattr("rollq.workers.recipes.Recipe.sampling", broken)
+    monkeypatch.setattr("rollq.workers.groups.recipes.Recipe.sampling", broken)
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: bool(world.error(1)))

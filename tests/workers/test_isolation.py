@@ -16,14 +16,14 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskSettings
-from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling
-from rollq.workers.engine_host import EngineHost
-from rollq.workers.engines import make_engine
-from rollq.workers.judges import Tools, make_judge
-from rollq.workers.loops import Rollout, SingleTurn
-from rollq.workers.making import all_of
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.recipes import make_recipes
+from rollq.workers.agents.loops import Rollout, SingleTurn
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling
+from rollq.workers.engines.registry import make_engine
+from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.groups.samples import all_of
+from rollq.workers.judging.judges import Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
 

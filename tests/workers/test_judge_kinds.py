@@ -10,9 +10,9 @@ from aiohttp import web
 from judge_world import made, question, sample, verdicts
 
 from rollq.buffer.errors import ConfigError
-from rollq.workers.judges import Tools, make_judge
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.rewards import Verdict
+from rollq.workers.judging.judges import Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.rewards import Verdict
 
 GSM8K = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n#### 72"
 

@@ -16,9 +16,9 @@ from judge_world import burning_judge, made, question, sample
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judges import Judge, Tools, make_judge
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.rewards import Verdict
+from rollq.workers.judging.judges import Judge, Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.rewards import Verdict
 
 DIED = "judge 'judge_world.{}': its process {}"
 

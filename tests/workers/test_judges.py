@@ -10,10 +10,10 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judges import Judge, Tools, exact_match, last_number, make_judge
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.rewards import Verdict
-from rollq.workers.usercode import MAX_THREADS
+from rollq.workers.judging.judges import Judge, Tools, exact_match, last_number, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.rewards import Verdict
+from rollq.workers.user_code import MAX_THREADS
 
 SEGMENT = Segment(
     np.array([1], np.int32), np.array([2], np.int32), np.array([-0.5], np.float32), (VersionSpan(1, 0, 1),)

@@ -18,9 +18,7 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.workers.byte_tokenizer import EOS_ID, ByteTokenizer
-from rollq.workers.engine import Completion, Request, Sampling
-from rollq.workers.loops import (
+from rollq.workers.agents.loops import (
     Rollout,
     SingleTurn,
     join_spans,
@@ -29,6 +27,8 @@ from rollq.workers.loops import (
     sample_seed,
     spent,
 )
+from rollq.workers.engines.protocol import Completion, Request, Sampling
+from rollq.workers.tokenizers.byte import EOS_ID, ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 

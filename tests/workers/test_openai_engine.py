@@ -14,12 +14,13 @@ from openai_server import ANSWER, CompletionsServer
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason, VersionSpan
-from rollq.workers.engine import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engines import make_engine, servers
-from rollq.workers.engines.completions_api import check_probe
-from rollq.workers.engines.openai import API_KEY
-from rollq.workers.engines.servers import RequestFailed
-from rollq.workers.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
+from rollq.workers.engines.openai import servers
+from rollq.workers.engines.openai.completions_api import check_probe
+from rollq.workers.engines.openai.engine import API_KEY
+from rollq.workers.engines.openai.servers import RequestFailed
+from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engines.registry import make_engine
+from rollq.workers.http.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
 from rollq.workers.run import make_tokenizer
 from rollq.workers.settings import WorkerSettings
 

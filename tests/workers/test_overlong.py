@@ -9,7 +9,7 @@ from worker_world import NO_PROMPTS, Script, WorkerWorld
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import FinishReason, Status
 from rollq.buffer.settings import TaskSettings
-from rollq.workers.overlong import length_penalty, mask_truncated, punish
+from rollq.workers.groups.overlong import length_penalty, mask_truncated, punish
 from rollq.workers.run import Worker
 from world import make_sample
 

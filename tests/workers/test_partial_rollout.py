@@ -13,8 +13,8 @@ from rollq.buffer.rollouts import FinishReason, GroupResult, Sample, Status, Ver
 from rollq.buffer.staleness import staleness
 from rollq.buffer.weights.store import read_files, store_weights
 from rollq.cli.tiny import make_model, make_tokenizer, save
-from rollq.workers.engine import Completion, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engine_host import EngineHost
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.run import Worker
 from world import make_sample
 

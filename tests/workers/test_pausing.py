@@ -11,10 +11,10 @@ from worker_world import Script, ScriptedEngine, WorkerWorld
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Lease, Prompt, Status
-from rollq.workers.engine import SwapMode, WeightsVersion
-from rollq.workers.engine_host import EngineHost
-from rollq.workers.making import priority
-from rollq.workers.pausing import State, leasable, must_end, wants_sleep
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import SwapMode, WeightsVersion
+from rollq.workers.groups.samples import priority
+from rollq.workers.groups.task_control import State, leasable, must_end, wants_sleep
 from rollq.workers.run import Worker
 from rollq.workers.settings import PauseMode
 

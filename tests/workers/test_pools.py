@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.settings import EvaluationSettings, TaskSettings
-from rollq.workers.http import TryAgain
-from rollq.workers.judges import Tools, make_judge
-from rollq.workers.pools import Pool, PoolSettings, score
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.recipes import make_recipes
-from rollq.workers.rewards import Verdict
+from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.http.client import TryAgain
+from rollq.workers.http.pools import Pool, PoolSettings, score
+from rollq.workers.judging.judges import Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.rewards import Verdict
 from rollq.workers.settings import WorkerSettings
 
 QUICK: dict[str, Any] = {"served_model": "teacher", "retries": 2, "retry_first_s": 0.01}

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason, VersionSpan
-from rollq.workers.engine import EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engines import make_engine
-from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
+from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
+from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engines.registry import make_engine
 
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, seed=7))
 FIRST, SECOND = WeightsVersion(1, 0, "a" * 64), WeightsVersion(1, 1, "b" * 64)

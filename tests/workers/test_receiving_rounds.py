@@ -14,14 +14,14 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import RoundLog, TensorSpec
 from rollq.buffer.weights.manifest import Verify
-from rollq.workers import rounds
-from rollq.workers.calls import BufferCalls
-from rollq.workers.engine import EngineDead, SwapMode, WeightsVersion
-from rollq.workers.engine_host import EngineHost
-from rollq.workers.engines.vllm_extension import LoadExtension
-from rollq.workers.following import Following
-from rollq.workers.rounds import Incoming, Plan, Rounds, TooLate
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines import receiver as rounds
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
+from rollq.workers.engines.receiver import Incoming, Plan, Rounds, TooLate
+from rollq.workers.engines.vllm.extension import LoadExtension
 from rollq.workers.wakeups import Wakeups
+from rollq.workers.weight_follower import Following
 
 MEETING = {"master_address": "10.0.0.1", "master_port": 1234, "world_size": 4}
 MEMBER = {"members": {"other": 1, "w": 3}, "meeting": MEETING, "attempt": 1}

@@ -18,7 +18,7 @@ from rq.serializers import JSONSerializer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
-from rollq.workers.rq_worker import RqWorker, incarnation_name
+from rollq.workers.rq.worker import RqWorker, incarnation_name
 
 
 class Order:

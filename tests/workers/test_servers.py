@@ -11,8 +11,8 @@ import pytest
 from openai_server import CompletionsServer
 
 from rollq.buffer.errors import ConfigError
-from rollq.workers.engine import Engine, EngineDead, Request, Sampling
-from rollq.workers.engines.openai import OpenAIEngine, OpenAISettings
+from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
+from rollq.workers.engines.protocol import Engine, EngineDead, Request, Sampling
 
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, seed=7))
 QUICK: dict[str, Any] = {"retries": 3, "retry_first_s": 0.01, "retry_longest_s": 0.02}

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
-from rollq.workers.byte_tokenizer import EOS_ID, ByteTokenizer
-from rollq.workers.engine import Completion
-from rollq.workers.stops import end_at_stop
+from rollq.workers.agents.stop_strings import end_at_stop
+from rollq.workers.engines.protocol import Completion
+from rollq.workers.tokenizers.byte import EOS_ID, ByteTokenizer
 
 
 def ids(text: bytes) -> Int32Array:

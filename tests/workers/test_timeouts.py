@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.buffer.rollouts import Lease, Prompt
-from rollq.workers.timeouts import WARM_UP_GROUPS, AttemptTimeouts, attempt_timeout_s
+from rollq.workers.groups.timeouts import WARM_UP_GROUPS, AttemptTimeouts, attempt_timeout_s
 
 
 def lease(task: str = "math", *, evaluation: bool = False) -> Lease:

@@ -7,7 +7,7 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.cli.tiny import make_model, make_tokenizer, save
-from rollq.workers.tokenizer import HfTokenizer, model_fingerprint, tokenizer_fingerprint
+from rollq.workers.tokenizers.hugging_face import HfTokenizer, model_fingerprint, tokenizer_fingerprint
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from rollq.buffer.leasing import version_of
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.wire.validation import check_group
-from rollq.workers.agents import make_loop
-from rollq.workers.engine import Completion, ContextFull, Request
+from rollq.workers.agents.loops import AgentLoop
+from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.limits import token_limit
-from rollq.workers.loops import AgentLoop
+from rollq.workers.engines.protocol import Completion, ContextFull, Request
 from rollq.workers.run import Worker
-from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 SUM = call("calculator", expression="6*7")
 

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason, Int32Array
 from rollq.cli.tiny import make_model, make_tokenizer, save
-from rollq.workers.engine import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engines import make_engine
-from rollq.workers.engines.batch import DecodeBatch
-from rollq.workers.engines.transformers import TransformersEngine, TransformersSettings
-from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.engines.protocol import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engines.registry import make_engine
+from rollq.workers.engines.transformers.decode_batch import DecodeBatch
+from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 VOCABULARY = 258
 MIXED = (

@@ -9,24 +9,24 @@ from worker_world import Script, ScriptedEngine
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.weights.manifest import Verify
-from rollq.workers.calls import BufferCalls
-from rollq.workers.engine import SwapMode
-from rollq.workers.engine_host import EngineHost
-from rollq.workers.following import Following
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import SwapMode
 from rollq.workers.run import load_engine
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.wakeups import Wakeups
+from rollq.workers.weight_follower import Following
 
 
 def test_an_engine_of_ones_own_that_does_not_take_its_options_is_refused() -> None:
-    settings = WorkerSettings(engine="rollq.workers.byte_tokenizer.ByteTokenizer", options={"speed": 3})
+    settings = WorkerSettings(engine="rollq.workers.tokenizers.byte.ByteTokenizer", options={"speed": 3})
     with pytest.raises(ConfigError, match=r"^\[worker.options\] of engine 'rollq.*': .* takes no arguments"):
         load_engine(settings)
 
 
 def test_a_class_that_is_no_engine_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine 'rollq.*ByteTokenizer' lacks the methods start, generate"):
-        load_engine(WorkerSettings(engine="rollq.workers.byte_tokenizer.ByteTokenizer"))
+        load_engine(WorkerSettings(engine="rollq.workers.tokenizers.byte.ByteTokenizer"))
 
 
 def test_a_weights_folder_that_is_a_file_is_refused(buffer: Buffer, tmp_path: Path) -> None:

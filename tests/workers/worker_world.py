@@ -13,10 +13,10 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import FinishReason, Sample, Status, VersionSpan
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import enqueue_tickets, open_queue
-from rollq.workers.byte_tokenizer import EOS_ID
-from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
+from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.tokenizers.byte import EOS_ID
 from world import World
 
 NO_PROMPTS = Path("no-prompts.jsonl")

@@ -9,13 +9,13 @@ from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.prompts import PromptFile
-from rollq.workers.engine import Engine, Sampling
-from rollq.workers.engines.transformers import TransformersEngine, TransformersSettings
-from rollq.workers.judges import Tools, make_judge
-from rollq.workers.loops import Rollout, SingleTurn, prompt_tokens, sample_seed
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.rewards import Verdict
-from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens, sample_seed
+from rollq.workers.engines.protocol import Engine, Sampling
+from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
+from rollq.workers.judging.judges import Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.rewards import Verdict
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 SAMPLES = 4
 JUDGE_TIMEOUT_S = 10.0

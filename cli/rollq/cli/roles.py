@@ -86,7 +86,7 @@ def work(file: Path, name: str | None) -> None:
     """
     from rollq.cli.settings import load_settings
     from rollq.cli.setup import Place, fingerprints, open_run
-    from rollq.workers.engine import EngineDead
+    from rollq.workers.engines.protocol import EngineDead
     from rollq.workers.run import run_worker
 
     settings = load_settings(file)

@@ -61,7 +61,7 @@ def fingerprints(model: Path | None, tokenizer: Path | None) -> dict[str, str]:
 
     Raises `ConfigError` for a folder that holds no model.
     """
-    from rollq.workers.tokenizer import TOKENIZER_FILE, model_fingerprint, tokenizer_fingerprint
+    from rollq.workers.tokenizers.hugging_face import TOKENIZER_FILE, model_fingerprint, tokenizer_fingerprint
 
     return {
         "model": model_fingerprint(model) if model else "",

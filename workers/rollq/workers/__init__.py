@@ -1,6 +1,6 @@
-"""Jobs to groups: an asyncio RQ worker with an engine, agent loops, judges and weight following.
+"""Tickets to scored groups: an asyncio RQ worker with an engine, agent loops, judges, and live weights.
 
-The way of a group: `rq_worker` pops tickets, `intake` leases groups for them, `generation` runs a loop and a judge for
-each sample and puts the result. `renewal` keeps the leases, `following` the weights, `ledger` RQ's books; `run` ties
-all together.
+Read in this order: `run` wires a worker together; `groups` leases groups, runs them and puts the results; `agents`
+generates each sample, `judging` scores it, `weight_follower` keeps the engine's weights current; `engines` does the
+inference, over `http` where the engine is a server. `rq` is all that RQ sees of a worker.
 """

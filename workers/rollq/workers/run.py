@@ -24,24 +24,24 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.settings import TaskSettings
-from rollq.workers.byte_tokenizer import ByteTokenizer
-from rollq.workers.calls import BufferCalls
-from rollq.workers.engine import Engine, Tokenizer
-from rollq.workers.engine_host import EngineHost
-from rollq.workers.engines import make_engine
-from rollq.workers.following import Following
-from rollq.workers.generation import Generation
-from rollq.workers.intake import Intake
-from rollq.workers.making import Making
-from rollq.workers.pausing import Pausing
-from rollq.workers.processes import JudgeProcesses
-from rollq.workers.recipes import make_recipes
-from rollq.workers.renewal import LeaseTable
-from rollq.workers.rq_worker import RqWorker, incarnation_name
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import Engine, Tokenizer
+from rollq.workers.engines.registry import make_engine
+from rollq.workers.groups.intake import Intake
+from rollq.workers.groups.leases import LeaseTable
+from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.groups.runner import Generation
+from rollq.workers.groups.samples import Making
+from rollq.workers.groups.task_control import Pausing
+from rollq.workers.groups.timeouts import AttemptTimeouts
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.rq.worker import RqWorker, incarnation_name
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.timeouts import AttemptTimeouts
-from rollq.workers.tokenizer import HfTokenizer
+from rollq.workers.tokenizers.byte import ByteTokenizer
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from rollq.workers.wakeups import Wakeups
+from rollq.workers.weight_follower import Following
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from pydantic import Field, StringConstraints
 
 from rollq.buffer.settings import Settings
 from rollq.buffer.weights.manifest import Verify
-from rollq.workers.engine import SwapMode
-from rollq.workers.pools import PoolSettings
+from rollq.workers.engines.protocol import SwapMode
+from rollq.workers.http.pools import PoolSettings
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
 """Also a part of an environment variable's name."""

@@ -1,6 +1,6 @@
 """Which requests can never work, and how many tokens the others may make. The same for every engine."""
 
-from rollq.workers.engine import ContextFull, Request
+from rollq.workers.engines.protocol import ContextFull, Request
 
 
 def token_limit(request: Request, context_tokens: int) -> int:

@@ -16,8 +16,8 @@ from pydantic import Field, PositiveInt
 
 from rollq.buffer.rollouts import FinishReason, Int32Array
 from rollq.buffer.settings import Settings
-from rollq.workers.engine import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.limits import token_limit
+from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.spans import version_spans
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rollq.buffer.rollouts import VersionSpan
-from rollq.workers.engine import WeightsVersion
+from rollq.workers.engines.protocol import WeightsVersion
 
 
 def version_spans(starts: Sequence[tuple[WeightsVersion, int]], tokens: int) -> tuple[VersionSpan, ...]:

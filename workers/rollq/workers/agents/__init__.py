@@ -1,0 +1,1 @@
+"""How one sample comes about: agent loops, conversations, environments and tools."""

@@ -1,0 +1,128 @@
+"""Environments: what answers the model in a conversation of several turns. One is made for every sample.
+
+Invariant: an environment whose `setup` began is torn down, whatever comes: an end, an error, an abort, a lost lease,
+the worker's stop. That takes `teardown_s` at most, and its failure costs nothing but a line in the log.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from rollq.buffer.rollouts import Prompt
+from rollq.workers.agents.conversation import Message
+from rollq.workers.user_code import within
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a conversation begins: messages after the prompt's, and definitions of the tools that the model is given."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An environment's answer to one turn of the model: messages for the next turn, or `done`.
+
+    `reward` is what the turn earned, if it earned anything; the sum is kept with the sample, for the judge
+    `environment`.
+    """
+
+    messages: tuple[Message, ...] = ()
+    done: bool = False
+    reward: float | None = None
+
+
+class Environment(Protocol):
+    """The other side of one conversation. All methods run on the worker's event loop and must not block it.
+
+    The class is made with the options of the settings; its constructor takes no resources.
+    """
+
+    async def setup(self, prompt: Prompt, session: str) -> Opening:
+        """Get ready. `session` names this attempt at this sample, and no other."""
+        ...
+
+    async def step(self, text: str) -> Step:
+        """Answer what the model wrote in its turn. An exception fails the sample."""
+        ...
+
+    async def teardown(self) -> None:
+        """Give everything back. Called once, also when `setup` failed or was interrupted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Turns of the model in one sample, and seconds that each call of an environment may take; None: no limit."""
+
+    max_turns: int
+    setup_s: float | None = None
+    step_s: float | None = None
+    teardown_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Environments:
+    """The environments of one task. `places` bounds how many there are at a time."""
+
+    make: Callable[[], Environment]
+    limits: Limits
+    places: AbstractAsyncContextManager[Any]
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Environment]:
+        """A new environment, torn down at the end."""
+        async with self.places:
+            environment = self.make()
+            try:
+                yield environment
+            finally:
+                await tear_down(environment, self.limits.teardown_s)
+
+    async def setup(self, environment: Environment, prompt: Prompt, session: str) -> Opening:
+        """See `Environment.setup`. Raises `TimeoutError` with words."""
+        return await _within(self.limits.setup_s, "the environment's setup", environment.setup(prompt, session))
+
+    async def step(self, environment: Environment, text: str) -> Step:
+        """See `Environment.step`. Raises `TimeoutError` with words."""
+        return await _within(self.limits.step_s, "a step of the environment", environment.step(text))
+
+
+async def tear_down(environment: Environment, limit_s: float) -> None:
+    """Tear down, also while being cancelled: that is raised afterwards. One that takes too long is left to itself."""
+    loop = asyncio.get_running_loop()
+    ending = asyncio.ensure_future(environment.teardown())
+    ending.add_done_callback(_log_failure)
+    deadline_s = loop.time() + limit_s
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done() and (left_s := deadline_s - loop.time()) > 0:
+        try:
+            await asyncio.wait([ending], timeout=left_s)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not ending.done():
+        log.warning("an environment was not torn down within %g s", limit_s)
+        ending.cancel()
+    if cancelled is not None:
+        raise cancelled
+
+
+def _log_failure(ending: "asyncio.Task[None]") -> None:
+    if not ending.cancelled() and (error := ending.exception()) is not None:
+        log.warning("an environment could not be torn down", exc_info=error)
+
+
+async def _within(limit_s: float | None, what: str, work: Awaitable[T]) -> T:
+    try:
+        return await within(limit_s, work)
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"{what} took longer than {limit_s:g} s") from error

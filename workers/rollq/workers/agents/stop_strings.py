@@ -1,0 +1,45 @@
+"""Stop strings that an interruption cut in two. Pure.
+
+Engines look for stop strings in what they write themselves; of a response that is continued they see the rest alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
+from rollq.workers.engines.protocol import Completion, Tokenizer
+
+TOKENS_PER_CHARACTER = 4
+"""At most: one for each byte."""
+
+
+def end_at_stop(prefix_ids: Int32Array, new: Completion, stop: Sequence[str], tokenizer: Tokenizer) -> Completion:
+    """`new`, which goes on after `prefix_ids` int32 [P], up to the token that completes a string of `stop` which began
+    in the prefix; as it is when there is none."""
+    longest = max(map(len, stop), default=0)
+    tail, ids = prefix_ids[-TOKENS_PER_CHARACTER * longest :].tolist(), new.ids.tolist()
+    before = len(tokenizer.decode(tail))
+    for tokens in range(1, len(ids) + 1):
+        text = tokenizer.decode(tail + ids[:tokens])
+        if any(0 <= text.find(each, max(before - len(each) + 1, 0)) < before for each in stop):
+            return _first(new, tokens)
+        if len(text) >= before + longest:
+            break
+    return new
+
+
+def _first(new: Completion, tokens: int) -> Completion:
+    """The first `tokens` of a completion, which end it."""
+    versions, left = [], tokens
+    for epoch, version, count in new.versions:
+        if left:
+            versions.append(VersionSpan(epoch, version, min(count, left)))
+            left -= versions[-1].tokens
+    return replace(
+        new,
+        ids=new.ids[:tokens],
+        logprobs=new.logprobs[:tokens],
+        versions=tuple(versions),
+        finish_reason=FinishReason.STOP,
+        arrays={name: array[:tokens] for name, array in new.arrays.items()},
+    )

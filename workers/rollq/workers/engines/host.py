@@ -1,0 +1,175 @@
+"""Keeps an engine alive, and says whether it serves weights that the trainer published.
+
+Invariant: `published` is set exactly while a live engine serves weights that came through `swap`; groups are leased
+only then, so that no token claims a version which its engine never loaded.
+"""
+
+import asyncio
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import VersionSpan
+from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, SwapMode, WeightsVersion
+from rollq.workers.engines.receiver import Incoming, Receiver
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+YOUNG_OBJECTS = 10_000
+"""Objects made between two collections of young ones; at Python's 700 they take 0.02 of a core in a busy worker."""
+
+
+class EngineHost:
+    """One engine at a time, made anew when it dies, up to `restarts` times."""
+
+    def __init__(self, make: Callable[[], Engine], restarts: int, *, freeze: bool = False) -> None:
+        """`freeze`: call `freeze_heap` whenever an engine has started. Else garbage collection goes through what vLLM
+        and torch bring: 0.7 s every 10 s, in which no request moves."""
+        self._make = make
+        self._freeze = freeze
+        self._restarts_left = restarts
+        self._engine: Engine | None = None
+        self._dead: Engine | None = None
+        self._death = asyncio.Event()
+        self._reason = "it has not been started"
+        self.published = asyncio.Event()
+        self.asleep = False
+        self._changing = asyncio.Lock()
+
+    @property
+    def version(self) -> WeightsVersion | None:
+        """The weights that serve now; None while no engine lives."""
+        return None if self._engine is None else self._engine.version
+
+    @property
+    def transfer_ranks(self) -> int:
+        """Ranks that the living engine brings into a group with the trainer; 0: it takes weights from files only."""
+        return self._engine.transfer_ranks if isinstance(self._engine, Receiver) else 0
+
+    async def start(self) -> None:
+        """Make and start an engine. Raises what the engine raises when it cannot start."""
+        if self._freeze:
+            gc.unfreeze()  # a dead engine may be collected
+        engine = self._make()
+        await engine.start()
+        self._engine = engine
+        if self._freeze:
+            freeze_heap()
+
+    async def keep_alive(self) -> None:
+        """Restart the engine whenever it dies. Raises `EngineDead` when it has died too often."""
+        while True:
+            await self._death.wait()
+            await self._close_dead()
+            if self._restarts_left == 0:
+                raise EngineDead(f"the engine died once too often: {self._reason}")
+            self._restarts_left -= 1
+            log.error("the engine died: %s; starting it again, %d restarts left", self._reason, self._restarts_left)
+            self._death.clear()
+            await self.start()
+
+    async def generate(self, request: Request) -> Completion:
+        """See `Engine.generate`. Every token gets a version: without the engine's word, that of the start."""
+        engine = self._living()
+        began = engine.version
+        completion = await self._ask(engine, engine.generate(request))
+        if completion.versions or len(completion.ids) == 0:
+            return completion
+        return replace(completion, versions=(VersionSpan(began.epoch, began.version, len(completion.ids)),))
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """See `Engine.abort`. Those of a dead engine have ended."""
+        if self._engine is not None and requests:
+            await self._ask(self._engine, self._engine.abort(requests))
+
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float | None:
+        """See `Engine.swap`. None, and nothing done, while the engine sleeps: its weights are not on the device."""
+        async with self._changing:
+            if self.asleep:
+                return None
+            engine = self._living()
+            stood_still_s = await self._ask(engine, engine.swap(weights, version, mode))
+        if engine is self._engine:
+            self.published.set()
+        return stood_still_s
+
+    async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float | None:
+        """See `Receiver.receive`; None as in `swap`. Raises `ConfigError` for an engine that cannot."""
+        async with self._changing:
+            if self.asleep:
+                return None
+            engine = self._living()
+            if not isinstance(engine, Receiver) or not engine.transfer_ranks:
+                raise ConfigError(
+                    "the trainer sends weights by transport 'nccl', which this worker's engine does not take: set "
+                    "[worker] engine = 'vllm' with options.engine_args.weight_transfer_config = { backend = 'nccl' }, "
+                    "or [trainer] transport = 'path'"
+                )
+            stood_still_s = await self._ask(engine, incoming.take(engine.receive(incoming, version, mode)))
+        if engine is self._engine:
+            self.published.set()
+        return stood_still_s
+
+    async def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        async with self._changing:
+            engine = self._living()
+            await self._ask(engine, engine.sleep())
+            self.asleep = engine is self._engine
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        async with self._changing:
+            engine = self._living()
+            await self._ask(engine, engine.wake())
+            self.asleep = False
+
+    async def close(self) -> None:
+        """Stop the engine."""
+        engine, self._engine = self._engine, None
+        self.published.clear()
+        self.asleep = False
+        await self._close_dead()
+        if engine is not None:
+            await engine.close()
+
+    async def _close_dead(self) -> None:
+        engine, self._dead = self._dead, None
+        if engine is not None:
+            await engine.close()
+
+    def _living(self) -> Engine:
+        if self._engine is None:
+            raise EngineDead(f"there is no engine: {self._reason}")
+        return self._engine
+
+    async def _ask(self, engine: Engine, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except EngineDead as error:
+            self._bury(engine, error)
+            raise
+
+    def _bury(self, engine: Engine, error: EngineDead) -> None:
+        """Let go of a dead engine. All its requests come here; the first one acts.
+
+        Whoever keeps the engine alive closes it: a request may be cancelled while it waits for that."""
+        if engine is self._engine:
+            self._reason = str(error)
+            self._engine, self._dead = None, engine
+            self.published.clear()
+            self.asleep = False
+            self._death.set()
+
+
+def freeze_heap() -> None:
+    """Leave what lives now out of garbage collection, and collect young objects less often: for all of this process."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)

@@ -1,0 +1,1 @@
+"""An engine that asks OpenAI-compatible servers over HTTP."""

@@ -1,0 +1,159 @@
+"""What is said to a server with OpenAI's completions API, and what its answers mean. Pure: plain values in and out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollq.buffer.rollouts import FinishReason, Float32Array, VersionSpan
+from rollq.workers.agents.loops import parse_reason
+from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion
+
+NO_LIMIT_TOKENS = 1 << 62
+"""Context of a server that does not tell it; it refuses what is too long by itself."""
+PROBE = Request(np.array([1, 2, 3, 4], np.int32), Sampling(max_tokens=8, top_k=1))
+"""The simplest request: every server can answer it, and its logprobs are known."""
+
+TOP_LOGPROBS = 5
+
+
+def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict[str, Any]:
+    """A request for at most `tokens` new tokens, but for the model's name. Everything is said: no default counts."""
+    sampling, prefix = request.sampling, request.prefix_ids
+    return {
+        "prompt": request.prompt_ids if prefix is None else np.concatenate([request.prompt_ids, prefix]),
+        "max_tokens": tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop": sampling.stop,
+        "seed": sampling.seed,
+        "n": 1,
+        "logprobs": 1,
+        "return_token_ids": True,
+        "priority": request.priority,
+        "cache_salt": f"{version.epoch}.{version.version}",  # keys and values of other weights must not be used
+    }
+
+
+@dataclass(slots=True, eq=False)
+class Tokens:
+    """What has come of a completion: ids, their logprobs in nats, and why it ended, once it has. `url` is the server's,
+    for messages."""
+
+    url: str = "the server"
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reason: str | None = None
+
+    def begin(self, url: str) -> None:
+        """Nothing yet: the server at `url` is asked."""
+        self.url, self.ids, self.logprobs, self.reason = url, [], [], None
+
+    def add(self, answer: Any) -> None:
+        """Append an answer, or an event of one that is streamed. Raises `ValueError` when it lacks token ids or
+        logprobs."""
+        try:
+            if not answer["choices"]:  # the event with the usage
+                return
+            choice = answer["choices"][0]
+            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"] if choice["logprobs"] else []
+            if len(ids) != len(logprobs):
+                raise ValueError(f"{len(ids)} token ids and {len(logprobs)} logprobs")
+            self.ids += ids
+            self.logprobs += logprobs
+            self.reason = choice["finish_reason"] or self.reason
+        except (LookupError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the answer of {self.url} lacks choices[0].token_ids, .logprobs.token_logprobs or .finish_reason "
+                f"({type(error).__name__}: {error}): a server with return_token_ids is needed, such as vLLM's; it said "
+                f"{answer!r:.200}"
+            ) from error
+
+    def completion(self, version: WeightsVersion, reason: FinishReason | None = None) -> Completion:
+        """As a completion by `version`, ended by `reason` or as the server said.
+
+        Raises `ValueError` when ids or logprobs make no sense.
+        """
+        try:
+            ids, logprobs = np.array(self.ids, dtype=np.int32), np.array(self.logprobs, dtype=np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{self.url} gave token ids or logprobs that are no numbers: {error}") from error
+        if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
+            raise ValueError(f"{self.url} gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
+        spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
+        return Completion(ids, logprobs, spans, parse_reason(self.reason) if reason is None else reason)
+
+
+def join_parts(parts: Sequence[Completion], reason: FinishReason) -> Completion:
+    """Parts of one answer, each made after those before, as one that ended with `reason`."""
+    if not parts:
+        return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), reason)
+    return Completion(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([part.logprobs for part in parts]),
+        tuple(span for part in parts for span in part.versions),
+        reason,
+    )
+
+
+def read_completion(answer: Any, version: WeightsVersion) -> Completion:
+    """The completion in a server's answer. Raises `ValueError` when it lacks token ids or logprobs."""
+    tokens = Tokens()
+    tokens.add(answer)
+    return tokens.completion(version)
+
+
+def fingerprint_body() -> dict[str, Any]:
+    """A request whose answer tells the weights: the largest logprobs of the token after `PROBE`'s prompt."""
+    request = Request(PROBE.prompt_ids, Sampling(max_tokens=1))
+    return {**request_body(request, 1, WeightsVersion(0, 0, "")), "logprobs": TOP_LOGPROBS, "cache_salt": None}
+
+
+def read_fingerprint(answer: Any) -> Float32Array:
+    """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` when the server tells none."""
+    try:
+        top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+        return np.array(sorted(top.values(), reverse=True)[:TOP_LOGPROBS], np.float32)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"the server tells no top_logprobs ({type(error).__name__}: {error}): it cannot be compared with the others"
+        ) from error
+
+
+def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
+    """Name and context length in tokens of the model to ask for, from the server's list of models.
+
+    Raises `ValueError` when the wanted one, or a single one, is not in it.
+    """
+    try:
+        contexts = {str(model["id"]): model.get("max_model_len") for model in listed["data"]}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the server's list of models cannot be read: {listed!r:.200}") from error
+    if wanted is None and len(contexts) != 1:
+        raise ValueError(f"the server serves {sorted(contexts)!r}: set served_model in [worker.options] to one of them")
+    name = next(iter(contexts)) if wanted is None else wanted
+    if name not in contexts:
+        raise ValueError(f"the server serves {sorted(contexts)!r}, not served_model = {name!r}")
+    return name, int(contexts[name] or NO_LIMIT_TOKENS)
+
+
+def check_probe(probed: Completion) -> None:
+    """Raise `ValueError` unless the tokens of `PROBE` came back with the logprobs of what was sampled.
+
+    With top_k = 1 that is one token, of logprob 0; or m tokens of equal logits, which servers keep, of -log m each.
+    """
+    if len(probed.ids) == 0:
+        raise ValueError("the server gave no token where some were asked for")
+    equals = np.exp(-probed.logprobs)
+    if (np.abs(equals - equals.round()) > 0.01).any():
+        told = ", ".join(f"{logprob:.3f}" for logprob in probed.logprobs)
+        raise ValueError(
+            f"the server gives tokens that had to be sampled logprobs of {told}: these are "
+            "of the model and not of what was sampled; start vLLM with --logprobs-mode processed_logprobs"
+        )

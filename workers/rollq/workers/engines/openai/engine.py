@@ -1,0 +1,280 @@
+"""An engine behind HTTP: servers with OpenAI's completions API that return token ids, such as vLLM's.
+
+Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). Who loads weights:
+
+- with `push_model`, this engine (vLLM only). Invariant: no request is at a server while weights are loaded, so every
+  token is of the version that was noted when its request was sent. In mode `keep`, requests are cut off with the tokens
+  that have come, and asked on after the swap.
+- with `server_follows`, somebody else; `swap` notes the version, and all tokens of a request carry that at its start.
+- otherwise nobody: only version 0 is accepted, which the servers were started with.
+
+A request that fails for a reason of the server's is tried again, at another one or with growing pauses. When its tries
+are spent, the servers that get requests are asked the simplest thing: if one answers, the request fails alone; if not,
+the engine is dead.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.settings import Settings
+from rollq.workers.agents.loops import turn_seed
+from rollq.workers.engines.limits import token_limit
+from rollq.workers.engines.openai.completions_api import Tokens, join_parts, request_body
+from rollq.workers.engines.openai.servers import Servers
+from rollq.workers.engines.openai.weight_routes import Weights
+from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
+from rollq.workers.engines.tensors import read_model
+from rollq.workers.http.retries import RetryPolicy
+
+log = logging.getLogger(__name__)
+
+API_KEY = "ROLLQ_ENGINE_API_KEY"
+"""Environment variable with the server's key, if it wants one."""
+
+
+class OpenAISettings(Settings):
+    """Where the servers are, and how long they are believed in."""
+
+    urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
+        min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
+    )
+    served_model: str | None = Field(default=None, description="name at the server; default: the only one it serves")
+    server_follows: bool = Field(default=False, description="the server loads each published version by itself")
+    push_model: Path | None = Field(
+        default=None, description="folder of the model served: each version is loaded into the servers, vLLM's"
+    )
+    request_timeout_s: float = Field(default=600, gt=0, description="longest wait for one answer")
+    start_timeout_s: float = Field(default=600, gt=0, description="longest wait for a server that still starts")
+    retries: int = Field(default=8, ge=0, description="tries of a request after its first")
+    retry_first_s: float = Field(default=0.5, gt=0, description="pause before the second try; it doubles")
+    retry_longest_s: float = Field(default=30, gt=0, description="longest such pause, unless the server asks for more")
+
+    @model_validator(mode="after")
+    def _one_loads(self) -> Self:
+        if self.push_model is not None and self.server_follows:
+            raise ValueError("push_model loads weights into the servers, server_follows says that others do: set one")
+        return self
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A request, and the task that asks a server; `begun` when it no longer waits for a swap or a sleep to end. What
+    was made before each interruption is in `parts`."""
+
+    request: Request
+    tokens_left: int
+    version: WeightsVersion
+    begun: bool = False
+    interrupted: bool = False
+    parts: list[Completion] = field(default_factory=list)
+    tokens: Tokens = field(default_factory=Tokens)
+    asking: asyncio.Future[None] = field(init=False)
+
+    def end_part(self, reason: FinishReason | None = None) -> FinishReason:
+        """Keep what has come, and say why it ended. Raises `ValueError` when it makes no sense."""
+        part = self.tokens.completion(self.version, reason)
+        self.parts.append(part)
+        self.tokens_left -= len(part.ids)
+        self.tokens = Tokens()
+        return part.finish_reason
+
+    def rest(self) -> Request:
+        """What is left to ask for: the request itself, or from its last part on."""
+        request = self.request
+        if not self.parts:
+            return request
+        made = [part.ids for part in self.parts]
+        ids = np.concatenate(made if request.prefix_ids is None else [request.prefix_ids, *made])
+        seed = request.sampling.seed
+        sampling = replace(request.sampling, seed=None if seed is None else turn_seed(seed, len(self.parts)))
+        return replace(request, prefix_ids=ids, sampling=sampling)
+
+
+class OpenAIEngine:
+    """`Engine` over HTTP."""
+
+    def __init__(self, settings: OpenAISettings) -> None:
+        self.version = WeightsVersion(0, 0, "")
+        self._settings = settings
+        policy = RetryPolicy(settings.retries, settings.retry_first_s, settings.retry_longest_s)
+        pushes = settings.push_model is not None
+        self._servers = Servers(settings.urls, settings.served_model, policy, pushes=pushes)
+        self._calls: set[_Call] = set()
+        self._open = asyncio.Event()
+        self._asleep = False
+        self._swap_lock = asyncio.Lock()
+        self._dead: str | None = None
+
+    async def start(self) -> None:
+        """Wait for a server, and see that it returns what training needs.
+
+        Raises `ConfigError` when it does not, `EngineDead` when none answers in time.
+        """
+        settings = self._settings
+        try:
+            if settings.push_model is not None:
+                self._model = await asyncio.to_thread(read_model, settings.push_model)
+            async with asyncio.timeout(settings.start_timeout_s):
+                await self._servers.start(settings.request_timeout_s, os.environ.get(API_KEY))
+        except TimeoutError:
+            await self.close()
+            urls = ", ".join(settings.urls)
+            raise EngineDead(f"{urls} was not ready within start_timeout_s = {settings.start_timeout_s:g} s") from None
+        except (ValueError, WeightsError) as error:
+            await self.close()
+            raise ConfigError(f"engine 'openai': {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+        self._open.set()
+
+    async def generate(self, request: Request) -> Completion:
+        """See `Engine.generate`. Raises `ValueError` with the server's words for a request that it refuses (4xx),
+        `RequestFailed` for one that it cannot answer while it answers others."""
+        self._check_alive()
+        call = _Call(request, token_limit(request, self._servers.context_tokens), self.version)
+        self._calls.add(call)
+        try:
+            return join_parts(call.parts, await self._finish(call))
+        finally:
+            self._calls.discard(call)
+
+    async def _finish(self, call: _Call) -> FinishReason:
+        """Ask until the request has ended, anew after each interruption."""
+        while True:
+            call.interrupted, call.begun = False, False
+            call.asking = asyncio.ensure_future(self._ask(call))
+            try:
+                await asyncio.wait([call.asking])
+            finally:
+                call.asking.cancel()
+            if not call.asking.cancelled():
+                call.asking.result()
+            else:
+                self._check_alive()
+            if call.tokens.reason is not None:
+                return call.end_part()
+            reason = call.end_part(FinishReason.ABORT)
+            if not call.interrupted:
+                return reason
+
+    async def _ask(self, call: _Call) -> None:
+        while not self._open.is_set():
+            await self._open.wait()
+        self._check_alive()
+        call.begun, call.version = True, self.version
+        body = {**request_body(call.rest(), call.tokens_left, call.version), "stream": True}
+        await self._servers.ask(body, call.request.session, call.tokens)
+
+    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
+        """Load `weights` into the servers, or note that they serve `version` from now on; see `Engine.swap`.
+
+        Raises `WeightsError` also when no server can read the folder, `EngineDead` when none took the weights.
+        """
+        async with self._swap_lock:
+            self._check_alive()
+            if self._settings.push_model is not None:
+                return await self._push(weights, version, mode)
+            if version.version and not self._settings.server_follows:
+                raise WeightsError(
+                    f"{self._settings.urls[0]} was not given the weights of version {version.version}: this engine "
+                    "loads none. Set push_model in [worker.options] when the servers are vLLM's; if something else "
+                    "loads every version into them before the trainer publishes it, server_follows = true; else use "
+                    "an engine that loads weights"
+                )
+            try:
+                await self._drain(mode)
+            finally:
+                self._reopen()
+            self.version = version
+            return 0.0
+
+    async def _push(self, folder: Path, version: WeightsVersion, mode: SwapMode) -> float:
+        weights = Weights(folder.absolute(), version, self._model.copies)
+        await asyncio.to_thread(self._model.check, folder)
+        await self._servers.check(weights)
+        self._open.clear()
+        try:
+            await self._drain(mode, interrupt=mode is SwapMode.KEEP)
+            started_s = monotonic()
+            await self._servers.check(weights)  # they may have gone while requests ended
+            await self._load(weights)
+            return monotonic() - started_s
+        finally:
+            self._reopen()
+
+    async def _load(self, weights: Weights) -> None:
+        limit_s = self._settings.start_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._servers.serve(weights)
+        except asyncio.CancelledError:
+            self._dead = "a swap was given up half-way"
+            raise
+        except (TimeoutError, ValueError) as error:
+            version = weights.version.version
+            self._dead = f"no server took the weights of version {version} within {limit_s:g} s: {error}"
+            raise EngineDead(self._dead) from error
+        self.version = weights.version
+
+    async def _drain(self, mode: SwapMode, *, interrupt: bool = False) -> None:
+        """Let the requests that a swap waits for end, while new ones wait; `abort` and `interrupt` end the others."""
+        begun = [call for call in self._calls if call.begun]
+        if mode is SwapMode.ABORT or interrupt:
+            for call in begun:
+                if not call.request.must_finish:
+                    call.interrupted = interrupt
+                    call.asking.cancel()
+        elif mode is SwapMode.KEEP:
+            begun = [call for call in begun if call.request.must_finish]
+        if begun:
+            self._open.clear()
+            await asyncio.wait([call.asking for call in begun])
+        self._check_alive()
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """End requests with what has come of them; see `Engine.abort`."""
+        wanted = set(requests)
+        for call in self._calls:
+            if call.request in wanted:
+                call.interrupted = False
+                call.asking.cancel()
+
+    async def sleep(self) -> None:
+        """Send no requests; the server keeps its memory."""
+        self._check_alive()
+        self._asleep = True
+        self._open.clear()
+        await self.abort([call.request for call in self._calls if call.begun])
+
+    async def wake(self) -> None:
+        """Send requests again."""
+        self._asleep = False
+        self._open.set()
+
+    async def close(self) -> None:
+        """Let go of the servers; running requests end with `EngineDead`."""
+        self._dead = self._dead or "the engine is closed"
+        self._open.set()
+        for call in self._calls:
+            call.asking.cancel()
+        await self._servers.close()
+
+    def _reopen(self) -> None:
+        if not self._asleep:
+            self._open.set()
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDead(self._dead)

@@ -1,0 +1,77 @@
+"""Weights into a vLLM server over HTTP: its development routes, and `LoadExtension` in its workers.
+
+Invariant: a server whose `weight_version` is the name of some weights holds them whole, and generates. While it loads,
+it has another name, and one that was started again has vLLM's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from rollq.workers.engines.protocol import WeightsVersion
+from rollq.workers.http.client import exchange
+
+LOADING = "loading"
+NEEDED = (
+    "start vLLM with VLLM_SERVER_DEV_MODE=1 and "
+    "--worker-extension-cls rollq.workers.engines.vllm.extension.LoadExtension"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A folder of weights (an absolute path), and the tensors that are loaded a second time under another name."""
+
+    folder: Path
+    version: WeightsVersion
+    copies: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """As servers call it."""
+        return f"{self.version.epoch}.{self.version.version}.{self.version.digest[:16]}"
+
+
+async def resume(http: aiohttp.ClientSession, url: str) -> None:
+    """Let a server generate that somebody may have left paused. Raises `TryAgain`; `ValueError` when it has no routes
+    for weights."""
+    try:
+        await _post(http, url, "resume")
+    except ValueError as error:
+        raise ValueError(f"{error}; it takes no weights: {NEEDED}") from error
+
+
+async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
+    """Raise `TryAgain` or `ValueError` unless the server can read the folder. Nothing changes there."""
+    await _call(http, url, "rollq_check", str(weights.folder))
+
+
+async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
+    """Make a server without requests serve `weights`, if it does not yet.
+
+    Raises `TryAgain` or `ValueError` when it does not take them; it is left paused then, under another name.
+    """
+    if await exchange(http, "GET", f"{_root(url)}/weight_info", None) == {"weight_version": weights.name}:
+        return
+    await _post(http, url, "update_weight_version", {"new_version": LOADING})
+    await _post(http, url, "pause?mode=abort&clear_cache=true")
+    await _call(http, url, "rollq_load", str(weights.folder), dict(weights.copies))
+    await _post(http, url, "resume")
+    await _post(http, url, "update_weight_version", {"new_version": weights.name})
+
+
+async def _call(http: aiohttp.ClientSession, url: str, method: str, *args: Any) -> None:
+    """Call a method of `LoadExtension` in every worker of the server."""
+    await _post(http, url, "collective_rpc", {"method": method, "args": args})
+
+
+async def _post(http: aiohttp.ClientSession, url: str, route: str, body: Mapping[str, Any] | None = None) -> None:
+    await exchange(http, "POST", f"{_root(url)}/{route}", body)
+
+
+def _root(url: str) -> str:
+    """Where the routes are: beside `/v1`."""
+    return url.removesuffix("/v1")

@@ -1,0 +1,146 @@
+"""A worker's side of a round: weights that come from the trainer straight into the engine.
+
+Invariant: an engine is asked to meet the trainer only as a named member of an attempt. Before that nothing has
+happened to it; afterwards either it serves the new weights, or it is dead: half of new weights serve nobody.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol, runtime_checkable
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.replies import LiveModel
+from rollq.buffer.weights.broadcast_log import LOOK_S, Round, RoundLog
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
+
+SLACK_S = 10.0
+"""How much longer than the trainer a worker waits, before it takes the trainer for dead."""
+
+
+class TooLate(WeightsError):
+    """The trainer sends without this worker; it will be asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What vLLM's weight transfer is given: how to meet the trainer, and which tensors come."""
+
+    init_info: Mapping[str, Any]
+    update_info: Mapping[str, Any]
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """What an `Engine` has, too, that can take weights from the trainer."""
+
+    @property
+    def transfer_ranks(self) -> int:
+        """Ranks that this engine brings into the group: one a GPU. 0: it was not started for that."""
+
+    async def receive(self, incoming: "Incoming", version: WeightsVersion, mode: SwapMode) -> float:
+        """Serve what the trainer sends as `version`; as `Engine.swap` in all else.
+
+        Compares `incoming.shapes` with its model, drains as `mode` says, calls `incoming.join`, takes the weights.
+        Raises `WeightsError` while the old weights still serve, `EngineDead` when they do not.
+        """
+
+
+class Rounds:
+    """The rounds of one worker."""
+
+    def __init__(self, calls: BufferCalls, worker: str) -> None:
+        self._calls = calls
+        self._worker = worker
+        self._entered: tuple[int, int] | None = None
+
+    async def enter(self, live: LiveModel, number: int) -> "Incoming":
+        """Take part in the open attempt of the round of the live weights.
+
+        Raises `TooLate` when there is none, or this worker has been in it; the trainer is told. Raises `WeightsError`
+        when the round is gone, or another than the one that was announced.
+        """
+        round_log = RoundLog(self._calls.buffer, number)
+        found = await self._calls(round_log.read)
+        if found.digest != live.digest:
+            raise WeightsError(f"round {number} of weights is not the one that was announced: publish them again")
+        attempt = (number, len(found.attempts))
+        if found.current.open and attempt != self._entered:
+            self._entered = attempt
+            return Incoming(self._calls, round_log, found, self._worker)
+        if self._worker not in found.late:
+            await self._calls(round_log.append, {"late": self._worker})
+        raise TooLate(f"round {number} of weights went on without {self._worker!r}")
+
+
+class Incoming:
+    """One attempt at a round, as one worker sees it."""
+
+    def __init__(self, calls: BufferCalls, round_log: RoundLog, found: Round, worker: str) -> None:
+        self.number = round_log.number
+        self.shapes = {spec.name: spec.shape for spec in found.tensors}
+        self._calls = calls
+        self._log = round_log
+        self._found = found
+        self._attempt = found.current
+        self._index = len(found.attempts)
+        self._worker = worker
+        self._joined = asyncio.Event()
+
+    async def join(self, ranks: int) -> Plan:
+        """Say that the engine can take weights now, and wait to be named a member. Raises `TooLate` when it is not."""
+        await self._append({"ready": self._worker, "ranks": ranks})
+        await self._wait(lambda: not self._attempt.open, self._found.join_s + SLACK_S)
+        members = self._attempt.members or {}
+        if self._worker not in members or self._attempt.over is not None:
+            raise TooLate(f"round {self.number} of weights goes on without {self._worker!r}")
+        self._joined.set()
+        tensors = self._found.tensors
+        return Plan(
+            {**self._attempt.meeting, "rank_offset": members[self._worker]},
+            {
+                "names": [spec.name for spec in tensors],
+                "dtype_names": [spec.dtype for spec in tensors],
+                "shapes": [list(spec.shape) for spec in tensors],
+            },
+        )
+
+    async def take(self, receiving: Awaitable[float]) -> float:
+        """Await an engine that takes weights, unless the attempt comes to nothing, or the trainer is not heard again.
+
+        Then the engine hangs in a group that will never be whole: raises `EngineDead`.
+        """
+        taking, watching = asyncio.ensure_future(receiving), asyncio.ensure_future(self._given_up())
+        try:
+            await asyncio.wait([taking, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                raise EngineDead(f"it hangs in round {self.number} of weights: {watching.result()}")
+            stood_still_s = await taking
+        except TooLate:
+            raise
+        except (WeightsError, EngineDead) as error:
+            await self._append({"broken": self._worker, "error": str(error)})
+            raise
+        finally:
+            taking.cancel()
+            watching.cancel()
+        await self._append({"took": self._worker})
+        return stood_still_s
+
+    async def _given_up(self) -> str:
+        """Returns why this attempt came to nothing, once it has."""
+        await self._joined.wait()
+        timeout_s = self._found.timeout_s + SLACK_S
+        await self._wait(lambda: bool(self._attempt.over), timeout_s)
+        return self._attempt.over or f"nothing came within {timeout_s:g} s"
+
+    async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Read the log until `condition` holds of the attempt, at most `timeout_s`."""
+        deadline_s = monotonic() + timeout_s
+        while not condition() and monotonic() < deadline_s:
+            await self._calls(self._log.wait, lambda _: condition(), LOOK_S)
+
+    async def _append(self, entry: Mapping[str, Any]) -> None:
+        await self._calls(self._log.append, {**entry, "attempt": self._index})

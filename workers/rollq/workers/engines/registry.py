@@ -1,0 +1,44 @@
+"""The engines that ship with rollq, by name. A module is imported when asked for: only `transformers` needs torch,
+only `vllm` vLLM, only `openai` aiohttp.
+
+A worker's settings name an engine of this table and nothing else; options are checked by the engine's own settings.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings import problems
+from rollq.workers.engines.protocol import Engine
+
+_ENGINES = "rollq.workers.engines"
+ENGINES: Mapping[str, tuple[str, str, str, str]] = {
+    "transformers": (f"{_ENGINES}.transformers.engine", "TransformersEngine", "TransformersSettings", "torch"),
+    "simulated": (f"{_ENGINES}.simulated", "SimulatedEngine", "SimulatedSettings", "torch"),
+    "vllm": (f"{_ENGINES}.vllm.engine", "VllmEngine", "VllmSettings", "vllm"),
+    "openai": (f"{_ENGINES}.openai.engine", "OpenAIEngine", "OpenAISettings", "openai"),
+}
+"""Name -> module, engine, settings, and the extra that installs what it needs."""
+
+
+def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
+    """The engine called `name`, not started; `options` are the fields of its settings class.
+
+    Raises `ConfigError` for an unknown name, bad options, or a package that is not installed.
+    """
+    if name not in ENGINES:
+        raise ConfigError(f"unknown engine {name!r}: use one of {', '.join(sorted(ENGINES))}")
+    module_name, engine_name, settings_name, extra = ENGINES[name]
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"engine {name!r} needs the package {error.name!r}: pip install 'rollq[{extra}]'") from error
+    settings_class = getattr(module, settings_name)
+    try:
+        settings = settings_class(**options)
+    except ValidationError as error:
+        raise ConfigError(f"[worker.options] of engine {name!r}: {problems(error, settings_class)}") from error
+    return cast(Engine, getattr(module, engine_name)(settings))

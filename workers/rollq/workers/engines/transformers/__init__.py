@@ -1,0 +1,1 @@
+"""An engine that generates in this process with a transformers model."""

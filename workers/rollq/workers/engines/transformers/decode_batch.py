@@ -1,0 +1,195 @@
+"""The running batch of a causal LM: sequences join and leave between decode steps and share one key-value cache.
+
+Invariant: a sequence's logits are those of a plain forward pass over its own tokens under the weights in use, whatever
+it is batched with. Rows are padded on the left; the mask hides the padding and positions do not count it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import DynamicCache
+
+from rollq.buffer.rollouts import FinishReason
+from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion
+from rollq.workers.engines.spans import version_spans
+from rollq.workers.engines.transformers.sampling import SamplingRows, sample, token_logprobs, uniforms
+
+_MAX_SEED = 2**64 - 1
+
+
+@dataclass(slots=True, eq=False)
+class ActiveSequence:
+    """One sequence under way. `context` are the tokens given (prompt, then prefix), `prefix_tokens` how many of them
+    are response tokens; `ids` and `logprobs` what was generated; `versions` (version, index of its first token)."""
+
+    context: list[int]
+    prefix_tokens: int
+    sampling: Sampling
+    seed: int
+    token_limit: int
+    versions: list[tuple[WeightsVersion, int]]
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    def completion(self, finish_reason: FinishReason) -> Completion:
+        """What was generated so far, as the engine's answer."""
+        return Completion(
+            np.array(self.ids, dtype=np.int32),
+            np.array(self.logprobs, dtype=np.float32),
+            version_spans(self.versions, len(self.ids)),
+            finish_reason,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _State:
+    """What the model knows of B rows of T columns: the cache, the attention mask int64 [B, T], and the next token's
+    logits [B, V]."""
+
+    cache: Any  # a DynamicCache whose layers all hold `keys` and `values` [B, heads, T, head size]
+    mask: torch.Tensor
+    logits: torch.Tensor
+
+
+class DecodeBatch:
+    """Sequences that are decoded together. Not thread-safe: one thread calls its methods."""
+
+    def __init__(self, model: Any, eos_ids: frozenset[int], decode: Callable[[list[int]], str]) -> None:
+        """`decode` turns response ids into text; it is called only for sequences with stop strings."""
+        self.sequences: list[ActiveSequence] = []
+        self._model = model
+        self._eos_ids = eos_ids
+        self._decode = decode
+        self._state: _State | None = None
+        self._set_rows()
+
+    @torch.no_grad()
+    def add(self, sequences: Sequence[ActiveSequence]) -> None:
+        """Read the tokens of `sequences` and let them join."""
+        if not sequences:
+            return
+        state = prefill(self._model, [sequence.context + sequence.ids for sequence in sequences])
+        self._state = state if self._state is None else merge(self._state, state)
+        self.sequences.extend(sequences)
+        self._set_rows()
+
+    @torch.no_grad()
+    def step(self) -> list[ActiveSequence]:
+        """Sample one token for every sequence, and return those that it finished, which leave."""
+        if self._state is None:
+            return []
+        draws = torch.from_numpy(uniforms(self._seeds, self._positions)).to(self._state.logits.device)
+        ids, logprobs = sample(token_logprobs(self._state.logits, self._sampling), draws)
+        self._positions += np.uint64(1)
+        for sequence, token, logprob in zip(self.sequences, ids.tolist(), logprobs.tolist(), strict=True):
+            sequence.ids.append(token)
+            sequence.logprobs.append(logprob)
+            sequence.finish_reason = self._finish_reason(sequence)
+        finished = [sequence for sequence in self.sequences if sequence.finish_reason is not None]
+        rows = self.remove(finished)
+        if self._state is not None:
+            decode(self._model, self._state, ids if rows is None else ids[rows])
+        return finished
+
+    def remove(self, leaving: Sequence[ActiveSequence]) -> torch.Tensor | None:
+        """Let sequences leave. Returns the indices int64 of the rows that stay, None for all."""
+        if not leaving:
+            return None
+        gone = {id(sequence) for sequence in leaving}
+        stay = [row for row, sequence in enumerate(self.sequences) if id(sequence) not in gone]
+        self.sequences = [self.sequences[row] for row in stay]
+        self._set_rows()
+        if not stay or self._state is None:
+            self._state = None
+            return None
+        rows = torch.tensor(stay, device=self._state.mask.device)
+        self._state = select(self._state, rows)
+        return rows
+
+    @torch.no_grad()
+    def recompute(self, version: WeightsVersion) -> None:
+        """After the weights have changed to `version`: read all tokens again; what follows is of that version."""
+        for sequence in self.sequences:
+            sequence.versions.append((version, len(sequence.ids)))
+        if self.sequences:
+            self._state = prefill(self._model, [sequence.context + sequence.ids for sequence in self.sequences])
+
+    def _set_rows(self) -> None:
+        """Collect what sampling needs of each row; called whenever rows join or leave."""
+        self._sampling = SamplingRows.of([sequence.sampling for sequence in self.sequences], self._model.device)
+        self._seeds = np.array([sequence.seed & _MAX_SEED for sequence in self.sequences], dtype=np.uint64)
+        # Counted within the whole response, so that a continued one draws what it would have drawn uninterrupted.
+        self._positions = np.array(
+            [sequence.prefix_tokens + len(sequence.ids) for sequence in self.sequences], dtype=np.uint64
+        )
+
+    def _finish_reason(self, sequence: ActiveSequence) -> FinishReason | None:
+        if sequence.ids[-1] in self._eos_ids:
+            return FinishReason.STOP
+        if sequence.sampling.stop:
+            response = sequence.context[len(sequence.context) - sequence.prefix_tokens :] + sequence.ids
+            text = self._decode(response)
+            if any(stop in text for stop in sequence.sampling.stop):
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(sequence.ids) >= sequence.token_limit else None
+
+
+def prefill(model: Any, rows: Sequence[list[int]]) -> _State:
+    """Read whole sequences. Equal ones (the samples of a group) are read once."""
+    unique: dict[tuple[int, ...], int] = {}
+    index = [unique.setdefault(tuple(row), len(unique)) for row in rows]
+    width = max(map(len, unique))
+    ids = torch.tensor([(0,) * (width - len(row)) + row for row in unique], device=model.device)
+    lengths = torch.tensor([len(row) for row in unique], device=model.device)
+    mask = (torch.arange(width, device=model.device) >= width - lengths[:, None]).long()
+    cache = DynamicCache()
+    logits = model(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    return select(_State(cache, mask, logits), torch.tensor(index, device=model.device))
+
+
+def decode(model: Any, state: _State, ids: torch.Tensor) -> None:
+    """Append one token to each row: `ids` int64 [B]."""
+    state.mask = functional.pad(state.mask, (0, 1), value=1)
+    state.logits = model(
+        input_ids=ids[:, None],
+        attention_mask=state.mask,
+        position_ids=state.mask.sum(dim=-1, keepdim=True) - 1,
+        past_key_values=state.cache,
+        use_cache=True,
+    ).logits[:, -1]
+
+
+def select(state: _State, rows: torch.Tensor) -> _State:
+    """The rows with indices `rows` int64 [N], without columns that are padding in all of them."""
+    mask = state.mask[rows]
+    padding = int(mask.any(dim=0).int().argmax())
+    for layer in state.cache.layers:
+        layer.keys = layer.keys[rows, :, padding:]
+        layer.values = layer.values[rows, :, padding:]
+    return _State(state.cache, mask[:, padding:], state.logits[rows])
+
+
+def merge(old: _State, new: _State) -> _State:
+    """Rows of `old`, then rows of `new`, padded on the left to the longer of the two."""
+    width = max(old.mask.shape[1], new.mask.shape[1])
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        return functional.pad(tensor, (0, 0, width - tensor.shape[-2], 0))
+
+    for layer, added in zip(old.cache.layers, new.cache.layers, strict=True):
+        layer.keys = torch.cat([widen(layer.keys), widen(added.keys)])
+        layer.values = torch.cat([widen(layer.values), widen(added.values)])
+    masks = [functional.pad(state.mask, (width - state.mask.shape[1], 0)) for state in (old, new)]
+    return _State(old.cache, torch.cat(masks), torch.cat([old.logits, new.logits]))

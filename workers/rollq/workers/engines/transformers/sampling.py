@@ -1,0 +1,79 @@
+"""Sampling of the next tokens of a batch, each row with its own parameters and its own random numbers.
+
+Invariant: the logprob returned is that of the very distribution which was sampled: after temperature, top-k and top-p.
+A row's random number depends on its seed and position alone, never on which rows it shares a batch with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rollq.workers.engines.protocol import Sampling
+
+_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingRows:
+    """Parameters of B rows as tensors [B]; `top_k` and `top_p` are None when no row truncates."""
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor | None
+    top_p: torch.Tensor | None
+
+    @classmethod
+    def of(cls, rows: Sequence[Sampling], device: torch.device) -> Self:
+        """Collect the parameters of `rows`."""
+        truncates = any(row.top_k > 0 or row.top_p < 1 for row in rows)
+        no_limit = torch.iinfo(torch.int64).max
+        return cls(
+            torch.tensor([row.temperature for row in rows], device=device),
+            torch.tensor([row.top_k or no_limit for row in rows], device=device) if truncates else None,
+            torch.tensor([row.top_p if row.top_p < 1 else 2.0 for row in rows], device=device) if truncates else None,
+        )
+
+
+def token_logprobs(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+    """Log probabilities float32 [B, V], in nats, of the distributions to sample; -inf for what truncation removes.
+
+    Temperature first, then top-k, then top-p within what top-k left: the order of vLLM and transformers.
+    """
+    scaled = logits.float() / rows.temperature[:, None]
+    if rows.top_k is not None and rows.top_p is not None:
+        ordered, order = scaled.sort(dim=-1, descending=True)
+        rank = torch.arange(scaled.shape[-1], device=scaled.device)
+        ordered = ordered.masked_fill(rank >= rows.top_k[:, None], -torch.inf)
+        mass = ordered.softmax(dim=-1)
+        ordered = ordered.masked_fill(mass.cumsum(dim=-1) - mass >= rows.top_p[:, None], -torch.inf)
+        scaled = torch.empty_like(scaled).scatter(-1, order, ordered)
+    return scaled.log_softmax(dim=-1)
+
+
+def sample(logprobs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one id per row by inverting the cumulative distribution at `uniforms` float64 [B] in [0, 1).
+
+    Returns ids int64 [B] and their logprobs float32 [B]. An id of probability 0 is never drawn.
+    """
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    ids = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    ids = ids.clamp_(max=logprobs.shape[-1] - 1)
+    return ids.squeeze(-1), logprobs.gather(-1, ids).squeeze(-1)
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """A random number in [0, 1) for each (seed, position), [B]: SplitMix64 (Steele, Lea, Flood 2014) used as a hash."""
+    bits = _mix(_mix(seeds) + positions * _GOLDEN_GAMMA)
+    # 52 bits: the largest value times any sum of probabilities still rounds below that sum.
+    return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
+
+
+def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's output function."""
+    bits = bits + _GOLDEN_GAMMA
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

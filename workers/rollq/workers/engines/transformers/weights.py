@@ -1,0 +1,52 @@
+"""Weights on disk to weights in a model. Invariant: a model is changed only after everything about the file is known
+to be right, so that a bad file leaves the old weights serving."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.manifest import weight_files
+from rollq.workers.engines.tensors import Shapes, check_tensors, is_adapter
+
+
+def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors that a weights file of `model` holds, by name: each shared tensor once, under its first name.
+
+    With tied embeddings that leaves `lm_head.weight` out, as `save_pretrained` does.
+    """
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    persistent = model.state_dict().keys()
+    tensors.update((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+    return tensors
+
+
+def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Read and check the weights in `folder` against `model`, which is not changed.
+
+    Raises `WeightsError` unless the files are whole and hold exactly the tensors (names and shapes) of the model.
+    """
+    if is_adapter(folder):
+        raise WeightsError(f"weights {str(folder)!r} are a LoRA adapter, which engine 'transformers' does not serve")
+    found: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            found |= load(path.read_bytes())  # read whole: a mapped file could fail, or change, while it is copied
+        except (OSError, SafetensorError) as error:
+            raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
+    expected = weight_tensors(model)
+    check_tensors(_shapes(found), _shapes(expected), str(folder))
+    return found
+
+
+@torch.no_grad()
+def copy_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> None:
+    """Put what `read_weights` returned into `model`, in place, in the model's dtype and on its device."""
+    for name, tensor in weight_tensors(model).items():
+        tensor.copy_(weights[name])
+
+
+def _shapes(tensors: dict[str, torch.Tensor]) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

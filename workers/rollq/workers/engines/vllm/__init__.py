@@ -1,0 +1,1 @@
+"""An engine that runs vLLM's AsyncLLM in this process."""

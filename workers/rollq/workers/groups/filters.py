@@ -1,0 +1,76 @@
+"""Filters: whether a finished group is worth training.
+
+A filter is a function of (prompt, samples), sync or async, that returns True to keep the group. Filters see groups all
+of whose samples have ended, enough of them completed. Invariant: a filter that raises, takes too long or returns no
+bool fails the group with the reason kept; it neither drops nor keeps one by accident.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rollq.buffer.plugins import check_parameters, load_plugin
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
+from rollq.workers.user_code import UserFunction
+
+FilterFunction = Callable[[Prompt, Sequence[Sample]], bool | Awaitable[bool]]
+
+SAME_REWARD = 1e-6
+"""Rewards that differ by no more than this are the same."""
+
+
+def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
+    """False when all completed samples have the same reward, so that no advantage is left of them.
+
+    The dynamic sampling of DAPO (arXiv:2503.14476, section 3.2); the producer refills what is dropped.
+    """
+    rewards = [sample.reward for sample in samples if sample.status is SampleStatus.COMPLETED]
+    scored = [reward for reward in rewards if reward is not None]
+    return bool(scored) and max(scored) - min(scored) > SAME_REWARD
+
+
+BUILT_IN: Final[Mapping[str, FilterFunction]] = {"zero_advantage": zero_advantage}
+
+
+class FilterError(RuntimeError):
+    """A filter failed; says which one, and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter by its name."""
+
+    name: str
+    call: UserFunction
+
+    @classmethod
+    def named(cls, name: str, timeout_s: float) -> "Filter":
+        """A built-in filter, or one's own by dotted path. Raises `ConfigError` when there is none of that name."""
+        function = load_plugin("filter", name, BUILT_IN)
+        check_parameters("filter", name, function, "prompt", "samples")
+        return cls(name, UserFunction.of(function, timeout_s, quick=name in BUILT_IN))
+
+    async def keeps(self, prompt: Prompt, samples: Sequence[Sample]) -> bool:
+        """Whether the group is worth training. Raises `FilterError`."""
+        try:
+            answer = await self.call(prompt, tuple(samples))
+        except Exception as error:
+            reason = str(error) if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+            raise FilterError(f"filter {self.name!r}: {reason}") from error
+        if not isinstance(answer, bool):
+            raise FilterError(f"filter {self.name!r}: returned {answer!r:.80}; True (keep) or False is needed")
+        return answer
+
+
+async def keep(filters: Sequence[Filter], prompt: Prompt, samples: Sequence[Sample]) -> bool:
+    """Whether every filter keeps the group; the first that does not ends the row. Raises `FilterError`."""
+    for each in filters:
+        if not await each.keeps(prompt, samples):
+            return False
+    return True
+
+
+def is_finished(samples: Sequence[Sample], min_valid: int) -> bool:
+    """Whether all samples have ended and at least `min_valid` of them completed: what would be filed as completed."""
+    ended = all(sample.status in (SampleStatus.COMPLETED, SampleStatus.FAILED) for sample in samples)
+    return ended and sum(sample.status is SampleStatus.COMPLETED for sample in samples) >= min_valid

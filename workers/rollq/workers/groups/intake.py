@@ -1,0 +1,184 @@
+"""Leases for tickets: how many groups a worker takes, and when.
+
+Invariant: groups are leased only while there is room, the engine serves published weights and a task is not paused. A
+group on its last try, because workers died with it, has the engine to itself. A group that is only judged and put has
+left its room at the engine to another; when slow judges hold a quarter as many groups again, they slow the intake.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from time import monotonic
+
+from rollq.buffer.errors import StaleWorker
+from rollq.buffer.rollouts import Lease
+from rollq.buffer.tickets import Ticket
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import WeightsVersion
+from rollq.workers.groups.leases import Held, LeaseTable
+from rollq.workers.groups.runner import Generation
+from rollq.workers.groups.task_control import Pausing
+
+log = logging.getLogger(__name__)
+
+JUDGED_SHARE = 4
+"""One group for so many of the capacity may be judged beside them. More would only wait, and get older."""
+LOOK_S = 1.0
+"""How long to wait for news before looking again."""
+
+
+class Order:
+    """The groups that one ticket got, under way."""
+
+    def __init__(self, held: Sequence[Held]) -> None:
+        self.groups = [f"{entry.lease.task}/{entry.lease.group_id}" for entry in held]
+        self._held = held
+        self._tasks = [entry.task for entry in held if entry.task is not None]
+        self._left = len(self._tasks)
+        self._all_ended = asyncio.Event()
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    async def run(self) -> None:
+        """Wait for the groups. When cancelled, break off those whose end has not begun."""
+        try:
+            await self._all_ended.wait()
+        except asyncio.CancelledError:
+            for entry in self._held:
+                if entry.task is not None and not entry.finished:
+                    entry.task.cancel()
+            await self._all_ended.wait()
+            raise
+        for task in self._tasks:
+            task.result()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._left -= 1
+        if self._left == 0:
+            self._all_ended.set()
+
+
+class Intake:
+    """The `TicketWork` of a rollq worker."""
+
+    def __init__(
+        self,
+        calls: BufferCalls,
+        generation: Generation,
+        table: LeaseTable,
+        host: EngineHost,
+        pausing: Pausing,
+        *,
+        worker: str,
+        capacity: int,
+    ) -> None:
+        self._calls = calls
+        self._generation = generation
+        self._table = table
+        self._host = host
+        self._pausing = pausing
+        self._worker = worker
+        self._capacity = capacity
+        self._draining = False
+        self.stopped = False
+        self._news = asyncio.Event()
+        self._stale_version: WeightsVersion | None = None
+        self.look_soon = self._news.set
+
+    async def room(self, groups: int) -> int:
+        """Wait until `groups` groups (at most the capacity) may be taken; return how many. 0 after `stop`."""
+        while not self.stopped:
+            free = self._free()
+            if free >= min(groups, self._capacity) and self._may_take():
+                return free
+            await self._wait_for_news()
+        return 0
+
+    async def take(self, tickets: Sequence[Ticket]) -> Sequence[Order]:
+        """Lease groups for all tickets in one call and start them."""
+        wanted = min(sum(ticket.groups for ticket in tickets), self._free())
+        asked_s, leases = await self._lease(wanted)
+        if self.stopped and leases:
+            await self._generation.hand_back(leases)
+            leases = ()
+        orders, at = [], 0
+        for ticket in tickets:
+            share = leases[at : at + ticket.groups]
+            at += len(share)
+            orders.append(Order([self._start(lease, asked_s) for lease in share]))
+        return orders
+
+    def note_generated(self, held: Held) -> None:
+        """Give the group's room at the engine to another."""
+        self._table.note_generated(held)
+        self._news.set()
+
+    def stop(self) -> None:
+        """From now on nothing is leased."""
+        self.stopped = True
+        self._news.set()
+
+    def _may_take(self) -> bool:
+        if not self._host.published.is_set() or not self._pausing.open_tasks:
+            return False
+        if self._draining:
+            return len(self._table) == 0
+        return self._free() > 0 and not any(held.lease.alone for held in self._table)
+
+    def _free(self) -> int:
+        """How many groups there is room for."""
+        most = self._capacity + -(-self._capacity // JUDGED_SHARE)
+        return min(self._capacity - self._table.generating, most - len(self._table))
+
+    async def _lease(self, wanted: int) -> tuple[float, Sequence[Lease]]:
+        """Lease up to `wanted` groups; waits out a drain and weights that are too old. Empty after `stop`."""
+        while not self.stopped:
+            version = self._host.version
+            if version is None or not self._may_take():
+                await self._wait_for_news()
+                continue
+            asked_s = monotonic()
+            try:
+                with self._table.expecting():
+                    leased = await self._calls(
+                        self._calls.buffer.lease,
+                        self._pausing.open_tasks,
+                        wanted,
+                        worker=self._worker,
+                        version=version.version,
+                        epoch=version.epoch,
+                        suspects_held=sum(held.lease.suspect for held in self._table),
+                        idle=len(self._table) == 0,
+                    )
+            except StaleWorker as error:
+                if version != self._stale_version:
+                    log.warning("waiting for newer weights: %s", error)
+                self._stale_version = version
+                await self._wait_for_news()
+                continue
+            self._draining = leased.drain
+            if leased.leases or not leased.drain:
+                return asked_s, leased.leases
+        return 0.0, ()
+
+    def _start(self, lease: Lease, asked_s: float) -> Held:
+        held = self._table.add(lease, asked_s)
+        held.task = asyncio.create_task(self._generation.run(held))
+        held.task.add_done_callback(partial(self._ended, held))
+        return held
+
+    def _ended(self, held: Held, task: "asyncio.Task[None]") -> None:
+        self._table.remove(held)
+        self._news.set()
+        if not self._pausing.open_tasks:
+            self._pausing.look_soon()
+
+    async def _wait_for_news(self) -> None:
+        self._news.clear()
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self._news.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,153 @@
+"""The leases that a worker holds: renewed in one call, and given up in time.
+
+Invariant: generation for a group goes on only while its lease is known to be good, and no longer than an attempt may
+take. The local deadline counts from the moment before the call that set the deadline in Redis, so it never lies behind
+it; a worker that is cut off stops by itself. A finished result is not cut off: it is offered, and the buffer decides.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from time import monotonic
+
+from rollq.buffer.rollouts import Lease
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.protocol import Request
+from rollq.workers.groups.timeouts import AttemptTimeouts
+
+log = logging.getLogger(__name__)
+
+CHECKS_PER_RENEWAL = 4
+MAX_CHECK_S = 1.0
+
+
+class Cut(StrEnum):
+    """Why a group was stopped."""
+
+    GONE = "its lease was taken over"
+    CUT_OFF = "its lease could not be renewed in time"
+    TIMEOUT = "the attempt took too long"
+    PAUSED = "its task is paused"
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
+
+    `begun`: its task has run its first step; `finished`: its end has begun. `requests`: those that are at the engine;
+    `looping`: samples whose agent loop has not ended.
+    """
+
+    lease: Lease
+    asked_s: float
+    deadline_s: float
+    task: "asyncio.Task[None] | None" = None
+    begun: bool = False
+    finished: bool = False
+    cut: Cut | None = None
+    requests: set[Request] = field(default_factory=set)
+    looping: set[int] = field(default_factory=set)
+
+
+def _key(lease: Lease) -> tuple[str, int, str]:
+    return lease.task, lease.group_id, lease.nonce
+
+
+class LeaseTable:
+    """The leases in hand."""
+
+    def __init__(self, calls: BufferCalls, lease_s: Mapping[str, float], timeouts: AttemptTimeouts) -> None:
+        """`lease_s`: length of each task's leases."""
+        self._calls = calls
+        self._lease_s = lease_s
+        self._timeouts = timeouts
+        self._expected = 0
+        self._period_s = min(lease_s.values()) / 3
+        self._held: dict[tuple[str, int, str], Held] = {}
+        self._generating: set[Held] = set()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def generating(self) -> int:
+        """How many leases the engine is needed for; the groups of the others are judged and put."""
+        return len(self._generating)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no lease is in hand, nor on its way."""
+        return not self._held and not self._expected
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """While leases are asked for."""
+        self._expected += 1
+        try:
+            yield
+        finally:
+            self._expected -= 1
+
+    def __iter__(self) -> Iterator[Held]:
+        return iter(list(self._held.values()))
+
+    def add(self, lease: Lease, asked_s: float) -> Held:
+        """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
+        held = Held(lease, asked_s, asked_s + self._lease_s[lease.task])
+        self._held[_key(lease)] = held
+        self._generating.add(held)
+        return held
+
+    def remove(self, held: Held) -> None:
+        """The group is finished with."""
+        self._held.pop(_key(held.lease), None)
+        self._generating.discard(held)
+
+    def note_generated(self, held: Held) -> None:
+        """The engine is needed no more for the group."""
+        self._generating.discard(held)
+
+    async def run(self) -> None:
+        """Renew at a third of the lease; stop what is past a deadline. Until cancelled."""
+        renewing: asyncio.Task[None] | None = None
+        renewed_s = monotonic()
+        while True:
+            await asyncio.sleep(min(MAX_CHECK_S, self._period_s / CHECKS_PER_RENEWAL))
+            now_s = monotonic()
+            self._cut_off(now_s)
+            if renewing is not None and renewing.done():
+                renewing.result()
+                renewing = None
+            if renewing is None and self._held and now_s - renewed_s >= self._period_s:
+                renewed_s = now_s
+                renewing = asyncio.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        held = list(self._held.values())
+        asked_s = monotonic()
+        leases = [entry.lease for entry in held]
+        gone = {_key(lease) for lease in await self._calls(self._calls.buffer.renew, leases)}
+        for entry in held:
+            if _key(entry.lease) in gone:
+                self.stop(entry, Cut.GONE)
+            else:
+                entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
+
+    def _cut_off(self, now_s: float) -> None:
+        for held in list(self._held.values()):
+            if now_s >= held.deadline_s:
+                self.stop(held, Cut.CUT_OFF)
+            elif now_s >= held.asked_s + self._timeouts.of(held.lease):
+                self.stop(held, Cut.TIMEOUT)
+
+    @staticmethod
+    def stop(held: Held, cut: Cut) -> None:
+        """Have a group end now, unless its end has begun."""
+        if held.finished or held.task is None or not held.begun:  # a task cancelled before it runs gives nothing back
+            return
+        log.warning("stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, cut)
+        held.cut, held.finished = cut, True
+        held.task.cancel()

@@ -1,0 +1,72 @@
+"""What a worker does with the groups of each task: loop, judge, filters and sampling, from local configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import Lease
+from rollq.buffer.settings import TaskSettings
+from rollq.workers.agents.loops import AgentLoop, sample_seed
+from rollq.workers.agents.registry import make_loop
+from rollq.workers.engines.protocol import Sampling
+from rollq.workers.groups.filters import Filter
+from rollq.workers.http.pools import Pool
+from rollq.workers.judging.judges import Judge, Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.settings import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One task's."""
+
+    settings: TaskSettings
+    loop: AgentLoop
+    judge: Judge
+    filters: tuple[Filter, ...]
+    pools: Mapping[str, Pool]
+    run_seed: int
+
+    def resumes(self, lease: Lease) -> bool:
+        """Whether interrupted samples go on from their tokens. Those of an evaluation are of one version: never."""
+        return self.loop.resumable and self.settings.partial_rollout and not lease.evaluation
+
+    @property
+    def min_valid_samples(self) -> int:
+        """How many samples of a group must complete."""
+        return self.settings.min_valid_samples or self.settings.group_size
+
+    def sampling(self, lease: Lease, index: int) -> Sampling:
+        """Every sampling parameter of one sample in this attempt, its seed included."""
+        task = self.settings
+        return Sampling(
+            max_tokens=task.max_tokens,
+            temperature=task.temperature,
+            top_p=task.top_p,
+            top_k=task.top_k,
+            stop=task.stop,
+            seed=sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt),
+        )
+
+
+def make_recipes(
+    tasks: Mapping[str, TaskSettings], settings: WorkerSettings, run_seed: int, processes: JudgeProcesses
+) -> dict[str, Recipe]:
+    """The recipe of every task. Raises `ConfigError` for a loop, judge, filter or pool that does not exist."""
+    limit_s = settings.judge_timeout_s
+    pools = {name: Pool(name, pool) for name, pool in settings.pools.items()}
+    for name, task in tasks.items():
+        for scorer in task.scorers:
+            if scorer not in pools:
+                raise ConfigError(f"tasks.{name}.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]")
+    return {
+        name: Recipe(
+            settings=task,
+            loop=make_loop(task.agent_loop, task.agent_options),
+            judge=make_judge(task.judge, task.judge_options, Tools(limit_s, processes, task.isolate_judge, pools)),
+            filters=tuple(Filter.named(each, limit_s) for each in task.filters),
+            pools=pools,
+            run_seed=run_seed,
+        )
+        for name, task in tasks.items()
+    }

@@ -1,0 +1,206 @@
+"""The way of one group through a worker: its samples are made, the group is filtered, and it is put as one result.
+
+Invariant: every lease ends in exactly one of three ways: its result is put, it is handed back, or it is dropped because
+it was no longer the worker's. A group that is stopped, by whatever, keeps what its samples are worth: those that
+finished, and with partial rollout the tokens of the others. When an attempt brought nothing, the group is handed back:
+counted as a try when the engine or the time was at fault, uncounted when somebody wanted it stopped.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from rollq.buffer.errors import RunMismatch, StoreLost
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import GroupResult, Lease, Sample, SampleStatus
+from rollq.workers.batcher import Batcher
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import EngineDead
+from rollq.workers.groups.filters import FilterError, is_finished, keep
+from rollq.workers.groups.leases import Cut, Held
+from rollq.workers.groups.recipes import Recipe
+from rollq.workers.groups.samples import Making
+from rollq.workers.groups.timeouts import AttemptTimeouts
+
+log = logging.getLogger(__name__)
+
+PUT_GATHER_S = 0.002
+PUT_LIMIT = 256
+ABORT_S = 1.0
+"""How long a group that is stopped may take to bring in what it has."""
+FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a worker has done since it started. `restarted`: results that their batch could not use."""
+
+    groups: int = 0
+    samples: int = 0
+    failed_samples: int = 0
+    restarted: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """A lease to hand back. `error` is set when the try counts as spent."""
+
+    lease: Lease
+    error: str | None = None
+
+
+class Generation:
+    """Turns leases into results."""
+
+    def __init__(
+        self,
+        calls: BufferCalls,
+        host: EngineHost,
+        recipes: Mapping[str, Recipe],
+        making: Making,
+        timeouts: AttemptTimeouts,
+    ) -> None:
+        self.totals = Totals()
+        self._buffer = calls.buffer
+        self._host = host
+        self._recipes = recipes
+        self._making = making
+        self._timeouts = timeouts
+        self._puts = Batcher(self._buffer.put, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT, parallel=2)
+        self._hand_backs = Batcher(self._hand_back_many, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
+
+    async def run(self, held: Held) -> None:
+        """Take one group from its lease to its end. Cancelling is stopping it; `held.cut` may say why."""
+        held.begun = True
+        try:
+            await self._attempt(held)
+        except (StoreLost, RunMismatch):
+            raise
+        except Exception as error:  # a mistake in here must not pass for the death of a worker
+            log.exception("group %d of task %r went wrong", held.lease.group_id, held.lease.task)
+            await self._hand_back(held, f"{type(error).__name__}: {error}")
+
+    async def _attempt(self, held: Held) -> None:
+        samples = list(held.lease.samples)
+        recipe = self._recipes[held.lease.task]
+        started_s = monotonic()
+        making = asyncio.create_task(self._making.make(recipe, held, samples))
+        try:
+            await asyncio.shield(making)
+            result = await self._result(held.lease, samples, started_s)
+        except EngineDead as error:
+            await self._break_off(held, samples, started_s, f"the engine died: {error}")
+        except asyncio.CancelledError:
+            await self._stop(held, making)
+            if held.cut is Cut.TIMEOUT:
+                seconds = monotonic() - started_s
+                await self._break_off(
+                    held, samples, started_s, f"attempt {held.lease.attempt} was cut off after {seconds:.1f} s"
+                )
+            elif held.cut is not Cut.GONE:
+                await self._break_off(held, samples, started_s, None)
+        else:
+            await self._put(held, result)
+
+    async def _stop(self, held: Held, making: "asyncio.Task[None]") -> None:
+        """End the making of a group; what its samples have by then is theirs."""
+        held.finished = True
+        if held.cut is not Cut.GONE:
+            with suppress(EngineDead):
+                await self._host.abort(held.requests)
+            await asyncio.wait([making], timeout=ABORT_S)
+        making.cancel()
+        await asyncio.wait([making])
+        if not making.cancelled() and (error := making.exception()) is not None:
+            log.info("group %d of task %r, while it was stopped: %s", held.lease.group_id, held.lease.task, error)
+
+    async def hand_back(self, leases: Sequence[Lease]) -> None:
+        """Give back leases that were not begun; their tries do not count."""
+        await asyncio.gather(*(self._hand_backs.submit(HandBack(lease)) for lease in leases))
+
+    # results
+
+    async def _result(self, lease: Lease, samples: Sequence[Sample], started_s: float) -> GroupResult:
+        """The result of these samples; the filters have their say about a group that is finished."""
+        seconds = monotonic() - started_s
+        result = GroupResult(lease, tuple(samples), generate_s=seconds)
+        recipe = self._recipes[lease.task]
+        if lease.evaluation or not recipe.filters or not is_finished(samples, recipe.min_valid_samples):
+            return result
+        try:
+            kept = await keep(recipe.filters, lease.prompt, samples)
+        except FilterError as error:
+            log.error("group %d of task %r: %s", lease.group_id, lease.task, error, exc_info=error.__cause__)
+            failed = [replace(sample, status=SampleStatus.FAILED, error=str(error)) for sample in samples]
+            return replace(result, samples=tuple(failed), error=str(error))
+        return replace(result, filtered=not kept)
+
+    def _worth_keeping(self, lease: Lease, samples: Sequence[Sample]) -> bool:
+        """Whether an attempt that was broken off has brought something that the next one need not make."""
+        if lease.evaluation:  # an evaluation starts again as a whole
+            return False
+        return any(
+            (new.status is SampleStatus.COMPLETED and new is not old)
+            or (new.status is SampleStatus.ABORTED and new.response_tokens > old.response_tokens)
+            for new, old in zip(samples, lease.samples, strict=True)
+        )
+
+    # ends
+
+    async def _put(self, held: Held, result: GroupResult) -> None:
+        held.finished = True
+        lease, samples = held.lease, result.samples
+        outcome = await self._puts.submit(result)
+        if outcome is PutOutcome.REFUSED:
+            self.totals.refused += 1
+            log.warning("group %d of task %r: its result came too late", lease.group_id, lease.task)
+            return
+        if outcome is PutOutcome.RESTARTED:
+            self.totals.restarted += 1
+            return
+        if outcome in FINISHED:
+            self._timeouts.note(lease, result.generate_s)
+            self._warn_of_missing_scores(lease, samples)
+        self.totals.groups += 1
+        self.totals.samples += len(samples)
+        self.totals.failed_samples += sum(sample.status is SampleStatus.FAILED for sample in samples)
+
+    def _warn_of_missing_scores(self, lease: Lease, samples: Sequence[Sample]) -> None:
+        missing = sum(sample.reward is None for sample in samples)
+        if missing:
+            log.warning(
+                "group %d of task %r: %d of %d samples have no reward; sums leave them out",
+                lease.group_id, lease.task, missing, len(samples),
+            )  # fmt: skip
+
+    async def _hand_back(self, held: Held, error: str | None) -> None:
+        held.finished = True
+        if error is not None:
+            log.warning("group %d of task %r handed back: %s", held.lease.group_id, held.lease.task, error)
+        await self._hand_backs.submit(HandBack(held.lease, error))
+
+    async def _break_off(self, held: Held, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
+        """Put what there is, so that it is not made again, else hand the group back; `error` counts its try."""
+        if self._worth_keeping(held.lease, samples):
+            try:
+                async with asyncio.timeout(ABORT_S):
+                    result = await self._result(held.lease, samples, started_s)
+            except TimeoutError:
+                log.info("group %d of task %r: no time for its filters", held.lease.group_id, held.lease.task)
+            else:
+                await self._put(held, result)
+                return
+        await self._hand_back(held, error)
+
+    def _hand_back_many(self, items: Sequence[HandBack]) -> Sequence[None]:
+        by_error: dict[str | None, list[Lease]] = {}
+        for item in items:
+            by_error.setdefault(item.error, []).append(item.lease)
+        for error, leases in by_error.items():
+            self._buffer.hand_back(leases, counted=error is not None, error=error)
+        return [None] * len(items)

@@ -1,0 +1,168 @@
+"""The samples of one group: made and judged at the same time, each into its place.
+
+Invariant: what goes wrong with a sample (its loop, its judge) fails that sample alone. What is finished stays, whatever
+happens to the others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Sample, SampleStatus
+from rollq.workers.agents.loops import Rollout, failed, prompt_tokens
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
+from rollq.workers.groups.leases import Held
+from rollq.workers.groups.overlong import mask_truncated, punish
+from rollq.workers.groups.recipes import Recipe
+from rollq.workers.http.pools import score
+from rollq.workers.log_once import Once
+from rollq.workers.user_code import contained
+
+log = logging.getLogger(__name__)
+
+UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
+ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
+
+
+class Making:
+    """Makes the samples of leases. `tokens` counts what the engine made, `recomputed_tokens` what went through
+    the engine once more because the weights changed under a running request."""
+
+    def __init__(self, host: EngineHost, tokenizer: Tokenizer, *, worker: str) -> None:
+        self.tokens = self.recomputed_tokens = 0
+        self._host = host
+        self._tokenizer = tokenizer
+        self._extra = {"worker": worker}
+        self._told = Once()
+        self.generated: Callable[[Held], None] = lambda _: None
+        """Called when all agent loops of a group have ended."""
+
+    async def make(self, recipe: Recipe, held: Held, samples: list[Sample]) -> None:
+        """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
+        lease = held.lease
+        missing = [index for index, sample in enumerate(samples) if sample.status in UNFINISHED]
+        if not missing:
+            return
+        try:
+            prompt_ids = prompt_tokens(lease.prompt, self._tokenizer)
+        except Exception as error:
+            log.exception("the prompt of group %d of task %r has no tokens", lease.group_id, lease.task)
+            for index in missing:
+                samples[index] = failed(f"prompt: {type(error).__name__}: {error}")
+            return
+        held.looping.update(missing)
+        await all_of([self._make_sample(recipe, held, prompt_ids, samples, index) for index in missing])
+
+    async def _make_sample(
+        self, recipe: Recipe, held: Held, prompt_ids: Int32Array, samples: list[Sample], index: int
+    ) -> None:
+        lease = held.lease
+        resumes = recipe.resumes(lease)
+        previous = samples[index] if resumes else EMPTY_SAMPLE
+        rollout = Rollout(
+            prompt=lease.prompt,
+            prompt_ids=prompt_ids,
+            previous=previous,
+            sampling=recipe.sampling(lease, index),
+            max_prompt_tokens=recipe.settings.max_prompt_tokens,
+            priority=priority(lease),
+            tokenizer=self._tokenizer,
+            generate=partial(self._generate, held),
+            session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
+        )
+        try:
+            made = await contained(recipe.loop.run(rollout))
+        except EngineDead:
+            raise
+        except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
+            self._tell(f"sample {index} of group {lease.group_id}", lease.task, error)
+            made = failed(f"agent loop: {type(error).__name__}: {error}")
+        held.looping.discard(index)
+        if not held.looping:
+            self.generated(held)
+        if made.status is SampleStatus.ABORTED and not resumes:
+            samples[index] = EMPTY_SAMPLE
+            return
+        if made.status is SampleStatus.COMPLETED:
+            made = await self._judge(recipe, lease, made)
+        samples[index] = replace(made, extra={**made.extra, **self._extra})
+
+    def _tell(self, what: str, task: str, error: Exception) -> None:
+        """Log what a loop failed of, once for each type."""
+        if self._told.first((task, type(error).__name__)):
+            log.warning(
+                "the agent loop of task %r failed for %s; samples keep the error, and more of this type are not logged",
+                task, what, exc_info=error,
+            )  # fmt: skip
+
+    async def _judge(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
+        """A completed sample with its reward, or a failed one; what is too long is treated as the task wants."""
+        verdict = await recipe.judge.judge(lease.prompt, made)
+        if verdict.error is not None:
+            return replace(made, status=SampleStatus.FAILED, error=verdict.error)
+        judged = replace(made, reward=verdict.reward, reward_parts=verdict.parts)
+        task = recipe.settings
+        if lease.evaluation:
+            return judged
+        try:
+            judged = await score(judged, recipe.pools, task.scorers)
+        except ValueError as error:
+            return replace(made, status=SampleStatus.FAILED, error=f"scorer: {error}")
+        if task.overlong_buffer_tokens:
+            judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
+        return mask_truncated(judged) if task.overlong_filter else judged
+
+    async def _generate(self, held: Held, request: Request) -> Completion:
+        """Generate for a group. Nothing more is generated once it is being stopped."""
+        if held.finished:
+            return ABORTED
+        must_finish = held.lease.must_finish or held.lease.evaluation
+        request = replace(request, must_finish=must_finish)
+        held.requests.add(request)
+        try:
+            completion = await self._host.generate(request)
+        finally:
+            held.requests.discard(request)
+        self.tokens += len(completion.ids)
+        self.recomputed_tokens += recomputed(request, completion)
+        return completion
+
+
+def recomputed(request: Request, completion: Completion) -> int:
+    """Tokens that the engine had when weights changed under it: all before each later span, with prompt and prefix."""
+    context = len(request.prompt_ids) + (0 if request.prefix_ids is None else len(request.prefix_ids))
+    ends = accumulate(span.tokens for span in completion.versions[:-1])
+    return sum(context + end for end in ends)
+
+
+def priority(lease: Lease) -> int:
+    """Lower comes first at the engine: by step, and an evaluation after its step's training and before the next's."""
+    return 2 * lease.step + lease.evaluation
+
+
+async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do everything at the same time. The first error, or being cancelled, ends the rest and is raised."""
+    if len(work) == 1:
+        await work[0]
+        return
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        rest = [task for task in tasks if not task.done()]
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest)
+        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if errors:  # before the cancellations that they led to
+        raise errors[0]
+    for task in tasks:
+        task.result()

@@ -1,0 +1,148 @@
+"""What is wanted of each task: which tasks may be leased, when their groups must end, when the engine sleeps.
+
+Invariant: nothing of a task that is paused is begun, and what runs of it ends: by itself (`drain`), or with what it has
+(`abort`, or when it takes too long). The engine sleeps only when no lease is in hand or on its way.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import StrEnum
+from time import monotonic
+
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Lease
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import EngineDead
+from rollq.workers.groups.leases import Cut, LeaseTable
+from rollq.workers.settings import PauseMode, WorkerSettings
+from rollq.workers.wakeups import Listener
+from rollq.workers.weight_follower import Following
+
+log = logging.getLogger(__name__)
+
+LEASABLE = (Control.RUN, Control.DONE)
+
+
+class State(StrEnum):
+    """What a worker does, for monitors and for the trainer."""
+
+    SERVING = "serving"
+    DRAINING = "draining"  # no task may be leased, and groups are still in flight
+    PAUSED = "paused"  # no task may be leased, and nothing is in flight
+    ASLEEP = "asleep"  # paused, and the accelerator's memory is free
+
+
+def leasable(controls: Mapping[str, Control]) -> tuple[str, ...]:
+    """The tasks that may be leased."""
+    return tuple(task for task, control in controls.items() if control in LEASABLE)
+
+
+def wants_sleep(controls: Mapping[str, Control]) -> bool:
+    """Whether the engine is to give its memory away: no task needs it, and one of them says so."""
+    return not leasable(controls) and Control.SLEEP in controls.values()
+
+
+def must_end(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -> bool:
+    """Whether a group of a task that has been paused for `paused_s` is to be interrupted now.
+
+    One of an evaluation, or that is not to be interrupted again, is drained, too, when others are aborted.
+    """
+    return paused_s >= longest_s or (mode is PauseMode.ABORT and not (lease.must_finish or lease.evaluation))
+
+
+class Pausing:
+    """Obeys the controls of a worker's tasks."""
+
+    def __init__(
+        self,
+        calls: BufferCalls,
+        host: EngineHost,
+        table: LeaseTable,
+        following: Following,
+        listener: Listener,
+        tasks: tuple[str, ...],
+        settings: WorkerSettings,
+    ) -> None:
+        self.open_tasks: tuple[str, ...] = ()
+        self.changed: tuple[Callable[[], None], ...] = ()
+        self.look_soon = listener.woken.set
+        self._calls = calls
+        self._host = host
+        self._table = table
+        self._following = following
+        self._listener = listener
+        self._tasks = tasks
+        self._settings = settings
+        self._paused_since_s: dict[str, float] = {}
+        self._sleep_wanted = ""
+
+    @property
+    def asleep_for(self) -> str:
+        """Why the engine sleeps, in the words of the trainer that wants it to; '' unless it does and will."""
+        return self._sleep_wanted if self._host.asleep else ""
+
+    @property
+    def state(self) -> State:
+        if self._host.asleep:
+            return State.ASLEEP
+        if self.open_tasks:
+            return State.SERVING
+        return State.PAUSED if self._table.idle else State.DRAINING
+
+    async def run(self) -> None:
+        """Obey until cancelled. Raises `StoreLost`."""
+        while True:
+            found = await self._calls(self._calls.buffer.controls, self._tasks)
+            controls = {task: control for task, (control, _) in found.items()}
+            sleep = next((why for control, why in found.values() if control is Control.SLEEP), "")
+            with suppress(EngineDead):  # the host says so, and starts another; the next look goes on with it
+                await self._obey(controls, sleep, monotonic())
+            await self._listener.wait()
+
+    async def _obey(self, controls: Mapping[str, Control], sleep: str, now_s: float) -> None:
+        self._want_sleep(sleep if wants_sleep(controls) else "")
+        wanted = leasable(controls)
+        paused = [task for task in self._tasks if task not in wanted]
+        self._paused_since_s = {task: self._paused_since_s.get(task, now_s) for task in paused}
+        self._open(tuple(task for task in wanted if task in self.open_tasks or not self._host.asleep))
+        self._interrupt(now_s)
+        if self._sleep_wanted:
+            await self._sleep()
+        elif wanted and self._host.asleep:
+            await self._host.wake()
+            await self._following.catch_up()
+            log.info("the engine is awake")
+            self._open(wanted)
+
+    def _open(self, tasks: tuple[str, ...]) -> None:
+        if tasks != self.open_tasks:
+            closed = [task for task in self._tasks if task not in tasks]
+            log.info("no new groups of %s", ", ".join(closed)) if closed else log.info("all tasks go on")
+            self.open_tasks = tasks
+            self._tell()
+
+    def _interrupt(self, now_s: float) -> None:
+        for held in self._table:
+            since_s = self._paused_since_s.get(held.lease.task)
+            if since_s is None:
+                continue
+            if must_end(held.lease, now_s - since_s, self._settings.pause, self._settings.pause_timeout_s):
+                self._table.stop(held, Cut.PAUSED)
+
+    def _want_sleep(self, why: str) -> None:
+        if why != self._sleep_wanted:
+            self._sleep_wanted = why
+            self._tell()
+
+    async def _sleep(self) -> None:
+        if self._host.version is None or self._host.asleep or not self._table.idle:
+            return
+        await self._host.sleep()
+        log.info("the engine sleeps")
+        self._tell()
+
+    def _tell(self) -> None:
+        for tell in self.changed:
+            tell()

@@ -1,0 +1,120 @@
+"""Auxiliary models, such as a judge, a reference or a teacher: pools of servers by name, and what they are asked.
+
+Judges ask a pool for text. As a scorer, a pool tells logprobs per token; those of a sample's response tokens travel
+with it as the named array `<pool>_logprobs`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from rollq.buffer.rollouts import Float32Array, Int32Array, Sample, Segment
+from rollq.workers.http.settings import HttpLimits
+from rollq.workers.log_once import Once
+
+log = logging.getLogger(__name__)
+
+
+class PoolSettings(HttpLimits):
+    """Servers of one model with OpenAI's API and, for scorers, `prompt_logprobs`, such as vLLM's."""
+
+    urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
+        min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
+    )
+    served_model: str = Field(description="name of the model at the servers")
+
+
+class Pool:
+    """One of them. Its key, if its servers want one, is in `ROLLQ_POOL_<NAME>_API_KEY`."""
+
+    def __init__(self, name: str, settings: PoolSettings) -> None:
+        """Raises `ConfigError` when the package that it needs is missing."""
+        key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
+        self._name = name
+        self._model = settings.served_model
+        self._told = Once()
+        self._caller = settings.caller(settings.urls, key)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
+        """What the model answers to a conversation. `sampling` goes to its servers as it is: `max_tokens=512`,
+        `temperature=0.0`.
+
+        Raises `ValueError` when the server refuses or answers no text, `TryAgain` when all tries failed.
+        """
+        body = {"model": self._model, "messages": messages, **sampling}
+        answer = await self._caller.post(body, "/chat/completions")
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"no message in {answer!r:.200}") from error
+        if not isinstance(text, str):
+            raise ValueError(f"no text in {answer!r:.200}")
+        return text
+
+    async def logprobs(self, prompt_ids: Int32Array, response_ids: Int32Array) -> Float32Array:
+        """Logprobs float32 [R] in nats, at temperature 1, of `response_ids` [R] after `prompt_ids` [P].
+
+        The model's context must have room for P + R + 1 tokens. Raises `ValueError` when the server refuses or gives no
+        logprobs, `TryAgain` when all tries failed.
+        """
+        ids = np.concatenate([prompt_ids, response_ids])
+        body = {
+            "model": self._model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "prompt_logprobs": 0,
+        }
+        return read_logprobs(await self._caller.post(body, "/completions"), ids, len(prompt_ids))
+
+    def tell(self, error: BaseException) -> None:
+        """Log what a score failed of, once for each type."""
+        if self._told.first(type(error).__name__):
+            log.warning(
+                "pool %s failed; its samples keep the error, and more of this type are not logged",
+                self._name, exc_info=error,
+            )  # fmt: skip
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._caller.close()
+
+
+def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
+    """Logprobs of `ids[start:]` in a server's answer. Raises `ValueError` when it has not one for each."""
+    try:
+        told = answer["choices"][0]["prompt_logprobs"]
+        if len(told) != len(ids):
+            raise ValueError(f"{len(told)} entries for {len(ids)} tokens")
+        found = [told[index][str(ids[index])]["logprob"] for index in range(start, len(ids))]
+        logprobs = np.array(found, dtype=np.float32)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"no prompt_logprobs for every token ({type(error).__name__}: {error}) in {answer!r:.200}"
+        ) from error
+    if not np.isfinite(logprobs).all():
+        raise ValueError("some prompt_logprobs are not finite")
+    return logprobs
+
+
+async def score(sample: Sample, pools: Mapping[str, Pool], names: Sequence[str]) -> Sample:
+    """The sample with the logprobs of these pools in every segment. Raises `ValueError` that names the pool."""
+
+    async def scored(segment: Segment) -> Segment:
+        asked = (pools[name].logprobs(segment.prompt_ids, segment.response_ids) for name in names)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        arrays = dict(segment.arrays)
+        for name, logprobs in zip(names, found, strict=True):
+            if isinstance(logprobs, BaseException):
+                pools[name].tell(logprobs)
+                raise ValueError(f"pool {name!r}: {logprobs}") from logprobs
+            arrays[f"{name}_logprobs"] = logprobs
+        return replace(segment, arrays=arrays)
+
+    return replace(sample, segments=tuple([await scored(segment) for segment in sample.segments]))

@@ -1,0 +1,85 @@
+"""The other end of `rollq.workers.judging.process_pool`: a process that runs one call after the other.
+
+A call comes through the standard input: `HEAD`, then JSON and bytes. Two answers go through the standard output, each
+with its length before it: an empty one when the function was found and begins, then JSON with a reward or an error.
+What judges print goes to the standard error. Invariant: the process ends with its parent, however that ends: Linux
+kills it, also in the middle of a call; elsewhere it ends after the call, with its input.
+"""
+
+import ctypes
+import os
+import signal
+import struct
+import sys
+import traceback
+from functools import partial
+from importlib import import_module
+from typing import Any, BinaryIO
+
+import orjson
+
+from rollq.workers.judging.rewards import check_reward
+
+HEAD = struct.Struct(">II")
+"""Bytes of JSON (module, function, arguments), and of the last argument, if it is bytes."""
+LENGTH = struct.Struct(">I")
+MAX_REASON = 2000
+"""Characters of an error that are kept with the sample."""
+PR_SET_PDEATHSIG = 1
+"""Of Linux' prctl: which signal to get when the parent dies."""
+
+
+def serve() -> None:
+    """Answer calls until the input ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a whole process tree: the parent says when it is time to end
+        signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
+    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    os.register_at_fork(after_in_child=partial(_let_go, calls.fileno(), answers.fileno()))
+    try:
+        while head := calls.read(HEAD.size):
+            json_bytes, blob_bytes = HEAD.unpack(head)
+            (module, name, args), blob = orjson.loads(calls.read(json_bytes)), calls.read(blob_bytes)
+            _write(answers, _answer(answers, module, name, [*args, blob] if blob else args))
+    except (BrokenPipeError, struct.error, orjson.JSONDecodeError):  # the parent died while it wrote
+        pass
+    os._exit(0)  # threads that a judge left do not matter
+
+
+def _let_go(*pipes: int) -> None:
+    """What a judge forks must not hold the pipes open: the parent sees by their end that this process has ended."""
+    for pipe in pipes:
+        os.dup2(0, pipe, inheritable=False)
+
+
+def _answer(answers: BinaryIO, module: str, name: str, args: list[Any]) -> bytes:
+    try:
+        function = getattr(import_module(module), name)
+        _write(answers, b"")
+        verdict = check_reward(function(*args))
+        return orjson.dumps({"reward": dict(verdict.parts) or verdict.reward})
+    except BrokenPipeError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a judge's failure is its sample's, SystemExit too
+        return orjson.dumps({"error": _text(_describe(error)), "trace": _text(traceback.format_exc())})
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:MAX_REASON]
+    except Exception:  # noqa: BLE001 - an exception without words
+        return type(error).__name__
+
+
+def _text(text: str) -> str:
+    """Text that JSON can hold: lone surrogates replaced."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _write(answers: BinaryIO, data: bytes) -> None:
+    answers.write(LENGTH.pack(len(data)) + data)
+    answers.flush()

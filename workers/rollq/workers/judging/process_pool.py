@@ -1,0 +1,143 @@
+"""Processes for judges that need the CPU: the event loop goes on, and a call that hangs or crashes ends alone.
+
+Each process is asked through pipes of its own and does one call at a time. Calls and answers are JSON and frames
+of `rollq.buffer.wire.samples`; nothing is pickled, and the functions are named by this process's configuration alone.
+Invariant: whatever happens to a process (killed for its timeout or from outside, crashed, confused by what a judge
+did), the next call gets one that works.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from rollq.workers.judging.process_main import HEAD, LENGTH
+from rollq.workers.judging.rewards import Reward
+
+MAIN = "import sys; sys.path[:] = sys.argv[1:]; from rollq.workers.judging.process_main import serve; serve()"
+BEGIN_S = 120.0
+"""Longest that a process may take to start and to import the function."""
+BEGIN_TRIES = 3
+
+
+class JudgeFailed(Exception):
+    """A call ended without a reward. The message is for the sample; a note has the traceback."""
+
+
+class NotBegun(Exception):
+    """The process ended before the call began: it died while nobody used it."""
+
+
+class JudgeProcesses:
+    """Up to `count` processes, each started when it is needed for the first time."""
+
+    def __init__(self, count: int) -> None:
+        self._slots = asyncio.Semaphore(count)
+        self._all: set[JudgeProcess] = set()
+        self._idle: list[JudgeProcess] = []
+
+    async def call(
+        self, function: Callable[..., Reward], *args: Any, blob: bytes = b"", timeout_s: float
+    ) -> float | dict[str, float]:
+        """The reward that `function(*args)`, or `function(*args, blob)`, returns: one number, or named parts.
+
+        The function is one of a module's top level, `args` are JSON. A process that takes longer than `timeout_s`, or
+        is not waited for any more, is killed with all that it started. Raises `JudgeFailed` for what the function
+        raises or dies of, `TimeoutError`, and `TypeError` for arguments that are not JSON.
+        """
+        call = orjson.dumps([function.__module__, function.__qualname__, args])
+        message = HEAD.pack(len(call), len(blob)) + call + blob
+        async with self._slots:
+            for _ in range(BEGIN_TRIES):
+                process = self._idle.pop() if self._idle else await self._start()
+                try:
+                    answer = await process.ask(message, timeout_s)
+                except NotBegun:
+                    await self._end(process)
+                except BaseException:
+                    await self._end(process)
+                    raise
+                else:
+                    self._idle.append(process)
+                    return _read(answer)
+        raise JudgeFailed(f"{BEGIN_TRIES} processes died before the call began")
+
+    async def close(self) -> None:
+        """Kill the processes."""
+        self._idle.clear()
+        for process in list(self._all):
+            await self._end(process)
+
+    async def _start(self) -> "JudgeProcess":
+        arguments = (sys.executable, "-c", MAIN, *sys.path)
+        process = JudgeProcess(
+            await asyncio.create_subprocess_exec(*arguments, stdin=PIPE, stdout=PIPE, start_new_session=True)
+        )
+        self._all.add(process)
+        return process
+
+    async def _end(self, process: "JudgeProcess") -> None:
+        self._all.discard(process)
+        await process.kill()
+
+
+class JudgeProcess:
+    """One of them."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def ask(self, message: bytes, timeout_s: float) -> bytes:
+        """The answer to a call. After anything that this raises, the process is of no more use."""
+        begun = False
+        try:
+            async with asyncio.timeout(BEGIN_S):
+                assert self._process.stdin is not None
+                self._process.stdin.write(message)
+                await self._process.stdin.drain()
+                answer = await self._read()
+            if answer:
+                return answer
+            begun = True
+            async with asyncio.timeout(timeout_s):
+                return await self._read()
+        except TimeoutError as error:
+            reason = f"took longer than {timeout_s:g} s" if begun else f"did not begin within {BEGIN_S:g} s"
+            raise TimeoutError(reason) from error
+        except (EOFError, ConnectionError) as error:
+            if not begun:
+                raise NotBegun from error
+            raise JudgeFailed(f"its process {await self._how_it_ended()}") from error
+
+    async def kill(self) -> None:
+        """Kill it with all that it started."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+    async def _read(self) -> bytes:
+        assert self._process.stdout is not None
+        (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
+        return await self._process.stdout.readexactly(length)
+
+    async def _how_it_ended(self) -> str:
+        await self.kill()
+        code = self._process.returncode or 0
+        return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _read(answer: bytes) -> float | dict[str, float]:
+    told = orjson.loads(answer)
+    if "error" in told:
+        error = JudgeFailed(told["error"])
+        error.add_note(f"In its process:\n{told['trace']}")
+        raise error
+    reward: float | dict[str, float] = told["reward"]
+    return reward
