@@ -18,16 +18,9 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.workers.agents.loops import (
-    Rollout,
-    SingleTurn,
-    join_spans,
-    parse_reason,
-    prompt_tokens,
-    sample_seed,
-    spent,
-)
-from rollq.workers.engines.protocol import Completion, Request, Sampling
+from rollq.workers.agents.loops import Rollout, SingleTurn, join_spans, prompt_tokens, spent
+from rollq.workers.engines.protocol import Completion, Request, Sampling, parse_reason
+from rollq.workers.seeds import sample_seed
 from rollq.workers.tokenizers.byte import EOS_ID, ByteTokenizer
 
 TOKENIZER = ByteTokenizer()

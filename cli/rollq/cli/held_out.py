@@ -9,12 +9,13 @@ from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.prompts import PromptFile
-from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens, sample_seed
+from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Engine, Sampling
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.judging.judges import Tools, make_judge
 from rollq.workers.judging.process_pool import JudgeProcesses
 from rollq.workers.judging.rewards import Verdict
+from rollq.workers.seeds import sample_seed
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 
 SAMPLES = 4

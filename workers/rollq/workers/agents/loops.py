@@ -4,10 +4,8 @@ Invariant: tokens that exist already (a rollout that was interrupted) are contin
 versions that made them. A loop returns a sample that is completed, aborted or failed with a reason; rewards come later.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
@@ -23,9 +21,7 @@ from rollq.buffer.rollouts import (
     VersionSpan,
 )
 from rollq.workers.agents.stop_strings import end_at_stop
-from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer
-
-log = logging.getLogger(__name__)
+from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
 
 STATUS_OF: Final = {
     FinishReason.STOP: SampleStatus.COMPLETED,
@@ -98,17 +94,6 @@ def spent(prefix: Int32Array | None, max_tokens: int, eos_ids: frozenset[int]) -
     if int(prefix[-1]) in eos_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(prefix) >= max_tokens else None
-
-
-def parse_reason(raw: object) -> FinishReason:
-    """An engine's finish reason, whatever its case; `ERROR`, with a log line, for none and for unknown ones."""
-    if isinstance(raw, FinishReason):
-        return raw
-    try:
-        return FinishReason(str(raw).lower())
-    except ValueError:
-        log.warning("the engine gave finish reason %r: the sample failed", raw)
-        return FinishReason.ERROR
 
 
 def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Segment:
@@ -200,14 +185,3 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
     if isinstance(prompt.content, str):
         return np.array(tokenizer.encode(prompt.content), dtype=np.int32)
     return np.array(tokenizer.chat([dict(message) for message in prompt.content]), dtype=np.int32)
-
-
-def sample_seed(run_seed: int, task: str, group_id: int, index: int, attempt: int) -> int:
-    """The seed of one sample in one attempt, 63 bits; the same on every worker."""
-    name = f"{run_seed}/{task}/{group_id}/{index}/{attempt}"
-    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1
-
-
-def turn_seed(seed: int, turn: int) -> int:
-    """The seed of one turn of a sample, 63 bits."""
-    return int.from_bytes(blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()) >> 1

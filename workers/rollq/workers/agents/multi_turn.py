@@ -16,8 +16,9 @@ from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.buffer.settings import Settings
 from rollq.workers.agents.conversation import Conversation, Message
 from rollq.workers.agents.environments import Environment, Environments, Limits, Opening
-from rollq.workers.agents.loops import Rollout, failed, finish, parse_reason, turn_seed
-from rollq.workers.engines.protocol import ContextFull, Request
+from rollq.workers.agents.loops import Rollout, failed, finish
+from rollq.workers.engines.protocol import ContextFull, Request, parse_reason
+from rollq.workers.seeds import turn_seed
 
 
 class EnvironmentSettings(Settings):

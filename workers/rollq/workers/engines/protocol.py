@@ -4,6 +4,7 @@ Invariant: every token returned carries the version of the weights that made it,
 distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on it.
 """
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -13,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy.typing as npt
 
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
+
+log = logging.getLogger(__name__)
 
 
 class WeightsVersion(NamedTuple):
@@ -147,3 +150,14 @@ class Tokenizer(Protocol):
 
     @property
     def eos_ids(self) -> frozenset[int]: ...
+
+
+def parse_reason(raw: object) -> FinishReason:
+    """An engine's finish reason, whatever its case; `ERROR`, with a log line, for none and for unknown ones."""
+    if isinstance(raw, FinishReason):
+        return raw
+    try:
+        return FinishReason(str(raw).lower())
+    except ValueError:
+        log.warning("the engine gave finish reason %r: the sample failed", raw)
+        return FinishReason.ERROR

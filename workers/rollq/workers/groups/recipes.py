@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Lease
 from rollq.buffer.settings import TaskSettings
-from rollq.workers.agents.loops import AgentLoop, sample_seed
+from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.groups.filters import Filter
 from rollq.workers.http.pools import Pool
 from rollq.workers.judging.judges import Judge, Tools, make_judge
 from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.seeds import sample_seed
 from rollq.workers.settings import WorkerSettings
 
 

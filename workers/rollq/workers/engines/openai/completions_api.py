@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from rollq.buffer.rollouts import FinishReason, Float32Array, VersionSpan
-from rollq.workers.agents.loops import parse_reason
-from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion
+from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion, parse_reason
 
 NO_LIMIT_TOKENS = 1 << 62
 """Context of a server that does not tell it; it refuses what is too long by itself."""

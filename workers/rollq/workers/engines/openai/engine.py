@@ -28,7 +28,6 @@ from pydantic import Field, model_validator
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason
 from rollq.buffer.settings import Settings
-from rollq.workers.agents.loops import turn_seed
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.openai.completions_api import Tokens, join_parts, request_body
 from rollq.workers.engines.openai.servers import Servers
@@ -36,6 +35,7 @@ from rollq.workers.engines.openai.weight_routes import Weights
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.tensors import read_model
 from rollq.workers.http.retries import RetryPolicy
+from rollq.workers.seeds import turn_seed
 
 log = logging.getLogger(__name__)
 

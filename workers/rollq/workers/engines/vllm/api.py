@@ -7,8 +7,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from rollq.buffer.rollouts import VersionSpan
-from rollq.workers.agents.loops import parse_reason
-from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion
+from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion, parse_reason
 
 
 def sampling_parameters(sampling: Sampling, tokens: int, stop_ids: list[int]) -> SamplingParams:

@@ -1,0 +1,14 @@
+"""Seeds of samples and turns: the same on every worker, so that a sample made again gets the same ones."""
+
+from hashlib import blake2b
+
+
+def sample_seed(run_seed: int, task: str, group_id: int, index: int, attempt: int) -> int:
+    """The seed of one sample in one attempt, 63 bits; the same on every worker."""
+    name = f"{run_seed}/{task}/{group_id}/{index}/{attempt}"
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of one turn of a sample, 63 bits."""
+    return int.from_bytes(blake2b(f"{seed}/{turn}".encode(), digest_size=8).digest()) >> 1
