@@ -24,7 +24,7 @@ from rollq.buffer.errors import (
 from rollq.buffer.training import ReleaseMode
 from rollq.buffer.weights.store import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
-from rollq.consumer.weights import WeightsOutlet, to_safetensors, write_model
+from rollq.consumer.weights.publisher import WeightsOutlet, to_safetensors, write_model
 
 Connect = Callable[..., Consumer]
 

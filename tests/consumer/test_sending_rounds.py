@@ -22,7 +22,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.weights.broadcast_log import Round, RoundLog
 from rollq.consumer import Consumer, ConsumerSettings
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.weights import make_sender
+from rollq.consumer.weights.publisher import make_sender
 from world import World
 
 Start = Callable[..., BaseProcess]
@@ -60,7 +60,7 @@ def connect(
     server_url: str, buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Consumer]:
     """A trainer that has taken the batch of step 1; its first weights were those of `tensors(0)`, in a folder."""
-    monkeypatch.setattr("rollq.consumer.weights.NcclMeeting", GlooMeeting)
+    monkeypatch.setattr("rollq.consumer.weights.publisher.NcclMeeting", GlooMeeting)
     (tmp_path / "initial").mkdir()
     save_file(tensors(0), tmp_path / "initial" / "model.safetensors")
 

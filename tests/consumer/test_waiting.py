@@ -7,7 +7,7 @@ import pytest
 from rollq.buffer.replies import Clock, Control, Counts, Shortfall
 from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
-from rollq.consumer.waiting import Outlook, explain_wait, outlook
+from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
 
 
 def counts(

@@ -18,7 +18,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import RoundLog
-from rollq.consumer.rounds import Sender
+from rollq.consumer.weights.sender import Sender
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode, WeightsVersion

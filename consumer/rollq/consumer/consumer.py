@@ -31,10 +31,10 @@ from rollq.buffer.rollouts import Group
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
 from rollq.consumer.batch import Batch
-from rollq.consumer.evaluating import evaluate
+from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
+from rollq.consumer.evaluation import evaluate
 from rollq.consumer.settings import ConsumerSettings
-from rollq.consumer.waiting import Outlook, explain_wait, outlook
-from rollq.consumer.weights import WeightsOutlet, make_sender
+from rollq.consumer.weights.publisher import WeightsOutlet, make_sender
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from rollq.consumer.consumer import Consumer
 from rollq.consumer.grpo import grpo_loss, token_logprobs
 from rollq.consumer.metrics import LossMetrics, describe_production
 from rollq.consumer.micro_batch import MicroBatch
-from rollq.consumer.recording import record_batch, record_weights
+from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
 
 log = logging.getLogger(__name__)

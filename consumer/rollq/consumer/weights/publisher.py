@@ -15,9 +15,9 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, digest_of
 from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
-from rollq.consumer.nccl import NcclMeeting
-from rollq.consumer.rounds import Sender
 from rollq.consumer.settings import ConsumerSettings, Transport
+from rollq.consumer.weights.nccl import NcclMeeting
+from rollq.consumer.weights.sender import Sender
 
 _PREFIX = "weights-"
 _DIGITS = 16
