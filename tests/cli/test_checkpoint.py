@@ -13,7 +13,7 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
 from rollq.cli.settings import load_settings
 from rollq.cli.setup import Place, open_run
-from rollq.producer.loop import Feed, Producer
+from rollq.producer.producer import Feed, Producer
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from world import World

@@ -10,7 +10,7 @@ from readme import ROOT, blocks
 from rollq.buffer.replies import PromptStats
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.columns import Columns
-from rollq.producer.orders import make_order
+from rollq.producer.prompt_order import make_order
 
 PAGE = ROOT / "docs" / "guide" / "prompts.md"
 BLOCKS = blocks(PAGE)

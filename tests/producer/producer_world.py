@@ -22,8 +22,8 @@ from rollq.buffer.rollouts import (
 )
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import open_queue
-from rollq.producer.loop import Feed, Producer, ShouldContinue
-from rollq.producer.orders import make_order
+from rollq.producer.producer import Feed, Producer, ShouldContinue
+from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings

@@ -16,7 +16,7 @@ from rollq.buffer.rollouts import Prompt, SampleStatus, Status
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.store.keys import TaskKeys
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.producer.orders import make_order
+from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from rollq.producer.journal import REPORT_S, Journal
+from rollq.producer.progress_log import REPORT_S, Journal
 from rollq.producer.strategy import Plan
 
 BUSY = Plan(target=8, outstanding=4, last_step=2, pools=())

@@ -26,7 +26,7 @@ from rollq.buffer.rollouts import SampleStatus, Status
 from rollq.buffer.settings import EvaluationSettings
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
-from rollq.producer.loop import EvaluationFeed, Producer, state_of
+from rollq.producer.producer import EvaluationFeed, Producer, state_of
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import State, plan

@@ -14,7 +14,7 @@ from test_sampler import Rows, contents
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import PromptStats
 from rollq.buffer.settings import TaskSettings
-from rollq.producer.orders import Curriculum, Order, Shuffle, make_order, shuffled
+from rollq.producer.prompt_order import Curriculum, Order, Shuffle, make_order, shuffled
 from rollq.producer.sampler import Sampler
 
 PROFILE = settings(derandomize=True, max_examples=100, deadline=None, database=None)

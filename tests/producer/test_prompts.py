@@ -7,7 +7,7 @@ import pytest
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.columns import Columns
-from rollq.producer.json_lines import MAX_LINE_BYTES
+from rollq.producer.jsonl import MAX_LINE_BYTES
 from rollq.producer.prompts import PromptFile
 
 
@@ -43,7 +43,7 @@ def test_windows_line_ends_and_byte_order_marks_are_understood(tmp_path: Path) -
 
 
 def test_lines_that_cross_read_chunks_keep_their_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollq.producer.json_lines._CHUNK_BYTES", 7)
+    monkeypatch.setattr("rollq.producer.jsonl._CHUNK_BYTES", 7)
     lines = [orjson.dumps({"prompt": "x" * i, "answer": i}) for i in range(1, 40)]
     path = written(tmp_path / "a.jsonl", b"\n".join(lines))
     with PromptFile(task(path)) as file:

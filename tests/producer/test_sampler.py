@@ -4,7 +4,7 @@ import pytest
 
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.rollouts import Prompt
-from rollq.producer.orders import shuffled
+from rollq.producer.prompt_order import shuffled
 from rollq.producer.sampler import Sampler
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.monitor.records import DEPTH_FILE, METRICS_FILE
 from rollq.producer.columns import Columns
-from rollq.producer.json_lines import json_object
+from rollq.producer.jsonl import json_object
 
 HELD_OUT_ROWS = 64
 TRIED_ROWS = 100

@@ -18,8 +18,8 @@ from rollq.buffer.errors import ServerUnavailable, StoreLost
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.processes import Role, Supervisor
 from rollq.monitor.live import LiveView, clock, plain_line, render
+from rollq.monitor.reading import take_snapshot
 from rollq.monitor.records import Snapshot, append_line, read_steps
-from rollq.monitor.snapshot import take_snapshot
 
 TICK_S = 1.0
 PLAIN_EVERY_S = 5.0

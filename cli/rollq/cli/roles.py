@@ -38,8 +38,8 @@ def produce(file: Path) -> None:
     from rollq.buffer.plugins import load_plugin
     from rollq.cli.settings import load_settings
     from rollq.cli.setup import Place, open_run
-    from rollq.producer.loop import EvaluationFeed, Feed, Producer
-    from rollq.producer.orders import make_order
+    from rollq.producer.producer import EvaluationFeed, Feed, Producer
+    from rollq.producer.prompt_order import make_order
     from rollq.producer.prompts import PromptFile
     from rollq.producer.sampler import Sampler
 

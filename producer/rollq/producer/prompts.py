@@ -20,7 +20,7 @@ from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.columns import Columns
-from rollq.producer.json_lines import JsonLines
+from rollq.producer.jsonl import JsonLines
 
 DATASET_SUFFIXES = frozenset({".parquet", ".arrow"})
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.replies import PromptStats
 from rollq.buffer.rollouts import Prompt
-from rollq.producer.orders import Order, Shuffle
+from rollq.producer.prompt_order import Order, Shuffle
 
 log = logging.getLogger(__name__)
 

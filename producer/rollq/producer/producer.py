@@ -21,7 +21,7 @@ from rollq.buffer.replies import Control, Counts
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
-from rollq.producer.journal import Journal
+from rollq.producer.progress_log import Journal
 from rollq.producer.sampler import PromptSource, Sampler
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import MEMORY_LIMIT, Plan, State, plan, step_of, too_little_kept
