@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from benchmarks.world import QUESTION
-from rollq.cli.tiny import make_model, make_tokenizer, save
+from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 
 GROUP_SIZE = 8
 IN_FLIGHT = 32

@@ -11,8 +11,8 @@ from rollq.buffer.errors import StoreLost
 from rollq.buffer.snapshots.folder import MANIFEST
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
+from rollq.cli.run_location import Place, open_run
 from rollq.cli.settings import load_settings
-from rollq.cli.setup import Place, open_run
 from rollq.producer.producer import Feed, Producer
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler

@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field, SecretStr, ValidationError
 
 from rollq.buffer.settings import Settings
-from rollq.cli.explain import explain
+from rollq.cli.settings_errors import explain
 
 
 class Inner(Settings):

@@ -3,7 +3,7 @@ import sys
 
 DROPPED = """
 import os, signal, time
-from rollq.cli.interrupts import interrupt_once
+from rollq.cli.signals import interrupt_once
 
 class Garbage:
     def __del__(self):

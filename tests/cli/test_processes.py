@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollq.cli.processes import MAX_RESTARTS, Role, RoleFailed, Supervisor, describe_exit
+from rollq.cli.demo.supervisor import MAX_RESTARTS, Role, RoleFailed, Supervisor, describe_exit
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 STUBBORN = (
@@ -18,7 +18,7 @@ STUBBORN = (
 PARENT = """
 import sys, time
 from pathlib import Path
-from rollq.cli.processes import Supervisor
+from rollq.cli.demo.supervisor import Supervisor
 with Supervisor(Path(sys.argv[1]), {}) as supervisor:
     role = supervisor.start("sleeper", ["/bin/sh", "-c", "sleep 600 & sleep 600"])
     print(supervisor.group, flush=True)

@@ -7,21 +7,30 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rollq.cli import data, tiny
-from rollq.cli.tiny import Question
+from rollq.cli.demo import tiny_model as tiny
+from rollq.cli.demo.prompts import prompt_files
+from rollq.cli.demo.tiny_model import Question
 
-PROMPTS = Path(data.__file__).parent
 TASKS = ("sum", "sort")
 
 
 @pytest.fixture(scope="module")
-def train() -> list[Question]:
-    return [question for task in TASKS for question in tiny.read_questions(PROMPTS / f"{task}.jsonl")]
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo's prompt files."""
+    folder = tmp_path_factory.mktemp("prompts")
+    for name, content in prompt_files().items():
+        (folder / name).write_bytes(content)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def heldout() -> dict[str, list[Question]]:
-    return {task: tiny.read_questions(PROMPTS / f"{task}_heldout.jsonl") for task in TASKS}
+def train(folder: Path) -> list[Question]:
+    return [question for task in TASKS for question in tiny.read_questions(folder / f"{task}.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def heldout(folder: Path) -> dict[str, list[Question]]:
+    return {task: tiny.read_questions(folder / f"{task}_heldout.jsonl") for task in TASKS}
 
 
 def test_the_same_seed_makes_the_same_weights_and_another_seed_others(tmp_path: Path, train: list[Question]) -> None:

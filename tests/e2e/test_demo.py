@@ -13,7 +13,7 @@ from rq import Queue, Worker
 
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.tickets import TicketJob, TicketSerializer
-from rollq.cli.demo_settings import RUN
+from rollq.cli.demo.settings import RUN
 
 STEPS = 24
 BATCH_GROUPS = 32

@@ -20,7 +20,7 @@ from worker_world import Script, WorkerWorld
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import Group, Prompt, SampleStatus, Status
 from rollq.buffer.weights.store import locate_weights
-from rollq.cli.tiny import make_model, make_tokenizer, save
+from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 from rollq.consumer.batch import Batch
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.workers.agents.built_in_tools import calculator

@@ -28,7 +28,7 @@ from vllm_world import (
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason
-from rollq.cli.tiny import make_tokenizer
+from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine

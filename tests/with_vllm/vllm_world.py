@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rollq.buffer.rollouts import Float32Array, Int32Array
-from rollq.cli.tiny import make_tokenizer
+from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.engines.protocol import Engine, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine
 

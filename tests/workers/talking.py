@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, VersionSpan
-from rollq.cli.tiny import make_tokenizer
+from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.agents.loops import AgentLoop, Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

@@ -6,7 +6,7 @@ import pytest
 from engine_contract import *  # noqa: F403 - its tests run here
 from engine_contract import World
 
-from rollq.cli.tiny import make_model, make_tokenizer, save
+from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 
 
 @pytest.fixture(scope="module")

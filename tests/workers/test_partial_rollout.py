@@ -12,7 +12,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import FinishReason, GroupResult, Sample, Status, VersionSpan
 from rollq.buffer.staleness import staleness
 from rollq.buffer.weights.store import read_files, store_weights
-from rollq.cli.tiny import make_model, make_tokenizer, save
+from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.run import Worker

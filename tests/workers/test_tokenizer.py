@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.tiny import make_model, make_tokenizer, save
+from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 from rollq.workers.tokenizers.hugging_face import HfTokenizer, model_fingerprint, tokenizer_fingerprint
 
 

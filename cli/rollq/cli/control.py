@@ -57,7 +57,7 @@ def resume(file: Path | None, url: str | None, run_name: str | None, names: tupl
 
 def _set(file: Path | None, url: str | None, run: str | None, names: tuple[str, ...], control: str) -> None:
     from rollq.buffer.replies import Control
-    from rollq.cli.setup import find_place
+    from rollq.cli.run_location import find_place
 
     with find_place(file, url, run).buffer() as buffer:
         tasks = buffer.tasks()

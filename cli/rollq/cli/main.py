@@ -9,7 +9,7 @@ import click
 from rollq.buffer.errors import ConfigError, RollqError
 
 COMMANDS = {
-    "demo": ("rollq.cli.demo", "Train a tiny model here, all roles in one command."),
+    "demo": ("rollq.cli.demo.command", "Train a tiny model here, all roles in one command."),
     "redis": ("rollq.cli.redis_server", "Run a Redis-compatible server here."),
     "produce": ("rollq.cli.roles", "Schedule prompts."),
     "work": ("rollq.cli.roles", "Generate and judge groups."),

@@ -7,7 +7,7 @@ import click
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.cli.logs import log_options
-from rollq.cli.stop import stop_on_signals
+from rollq.cli.signals import stop_on_signals
 
 
 @click.command()

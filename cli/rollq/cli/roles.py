@@ -12,7 +12,7 @@ import click
 
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.cli.logs import log_options
-from rollq.cli.stop import stop_on_signals
+from rollq.cli.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from rollq.workers.settings import WorkerSettings
@@ -36,8 +36,8 @@ def produce(file: Path) -> None:
       rollq produce rollq.toml
     """
     from rollq.buffer.plugins import load_plugin
+    from rollq.cli.run_location import Place, open_run
     from rollq.cli.settings import load_settings
-    from rollq.cli.setup import Place, open_run
     from rollq.producer.producer import EvaluationFeed, Feed, Producer
     from rollq.producer.prompt_order import make_order
     from rollq.producer.prompts import PromptFile
@@ -84,8 +84,8 @@ def work(file: Path, name: str | None) -> None:
       rollq work rollq.toml
       CUDA_VISIBLE_DEVICES=1 rollq work rollq.toml --name gpu1
     """
+    from rollq.cli.run_location import Place, fingerprints, open_run
     from rollq.cli.settings import load_settings
-    from rollq.cli.setup import Place, fingerprints, open_run
     from rollq.workers.engines.protocol import EngineDead
     from rollq.workers.run import run_worker
 
@@ -116,8 +116,8 @@ def train(file: Path) -> None:
     Example:
       rollq train rollq.toml
     """
+    from rollq.cli.run_location import Place, fingerprints, open_run
     from rollq.cli.settings import load_settings
-    from rollq.cli.setup import Place, fingerprints, open_run
 
     settings = load_settings(file)
     trainer = settings.trainer

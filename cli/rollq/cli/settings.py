@@ -18,7 +18,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import MAX_BATCH_GROUPS, EvaluationSettings, RedisSettings, Settings, TaskSettings
 from rollq.buffer.store.connection import check_url
 from rollq.buffer.store.keys import check_name
-from rollq.cli.explain import bent_values, explain
+from rollq.cli.settings_errors import bent_values, explain
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.settings import WorkerSettings

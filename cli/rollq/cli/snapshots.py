@@ -33,7 +33,7 @@ def checkpoint(directory: Path, file: Path | None, url: str | None, run_name: st
       rollq checkpoint backups/step-100 rollq.toml
       rollq checkpoint backups/now --url redis://127.0.0.1:6379/0 --run sums --replace
     """
-    from rollq.cli.setup import find_place
+    from rollq.cli.run_location import find_place
 
     with find_place(file, url, run_name).buffer() as buffer, _bar("save") as report:
         snapshot = buffer.save(directory, replace=replace, report=report)
@@ -58,8 +58,8 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
       rollq restore backups/step-100 rollq.toml
       rollq restore backups/step-100 --url redis://127.0.0.1:6379/0 --run sums
     """
+    from rollq.cli.run_location import find_place
     from rollq.cli.settings import load_settings
-    from rollq.cli.setup import find_place
 
     place = find_place(file, url, run_name)
     settings = load_settings(file) if file else None

@@ -18,7 +18,7 @@ def status(file: Path | None, url: str | None, run_name: str | None, as_json: bo
       rollq status rollq.toml
       rollq status --url redis://127.0.0.1:6379/0 --run sums --json
     """
-    from rollq.cli.setup import find_place
+    from rollq.cli.run_location import find_place
     from rollq.monitor import status as view
 
     place = find_place(file, url, run_name)
@@ -73,7 +73,7 @@ def query(
     import orjson
 
     from rollq.buffer.errors import ConfigError
-    from rollq.cli.setup import find_place
+    from rollq.cli.run_location import find_place
     from rollq.monitor.queries import as_lines, as_table
 
     try:
@@ -103,7 +103,7 @@ def rq_info(file: Path | None, url: str | None, run_name: str | None) -> None:
     Example:
       rollq rq-info rollq.toml
     """
-    from rollq.cli.setup import find_place
+    from rollq.cli.run_location import find_place
     from rollq.monitor.rq_info import rq_lines
 
     click.echo("\n".join(rq_lines(find_place(file, url, run_name).queue())))

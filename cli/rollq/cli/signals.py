@@ -1,4 +1,4 @@
-"""Ctrl-C for a command that has children to stop: heard once, and over within a bound."""
+"""How a command ends on a signal: a role is asked to stop, a command with children shuts them down within a bound."""
 
 import contextlib
 import os
@@ -9,9 +9,24 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_WITHIN_S = 4.5
 AGAIN_AFTER_S = 0.01
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that the first SIGTERM or SIGINT sets. The next signal does what it does by default."""
+    stop = threading.Event()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, ask)
+    return stop
 
 
 @contextlib.contextmanager

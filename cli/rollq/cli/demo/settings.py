@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollq.cli.demo_files import DemoFolder, DemoTask
+from rollq.cli.demo.files import DemoFolder, DemoTask
 
 RUN = "demo"
 GROUP_SIZE = 8

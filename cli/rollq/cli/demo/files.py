@@ -6,10 +6,10 @@ Nothing of a demo is written outside its folder; `environment` keeps the caches 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
+from rollq.cli.demo.prompts import prompt_files
 from rollq.monitor.records import DEPTH_FILE, METRICS_FILE
 from rollq.producer.columns import Columns
 from rollq.producer.jsonl import json_object
@@ -114,10 +114,9 @@ class DemoFolder:
 
 
 def own_tasks(folder: DemoFolder) -> list[DemoTask]:
-    """The tasks that ship with rollq, their prompts copied into the folder."""
-    for name in ("sum", "sum_heldout", "sort", "sort_heldout"):
-        data = files("rollq.cli.data").joinpath(f"{name}.jsonl").read_bytes()
-        (folder.prompts / f"{name}.jsonl").write_bytes(data)
+    """The tasks that ship with rollq, their prompts written into the folder."""
+    for name, content in prompt_files().items():
+        (folder.prompts / name).write_bytes(content)
     return [
         DemoTask(
             name=name,

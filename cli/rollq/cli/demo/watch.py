@@ -16,7 +16,7 @@ from rich.live import Live
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerUnavailable, StoreLost
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.cli.processes import Role, Supervisor
+from rollq.cli.demo.supervisor import Role, Supervisor
 from rollq.monitor.live import LiveView, clock, plain_line, render
 from rollq.monitor.reading import take_snapshot
 from rollq.monitor.records import Snapshot, append_line, read_steps

@@ -1,15 +1,11 @@
-"""Makes the demo's prompt files. Invariant: the same code gives the same bytes, and no held-out prompt is trained on.
-
-    python -m rollq.cli.data.make_prompts [FOLDER]
+"""The demo's prompts: two tasks whose answers can be checked. The same code gives the same bytes.
 
 `sum` asks for the sum of two two-digit numbers ("12+34=", "46"), `sort` for four digits in ascending order
-("sort 3142=", "1234").
+("sort 3142=", "1234"). No held-out prompt is trained on.
 """
 
 import random
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import orjson
 
@@ -45,14 +41,3 @@ def prompt_files() -> dict[str, bytes]:
         files[f"{task}_heldout.jsonl"] = b"".join(rows[:HELDOUT_PROMPTS])
         files[f"{task}.jsonl"] = b"".join(rows[HELDOUT_PROMPTS : HELDOUT_PROMPTS + TRAIN_PROMPTS[task]])
     return files
-
-
-def main() -> None:
-    """Write the files into the folder given, or beside this module."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-    for name, content in prompt_files().items():
-        (folder / name).write_bytes(content)
-
-
-if __name__ == "__main__":
-    main()

@@ -23,11 +23,11 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.cli.demo_files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
-from rollq.cli.demo_settings import RUN, DemoOptions, demo_settings, task_settings, toml
-from rollq.cli.demo_watch import Watch
-from rollq.cli.interrupts import interrupt_once
-from rollq.cli.processes import Supervisor
+from rollq.cli.demo.files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
+from rollq.cli.demo.settings import RUN, DemoOptions, demo_settings, task_settings, toml
+from rollq.cli.demo.supervisor import Supervisor
+from rollq.cli.demo.watch import Watch
+from rollq.cli.signals import interrupt_once
 from rollq.monitor.records import read_snapshots, read_steps
 from rollq.monitor.report import write_report
 from rollq.monitor.summary import summarize, summary_lines
@@ -152,7 +152,7 @@ def _stay_in(folder: DemoFolder) -> None:
 
 
 def _make_model(folder: DemoFolder, options: DemoOptions) -> None:
-    from rollq.cli import tiny  # torch takes seconds to import: not before it is needed
+    from rollq.cli.demo import tiny_model as tiny  # torch takes seconds to import: not before it is needed
 
     own = own_tasks(folder)
     click.echo(
@@ -173,7 +173,7 @@ def _make_model(folder: DemoFolder, options: DemoOptions) -> None:
 
 
 def _held_out(options: DemoOptions, tasks: Sequence[DemoTask], model: Path, when: str) -> Rewards:
-    from rollq.cli.held_out import held_out_rewards
+    from rollq.cli.demo.held_out import held_out_rewards
 
     held_out = {task.name: TaskSettings(**{**task_settings(options, task), "prompts": task.held_out}) for task in tasks}
     rewards = held_out_rewards(model, held_out, options.seed)

@@ -1,0 +1,1 @@
+"""`rollq demo`: a tiny model trained here, with all roles run by one command."""
