@@ -25,16 +25,17 @@ SOURCES = ("buffer", "producer", "workers", "consumer", "monitor", "cli")
 ENOUGH = 0.9
 TIMEOUT_S = 20
 MODULES = {
-    "buffer/rollq/buffer/batch_sizes.py": ("tests/producer/test_split.py",),
+    "buffer/rollq/buffer/batch_sizes.py": ("tests/buffer/test_batch_sizes.py",),
     "buffer/rollq/buffer/staleness.py": (
         "tests/buffer/test_guarantees.py", "-k", "(xb05 or xb06 or xb17) and not redis and not valkey",
     ),
-    "buffer/rollq/buffer/query/language.py": ("tests/buffer/test_query.py",),
-    "buffer/rollq/buffer/query/plan.py": ("tests/buffer/test_query_plan.py",),
+    "buffer/rollq/buffer/query/language.py": ("tests/buffer/query/test_language.py",),
+    "buffer/rollq/buffer/query/plan.py": ("tests/buffer/query/test_plan.py",),
     "producer/rollq/producer/strategy.py": ("tests/producer/test_strategy.py",),
-    "consumer/rollq/consumer/batch_wait.py": ("tests/consumer/test_waiting.py",),
+    "consumer/rollq/consumer/batch_wait.py": ("tests/consumer/test_batch_wait.py",),
     "workers/rollq/workers/groups/filters.py": (
-        "tests/workers/test_filters.py", "-k", "same_reward or would_be or first_filter or says_which or one_sample",
+        "tests/workers/groups/test_filters.py",
+        "-k", "same_reward or would_be or first_filter or says_which or one_sample",
     ),
 }  # fmt: skip
 """Module -> arguments for pytest that choose its tests."""

@@ -14,7 +14,7 @@ from rollq.buffer.replies import Claimed, PutOutcome
 from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.staleness import counted_version, is_stale, stale_threshold, staleness, token_mask
 from rollq.buffer.store.server import EmbeddedServer
-from world import World, make_sample
+from support.buffer_run import World, make_sample
 
 
 @pytest.fixture

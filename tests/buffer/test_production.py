@@ -18,7 +18,7 @@ from rollq.buffer.rollouts import GroupResult, Prompt, Shaped, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.store.server import EmbeddedServer
-from world import World, make_sample
+from support.buffer_run import World, make_sample
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from rollq.buffer.core import task_keys
 from rollq.buffer.replies import PromptStats, PutOutcome
 from rollq.buffer.rollouts import GroupResult, Lease, Prompt, SampleStatus
 from rollq.buffer.store.server import EmbeddedServer
-from world import World, make_sample
+from support.buffer_run import World, make_sample
 
 RULES: dict[str, object] = {"prompt_stats": True, "pass_reward": 0.5, "group_size": 4, "min_valid_samples": 1}
 

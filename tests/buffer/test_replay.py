@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from power_cut import kill_synced
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import (
@@ -28,7 +27,8 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.store import functions
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ReleaseMode
-from world import World, make_sample
+from support.buffer_run import World, make_sample
+from support.power_cut import kill_synced
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from rollq.buffer.replies import Claimed, PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, Lease, Status
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ReleaseMode, ResumeMode
-from world import World, make_sample
+from support.buffer_run import World, make_sample
 
 THRESHOLD = 2
 BATCH = 2

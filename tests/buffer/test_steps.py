@@ -8,7 +8,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import Shortfall
 from rollq.buffer.settings import TaskRules
-from world import World
+from support.buffer_run import World
 
 
 @pytest.fixture

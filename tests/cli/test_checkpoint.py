@@ -16,7 +16,7 @@ from rollq.cli.settings import load_settings
 from rollq.producer.producer import Feed, Producer
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
-from world import World
+from support.buffer_run import World
 
 
 def rollq(*args: object) -> Result:

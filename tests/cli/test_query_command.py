@@ -14,7 +14,7 @@ from rollq.buffer.query.language import FIELDS, Record
 from rollq.buffer.rollouts import GroupResult, Sample, SampleStatus, Status
 from rollq.cli.main import main
 from rollq.monitor.queries import as_lines, as_table
-from world import World
+from support.buffer_run import World
 
 Ask = Callable[..., Result]
 

@@ -6,7 +6,7 @@ from click.testing import CliRunner, Result
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import Control
 from rollq.cli.main import main
-from world import World
+from support.buffer_run import World
 
 
 @pytest.fixture

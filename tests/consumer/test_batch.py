@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from consumer_groups import make_group, make_sample, make_segment, random_groups
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.rollouts import Segment, VersionSpan
 from rollq.consumer import Batch
+from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 
 
 def test_the_package_imports_without_torch() -> None:

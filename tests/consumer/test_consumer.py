@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hand_worker import HandWorker, make_run
-from tiny_qwen3 import tiny_qwen3
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
@@ -25,6 +23,8 @@ from rollq.buffer.training import ReleaseMode
 from rollq.buffer.weights.store import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.weights.publisher import WeightsOutlet, to_safetensors, write_model
+from support.manual_worker import HandWorker, make_run
+from support.tiny_qwen3 import tiny_qwen3
 
 Connect = Callable[..., Consumer]
 

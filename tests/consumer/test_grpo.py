@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from consumer_groups import make_group, make_sample, make_segment, random_groups
-from gloo_rank import train_share
-from tiny_qwen3 import flat_gradient, tiny_qwen3
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import AdvantageSettings, Batch
 from rollq.consumer.grpo import grpo_loss, token_logprobs
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.settings import GrpoSettings
+from support.consumer_groups import make_group, make_sample, make_segment, random_groups
+from support.gloo_rank import train_share
+from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 
 VARIANTS = [
     GrpoSettings(),

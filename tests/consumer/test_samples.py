@@ -22,7 +22,7 @@ from rollq.buffer.rollouts import (
 )
 from rollq.buffer.wire.arrays import store_array
 from rollq.consumer import Batch, Consumer, ConsumerSettings
-from world import World
+from support.buffer_run import World
 
 TOOLS = ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
 ROUTED = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)

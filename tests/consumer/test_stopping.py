@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hand_worker import HandWorker, make_run
-from tiny_qwen3 import tiny_qwen3
 
 from rollq.buffer.batches import MAX_FILL
 from rollq.buffer.buffer import Buffer
@@ -17,7 +15,9 @@ from rollq.buffer.rollouts import GroupResult, Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.consumer import Consumer, ConsumerSettings
-from world import World, make_sample
+from support.buffer_run import World, make_sample
+from support.manual_worker import HandWorker, make_run
+from support.tiny_qwen3 import tiny_qwen3
 
 Connect = Callable[..., Consumer]
 

@@ -11,9 +11,7 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from hand_worker import TEMPERATURE, HandWorker, make_run
 from safetensors.numpy import load_file
-from tiny_qwen3 import tiny_qwen3
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
@@ -23,6 +21,8 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer import METRICS_FILE, Learner, Trainer, train
+from support.manual_worker import TEMPERATURE, HandWorker, make_run
+from support.tiny_qwen3 import tiny_qwen3
 
 TASKS = ("math", "code")
 

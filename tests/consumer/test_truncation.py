@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from consumer_groups import make_group, make_sample, make_segment
 
 from rollq.consumer.batch import Batch
 from rollq.consumer.trainer import find_truncation
+from support.consumer_groups import make_group, make_sample, make_segment
 
 
 @pytest.mark.parametrize(

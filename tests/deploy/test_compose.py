@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compose_file import COMPOSE, read_compose, seconds
 
 from rollq.cli.settings import load_settings
+from support.compose_file import COMPOSE, read_compose, seconds
 
 MODEL = read_compose({})
 SERVICES: dict[str, dict[str, Any]] = MODEL["services"]

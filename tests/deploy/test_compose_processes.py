@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from compose_file import COMPOSE, PASSWORD, Containers
 
 from rollq.buffer.store.server import free_port
 from rollq.monitor.records import METRICS_FILE, read_steps
+from support.compose_file import COMPOSE, PASSWORD, Containers
 
 FAKE_GPUS = "#!/bin/sh\nprintf '0\\n1\\n'\n"
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from readme import ROOT, blocks
-from talking import Model, call, chat_tokenizer, converse
 
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.cli.settings import load_settings
@@ -16,6 +14,8 @@ from rollq.workers.agents.multi_turn import EnvironmentSettings
 from rollq.workers.agents.registry import BUILT_IN, make_loop
 from rollq.workers.agents.tools import ToolSettings, ToolsSettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from support.chat_engine import Model, call, chat_tokenizer, converse
+from support.documented_commands import ROOT, blocks
 
 PAGE = ROOT / "docs" / "guide" / "agents.md"
 FILES = {block.detail: block.code for block in blocks(PAGE) if block.mark == "file"}

@@ -2,13 +2,13 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from readme import ROOT, Desk, blocks
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.snapshots.folder import MANIFEST
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ResumeMode
-from world import World
+from support.buffer_run import World
+from support.documented_commands import ROOT, Desk, blocks
 
 PAGE = ROOT / "docs" / "guide" / "checkpoints.md"
 

@@ -5,11 +5,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from readme import ROOT, blocks
 
 from rollq.cli.settings import load_settings
 from rollq.workers.judging.judges import BUILT_IN, Tools, make_judge
 from rollq.workers.judging.process_pool import JudgeProcesses
+from support.documented_commands import ROOT, blocks
 
 PAGES = ("tasks", "evaluation", "judges")
 SHOWN = [

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from readme import ROOT, blocks
 
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.http.pools import Pool, PoolSettings
 from rollq.workers.judging.judges import Tools, make_judge
 from rollq.workers.judging.process_pool import JudgeProcesses
 from rollq.workers.judging.rewards import Verdict
+from support.documented_commands import ROOT, blocks
 
 FILES = {block.detail: block.code for block in blocks(ROOT / "docs" / "guide" / "judges.md") if block.mark == "file"}
 SAMPLE = Sample(segments=(), status=SampleStatus.COMPLETED, text="It is 42.")

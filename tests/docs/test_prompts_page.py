@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from readme import ROOT, blocks
 
 from rollq.buffer.replies import PromptStats
 from rollq.buffer.settings import TaskSettings
 from rollq.producer.columns import Columns
 from rollq.producer.prompt_order import make_order
+from support.documented_commands import ROOT, blocks
 
 PAGE = ROOT / "docs" / "guide" / "prompts.md"
 BLOCKS = blocks(PAGE)

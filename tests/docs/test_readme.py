@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import redis
-from readme import ROOT, Desk, blocks, kill
 
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.store.server import free_port
 from rollq.cli.settings import load_settings
 from rollq.monitor.records import METRICS_FILE, read_steps
+from support.documented_commands import ROOT, Desk, blocks, kill
 
 BLOCKS = blocks(ROOT / "README.md")
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]

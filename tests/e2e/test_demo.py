@@ -7,13 +7,13 @@ from typing import Any
 
 import orjson
 import pytest
-from demo_process import DemoProcess, eventually
 from redis import Redis
 from rq import Queue, Worker
 
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.tickets import TicketJob, TicketSerializer
 from rollq.cli.demo.settings import RUN
+from support.demo_process import DemoProcess, eventually
 
 STEPS = 24
 BATCH_GROUPS = 32

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from recorded_run import recompute_all, role, rollq
 
 from rollq.buffer.store.server import EmbeddedServer
+from support.recorded_run import recompute_all, role, rollq
 
 STEPS = 8
 JUDGE = "def reward(prompt, sample):\n    return sum(map(ord, sample.text)) % 2\n"

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from talking import FORGETFUL, PLAIN, call
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from worker_world import Script, WorkerWorld
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import Group, Prompt, SampleStatus, Status
@@ -26,6 +24,8 @@ from rollq.consumer.micro_batch import MicroBatch
 from rollq.workers.agents.built_in_tools import calculator
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from support.chat_engine import FORGETFUL, PLAIN, call
+from support.worker_run import Script, WorkerWorld
 
 QUESTION = "6*7?"
 CALL = call("calculator", expression="6*7")
@@ -38,7 +38,7 @@ TASK: dict[str, Any] = {
     "max_tokens": 300,
     "temperature": 0.8,
     "agent_loop": "tools",
-    "agent_options": {"tools": {"calculator": {"function": "test_tools_logprobs.Desk"}}},
+    "agent_options": {"tools": {"calculator": {"function": f"{__name__}.Desk"}}},
     "judge": "last_number",
 }
 

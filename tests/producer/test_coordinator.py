@@ -15,7 +15,7 @@ from rollq.buffer.tickets import open_queue
 from rollq.consumer.batch import Batch
 from rollq.producer.coordinator import BatchCoordinator, OverRollout, Stage
 from rollq.producer.pipeline import ScoredGroup, clip_rewards, drop_zero_advantage, group_normalised
-from world import World, make_sample
+from support.buffer_run import World, make_sample
 
 PROMPTS = [Prompt("one"), Prompt("two"), Prompt("three")]
 SHORT_S = 0.05

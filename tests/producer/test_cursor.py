@@ -7,8 +7,6 @@ from uuid import uuid4
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from producer_world import TASK, begin, lease, make_run, producer, prompt_file, put, task_settings, train
-from test_sampler import Rows
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
@@ -19,6 +17,7 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
+from support.producer_run import TASK, Rows, begin, lease, make_run, producer, prompt_file, put, task_settings, train
 
 ROWS = 12
 BAD = frozenset({3, 8})

@@ -18,7 +18,7 @@ from rollq.producer.pipeline import (
     reinforce_plus_plus,
     run_pipeline,
 )
-from world import make_sample
+from support.buffer_run import make_sample
 
 FAILED = Sample(segments=(), status=SampleStatus.FAILED, error="no")
 

@@ -3,26 +3,9 @@ import logging
 import pytest
 
 from rollq.buffer.errors import InvalidPrompt
-from rollq.buffer.rollouts import Prompt
 from rollq.producer.prompt_order import shuffled
 from rollq.producer.sampler import Sampler
-
-
-class Rows:
-    """A source of `rows` prompts named by their row, of which `bad` cannot be used."""
-
-    def __init__(self, rows: int, bad: frozenset[int] = frozenset()) -> None:
-        self.rows = rows
-        self.bad = bad
-
-    def prompt(self, row: int) -> Prompt:
-        if row in self.bad:
-            raise InvalidPrompt(f"rows:{row + 1}: bad")
-        return Prompt(content=str(row), row=row)
-
-
-def contents(found: list[tuple[Prompt, int]]) -> list[str]:
-    return [str(prompt.content) for prompt, _ in found]
+from support.producer_run import Rows, contents
 
 
 def test_xs02_every_pass_holds_every_row_once_in_another_order_and_passes_never_end() -> None:

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from vllm_world import ENGINE_ARGS, cpu_environment, make_qwen3
+
+from support.vllm_run import ENGINE_ARGS, cpu_environment, make_qwen3
 
 ROOT = Path(__file__).parents[2]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k_train.jsonl"

@@ -1,0 +1,232 @@
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.replies import PromptStats
+from rollq.buffer.settings import TaskSettings
+from rollq.producer.prompt_order import Curriculum, Order, Shuffle, make_order, shuffled
+from rollq.producer.sampler import Sampler
+from support.producer_run import Rows, contents
+
+PROFILE = settings(derandomize=True, max_examples=100, deadline=None, database=None)
+
+
+def task(**changes: Any) -> TaskSettings:
+    return TaskSettings(prompts=Path("none"), batch_groups=4, **changes)
+
+
+def curriculum(**changes: Any) -> Curriculum:
+    return Curriculum(task(prompt_order="curriculum", **{"curriculum_retry_passes": 0, **changes}))
+
+
+def tried(pass_rate: float, tries: int = 1) -> PromptStats:
+    return PromptStats(tries, 8 * tries, pass_rate, pass_rate, 100.0)
+
+
+def sampler(source: Rows, order: Order, known: dict[int, PromptStats]) -> Sampler:
+    def stats_of(rows: Any) -> dict[int, PromptStats]:
+        return {row: known[row] for row in rows if row in known}
+
+    return Sampler(source, (3,), "skip", order, stats_of)
+
+
+@pytest.mark.parametrize(
+    ("stats", "taken"),
+    [
+        (None, True),
+        (tried(0.0), False),
+        (tried(0.19), False),
+        (tried(0.2), True),
+        (tried(0.8), True),
+        (tried(0.81), False),
+        (tried(1.0), False),
+    ],
+)
+def test_the_curriculum_takes_what_is_new_or_within_its_band(stats: PromptStats | None, taken: bool) -> None:
+    assert curriculum(curriculum_low=0.2, curriculum_high=0.8).takes(7, 0, stats) is taken
+
+
+@pytest.mark.parametrize(("tries", "taken"), [(1, True), (2, True), (3, False), (4, False)])
+def test_a_prompt_is_judged_after_as_many_tries_as_are_set(tries: int, taken: bool) -> None:
+    assert curriculum(curriculum_tries=3).takes(7, 0, tried(0.0, tries)) is taken
+
+
+@given(row=st.integers(0, 10**6), passes=st.integers(1, 9), first=st.integers(0, 50))
+@PROFILE
+def test_what_is_out_of_the_band_gets_a_chance_once_in_so_many_passes(row: int, passes: int, first: int) -> None:
+    order = curriculum(curriculum_retry_passes=passes)
+    assert sum(order.takes(row, number, tried(1.0)) for number in range(first, first + passes)) == 1
+
+
+def test_every_pass_gives_a_chance_to_its_share_of_rows() -> None:
+    order = curriculum(curriculum_retry_passes=4)
+    assert [sum(order.takes(row, number, tried(0.0)) for row in range(100)) for number in range(4)] == [25] * 4
+
+
+def test_rows_out_of_the_band_are_passed_over_and_the_others_keep_their_order() -> None:
+    known = {row: tried(0.0 if row % 2 else 0.5) for row in range(20)}
+    order = [str(row) for row in shuffled(20, (3, 0)).tolist() if row % 2 == 0]
+    found = sampler(Rows(20), curriculum(), known).prompts_from(0, 15)
+    assert contents(found)[:10] == order
+    places = [str(row) for row in shuffled(20, (3, 0)).tolist()]
+    assert [places[after - 1] for _, after in found[:10]] == order, "the cursor counts what was passed over"
+    assert [after > 20 for _, after in found[10:]] == [True] * 5, "the next pass begins"
+
+
+@given(
+    known=st.dictionaries(st.integers(0, 29), st.sampled_from([tried(0.0), tried(0.5), tried(1.0)])),
+    bad=st.frozensets(st.integers(0, 29), max_size=29),
+    retry=st.integers(0, 3),
+    cut=st.integers(1, 70),
+)
+@PROFILE
+def test_xs04_the_same_seed_cursor_and_statistics_give_the_same_suffix(
+    known: dict[int, PromptStats], bad: frozenset[int], retry: int, cut: int
+) -> None:
+    order = curriculum(curriculum_retry_passes=retry)
+    whole = sampler(Rows(30, bad), order, known).prompts_from(0, 80)
+    assert sampler(Rows(30, bad), order, known).prompts_from(whole[cut - 1][1], 80 - cut) == whole[cut:]
+    one_by_one, cursor = [], 0
+    slow = sampler(Rows(30, bad), order, known)
+    for _ in range(80):
+        one_by_one += slow.prompts_from(cursor, 1)
+        cursor = one_by_one[-1][1]
+    assert one_by_one == whole
+    assert [after for _, after in whole] == sorted({after for _, after in whole}), "no place is taken twice"
+
+
+def test_a_pass_of_which_nothing_would_be_taken_takes_all_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    known = {row: tried(0.0) for row in range(10)}
+    with caplog.at_level(logging.WARNING):
+        made = sampler(Rows(10, bad=frozenset({4})), curriculum(), known)
+        found = made.prompts_from(0, 20)
+        made.prompts_from(found[-1][1], 1)
+    assert sorted(contents(found)[:9]) == sorted(contents(found)[9:18]) == [str(row) for row in range(10) if row != 4]
+    warnings = [record.message for record in caplog.records if "order takes none" in record.message]
+    assert warnings[0].startswith("the order takes none of the 10 prompts in pass 0, so the pass takes all")
+    assert len(warnings) == 3
+
+
+def test_a_band_that_holds_only_unusable_rows_is_no_endless_loop() -> None:
+    known = {row: tried(0.5 if row < 2 else 1.0) for row in range(10)}
+    found = sampler(Rows(10, bad=frozenset({0, 1})), curriculum(), known).prompts_from(0, 8)
+    assert sorted(contents(found)) == [str(row) for row in range(2, 10)]
+
+
+def test_the_shuffle_asks_for_no_statistics() -> None:
+    def refuse(rows: Any) -> Any:
+        raise AssertionError(rows)
+
+    assert len(Sampler(Rows(10), (3,), "skip", Shuffle(), refuse).prompts_from(0, 20)) == 20
+
+
+def test_statistics_are_asked_for_only_as_far_as_is_looked() -> None:
+    asked: list[int] = []
+
+    def stats_of(rows: Any) -> dict[int, PromptStats]:
+        asked.extend(rows)
+        return {}
+
+    Sampler(Rows(100_000), (3,), "skip", curriculum(), stats_of).prompts_from(0, 64)
+    assert len(asked) == 256
+
+
+def test_what_was_left_out_is_told_once_a_pass(caplog: pytest.LogCaptureFixture) -> None:
+    known = {row: tried(1.0) for row in range(5)}
+    made = sampler(Rows(20, bad=frozenset({9})), curriculum(), known)
+    with caplog.at_level(logging.INFO, logger="rollq.producer.sampler"):
+        for _ in range(2):
+            made.prompts_from(made.prompts_from(0, 12)[-1][1], 4)
+    told = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    assert len(told) == 1
+    assert told[0].startswith("pass 1 over 20 prompts begins; so far ")
+    assert told[0].endswith(" and 1 are unusable")
+
+
+class FileOrder:
+    """The rows as they stand in the file."""
+
+    uses_stats = False
+
+    def __init__(self, task: TaskSettings) -> None:
+        self.seed = task.shuffle_seed
+
+    def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
+        return np.arange(rows)
+
+    def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
+        return True
+
+
+class WantsStats(FileOrder):
+    uses_stats = True
+
+
+def no_order(task: TaskSettings) -> object:
+    return object()
+
+
+class Forgetful(FileOrder):
+    def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
+        return np.arange(rows)[1:]
+
+
+def test_an_order_of_ones_own_is_named_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "my_orders", sys.modules[__name__])
+    order = make_order(task(prompt_order="my_orders.FileOrder", shuffle_seed=4))
+    assert isinstance(order, FileOrder)
+    assert order.seed == 4
+    assert contents(Sampler(Rows(5), (3,), "skip", order).prompts_from(3, 4)) == ["3", "4", "0", "1"]
+    assert isinstance(make_order(task()), Shuffle)
+    assert isinstance(make_order(task(prompt_order="curriculum")), Curriculum)
+
+
+def test_an_order_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "my_orders", sys.modules[__name__])
+    with pytest.raises(ConfigError, match="prompt order 'hardest': use curriculum, shuffle, or a dotted path"):
+        make_order(task(prompt_order="hardest"))
+    with pytest.raises(ConfigError, match=r"prompt order 'my_orders.no_order' has no uses_stats, pass_order, takes"):
+        make_order(task(prompt_order="my_orders.no_order"))
+    with pytest.raises(ConfigError, match="needs statistics of prompts: leave prompt_stats out"):
+        make_order(task(prompt_order="my_orders.WantsStats", prompt_stats=False))
+
+
+class Refusing(FileOrder):
+    def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
+        return False
+
+
+def test_an_order_that_takes_nothing_is_no_endless_loop() -> None:
+    assert contents(Sampler(Rows(3), (3,), "skip", Refusing(task())).prompts_from(1, 3)) == ["1", "2", "0"]
+
+
+def test_an_order_that_forgets_rows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Forgetful.pass_order must give each of the 5 rows once"):
+        Sampler(Rows(5), (3,), "skip", Forgetful(task())).prompts_from(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"curriculum_low": 0.9, "curriculum_high": 0.1}, "curriculum_low = 0.9 exceeds curriculum_high = 0.1"),
+        ({"prompt_order": "curriculum", "prompt_stats": False}, "goes by statistics of every prompt"),
+    ],
+)
+def test_settings_of_the_order_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        task(**changes)
+
+
+def test_orders_that_may_need_statistics_switch_them_on() -> None:
+    assert not task().prompt_stats
+    assert task(prompt_order="curriculum").prompt_stats
+    assert task(prompt_order="a.b").prompt_stats

@@ -1,0 +1,99 @@
+"""A worker in a few lines, for the consumer's tests: it samples one token at a time from the live weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen3ForCausalLM
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import StaleWorker
+from rollq.buffer.replies import LiveModel
+from rollq.buffer.rollouts import FinishReason, GroupResult, Lease, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.weights.store import load_weights
+from support.consumer_groups import VOCABULARY
+
+TEMPERATURE = 0.7
+RESPONSE = 5
+
+
+def make_run(buffer: Buffer, tasks: Sequence[str] = ("math",), **rules: object) -> None:
+    """A run with tasks of two groups of four samples a batch."""
+    buffer.create_run()
+    for task in tasks:
+        buffer.register_task(task, TaskRules.model_validate({"batch_groups": 2, "group_size": 4, **rules}))
+
+
+class HandWorker:
+    """Fills the buffer on demand, from `model` with the live weights. `says`: the temperature that it claims."""
+
+    def __init__(
+        self, buffer: Buffer, model: Qwen3ForCausalLM, folder: Path, name: str = "hand", says: float = TEMPERATURE
+    ) -> None:
+        self.buffer = buffer
+        self.model = model
+        self.folder = folder
+        self.name = name
+        self.says = says
+        self.live: LiveModel | None = None
+
+    def produce(self, groups: int, task: str = "math", *, follow: bool = True) -> None:
+        """Take `groups` new prompts all the way to completed. Without `follow`, from the weights of the last call."""
+        if follow or self.live is None:
+            self.swap()
+        clock, cursor = self.buffer.clock(task), int(self.buffer.counts(task).progress["cursor"])
+        prompts = [(Prompt(f"prompt {cursor + index}"), cursor + index + 1) for index in range(groups)]
+        self.buffer.admit(task, prompts, epoch=clock.epoch, cursor=cursor, target=1_000_000, step=clock.step)
+        try:
+            leases = self._lease(groups, task)
+        except StaleWorker:  # the trainer has moved on meanwhile
+            self.swap()
+            leases = self._lease(groups, task)
+        self.buffer.put(
+            [GroupResult(lease, tuple(self._sample(lease.group_id, i) for i in range(4))) for lease in leases]
+        )
+
+    def _lease(self, groups: int, task: str) -> Sequence[Lease]:
+        assert self.live is not None
+        return self.buffer.lease(
+            [task], groups, worker=self.name, version=self.live.version, epoch=self.live.epoch
+        ).leases
+
+    def swap(self) -> None:
+        live = self.buffer.live_model()
+        assert live is not None
+        if live != self.live:
+            folder = load_weights(self.buffer, live.uri, live.digest, self.folder)
+            self.model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+            self.live = live
+
+    @torch.no_grad()
+    def _sample(self, group_id: int, index: int) -> Sample:
+        """The reward is the share of even tokens."""
+        assert self.live is not None
+        generator = torch.Generator().manual_seed(group_id * 1000 + index)
+        prompt = torch.randint(0, VOCABULARY, (1 + group_id % 4,), generator=generator)
+        ids, logprobs = prompt, []
+        for _ in range(RESPONSE):
+            distribution = (self.model(ids[None]).logits[0, -1] / TEMPERATURE).log_softmax(-1)
+            token = torch.multinomial(distribution.exp(), 1, generator=generator)
+            logprobs.append(float(distribution[token]))
+            ids = torch.cat([ids, token])
+        response = ids[len(prompt) :].numpy().astype(np.int32)
+        segment = Segment(
+            prompt_ids=prompt.numpy().astype(np.int32),
+            response_ids=response,
+            logprobs=np.array(logprobs, np.float32),
+            versions=(VersionSpan(self.live.epoch, self.live.version, RESPONSE),),
+        )
+        return Sample(
+            segments=(segment,),
+            status=SampleStatus.COMPLETED,
+            finish_reason=FinishReason.LENGTH,
+            reward=float((response % 2 == 0).mean()),
+            sampling={"temperature": self.says},
+            extra={"worker": self.name},
+        )

@@ -1,0 +1,339 @@
+"""Environments: their turns, their limits, and that they are always torn down."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
+from rollq.workers.agents.environments import Opening, Step
+from rollq.workers.agents.loops import AgentLoop
+from rollq.workers.agents.registry import make_loop
+from rollq.workers.engines.protocol import EngineDead
+from rollq.workers.judging.judges import Tools, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.run import Worker
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from support.chat_engine import Model, chat_tokenizer, converse, rollout
+from support.worker_run import Script, WorkerWorld
+
+
+@dataclass
+class Seen:
+    """What environments went through; `hang` names the call that never returns, `fail` the one that raises, `lose` the
+    one that awaits something that was cancelled."""
+
+    calls: list[str] = field(default_factory=list)
+    alive: int = 0
+    most: int = 0
+    hang: str = ""
+    fail: str = ""
+    lose: str = ""
+    stubborn: bool = False  # does not even end when it is cancelled
+    let_go: asyncio.Event | None = None
+    happened: Callable[[str], None] = lambda call: None
+
+
+SEEN = Seen()
+
+
+@pytest.fixture(autouse=True)
+def seen() -> Seen:
+    """A fresh record."""
+    SEEN.__init__()  # type: ignore[misc]
+    return SEEN
+
+
+class Guess:
+    """Guess a number: says higher or lower. Needs no tools."""
+
+    def __init__(self, number: int = 5) -> None:
+        self.number = number
+
+    async def setup(self, prompt: Prompt, session: str) -> Opening:
+        await self._note("setup")
+        SEEN.alive += 1
+        SEEN.most = max(SEEN.most, SEEN.alive)
+        return Opening(({"role": "user", "content": "guess"},))
+
+    async def step(self, text: str) -> Step:
+        await self._note("step")
+        guess = int(text)
+        if guess == self.number:
+            return Step(({"role": "user", "content": "yes"},), done=True, reward=1.0)
+        return Step(({"role": "user", "content": "lower" if guess > self.number else "higher"},), reward=-0.25)
+
+    async def teardown(self) -> None:
+        SEEN.alive -= 1
+        await self._note("teardown")
+
+    async def _note(self, call: str) -> None:
+        SEEN.calls.append(call)
+        SEEN.happened(call)
+        if SEEN.fail == call:
+            raise RuntimeError(f"{call} is out of order")
+        if SEEN.lose == call:
+            lost = asyncio.ensure_future(asyncio.sleep(20))
+            lost.cancel()
+            await lost
+        if SEEN.hang == call:
+            SEEN.let_go = asyncio.Event()
+            while not SEEN.let_go.is_set():
+                try:
+                    await SEEN.let_go.wait()
+                except asyncio.CancelledError:
+                    if not SEEN.stubborn:
+                        raise
+        else:
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> HfTokenizer:
+    return chat_tokenizer(tmp_path)
+
+
+def guessing(**options: Any) -> AgentLoop:
+    return make_loop("environment", {"environment": f"{__name__}.Guess", **options})
+
+
+def test_model_and_environment_take_turns_until_it_is_done(tokenizer: HfTokenizer, seen: Seen) -> None:
+    sample = converse(guessing(options={"number": 7}), Model(tokenizer, ["9", "3", "7"]))
+    [segment] = sample.segments
+    assert tokenizer.decode(segment.prompt_ids.tolist()) == "user: 6*7?\nuser: guess\nassistant: "
+    assert tokenizer.decode(segment.response_ids.tolist()) == (
+        "9\nuser: lower\nassistant: 3\nuser: higher\nassistant: 7"
+    )
+    assert (sample.status, sample.finish_reason, sample.text) == (SampleStatus.COMPLETED, FinishReason.STOP, "7")
+    assert sample.extra["environment_reward"] == 0.5
+    assert sample.extra["messages"][-1] == {"role": "user", "content": "yes"}
+    assert (sample.tools, sample.tool_choice) == ((), None)
+    assert seen.calls == ["setup", "step", "step", "step", "teardown"]
+
+
+def test_a_sample_without_rewards_of_an_environment_cannot_be_judged_by_them() -> None:
+    judge = make_judge("environment", {}, Tools(1.0, JudgeProcesses(1)))
+    verdict = asyncio.run(judge.judge(Prompt("x"), EMPTY_SAMPLE))
+    assert verdict.error is not None
+    assert "no rewards of an environment" in verdict.error
+
+
+def test_turns_that_run_out_end_the_sample_as_truncated(tokenizer: HfTokenizer, seen: Seen) -> None:
+    sample = converse(guessing(max_turns=2), Model(tokenizer, ["9", "3"]))
+    assert sample.finish_reason is FinishReason.LENGTH
+    assert sample.extra["environment_reward"] == -0.5
+    assert seen.calls[-1] == "teardown"
+
+
+def test_a_first_turn_that_is_cut_off_has_earned_nothing(tokenizer: HfTokenizer, seen: Seen) -> None:
+    sample = converse(guessing(), Model(tokenizer, ["1000000"]), max_tokens=3)
+    assert sample.finish_reason is FinishReason.LENGTH
+    assert sample.extra["environment_reward"] == 0.0
+    assert seen.calls == ["setup", "teardown"]
+
+
+@pytest.mark.parametrize("call", ["setup", "step"])
+def test_an_environment_that_fails_costs_its_sample_and_is_torn_down(
+    tokenizer: HfTokenizer, seen: Seen, call: str
+) -> None:
+    seen.fail = call
+    with pytest.raises(RuntimeError, match=f"{call} is out of order"):
+        converse(guessing(), Model(tokenizer, ["9"]))
+    assert seen.calls[-1] == "teardown"
+
+
+@pytest.mark.parametrize(("call", "words"), [("setup", "the environment's setup"), ("step", "a step of the")])
+def test_an_environment_that_hangs_costs_its_sample_after_its_time(
+    tokenizer: HfTokenizer, seen: Seen, call: str, words: str
+) -> None:
+    seen.hang = call
+    with pytest.raises(TimeoutError, match=rf"{words}.* took longer than 0.01 s"):
+        converse(guessing(**{f"{call}_timeout_s": 0.01}), Model(tokenizer, ["9"]))
+    assert seen.calls[-1] == "teardown"
+
+
+def test_a_step_that_does_not_even_end_when_it_is_cancelled_costs_its_sample_after_its_time(
+    tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq.workers.user_code.LET_GO_S", 0.01)
+    seen.hang, seen.stubborn = "step", True
+
+    async def scene() -> None:
+        with pytest.raises(TimeoutError, match=r"a step of the environment took longer than 0\.01 s"):
+            await guessing(step_timeout_s=0.01).run(rollout(Model(tokenizer, ["9"]), Prompt("x")))
+        assert seen.calls[-1] == "teardown"
+        assert seen.let_go is not None
+        seen.let_go.set()
+
+    asyncio.run(scene())
+    assert "does not end though it is cancelled" in caplog.text
+
+
+def test_a_teardown_that_fails_costs_nothing(
+    tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen.fail = "teardown"
+    sample = converse(guessing(), Model(tokenizer, ["5"]))
+    assert sample.status is SampleStatus.COMPLETED
+    assert "an environment could not be torn down" in caplog.text
+    assert "teardown is out of order" in caplog.text
+
+
+def test_a_teardown_that_hangs_is_left_to_itself(
+    tokenizer: HfTokenizer, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen.hang, seen.stubborn = "teardown", True
+
+    async def scene() -> Sample:
+        sample = await guessing(teardown_timeout_s=0.01).run(rollout(Model(tokenizer, ["5"]), Prompt("x")))
+        assert seen.let_go is not None
+        seen.let_go.set()
+        return sample
+
+    assert asyncio.run(scene()).status is SampleStatus.COMPLETED
+    assert "an environment was not torn down within 0.01 s" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["setup", "step", "teardown"])
+def test_a_cancelled_sample_is_torn_down_to_the_end(tokenizer: HfTokenizer, seen: Seen, call: str) -> None:
+    """Cancelled again and again, as a worker that stops may do; the teardown takes a few steps of the loop."""
+    ended: list[str] = []
+    original = Guess.teardown
+
+    class Slow(Guess):
+        async def teardown(self) -> None:
+            await original(self)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            ended.append("torn down")
+
+    async def scene() -> None:
+        loop = guessing()
+        object.__setattr__(loop.environments, "make", Slow)  # type: ignore[attr-defined]
+        reached = asyncio.Event()
+        seen.happened = lambda what: reached.set() if what == call else None
+        running = asyncio.create_task(loop.run(rollout(Model(tokenizer, ["5"]), Prompt("x"))))
+        await reached.wait()
+        for _ in range(3):
+            running.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert ended == ["torn down"]
+
+    asyncio.run(scene())
+    assert seen.alive in (0, -1)  # -1: its setup did not get to the end, and it was torn down all the same
+
+
+def test_the_death_of_the_engine_gets_through_after_the_teardown(tokenizer: HfTokenizer, seen: Seen) -> None:
+    class Dying(Model):
+        async def generate(self, request: Any) -> Any:
+            raise EngineDead("gone")
+
+    with pytest.raises(EngineDead):
+        converse(guessing(), Dying(tokenizer, []))
+    assert seen.calls == ["setup", "teardown"]
+
+
+def test_so_many_environments_live_at_a_time(tokenizer: HfTokenizer, seen: Seen) -> None:
+    async def six() -> None:
+        loop = guessing(concurrent=2)
+        await asyncio.gather(*(loop.run(rollout(Model(tokenizer, ["9", "5"]), Prompt("x"))) for _ in range(6)))
+
+    asyncio.run(six())
+    assert (seen.alive, seen.most) == (0, 2)
+    assert seen.calls.count("teardown") == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "environment: Field required"),
+        ({"environment": f"{__name__}.Nowhere"}, f"environment '{__name__}.Nowhere'"),
+        ({"environment": f"{__name__}.Guess", "options": {"numbr": 1}}, "cannot be made with options"),
+        ({"environment": f"{__name__}.Seen"}, "lacks the methods setup, step, teardown"),
+    ],
+)
+def test_environments_that_cannot_be_made_are_refused_at_the_start(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_loop("environment", options)
+    assert words in str(refused.value)
+
+
+# in a worker
+
+LOOP = {
+    "judge": "environment",
+    "agent_loop": "environment",
+    "agent_options": {"environment": f"{__name__}.Guess"},
+}
+
+
+@pytest.fixture
+def world(buffer: Buffer, server_url: str) -> WorkerWorld:
+    return WorkerWorld(buffer, server_url, {"partial_rollout": True, **LOOP})
+
+
+def test_a_group_whose_lease_is_lost_is_torn_down(world: WorkerWorld, seen: Seen) -> None:
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: seen.calls.count("step") == 2)
+        [held] = worker.table
+        world.buffer.hand_back([held.lease])
+        await world.until(lambda: seen.calls.count("teardown") == 2)
+        await world.until(lambda: len(worker.table) == 0)
+
+    seen.hang = "step"
+    world.admit(1)
+    world.play(scene, answer="9")
+    assert seen.alive == 0
+    assert world.count(Status.PENDING) == 1
+
+
+def test_an_environment_whose_own_work_was_cancelled_costs_its_sample(world: WorkerWorld, seen: Seen) -> None:
+    """It is not what stops a group, which would hand it back, uncounted, for ever."""
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.FAILED, 1)
+
+    seen.lose = "step"
+    world.admit(1)
+    world.play(scene, answer="9")
+    assert world.error(1) == "agent loop: RuntimeError: it was cancelled from within"
+    assert seen.calls.count("teardown") == 2
+
+
+def test_a_worker_that_stops_tears_down_what_it_holds(world: WorkerWorld, seen: Seen) -> None:
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: seen.calls.count("step") == 2)
+
+    seen.hang = "step"
+    world.admit(1)
+    world.play(scene, answer="9", grace_s=0.1)
+    assert seen.calls.count("teardown") == 2
+    assert seen.alive == 0
+    assert world.count(Status.PENDING) == 1
+
+
+def test_an_aborted_conversation_starts_again(world: WorkerWorld, seen: Seen) -> None:
+    """Also with partial rollout: what the environment went through cannot be had again."""
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: script.running == 2)
+        world.publish(1)
+        await world.until_count(Status.ABORTED, 1)
+        assert seen.calls.count("teardown") == 2
+        script.gate.set()
+        world.recycle(1)
+        await world.until_count(Status.COMPLETED, 1)
+
+    world.admit(1)
+    script = world.play(scene, answer="5", open_gate=False, swap="abort")
+    assert all(request.prefix_ids is None for request in script.requests)
+    [(_, samples)] = world.results(1)
+    assert [(sample.text, sample.reward) for sample in samples] == [("5", 1.0)] * 2
+    assert seen.alive == 0

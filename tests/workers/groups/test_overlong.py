@@ -1,0 +1,74 @@
+"""Answers that are too long: the soft penalty, the mask, and what the trainer makes of a group that is all masked."""
+
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import FinishReason, Status
+from rollq.buffer.settings import TaskSettings
+from rollq.workers.groups.overlong import length_penalty, mask_truncated, punish
+from rollq.workers.run import Worker
+from support.buffer_run import make_sample
+from support.worker_run import NO_PROMPTS, Script, WorkerWorld
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"),
+    [(0, 0.0), (79, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (99, -0.95), (100, -1.0), (200, -1)],
+)
+def test_the_penalty_grows_through_the_buffer_and_no_further(tokens: int, penalty: float) -> None:
+    assert length_penalty(tokens, 100, 20) == pytest.approx(penalty)
+
+
+def test_without_a_buffer_nothing_up_to_the_limit_is_punished() -> None:
+    assert [length_penalty(tokens, 100, 0) for tokens in (1, 100, 101)] == [0.0, 0.0, -1.0]
+
+
+def test_the_penalty_is_a_part_of_the_reward_and_the_parts_add_up() -> None:
+    sample = make_sample(0, reward=1.0, tokens=9)
+    punished = punish(sample, 10, 4, 2.0)
+    assert punished.reward == pytest.approx(1.0 - 2 * 0.75)
+    assert punished.reward_parts == {"judge": 1.0, "overlong": -1.5}
+    named = punish(replace(sample, reward_parts={"right": 0.5, "style": 0.5}), 10, 4, 2.0)
+    assert sum(named.reward_parts.values()) == pytest.approx(named.reward)
+    assert set(named.reward_parts) == {"right", "style", "overlong"}
+    unjudged = replace(sample, reward=None)
+    assert punish(unjudged, 10, 4, 2.0) is unjudged
+
+
+def test_only_samples_that_the_limit_ended_are_masked() -> None:
+    stopped = make_sample(0)
+    assert mask_truncated(stopped) is stopped
+    truncated = replace(stopped, finish_reason=FinishReason.LENGTH)
+    (segment,) = mask_truncated(truncated).segments
+    assert segment.loss_mask is not None
+    assert segment.loss_mask.tolist() == [False] * 3
+    assert truncated.segments[0].loss_mask is None
+
+
+def test_a_buffer_larger_than_the_answer_is_refused() -> None:
+    with pytest.raises(ValidationError, match="the buffer lies before the limit, max_tokens = 8"):
+        TaskSettings(prompts=NO_PROMPTS, batch_groups=1, max_tokens=8, overlong_buffer_tokens=9)
+
+
+def test_truncated_samples_are_punished_and_masked_on_their_way_through_a_worker(
+    buffer: Buffer, server_url: str
+) -> None:
+    rules = {"max_tokens": 4, "overlong_buffer_tokens": 2, "overlong_penalty": 0.5, "overlong_filter": True}
+    world = WorkerWorld(buffer, server_url, rules)
+    world.admit(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.COMPLETED, 1)
+
+    world.play(scene, answer="12345678")
+    ((_, samples),) = world.results(1)
+    for sample in samples:
+        assert sample.finish_reason is FinishReason.LENGTH
+        assert sample.reward_parts == {"judge": 0.0, "overlong": -0.5}
+        (segment,) = sample.segments
+        assert segment.loss_mask is not None
+        assert not segment.loss_mask.any()
+    world.world.check()

@@ -1,0 +1,212 @@
+"""Judges: rewards, and what happens when there is none."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.workers.judging.judges import Judge, Tools, exact_match, last_number, make_judge
+from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.rewards import Verdict
+from rollq.workers.user_code import MAX_THREADS
+
+SEGMENT = Segment(
+    np.array([1], np.int32), np.array([2], np.int32), np.array([-0.5], np.float32), (VersionSpan(1, 0, 1),)
+)
+release = threading.Event()
+
+
+def sample(text: str) -> Sample:
+    return Sample(segments=(SEGMENT,), status=SampleStatus.COMPLETED, text=text)
+
+
+def judge_named(name: str, timeout_s: float) -> Judge:
+    return make_judge(name, {}, Tools(timeout_s, JudgeProcesses(1)))
+
+
+def verdict(name: str, text: str = "42", answer: Any = "42", timeout_s: float = 5) -> Verdict:
+    return asyncio.run(judge_named(name, timeout_s).judge(Prompt("?", answer=answer), sample(text)))
+
+
+def length_judge(prompt: Prompt, judged: Sample) -> float:
+    return float(len(judged.text))
+
+
+async def parts_judge(prompt: Prompt, judged: Sample) -> Mapping[str, float]:
+    await asyncio.sleep(0)
+    return {"right": 1.0, "short": 0.5}
+
+
+def nan_judge(prompt: Prompt, judged: Sample) -> float:
+    return float("nan")
+
+
+def nan_part_judge(prompt: Prompt, judged: Sample) -> Mapping[str, float]:
+    return {"right": 1.0, "style": float("inf")}
+
+
+def silent_judge(prompt: Prompt, judged: Sample) -> None:
+    return None
+
+
+def raising_judge(prompt: Prompt, judged: Sample) -> float:
+    raise KeyError("no such rubric")
+
+
+def exiting_judge(prompt: Prompt, judged: Sample) -> float:
+    raise SystemExit(3)
+
+
+async def leaving_judge(prompt: Prompt, judged: Sample) -> float:
+    raise SystemExit(4)
+
+
+async def cancelled_judge(prompt: Prompt, judged: Sample) -> float:
+    lost = asyncio.ensure_future(asyncio.sleep(20))
+    lost.cancel()
+    await lost
+    return 1.0
+
+
+def hanging_judge(prompt: Prompt, judged: Sample) -> float:
+    release.wait(20)
+    return 1.0
+
+
+async def slow_judge(prompt: Prompt, judged: Sample) -> float:
+    await asyncio.sleep(20)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "reward"), [("42", "42", 1), (" 42\n", "42", 1), ("42", 42, 1), ("421", "42", 0), ("", "42", 0)]
+)
+def test_exact_match_leaves_out_spaces_around_both(text: str, answer: Any, reward: float) -> None:
+    assert exact_match(Prompt("?", answer=answer), sample(text)) == reward
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "reward"),
+    [
+        ("so it is 42.", "6*7\n#### 42", 1),
+        ("first 41, then 42", "#### 42", 1),
+        ("42, no: 41", "#### 42", 0),
+        ("it costs $1,234.50", "#### 1234.5", 1),
+        ("-3", "-3", 1),
+        ("no idea", "#### 42", 0),
+    ],
+)
+def test_last_number_compares_the_last_numbers(text: str, answer: str, reward: float) -> None:
+    assert last_number(Prompt("?", answer=answer), sample(text)) == reward
+
+
+def test_an_answer_without_a_number_cannot_be_judged() -> None:
+    assert verdict("last_number", answer="none").error == (
+        "judge 'last_number': ValueError: the answer 'none' holds no number"
+    )
+
+
+def test_a_judge_of_ones_own_may_be_blocking_or_async_and_may_name_parts() -> None:
+    assert verdict(f"{__name__}.length_judge", "four") == Verdict(4.0)
+    assert verdict(f"{__name__}.parts_judge") == Verdict(1.5, {"right": 1.0, "short": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nan_judge", "returned nan; a finite number is needed"),
+        ("nan_part_judge", "returned inf"),
+        ("silent_judge", "returned None"),
+        ("raising_judge", "KeyError: 'no such rubric'"),
+        ("exiting_judge", "SystemExit"),
+        ("leaving_judge", "SystemExit(4)"),
+        ("cancelled_judge", "RuntimeError: it was cancelled from within"),
+    ],
+)
+def test_a_judge_without_a_usable_answer_leaves_an_error_and_no_reward(name: str, message: str) -> None:
+    found = verdict(f"{__name__}.{name}")
+    assert found.reward is None
+    assert found.error is not None
+    assert message in found.error
+
+
+def text_judge(text: str) -> float:
+    return float(len(text))
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_judge_that_cannot_be_called_with_prompt_and_sample_is_refused(isolate: bool) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"judge '{__name__}.text_judge' is called with \(prompt, sample\): too many"
+    ):
+        make_judge(f"{__name__}.text_judge", {}, Tools(1.0, JudgeProcesses(1), isolate))
+
+
+@pytest.mark.parametrize("name", ["hanging_judge", "slow_judge"])
+def test_a_judge_that_takes_too_long_is_left_behind(name: str) -> None:
+    release.clear()
+    found = verdict(f"{__name__}.{name}", timeout_s=0.1)
+    release.set()
+    assert found == Verdict(error=f"judge '{__name__}.{name}': took longer than 0.1 s")
+
+
+def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of_threads() -> None:
+    release.clear()
+
+    async def scene() -> list[Verdict]:
+        hanging = judge_named(f"{__name__}.hanging_judge", 0.2)
+        other = judge_named(f"{__name__}.length_judge", 5)
+        stuck = [asyncio.create_task(hanging.judge(Prompt("?"), sample("x"))) for _ in range(2 * MAX_THREADS)]
+        await asyncio.sleep(0.05)
+        assert sum(thread.name == "user code" for thread in threading.enumerate()) == MAX_THREADS
+        assert await other.judge(Prompt("?"), sample("xy")) == Verdict(2.0)
+        return await asyncio.gather(*stuck)
+
+    found = asyncio.run(scene())
+    release.set()
+    assert all(one.error is not None for one in found)
+
+
+serving: list[threading.Thread] = []
+
+
+def remembering_judge(prompt: Prompt, sample: Sample) -> float:
+    serving.append(threading.current_thread())
+    return 1.0
+
+
+def test_a_thread_whose_call_has_ended_serves_the_next() -> None:
+    serving.clear()
+
+    async def scene() -> None:
+        judge = judge_named(f"{__name__}.remembering_judge", 5)
+        for _ in range(20):
+            await judge.judge(Prompt("?"), sample("x"))
+            await asyncio.sleep(0.005)
+
+    asyncio.run(scene())
+    assert len(serving) == 20
+    assert len({id(thread) for thread in serving}) < 20
+
+
+def test_judges_that_do_not_exist_are_configuration_errors() -> None:
+    for name, message in {
+        "exactmatch": "use environment, exact_match, http, last_number, math, regex, weighted, or a dotted path",
+        "no_such_module.judge": "cannot import 'no_such_module'",
+        f"{__name__}.no_such": "has no 'no_such'",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            judge_named(name, 1)
+
+
+def test_a_failure_is_logged_once_and_kept_with_every_sample(caplog: pytest.LogCaptureFixture) -> None:
+    judge = judge_named(f"{__name__}.nan_judge", 5)
+    errors = {asyncio.run(judge.judge(Prompt("?"), sample("42"))).error for _ in range(3)}
+    assert len(errors) == 1
+    assert errors != {None}
+    assert [record.exc_info is not None for record in caplog.records] == [True]

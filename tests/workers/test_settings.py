@@ -1,0 +1,51 @@
+"""Settings of a worker that only its start can tell to be wrong: one sentence that names them, and no traceback."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.weights.manifest import Verify
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import SwapMode
+from rollq.workers.run import load_engine
+from rollq.workers.settings import WorkerSettings
+from rollq.workers.wakeups import Wakeups
+from rollq.workers.weight_follower import Following
+from support.worker_run import Script, ScriptedEngine
+
+
+def test_an_engine_of_ones_own_that_does_not_take_its_options_is_refused() -> None:
+    settings = WorkerSettings(engine="rollq.workers.tokenizers.byte.ByteTokenizer", options={"speed": 3})
+    with pytest.raises(ConfigError, match=r"^\[worker.options\] of engine 'rollq.*': .* takes no arguments"):
+        load_engine(settings)
+
+
+def test_a_class_that_is_no_engine_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine 'rollq.*ByteTokenizer' lacks the methods start, generate"):
+        load_engine(WorkerSettings(engine="rollq.workers.tokenizers.byte.ByteTokenizer"))
+
+
+def test_a_weights_folder_that_is_a_file_is_refused(buffer: Buffer, tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    file.write_text("not a folder")
+
+    async def scenario() -> None:
+        host, calls = EngineHost(lambda: ScriptedEngine(Script()), 0), BufferCalls(buffer)
+        listener = Wakeups(calls).listener()
+        with Following(calls, host, listener, SwapMode.KEEP, file, Verify.FULL, "w"):
+            pass
+
+    with pytest.raises(ConfigError, match=rf"^\[worker\] weights_folder: no folder can be made in '{file}': .*exists"):
+        asyncio.run(scenario())
+
+
+def test_an_option_that_an_engine_does_not_know_is_refused_with_those_that_it_knows() -> None:
+    settings = WorkerSettings(engine="simulated", options={"speed": 1, "seed": "x"})
+    with pytest.raises(
+        ConfigError, match=r"'simulated': seed: .* integer.*; speed: unknown; allowed here: lengths, tok"
+    ):
+        load_engine(settings)
