@@ -400,7 +400,7 @@ async def patient_judge(prompt: Prompt, sample: Sample) -> float:
 
 
 def test_groups_that_are_judged_leave_the_engine_to_some_others(buffer: Buffer, server_url: str) -> None:
-    world = WorkerWorld(buffer, server_url, {"judge": "test_generation.patient_judge"})
+    world = WorkerWorld(buffer, server_url, {"judge": f"{__name__}.patient_judge"})
     world.admit(8)
     seen: set[tuple[int, int]] = set()
 

@@ -235,7 +235,7 @@ def blocking_judge(prompt: Prompt, sample: Sample, pools: Mapping[str, Pool]) ->
 def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLQ_POOL_GRADER_API_KEY", "planted")
     asked: list[dict[str, Any]] = []
-    task = TaskSettings(batch_groups=1, prompts=Path("none"), judge="test_pools.grading_judge")
+    task = TaskSettings(batch_groups=1, prompts=Path("none"), judge=f"{__name__}.grading_judge")
 
     async def scene(url: str) -> None:
         settings = WorkerSettings(pools={"grader": PoolSettings(urls=(url,), **QUICK)})
@@ -262,7 +262,7 @@ def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, mon
 
 def test_a_judge_that_takes_pools_needs_some() -> None:
     with pytest.raises(ConfigError, match=r"takes pools, and there are none: add \[worker.pools.<name>\]"):
-        make_judge("test_pools.grading_judge", {}, Tools(30, JudgeProcesses(1)))
+        make_judge(f"{__name__}.grading_judge", {}, Tools(30, JudgeProcesses(1)))
 
 
 def test_the_name_of_a_pool_can_be_a_part_of_a_variables() -> None:
@@ -272,7 +272,7 @@ def test_the_name_of_a_pool_can_be_a_part_of_a_variables() -> None:
 
 def test_a_judge_that_takes_pools_must_be_async() -> None:
     with pytest.raises(ConfigError, match="must be async"):
-        make_judge("test_pools.blocking_judge", {}, Tools(30, JudgeProcesses(1)))
+        make_judge(f"{__name__}.blocking_judge", {}, Tools(30, JudgeProcesses(1)))
 
 
 def test_a_pool_that_fails_is_logged_once_for_each_kind_of_failure(caplog: pytest.LogCaptureFixture) -> None:
