@@ -14,7 +14,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import ConfigError, FencedError, HistoryGone
 from rollq.buffer.replies import Control, PutOutcome, Shortfall
-from rollq.buffer.rollouts import GroupResult, Prompt, Shaped, Status
+from rollq.buffer.rollouts import GroupResult, PipelineOutput, Prompt, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.store.server import EmbeddedServer
@@ -391,7 +391,7 @@ def test_a_gathered_group_is_as_old_as_its_dead_weights_count(world: World) -> N
     assert group.oldest_version == 1
     world.train(2)
     world.train(3)
-    world.buffer.end_finalize("math", handle, "nonce", b"{}", {group.group_id: Shaped((1.0, 1.0), None)})
+    world.buffer.end_finalize("math", handle, "nonce", b"{}", {group.group_id: PipelineOutput((1.0, 1.0), None)})
     assert world.statuses()["expired"] == 1, "version 1 is too old for step 4"
     world.check()
 

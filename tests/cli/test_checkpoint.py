@@ -11,9 +11,9 @@ from rollq.buffer.errors import StoreLost
 from rollq.buffer.snapshots.folder import MANIFEST
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
-from rollq.cli.run_location import Place, open_run
+from rollq.cli.run_location import RunLocation, open_run
 from rollq.cli.settings import load_settings
-from rollq.producer.producer import Feed, Producer
+from rollq.producer.producer import Producer, TaskFeed
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from support.buffer_run import World
@@ -51,9 +51,9 @@ def roles(config: Path) -> Iterator[tuple[Producer, World]]:
     settings = load_settings(config, {})
     with ExitStack() as stack:
         source = stack.enter_context(PromptFile(settings.tasks["math"]))
-        feed = Feed("math", settings.tasks["math"], Sampler(source, (settings.seed, 0), "skip"))
+        feed = TaskFeed("math", settings.tasks["math"], Sampler(source, (settings.seed, 0), "skip"))
         buffer = stack.enter_context(open_run(settings, threading.Event()))
-        yield Producer(buffer, Place.of(settings).queue(), settings.producer, [feed]), World(buffer)
+        yield Producer(buffer, RunLocation.of(settings).queue(), settings.producer, [feed]), World(buffer)
 
 
 def prompts_of(world: World) -> list[str]:
@@ -136,7 +136,7 @@ def test_a_run_can_be_saved_and_restored_by_url_and_under_another_name(
         result = rollq("restore", tmp_path / "saved", *place, f"{run_name}-fork")
         assert result.exit_code == 0, result.output
         assert f"restored 2 groups of run '{run_name}'" in result.output
-    with Place.at(server_url, f"{run_name}-fork").buffer() as fork:
+    with RunLocation.at(server_url, f"{run_name}-fork").buffer() as fork:
         assert World(fork).statuses() == {"completed": 2}
 
 
@@ -155,7 +155,7 @@ def test_xb16_resuming_into_a_non_empty_buffer_or_under_another_policy_is_refuse
     refused = rollq("restore", tmp_path / "saved", other)
     assert refused.exit_code == 1
     assert "error: task 'math' was saved with order = staleness, the settings ask for fifo" in refused.output
-    with Place.of(load_settings(other, {})).buffer() as buffer, pytest.raises(StoreLost):
+    with RunLocation.of(load_settings(other, {})).buffer() as buffer, pytest.raises(StoreLost):
         buffer.tasks()
 
 

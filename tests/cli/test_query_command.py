@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.query.language import FIELDS, Record
+from rollq.buffer.query.language import FIELDS, GroupRecord
 from rollq.buffer.rollouts import GroupResult, Sample, SampleStatus, Status
 from rollq.cli.main import main
 from rollq.monitor.queries import as_lines, as_table
@@ -61,8 +61,8 @@ def test_errors_stand_at_the_end_of_the_row_cut_to_a_terminal_of_100_columns(ask
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
     records = [
-        Record(7, "a-long-name-of-a-task", "completed", 12, 7, -1.25, 1),
-        Record(1234567890, "b", "failed", 0, 1234567890, None, 3, "an error"),
+        GroupRecord(7, "a-long-name-of-a-task", "completed", 12, 7, -1.25, 1),
+        GroupRecord(1234567890, "b", "failed", 0, 1234567890, None, 3, "an error"),
     ]
     assert as_table(records, more=True).splitlines() == [
         "task                          uid  status     staleness  reward  tries  error",
@@ -75,14 +75,16 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
 @pytest.mark.parametrize(("length", "shown"), [(100, 100), (101, 100)])
 def test_a_row_that_just_fits_is_not_cut(length: int, shown: int) -> None:
     before = len("task  uid  status  staleness  reward  tries  ")
-    row = as_table([Record(1, "math", "failed", 0, 1, None, 1, (length - before) * "e")], more=False).splitlines()[1]
+    row = as_table([GroupRecord(1, "math", "failed", 0, 1, None, 1, (length - before) * "e")], more=False).splitlines()[
+        1
+    ]
     assert len(row) == shown
     assert row.endswith("...") is (length > 100)
 
 
 def test_programs_get_a_line_of_json_for_each_group(ask: Ask) -> None:
     (line,) = ask('{"uid": 2}', "--json").output.splitlines()
-    expected = Record(2, "math", "completed", 0, 2, 1.0, 1)
+    expected = GroupRecord(2, "math", "completed", 0, 2, 1.0, 1)
     assert line == as_lines([expected])[0]
     assert orjson.loads(line) == {
         "uid": 2, "task": "math", "status": "completed", "staleness": 0, "arrival": 2, "reward": 1.0, "tries": 1,

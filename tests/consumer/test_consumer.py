@@ -22,7 +22,7 @@ from rollq.buffer.errors import (
 from rollq.buffer.training import ReleaseMode
 from rollq.buffer.weights.store import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
-from rollq.consumer.weights.publisher import WeightsOutlet, to_safetensors, write_model
+from rollq.consumer.weights.publisher import WeightPublisher, to_safetensors, write_model
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 
@@ -311,7 +311,7 @@ def test_folders_of_weights_stay_when_they_are_live_or_of_another_run(buffer: Bu
     others = [tmp_path / f"weights-{run}-{'a' * 16}" for run in ("other", f"{buffer.run}-2")]
     for folder in others:
         folder.mkdir()
-    outlet = WeightsOutlet(buffer, "path", tmp_path, 1, writes=True)
+    outlet = WeightPublisher(buffer, "path", tmp_path, 1, writes=True)
     live = outlet.put(tiny_qwen3(0).state_dict())
     held = buffer.begin_epoch(trainer_id="a", launch_id="a", from_step=0, uri=live.uri, digest=live.digest)
     for seed in (1, 2):  # of a trainer that was replaced: they will never be published

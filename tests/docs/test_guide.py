@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rollq.cli.settings import load_settings
-from rollq.workers.judging.judges import BUILT_IN, Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.judges import BUILT_IN, JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from support.documented_commands import ROOT, blocks
 
 PAGES = ("tasks", "evaluation", "judges")
@@ -38,7 +38,7 @@ def test_the_judges_of_the_guide_can_be_made() -> None:
     page = (ROOT / "docs" / "guide" / "judges.md").read_text("utf-8")
     shown = tomllib.loads(page.split("```toml")[1].split("```")[0])["tasks"]
     for task in shown.values():
-        make_judge(task["judge"], task["judge_options"], Tools(60, JudgeProcesses(1)))
+        make_judge(task["judge"], task["judge_options"], JudgeContext(60, JudgePool(1)))
     assert set(BUILT_IN) <= {name.strip('"') for name in re.findall(r'"\w+"', page)}
 
 

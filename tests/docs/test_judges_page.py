@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
-from rollq.workers.http.pools import Pool, PoolSettings
-from rollq.workers.judging.judges import Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.http.pools import ModelPool, PoolSettings
+from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.documented_commands import ROOT, blocks
 
@@ -35,9 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize("isolate", [False, True])
 def test_the_reward_of_the_page_is_made_of_its_parts(isolate: bool) -> None:
     async def scene() -> Verdict:
-        processes = JudgeProcesses(1)
+        processes = JudgePool(1)
         try:
-            judge = make_judge("rewards.reward", {}, Tools(60, processes, isolate))
+            judge = make_judge("rewards.reward", {}, JudgeContext(60, processes, isolate))
             return await judge.judge(Prompt("?", answer=42), SAMPLE)
         finally:
             await processes.close()
@@ -60,9 +60,9 @@ def test_the_grading_of_the_page_asks_its_pool() -> None:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         shown = tomllib.loads(FILES["pools.toml"])["worker"]["pools"]["grader"]
-        pool = Pool("grader", PoolSettings(**{**shown, "urls": [f"http://127.0.0.1:{runner.addresses[0][1]}/v1"]}))
+        pool = ModelPool("grader", PoolSettings(**{**shown, "urls": [f"http://127.0.0.1:{runner.addresses[0][1]}/v1"]}))
         try:
-            judge = make_judge("grading.grade", {}, Tools(60, JudgeProcesses(1), pools={"grader": pool}))
+            judge = make_judge("grading.grade", {}, JudgeContext(60, JudgePool(1), pools={"grader": pool}))
             return await judge.judge(Prompt("Write."), SAMPLE)
         finally:
             await pool.close()

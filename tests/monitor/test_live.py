@@ -14,7 +14,7 @@ from rollq.monitor.live import (
     staleness_shares,
     tokens_per_s,
 )
-from rollq.monitor.records import Snapshot, StepRecord
+from rollq.monitor.records import BufferReading, StepRecord
 
 TASKS = ("sums", "sorting")
 
@@ -35,8 +35,8 @@ def steps(count: int, tasks: Sequence[str] = TASKS) -> list[StepRecord]:
     ]
 
 
-def snapshot(tasks: Sequence[str] = TASKS, workers: int = 2) -> Snapshot:
-    return Snapshot(
+def snapshot(tasks: Sequence[str] = TASKS, workers: int = 2) -> BufferReading:
+    return BufferReading(
         time_s=1050,
         depths={task: {"pending": 3, "running": 12_345, "archived": 1_234_567} for task in tasks},
         workers={f"worker-{n}": {"version": 98 + n, "in_flight": 32, "groups": 1500} for n in range(workers)},
@@ -75,7 +75,7 @@ def test_the_view_shows_step_reward_staleness_depths_and_versions() -> None:
 
 def test_a_worker_that_has_not_reported_for_a_while_is_shown_as_silent() -> None:
     reports = {"a": {"version": 3, "in_flight": 17, "age_s": 0.4}, "b": {"version": 3, "in_flight": 19, "age_s": 9.0}}
-    shown = "\n".join(lines(LiveView("rollq demo", 100, 60.0, snapshot=Snapshot(1.0, workers=reports))))
+    shown = "\n".join(lines(LiveView("rollq demo", 100, 60.0, snapshot=BufferReading(1.0, workers=reports))))
     assert "17" in shown
     assert "19" not in shown
     assert "silent" in shown

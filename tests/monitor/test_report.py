@@ -5,10 +5,10 @@ import orjson
 import pytest
 
 from rollq.monitor.records import (
-    Snapshot,
+    BufferReading,
     StepRecord,
     append_line,
-    read_snapshots,
+    read_buffer_readings,
     read_steps,
 )
 from rollq.monitor.report import running_mean, write_report
@@ -50,9 +50,9 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
 
 def test_a_snapshot_survives_its_line(tmp_path: Path) -> None:
     path = tmp_path / "depth.jsonl"
-    snapshot = Snapshot(5.0, {"sums": {"pending": 3}}, {"sums": {"admitted": 7.0}}, {"w": {"version": 2}}, 2)
+    snapshot = BufferReading(5.0, {"sums": {"pending": 3}}, {"sums": {"admitted": 7.0}}, {"w": {"version": 2}}, 2)
     append_line(path, snapshot.as_dict())
-    assert read_snapshots(path) == [snapshot]
+    assert read_buffer_readings(path) == [snapshot]
 
 
 def test_a_run_without_files_has_no_steps(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_run_without_files_has_no_steps(tmp_path: Path) -> None:
 
 def test_the_report_opens_offline_and_holds_the_same_numbers_as_its_json(tmp_path: Path) -> None:
     steps = [StepRecord(n, 1000.0 + n, n / 10, {"sums": n / 10}, 30, {0: 10, 1: 20}) for n in range(1, 6)]
-    snapshots = [Snapshot(1000.0 + n, {"sums": {"pending": n, "archived": 10 * n}}) for n in range(4)]
+    snapshots = [BufferReading(1000.0 + n, {"sums": {"pending": n, "archived": 10 * n}}) for n in range(4)]
     summary = {"title <b>": "a & b", "held_out": {"before": {"sums": 0.2}, "after": {"sums": 0.6}}, "tokens": 150_000}
     page = write_report(tmp_path / "report", "run <1>", summary, steps, snapshots)
     text = page.read_text()

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from rollq.monitor.records import Snapshot, StepRecord
+from rollq.monitor.records import BufferReading, StepRecord
 from rollq.monitor.summary import (
     conservation,
     samples_by_worker,
@@ -8,7 +8,7 @@ from rollq.monitor.summary import (
     summary_lines,
 )
 
-END = Snapshot(
+END = BufferReading(
     time_s=10,
     depths={"sums": {"pending": 3, "archived": 10}, "sort": {"completed": 4, "archived": 20}},
     progress={"sums": {"admitted": 20, "dropped_trained": 7}, "sort": {"admitted": 25, "dropped_expired": 1}},

@@ -17,7 +17,7 @@ from rollq.buffer.tickets import open_queue, tickets_queued
 from rollq.producer.producer import EvaluationFeed, Producer, state_of
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import State, plan
+from rollq.producer.strategy import TaskState, plan
 from support.producer_run import (
     TASK,
     begin,
@@ -348,9 +348,9 @@ def test_production_stops_with_a_diagnosis_when_too_little_is_kept(
 
 def test_xp15_a_tasks_own_hook_ends_its_production(server_url: str, run_name: str, tmp_path: Path) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 40))
-    seen: list[State] = []
+    seen: list[TaskState] = []
 
-    def enough(state: State) -> bool:
+    def enough(state: TaskState) -> bool:
         seen.append(state)
         return state.outstanding < 8
 
@@ -369,7 +369,7 @@ def test_a_hook_that_is_slow_to_say_no_does_not_wake_engines_that_were_sent_to_s
 ) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 20))
 
-    def slow(state: State) -> bool:
+    def slow(state: TaskState) -> bool:
         made._buffer.sleep(held, "step 1 is being trained")
         return False
 
@@ -384,7 +384,7 @@ def test_xp15_a_hook_that_fails_ends_nothing(
 ) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 40))
 
-    def broken(state: State) -> bool:
+    def broken(state: TaskState) -> bool:
         raise ZeroDivisionError("a mistake in the hook")
 
     with producer(server_url, run_name, task, should_continue=broken) as made:

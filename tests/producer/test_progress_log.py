@@ -2,16 +2,16 @@ import logging
 
 import pytest
 
-from rollq.producer.progress_log import REPORT_S, Journal
-from rollq.producer.strategy import Plan
+from rollq.producer.progress_log import REPORT_S, ProgressLog
+from rollq.producer.strategy import SchedulePlan
 
-BUSY = Plan(target=8, outstanding=4, last_step=2, pools=())
-STUCK = Plan(target=8, outstanding=8, last_step=2, pools=(), reason="no trainer has begun an epoch yet")
+BUSY = SchedulePlan(target=8, outstanding=4, last_step=2, pools=())
+STUCK = SchedulePlan(target=8, outstanding=8, last_step=2, pools=(), reason="no trainer has begun an epoch yet")
 
 
 def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    journal = Journal()
+    journal = ProgressLog()
     for look in range(10):
         journal.note("math", BUSY, {"new prompts": 2, "expired": 0})
         journal.report(look * REPORT_S / 5)
@@ -27,5 +27,5 @@ def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_told_once(caplog:
 
 
 def test_what_dead_workers_held_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    Journal().note("math", BUSY, {"taken from dead workers": 3, "quarantined": 1})
+    ProgressLog().note("math", BUSY, {"taken from dead workers": 3, "quarantined": 1})
     assert caplog.messages == ["task math: 3 groups taken from dead workers", "task math: 1 groups quarantined"]

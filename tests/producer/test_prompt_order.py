@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import PromptStats
 from rollq.buffer.settings import TaskSettings
-from rollq.producer.prompt_order import Curriculum, Order, Shuffle, make_order, shuffled
+from rollq.producer.prompt_order import Curriculum, PromptOrder, Shuffle, make_order, shuffled
 from rollq.producer.sampler import Sampler
 from support.producer_run import Rows, contents
 
@@ -32,7 +32,7 @@ def tried(pass_rate: float, tries: int = 1) -> PromptStats:
     return PromptStats(tries, 8 * tries, pass_rate, pass_rate, 100.0)
 
 
-def sampler(source: Rows, order: Order, known: dict[int, PromptStats]) -> Sampler:
+def sampler(source: Rows, order: PromptOrder, known: dict[int, PromptStats]) -> Sampler:
     def stats_of(rows: Any) -> dict[int, PromptStats]:
         return {row: known[row] for row in rows if row in known}
 

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import State, draw_on, over_sampled, plan, step_of, too_little_kept
+from rollq.producer.strategy import TaskState, draw_on, over_sampled, plan, step_of, too_little_kept
 
 ASYNC = ProducerSettings(strategy="async")
 SYNC = ProducerSettings(strategy="sync")
@@ -17,12 +17,12 @@ def rules(batch: int = 4, staleness: int = 0, interval: int = 1, **more: Any) ->
     return TaskRules(batch_groups=batch, max_staleness=staleness, sync_weights_interval=interval, **more)
 
 
-def state(version: int = 0, consumed: int = 0, control: str = "run", **statuses: int) -> State:
+def state(version: int = 0, consumed: int = 0, control: str = "run", **statuses: int) -> TaskState:
     counts = {Status(name): count for name, count in statuses.items()}
-    return State(version, version + 1, control, "", consumed, counts)
+    return TaskState(version, version + 1, control, "", consumed, counts)
 
 
-def outcomes(seen: int, kept: int) -> State:
+def outcomes(seen: int, kept: int) -> TaskState:
     return replace(state(), outcomes=seen, kept=kept)
 
 
@@ -49,7 +49,7 @@ def outcomes(seen: int, kept: int) -> State:
     ],
 )
 def test_xp01_xp03_room_is_what_the_cumulative_target_leaves(
-    settings: ProducerSettings, rule: TaskRules, now: State, room: int
+    settings: ProducerSettings, rule: TaskRules, now: TaskState, room: int
 ) -> None:
     made = plan(settings, rule, now, 0.0)
     assert max(0, made.room) == room
@@ -180,7 +180,7 @@ def test_xp05_production_stops_at_the_bound_and_goes_on_with_a_newer_version() -
         (state(pending=99), 0.0, "all that version 0 allows is scheduled"),
     ],
 )
-def test_nothing_is_scheduled_and_the_reason_is_told(now: State, memory: float, reason: str) -> None:
+def test_nothing_is_scheduled_and_the_reason_is_told(now: TaskState, memory: float, reason: str) -> None:
     made = plan(ProducerSettings(over_sample=1.0), rules(), now, memory)
     assert made.room == 0
     assert reason in made.reason

@@ -17,8 +17,8 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import Incoming
 from rollq.workers.wakeups import Wakeups
-from rollq.workers.weight_follower import Following
-from support.gloo_group import GlooGroup, come
+from rollq.workers.weight_follower import WeightFollower
+from support.gloo_group import GlooProcessGroup, come
 
 REPORT_S = 0.1
 
@@ -56,7 +56,7 @@ class GlooEngine:
         if self._behaviour == "dies as a member":
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            group: GlooGroup = await asyncio.to_thread(come, plan.init_info)
+            group: GlooProcessGroup = await asyncio.to_thread(come, plan.init_info)
             if self._behaviour == "dies while it receives":
                 os.kill(os.getpid(), signal.SIGKILL)
             tensors = await asyncio.to_thread(lambda: dict(group.receive(plan.update_info)))
@@ -85,7 +85,7 @@ async def _follow(buffer: Buffer, name: str, behaviour: str, folder: Path) -> No
 
     calls = BufferCalls(buffer)
     host, wakeups = EngineHost(make, restarts=3), Wakeups(calls)
-    following = Following(calls, host, wakeups.listener(), SwapMode.KEEP, folder, Verify.FULL, name)
+    following = WeightFollower(calls, host, wakeups.listener(), SwapMode.KEEP, folder, Verify.FULL, name)
 
     async def report() -> None:
         while True:

@@ -13,7 +13,7 @@ PATIENCE = timedelta(seconds=120)
 """Longer than any test: that somebody gives up first is what they are about."""
 
 
-class GlooGroup:
+class GlooProcessGroup:
     """One rank of a group; rank 0 sends."""
 
     def __init__(self, address: str, port: int, world_size: int, rank: int = 0) -> None:
@@ -42,17 +42,17 @@ class GlooGroup:
         self._group.abort()
 
 
-class GlooMeeting:
+class GlooRendezvous:
     """Meets gloo groups in place of NCCL's."""
 
-    def __call__(self, address: str, port: int, world_size: int) -> GlooGroup:
-        return GlooGroup(address, port, world_size)
+    def __call__(self, address: str, port: int, world_size: int) -> GlooProcessGroup:
+        return GlooProcessGroup(address, port, world_size)
 
     def init_info(self, address: str, port: int, world_size: int) -> dict[str, Any]:
         return {"master_address": address, "master_port": port, "world_size": world_size}
 
 
-def come(init_info: Mapping[str, Any]) -> GlooGroup:
+def come(init_info: Mapping[str, Any]) -> GlooProcessGroup:
     """Meet the trainer as a worker does."""
     info = dict(init_info)
-    return GlooGroup(info["master_address"], info["master_port"], info["world_size"], info["rank_offset"])
+    return GlooProcessGroup(info["master_address"], info["master_port"], info["world_size"], info["rank_offset"])

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
 
-from support.gloo_group import GlooGroup, come
+from support.gloo_group import GlooProcessGroup, come
 
 
 @dataclass
@@ -27,7 +27,7 @@ class GlooTransferEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
     init_info_cls = GlooInitInfo
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        self.group: GlooGroup | None = come(vars(init_info))
+        self.group: GlooProcessGroup | None = come(vars(init_info))
 
     def update_weights(self, update_info: Mapping[str, Any]) -> None:
         parsed: NCCLWeightTransferUpdateInfo = self.parse_update_info(dict(update_info))

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
-from rollq.workers.judging.judges import Judge, Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 
 
@@ -35,9 +35,9 @@ async def made(
     processes: int = 2,
 ) -> AsyncIterator[Judge]:
     """A judge; one of this module by the function's name."""
-    apart = JudgeProcesses(processes)
+    apart = JudgePool(processes)
     path = f"support.judge_doubles.{name}" if name.endswith("_judge") else name
-    judge = make_judge(path, options or {}, Tools(timeout_s, apart, isolate))
+    judge = make_judge(path, options or {}, JudgeContext(timeout_s, apart, isolate))
     try:
         yield judge
     finally:

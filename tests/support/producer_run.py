@@ -24,7 +24,7 @@ from rollq.buffer.rollouts import (
 )
 from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import open_queue
-from rollq.producer.producer import Feed, Producer, ShouldContinue
+from rollq.producer.producer import Producer, ShouldContinue, TaskFeed
 from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
@@ -82,7 +82,7 @@ def producer(
     with make_run(url, run, task) as buffer, PromptFile(task) as source:
         stats_of = partial(buffer.prompt_stats, TASK)
         sampler = Sampler(source, (0, task.shuffle_seed), task.on_bad_prompt, make_order(task), stats_of)
-        feed = Feed(TASK, task, sampler, task.min_keep_rate, should_continue)
+        feed = TaskFeed(TASK, task, sampler, task.min_keep_rate, should_continue)
         yield Producer(buffer, open_queue(url, run), ProducerSettings(tick_s=0.2, **changes), [feed])
 
 

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.replies import LiveModel
-from rollq.buffer.weights.broadcast_log import RoundLog
+from rollq.buffer.weights.broadcast_log import BroadcastLog
 from rollq.consumer.weights.sender import Sender
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode, WeightsVersion
-from rollq.workers.engines.receiver import Rounds, TooLate
+from rollq.workers.engines.receiver import BroadcastReceiver, TooLate
 from rollq.workers.engines.registry import make_engine
 from support import gloo_transfer
-from support.gloo_group import ADDRESS, GlooGroup, GlooMeeting
+from support.gloo_group import ADDRESS, GlooProcessGroup, GlooRendezvous
 from support.vllm_run import SharedEngine, forward_logprobs, make_qwen3, options
 
 TRANSFER = {"weight_transfer_config": {"backend": "gloo"}}
@@ -74,7 +74,7 @@ def report(buffer: Buffer) -> None:
 @pytest.fixture
 def trainer(buffer: Buffer) -> Trainer:
     buffer.create_run()
-    return Trainer(buffer, Sender(buffer, GlooMeeting(), address=ADDRESS, join_s=60, timeout_s=60))
+    return Trainer(buffer, Sender(buffer, GlooRendezvous(), address=ADDRESS, join_s=60, timeout_s=60))
 
 
 def version(index: int) -> WeightsVersion:
@@ -84,7 +84,7 @@ def version(index: int) -> WeightsVersion:
 async def receive(host: EngineHost, trainer: Trainer, live: LiveModel, mode: SwapMode) -> None:
     """What a worker does when it hears of `live`."""
     number = int(live.uri.removeprefix("nccl:"))
-    incoming = await Rounds(BufferCalls(trainer.buffer), "w").enter(live, number)
+    incoming = await BroadcastReceiver(BufferCalls(trainer.buffer), "w").enter(live, number)
     await host.receive(incoming, version(live.version), mode)
 
 
@@ -136,7 +136,7 @@ def test_weights_of_another_model_are_refused_before_the_engine_meets_anybody(
     assert [span.version for span in after.versions] == [0]
 
 
-class MuteGroup(GlooGroup):
+class MuteGroup(GlooProcessGroup):
     """Of a trainer that meets the engines and then sends nothing, while its connections stay."""
 
     def send(self, tensors: Any) -> None:
@@ -146,11 +146,11 @@ class MuteGroup(GlooGroup):
         pass
 
 
-class MuteMeeting(GlooMeeting):
+class MuteMeeting(GlooRendezvous):
     def __init__(self) -> None:
-        self.groups: list[GlooGroup] = []  # that nobody frees, which would close their connections
+        self.groups: list[GlooProcessGroup] = []  # that nobody frees, which would close their connections
 
-    def __call__(self, address: str, port: int, world_size: int) -> GlooGroup:
+    def __call__(self, address: str, port: int, world_size: int) -> GlooProcessGroup:
         self.groups.append(MuteGroup(address, port, world_size))
         return self.groups[-1]
 
@@ -175,10 +175,10 @@ def test_an_engine_that_hangs_in_a_round_is_started_again_and_takes_part_in_the_
                 await asyncio.sleep(0.05)
             with pytest.raises(TooLate):
                 await receive(host, trainer, live, SwapMode.KEEP)
-            trainer.sender._meeting = GlooMeeting()
+            trainer.sender._meeting = GlooRendezvous()
             report(trainer.buffer)
             serving = asyncio.create_task(asyncio.to_thread(trainer.sender.serve_late))
-            await asyncio.to_thread(RoundLog(trainer.buffer, 1).wait, lambda found: found.current.open, 60)
+            await asyncio.to_thread(BroadcastLog(trainer.buffer, 1).wait, lambda found: found.current.open, 60)
             await receive(host, trainer, live, SwapMode.KEEP)
             await serving
             after = await host.generate(Request(PROMPT, Sampling(max_tokens=20)))

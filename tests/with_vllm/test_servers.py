@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rollq.buffer.rollouts import Float32Array
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Completion, Request, Sampling
-from rollq.workers.http.pools import Pool, PoolSettings
+from rollq.workers.http.pools import ModelPool, PoolSettings
 from support.engine_contract import *  # noqa: F403 - its tests run here
 from support.engine_contract import World
 from support.vllm_run import MIXED, TOLERANCE, check, forward_logprobs, random_prompt
@@ -53,7 +53,9 @@ def test_a_pool_tells_the_logprobs_of_its_model(
     prompt, response = random_prompt(rng, 12), random_prompt(rng, 30)
 
     async def ask() -> Float32Array:
-        pool = Pool("reference", PoolSettings(urls=tuple(server.url for server in servers[:2]), served_model="tiny"))
+        pool = ModelPool(
+            "reference", PoolSettings(urls=tuple(server.url for server in servers[:2]), served_model="tiny")
+        )
         try:
             return await pool.logprobs(prompt, response)
         finally:
@@ -69,7 +71,7 @@ def test_a_pool_says_what_its_model_says(
     messages = [{"role": "user", "content": "12+34="}]
 
     async def ask() -> str:
-        pool = Pool("judge", PoolSettings(urls=(servers[0].url,), served_model="tiny"))
+        pool = ModelPool("judge", PoolSettings(urls=(servers[0].url,), served_model="tiny"))
         try:
             return await pool.chat(messages, max_tokens=8, temperature=0.0)
         finally:

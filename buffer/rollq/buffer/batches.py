@@ -8,7 +8,7 @@ import orjson
 
 from rollq.buffer.core import BufferCore, pairs, task_keys
 from rollq.buffer.replies import BatchState, ClaimedGroup, Finalizing
-from rollq.buffer.rollouts import Prompt, Shaped
+from rollq.buffer.rollouts import PipelineOutput, Prompt
 from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.wire.prompts import encode_prompt
 
@@ -49,7 +49,7 @@ class Batches(BufferCore):
         return Finalizing(state.decode(), result, tuple(found))
 
     def end_finalize(
-        self, task: str, handle: str, nonce: str, result: bytes, shaped: Mapping[int, Shaped | str]
+        self, task: str, handle: str, nonce: str, result: bytes, shaped: Mapping[int, PipelineOutput | str]
     ) -> Finalizing:
         """File the groups of a batch: by id, what the pipeline gave it, or why it is filtered. `result` is kept.
 
@@ -109,7 +109,7 @@ def _state(handle: str, raw: Iterable[tuple[bytes, bytes]]) -> BatchState:
     )
 
 
-def _encode_shaped(given: Shaped | str) -> tuple[bytes | str, int]:
+def _encode_shaped(given: PipelineOutput | str) -> tuple[bytes | str, int]:
     if isinstance(given, str):
         return given, 0
     return orjson.dumps({"rewards": given.rewards, "advantages": given.advantages}), 1

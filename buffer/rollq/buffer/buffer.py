@@ -7,7 +7,7 @@ import orjson
 from rollq.buffer.core import pairs, task_keys
 from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.leasing import Leasing
-from rollq.buffer.query.calls import Asking
+from rollq.buffer.query.calls import Querying
 from rollq.buffer.replies import Counts, Production
 from rollq.buffer.rollouts import Status
 from rollq.buffer.snapshots.restore import Restoring
@@ -17,7 +17,7 @@ from rollq.buffer.training import Training
 SILENT_WORKER_MS = 30_000
 
 
-class Buffer(Asking, Leasing, Training, Evaluations, Saving, Restoring):
+class Buffer(Querying, Leasing, Training, Evaluations, Saving, Restoring):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 
     >>> with Buffer.connect("redis://127.0.0.1:6379/0", "gsm8k") as buffer:

@@ -14,7 +14,7 @@ from rollq.buffer.store import functions
 from rollq.buffer.store.connection import Patience, connect, patiently
 from rollq.buffer.store.events import Events
 from rollq.buffer.store.keys import RunKeys, TaskKeys
-from rollq.buffer.store.pipelining import Command, converse
+from rollq.buffer.store.pipelining import Command, pipeline
 
 _TEXT_RULES = ("kind", "order", "expiry", "stragglers", "resume")
 _NEVER = 2**31 - 1
@@ -168,7 +168,7 @@ class BufferCore:
 
     def _read_all(self, commands: Sequence[Command]) -> list[Any]:
         """Plain commands in one trip."""
-        return converse(self.client, self.patience, lambda: commands, _good)
+        return pipeline(self.client, self.patience, lambda: commands, _good)
 
     def _read_at_once(self, commands: Sequence[Command]) -> list[Any]:
         """Plain commands in one trip, between which nothing happens."""

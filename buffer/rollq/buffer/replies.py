@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from rollq.buffer.rollouts import Lease, Shaped, Status
+from rollq.buffer.rollouts import Lease, PipelineOutput, Status
 from rollq.buffer.settings import TaskRules
 
 NO_VERSION = -1
@@ -199,7 +199,7 @@ class ClaimedGroup(NamedTuple):
     tries: int
     tokens: int
     reward: float
-    shaped: Shaped | None = None
+    shaped: PipelineOutput | None = None
 
 
 class Finalizing(NamedTuple):

@@ -157,7 +157,7 @@ EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class PipelineOutput:
     """What an experience pipeline gave the samples of a group: rewards instead of the judge's, and advantages, if any.
 
     One number per sample each; those of samples that did not complete mean nothing.
@@ -178,7 +178,7 @@ class Group:
     oldest_version: int
     arrival: int
     tries: int
-    shaped: Shaped | None = None
+    shaped: PipelineOutput | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,8 +15,8 @@ from rollq.buffer.admission import MAX_IDS_PER_CALL, Admission
 from rollq.buffer.core import pairs, task_keys
 from rollq.buffer.errors import ConfigError, CorruptFrame, CorruptGroup, HistoryGone, TrainerHeld
 from rollq.buffer.replies import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Group, Shaped
-from rollq.buffer.store.pipelining import Command, converse
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Group, PipelineOutput
+from rollq.buffer.store.pipelining import Command, pipeline
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.samples import decode_sample
 
@@ -183,7 +183,7 @@ class Training(Admission):
             keys = task_keys(self.run, group.task)
             commands += (("HGET", keys.group(group.group_id), "prompt"), ("HGETALL", keys.rollout(group.group_id)))
         # each group is decoded while the next ones arrive
-        decoded = converse(self.client, self.patience, lambda: commands, partial(self._decode_reply, groups))
+        decoded = pipeline(self.client, self.patience, lambda: commands, partial(self._decode_reply, groups))
         return [
             Group(*group[:2], prompt, samples, group.oldest_version, group.arrival, group.tries, group.shaped)
             for group, prompt, samples in zip(groups, decoded[::2], decoded[1::2], strict=True)
@@ -271,9 +271,9 @@ def _claimed_group(
     return ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), pipeline)
 
 
-def _decode_shaped(stored: bytes) -> Shaped:
+def _decode_shaped(stored: bytes) -> PipelineOutput:
     given = orjson.loads(stored)
-    return Shaped(tuple(given["rewards"]), given["advantages"] and tuple(given["advantages"]))
+    return PipelineOutput(tuple(given["rewards"]), given["advantages"] and tuple(given["advantages"]))
 
 
 def _decode_floors(listed: bytes) -> dict[int, int]:

@@ -57,9 +57,9 @@ def resume(file: Path | None, url: str | None, run_name: str | None, names: tupl
 
 def _set(file: Path | None, url: str | None, run: str | None, names: tuple[str, ...], control: str) -> None:
     from rollq.buffer.replies import Control
-    from rollq.cli.run_location import find_place
+    from rollq.cli.run_location import find_run
 
-    with find_place(file, url, run).buffer() as buffer:
+    with find_run(file, url, run).buffer() as buffer:
         tasks = buffer.tasks()
         if unknown := sorted(set(names) - set(tasks)):
             raise ConfigError(f"task {unknown[0]!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")

@@ -36,9 +36,9 @@ def produce(file: Path) -> None:
       rollq produce rollq.toml
     """
     from rollq.buffer.plugins import load_plugin
-    from rollq.cli.run_location import Place, open_run
+    from rollq.cli.run_location import RunLocation, open_run
     from rollq.cli.settings import load_settings
-    from rollq.producer.producer import EvaluationFeed, Feed, Producer
+    from rollq.producer.producer import EvaluationFeed, Producer, TaskFeed
     from rollq.producer.prompt_order import make_order
     from rollq.producer.prompts import PromptFile
     from rollq.producer.sampler import Sampler
@@ -64,9 +64,9 @@ def produce(file: Path) -> None:
             source, order, hook = parts[name]
             seeds, stats_of = (settings.seed, task.shuffle_seed), partial(buffer.prompt_stats, name)
             sampler = Sampler(source, seeds, task.on_bad_prompt, order, stats_of)
-            feeds.append(Feed(name, task, sampler, task.min_keep_rate, hook))
+            feeds.append(TaskFeed(name, task, sampler, task.min_keep_rate, hook))
         log.info("producing for run %r", settings.run)
-        Producer(buffer, Place.of(settings).queue(), settings.producer, feeds, evaluations).run(stop)
+        Producer(buffer, RunLocation.of(settings).queue(), settings.producer, feeds, evaluations).run(stop)
     log.info("stopped")
 
 
@@ -84,7 +84,7 @@ def work(file: Path, name: str | None) -> None:
       rollq work rollq.toml
       CUDA_VISIBLE_DEVICES=1 rollq work rollq.toml --name gpu1
     """
-    from rollq.cli.run_location import Place, fingerprints, open_run
+    from rollq.cli.run_location import RunLocation, fingerprints, open_run
     from rollq.cli.settings import load_settings
     from rollq.workers.engines.protocol import EngineDead
     from rollq.workers.run import run_worker
@@ -97,7 +97,11 @@ def work(file: Path, name: str | None) -> None:
         log.info("working for run %r as %s", settings.run, worker.name)
         try:
             run_worker(
-                buffer, Place.of(settings).queue(), settings.tasks | settings.evaluations, worker, seed=settings.seed
+                buffer,
+                RunLocation.of(settings).queue(),
+                settings.tasks | settings.evaluations,
+                worker,
+                seed=settings.seed,
             )
         except EngineDead as error:
             raise RollqError(f"the engine is gone: {error}") from error
@@ -116,7 +120,7 @@ def train(file: Path) -> None:
     Example:
       rollq train rollq.toml
     """
-    from rollq.cli.run_location import Place, fingerprints, open_run
+    from rollq.cli.run_location import RunLocation, fingerprints, open_run
     from rollq.cli.settings import load_settings
 
     settings = load_settings(file)
@@ -130,7 +134,7 @@ def train(file: Path) -> None:
     stop = stop_on_signals()
     # closing the buffer sets its event, so it gets one of its own
     with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model)):
-        place = Place.of(settings)
+        place = RunLocation.of(settings)
     step = run_trainer(place.buffer_url, place.run, trainer, password=place.password, seed=settings.seed, stop=stop)
     log.info("stopped after step %d of %d", step, trainer.steps)
 

@@ -17,7 +17,7 @@ from rollq.cli.settings import RollqSettings, load_settings, password_from
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunLocation:
     """Where a run is. Its repr holds no password."""
 
     run: str
@@ -47,12 +47,12 @@ class Place:
         return open_queue(self.queue_url, self.run, password=self.password)
 
 
-def find_place(file: Path | None, url: str | None, run: str | None) -> Place:
+def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation:
     """The place that a command's FILE names, or its --url and --run. Raises `ConfigError` for neither and for both."""
     if file is not None and not url and not run:
-        return Place.of(load_settings(file))
+        return RunLocation.of(load_settings(file))
     if file is None and url and run:
-        return Place.at(url, run)
+        return RunLocation.at(url, run)
     raise ConfigError("give either FILE (rollq.toml), or both --url and --run")
 
 
@@ -75,7 +75,7 @@ def open_run(settings: RollqSettings, stop: threading.Event, *, model: str = "",
     `model` and `tokenizer` are fingerprints, empty for a role that has none. Raises `RunMismatch` when this role's
     settings are not those that the run was created with, `ServerUnavailable`, `ServerRefused`.
     """
-    buffer = Place.of(settings).buffer(stop)
+    buffer = RunLocation.of(settings).buffer(stop)
     try:
         buffer.create_run(model=model, tokenizer=tokenizer)
         for name, task in (settings.tasks | settings.evaluations).items():

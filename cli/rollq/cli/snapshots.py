@@ -33,9 +33,9 @@ def checkpoint(directory: Path, file: Path | None, url: str | None, run_name: st
       rollq checkpoint backups/step-100 rollq.toml
       rollq checkpoint backups/now --url redis://127.0.0.1:6379/0 --run sums --replace
     """
-    from rollq.cli.run_location import find_place
+    from rollq.cli.run_location import find_run
 
-    with find_place(file, url, run_name).buffer() as buffer, _bar("save") as report:
+    with find_run(file, url, run_name).buffer() as buffer, _bar("save") as report:
         snapshot = buffer.save(directory, replace=replace, report=report)
     first, last = snapshot.resume_steps
     click.echo(f"saved {snapshot.groups} groups of run {snapshot.run!r} to {directory}")
@@ -58,10 +58,10 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
       rollq restore backups/step-100 rollq.toml
       rollq restore backups/step-100 --url redis://127.0.0.1:6379/0 --run sums
     """
-    from rollq.cli.run_location import find_place
+    from rollq.cli.run_location import find_run
     from rollq.cli.settings import load_settings
 
-    place = find_place(file, url, run_name)
+    place = find_run(file, url, run_name)
     settings = load_settings(file) if file else None
     rules = settings.tasks | settings.evaluations if settings else {}
     with place.buffer() as buffer, _bar("restore") as report:

@@ -18,10 +18,10 @@ def status(file: Path | None, url: str | None, run_name: str | None, as_json: bo
       rollq status rollq.toml
       rollq status --url redis://127.0.0.1:6379/0 --run sums --json
     """
-    from rollq.cli.run_location import find_place
+    from rollq.cli.run_location import find_run
     from rollq.monitor import status as view
 
-    place = find_place(file, url, run_name)
+    place = find_run(file, url, run_name)
     with place.buffer() as buffer:
         found = view.read_status(buffer, place.queue())
     click.echo(view.as_json(found) if as_json else view.as_table(found))
@@ -73,14 +73,14 @@ def query(
     import orjson
 
     from rollq.buffer.errors import ConfigError
-    from rollq.cli.run_location import find_place
+    from rollq.cli.run_location import find_run
     from rollq.monitor.queries import as_lines, as_table
 
     try:
         asked = orjson.loads(query)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"QUERY {query!r}: not JSON: {error}") from error
-    place = find_place(file or (None if url or run_name else Path("rollq.toml")), url, run_name)
+    place = find_run(file or (None if url or run_name else Path("rollq.toml")), url, run_name)
     with place.buffer() as buffer:
         found = buffer.query(asked, limit=None if only_count else limit + 1)
     if only_count:
@@ -103,7 +103,7 @@ def rq_info(file: Path | None, url: str | None, run_name: str | None) -> None:
     Example:
       rollq rq-info rollq.toml
     """
-    from rollq.cli.run_location import find_place
+    from rollq.cli.run_location import find_run
     from rollq.monitor.rq_info import rq_lines
 
-    click.echo("\n".join(rq_lines(find_place(file, url, run_name).queue())))
+    click.echo("\n".join(rq_lines(find_run(file, url, run_name).queue())))

@@ -34,7 +34,7 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
 from rollq.consumer.evaluation import evaluate
 from rollq.consumer.settings import ConsumerSettings
-from rollq.consumer.weights.publisher import WeightsOutlet, make_sender
+from rollq.consumer.weights.publisher import WeightPublisher, make_sender
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Consumer:
         held: TrainerEpoch,
         sizes: Mapping[str, int],
         settings: ConsumerSettings,
-        outlet: WeightsOutlet,
+        outlet: WeightPublisher,
     ) -> None:
         """Use `connect`. Takes over `buffer` and closes it."""
         self._buffer = buffer
@@ -102,7 +102,7 @@ class Consumer:
         buffer = Buffer.connect(url, run, password=password, patience=Patience(closed=stop))
         try:
             sizes = batch_sizes(buffer, batch)
-            outlet = WeightsOutlet(
+            outlet = WeightPublisher(
                 buffer,
                 settings.transport,
                 settings.weights_dir,

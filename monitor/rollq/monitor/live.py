@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollq.buffer.rollouts import Status
-from rollq.monitor.records import Snapshot, StepRecord
+from rollq.monitor.records import BufferReading, StepRecord
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 RECENT_STEPS = 20
@@ -36,7 +36,7 @@ class LiveView:
     elapsed_s: float
     limit_s: float | None = None
     steps: Sequence[StepRecord] = ()
-    snapshot: Snapshot = field(default_factory=lambda: Snapshot(time_s=0.0))
+    snapshot: BufferReading = field(default_factory=lambda: BufferReading(time_s=0.0))
     notes: Sequence[str] = ()
 
 
@@ -147,7 +147,7 @@ def _reward_table(steps: Sequence[StepRecord]) -> Table:
     return table
 
 
-def _depth_table(snapshot: Snapshot) -> Table:
+def _depth_table(snapshot: BufferReading) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     tasks = sorted(snapshot.depths)
     shown = {task[:10]: [task] for task in tasks} if len(tasks) <= SHOWN_TASKS else {"all tasks": tasks}
@@ -160,7 +160,7 @@ def _depth_table(snapshot: Snapshot) -> Table:
     return table
 
 
-def _worker_table(snapshot: Snapshot) -> Table:
+def _worker_table(snapshot: BufferReading) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for header in ("worker", "version", "in flight", "groups"):
         table.add_column(header, justify="left" if header == "worker" else "right")

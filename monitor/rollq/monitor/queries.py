@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import orjson
 
-from rollq.buffer.query.language import Record
+from rollq.buffer.query.language import GroupRecord
 
 WIDTH = 100
 """Columns that a row, with its error, is cut to."""
@@ -14,12 +14,12 @@ _HEADER = ("task", "uid", "status", "staleness", "reward", "tries")
 _TEXTS = ("task", "status")
 
 
-def as_lines(records: Sequence[Record]) -> list[str]:
+def as_lines(records: Sequence[GroupRecord]) -> list[str]:
     """One JSON object per group."""
     return [orjson.dumps(asdict(record)).decode() for record in records]
 
 
-def as_table(records: Sequence[Record], *, more: bool) -> str:
+def as_table(records: Sequence[GroupRecord], *, more: bool) -> str:
     """A row per group, with its error at the end. `more`: there are others that are not shown."""
     if not records:
         return "no groups"
@@ -35,7 +35,7 @@ def as_table(records: Sequence[Record], *, more: bool) -> str:
     return "\n".join([*lines, *(["and more: see --limit and --count"] if more else [])])
 
 
-def _cells(record: Record) -> tuple[str, ...]:
+def _cells(record: GroupRecord) -> tuple[str, ...]:
     reward = "-" if record.reward is None else f"{record.reward:.3f}"
     return record.task, str(record.uid), record.status, str(record.staleness), reward, str(record.tries)
 

@@ -1,16 +1,16 @@
-"""Takes a `Snapshot` of a run through the buffer's read-only calls."""
+"""Takes a `BufferReading` of a run through the buffer's read-only calls."""
 
 import time
 
 from rollq.buffer.buffer import Buffer
-from rollq.monitor.records import Snapshot
+from rollq.monitor.records import BufferReading
 
 
-def take_snapshot(buffer: Buffer) -> Snapshot:
+def take_reading(buffer: Buffer) -> BufferReading:
     """Depths, counters, workers and live version as they are now."""
     counts = [buffer.counts(task) for task in buffer.tasks()]
     live = buffer.live_model()
-    return Snapshot(
+    return BufferReading(
         time_s=time.time(),
         depths={c.task: {status.value: n for status, n in c.statuses.items()} for c in counts},
         progress={c.task: dict(c.progress) for c in counts},

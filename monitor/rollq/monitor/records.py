@@ -32,7 +32,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class BufferReading:
     """One look at the buffer. `depths`: task -> status -> groups; `progress`: task -> counter -> value; `workers`: name
     -> its last report; `version`: the live weights, -1 before the first."""
 
@@ -59,9 +59,9 @@ def read_steps(path: Path) -> list[StepRecord]:
     return [steps[step] for step in sorted(steps)]
 
 
-def read_snapshots(path: Path) -> list[Snapshot]:
+def read_buffer_readings(path: Path) -> list[BufferReading]:
     """Looks of a `depth.jsonl`, in order."""
-    return [Snapshot(**line) for line in read_lines(path)]
+    return [BufferReading(**line) for line in read_lines(path)]
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:

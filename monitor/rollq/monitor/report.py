@@ -15,7 +15,7 @@ import orjson
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Status
-from rollq.monitor.records import Snapshot, StepRecord
+from rollq.monitor.records import BufferReading, StepRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +45,11 @@ td, th {{ padding: .15em 1.2em .15em 0; text-align: left; border-bottom: 1px sol
 
 
 def write_report(
-    folder: Path, title: str, summary: Mapping[str, Any], steps: Sequence[StepRecord], snapshots: Sequence[Snapshot]
+    folder: Path,
+    title: str,
+    summary: Mapping[str, Any],
+    steps: Sequence[StepRecord],
+    snapshots: Sequence[BufferReading],
 ) -> Path:
     """Write the report into `folder` (made when absent) and return the path of its page.
 
@@ -76,7 +80,7 @@ def write_report(
 
 
 def report_data(
-    summary: Mapping[str, Any], steps: Sequence[StepRecord], snapshots: Sequence[Snapshot]
+    summary: Mapping[str, Any], steps: Sequence[StepRecord], snapshots: Sequence[BufferReading]
 ) -> dict[str, Any]:
     """Everything that the page shows, as plain values; the curves as columns of equal length."""
     return {
@@ -140,7 +144,7 @@ def staleness_figure(steps: Sequence[StepRecord]) -> "Figure":
     return figure
 
 
-def depth_figure(snapshots: Sequence[Snapshot]) -> "Figure":
+def depth_figure(snapshots: Sequence[BufferReading]) -> "Figure":
     """Groups per status over time, stacked, one panel per task; the archive, which only grows, is left out."""
     tasks = _buffer_tasks(snapshots) or ["no task"]
     figure = _figure(height_in=1.2 + 2.8 * len(tasks))
@@ -195,11 +199,11 @@ def _share(step: StepRecord, age: int) -> float:
     return step.staleness_tokens.get(age, 0) / max(1, sum(step.staleness_tokens.values()))
 
 
-def _buffer_tasks(snapshots: Sequence[Snapshot]) -> list[str]:
+def _buffer_tasks(snapshots: Sequence[BufferReading]) -> list[str]:
     return sorted({task for snapshot in snapshots for task in snapshot.depths})
 
 
-def _depths(snapshots: Sequence[Snapshot], task: str, status: str) -> list[int]:
+def _depths(snapshots: Sequence[BufferReading], task: str, status: str) -> list[int]:
     return [snapshot.depths.get(task, {}).get(status, 0) for snapshot in snapshots]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollq.buffer.rollouts import Status
 from rollq.monitor.live import staleness_shares
-from rollq.monitor.records import Snapshot, StepRecord
+from rollq.monitor.records import BufferReading, StepRecord
 
 DROPPED = "dropped_"
 
@@ -38,7 +38,7 @@ class Conservation:
         }
 
 
-def conservation(snapshot: Snapshot) -> Conservation:
+def conservation(snapshot: BufferReading) -> Conservation:
     """Account for the groups of all tasks, as `snapshot` shows them."""
     dropped: dict[str, int] = {}
     for counters in snapshot.progress.values():
@@ -65,7 +65,7 @@ def samples_by_worker(steps: Iterable[StepRecord]) -> dict[str, int]:
 
 def summarize(
     steps: Sequence[StepRecord],
-    snapshots: Sequence[Snapshot],
+    snapshots: Sequence[BufferReading],
     *,
     held_out: Mapping[str, Mapping[str, float]],
     facts: Mapping[str, Any],

@@ -24,7 +24,7 @@ from rollq.buffer.batches import MAX_FILL, BatchType
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.evaluations import evaluation_metrics
 from rollq.buffer.replies import BatchState
-from rollq.buffer.rollouts import Prompt, Shaped, Status
+from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
 from rollq.buffer.settings import MAX_BATCH_GROUPS
 from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
@@ -284,11 +284,11 @@ def _digest(prompts: Sequence[Prompt], batch_type: str, step: int) -> str:
     return digest.hexdigest()
 
 
-def _shaped(one: ScoredGroup) -> Shaped | str:
+def _shaped(one: ScoredGroup) -> PipelineOutput | str:
     if one.dropped is not None:
         return one.dropped
     given = None if one.advantages is None else tuple(float(number) for number in one.advantages)
-    return Shaped(tuple(float(reward) for reward in one.rewards), given)
+    return PipelineOutput(tuple(float(reward) for reward in one.rewards), given)
 
 
 def _metrics(scored: Sequence[ScoredGroup], state: BatchState) -> dict[str, float]:

@@ -21,10 +21,10 @@ from rollq.buffer.replies import Control, Counts
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
-from rollq.producer.progress_log import Journal
+from rollq.producer.progress_log import ProgressLog
 from rollq.producer.sampler import PromptSource, Sampler
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import MEMORY_LIMIT, Plan, State, plan, step_of, too_little_kept
+from rollq.producer.strategy import MEMORY_LIMIT, SchedulePlan, TaskState, plan, step_of, too_little_kept
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +35,12 @@ LOOKS_AT = ("admit", "batch", "claim", "commit", "control", "expire", "publish",
 """Wake-ups after which there may be room, or something to tidy up. A put of completed groups alone is none of them."""
 
 
-ShouldContinue = Callable[[State], bool]
+ShouldContinue = Callable[[TaskState], bool]
 """A task's own word on whether production goes on; False ends it for good."""
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class TaskFeed:
     """One task: where its prompts come from, and what ends its production."""
 
     task: str
@@ -67,7 +67,7 @@ class Producer:
         buffer: Buffer,
         queue: Queue,
         settings: ProducerSettings,
-        feeds: Sequence[Feed],
+        feeds: Sequence[TaskFeed],
         evaluations: Sequence[EvaluationFeed] = (),
     ) -> None:
         self._buffer = buffer
@@ -76,7 +76,7 @@ class Producer:
         self._feeds = feeds
         self._evaluations = evaluations
         self._hooks_failed: set[str] = set()
-        self._journal = Journal()
+        self._journal = ProgressLog()
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set. A server that is away, or full, is waited for.
@@ -122,7 +122,7 @@ class Producer:
         enqueue_tickets(self._queue, self._buffer.run, missing, groups_per_job, patience=patience)
         self._journal.report(time.monotonic())
 
-    def _feed(self, feed: Feed, memory_fraction: float) -> int:
+    def _feed(self, feed: TaskFeed, memory_fraction: float) -> int:
         """Tidy one task up and top it up. Returns how many of its groups wait for a worker."""
         reaped = self._buffer.reap(feed.task)
         expired = self._buffer.expire(feed.task)
@@ -145,7 +145,7 @@ class Producer:
         )
         return counts.statuses.get(Status.PENDING, 0) + recycled + admitted
 
-    def _recycle(self, feed: Feed, counts: Counts, made: Plan) -> int:
+    def _recycle(self, feed: TaskFeed, counts: Counts, made: SchedulePlan) -> int:
         pool = sum(counts.statuses.get(status, 0) for status in made.pools)
         if made.room <= 0 or not pool:
             return 0
@@ -153,7 +153,7 @@ class Producer:
             feed.task, epoch=counts.clock.epoch, target=made.target, limit=min(made.room, pool), statuses=made.pools
         )
 
-    def _admit(self, feed: Feed, counts: Counts, made: Plan, recycled: int) -> int:
+    def _admit(self, feed: TaskFeed, counts: Counts, made: SchedulePlan, recycled: int) -> int:
         """Admit new prompts up to the target; each call is for one train step."""
         rules = feed.rules
         cursor = int(counts.progress.get("cursor", 0))
@@ -175,7 +175,7 @@ class Producer:
                 index = index + admitted.count if admitted.count == len(prompts) else target
         return total
 
-    def _ends(self, feed: Feed, counts: Counts) -> bool:
+    def _ends(self, feed: TaskFeed, counts: Counts) -> bool:
         """End the task's production when its hook says so, or too little of it is worth training; whether it did.
 
         Only what runs is ended: meanwhile a trainer may have sent the engines to sleep, and would wait for it in vain.
@@ -192,7 +192,7 @@ class Producer:
             return False
         return True
 
-    def _asks(self, task: str, hook: ShouldContinue, state: State) -> bool:
+    def _asks(self, task: str, hook: ShouldContinue, state: TaskState) -> bool:
         try:
             return bool(hook(state))
         except Exception:  # the user's code: a mistake in it must not end a run
@@ -232,7 +232,7 @@ def usable_rows(source: PromptSource, start: int, n: int, on_bad_prompt: Literal
     return found[start:]
 
 
-def diagnosis(feed: Feed, counts: Counts, last_error: str) -> str:
+def diagnosis(feed: TaskFeed, counts: Counts, last_error: str) -> str:
     """Why production of a task stops, and what to do."""
     progress = counts.progress
     return (
@@ -244,10 +244,10 @@ def diagnosis(feed: Feed, counts: Counts, last_error: str) -> str:
     )
 
 
-def state_of(counts: Counts) -> State:
+def state_of(counts: Counts) -> TaskState:
     """The plain numbers that the strategy decides by."""
     clock = counts.clock
-    return State(
+    return TaskState(
         version=clock.version,
         step=clock.step,
         control=clock.control.value,

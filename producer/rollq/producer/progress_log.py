@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from rollq.producer.strategy import Plan
+from rollq.producer.strategy import SchedulePlan
 
 log = logging.getLogger(__name__)
 
@@ -15,16 +15,16 @@ REPORT_S = 10.0
 _AT_ONCE = ("taken from dead workers", "quarantined")
 
 
-class Journal:
+class ProgressLog:
     """Sums of what moved per task since the last report. Time is an argument: seconds of any steady clock."""
 
     def __init__(self) -> None:
         self._moved: dict[str, Counter[str]] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, SchedulePlan] = {}
         self._told: dict[str, str] = {}
         self._reported_s: float | None = None
 
-    def note(self, task: str, plan: Plan, moved: Mapping[str, int]) -> None:
+    def note(self, task: str, plan: SchedulePlan, moved: Mapping[str, int]) -> None:
         """Remember one look at `task`."""
         for what in _AT_ONCE:
             if moved.get(what):

@@ -23,7 +23,7 @@ _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-class Order(Protocol):
+class PromptOrder(Protocol):
     """The order of a task's prompts. One of your own is made with the task's settings."""
 
     @property
@@ -74,13 +74,13 @@ class Curriculum(Shuffle):
         return task.curriculum_retry_passes > 0 and (row + number) % task.curriculum_retry_passes == 0
 
 
-BUILT_IN: Final[Mapping[str, Callable[[TaskSettings], Order]]] = {
+BUILT_IN: Final[Mapping[str, Callable[[TaskSettings], PromptOrder]]] = {
     "shuffle": lambda task: Shuffle(),
     "curriculum": Curriculum,
 }
 
 
-def make_order(task: TaskSettings) -> Order:
+def make_order(task: TaskSettings) -> PromptOrder:
     """The order that a task names: a built-in one, or one's own class by dotted path. Raises `ConfigError`."""
     made: Any = load_plugin("prompt order", task.prompt_order, BUILT_IN)(task)
     missing = [name for name in ("uses_stats", "pass_order", "takes") if not hasattr(made, name)]
@@ -88,7 +88,7 @@ def make_order(task: TaskSettings) -> Order:
         raise ConfigError(f"prompt order {task.prompt_order!r} has no {', '.join(missing)}")
     if made.uses_stats and not task.prompt_stats:
         raise ConfigError(f"prompt order {task.prompt_order!r} needs statistics of prompts: leave prompt_stats out")
-    order: Order = made
+    order: PromptOrder = made
     return order
 
 

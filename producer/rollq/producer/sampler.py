@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.replies import PromptStats
 from rollq.buffer.rollouts import Prompt
-from rollq.producer.prompt_order import Order, Shuffle
+from rollq.producer.prompt_order import PromptOrder, Shuffle
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Sampler:
         source: PromptSource,
         seeds: tuple[int, ...],
         on_bad_prompt: Literal["skip", "fail"],
-        order: Order | None = None,
+        order: PromptOrder | None = None,
         stats_of: StatsOf | None = None,
     ) -> None:
         """`order` is `Shuffle` by default; `stats_of` is needed by one that uses statistics."""

@@ -25,7 +25,7 @@ _COUNTED = (Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.GATHERED, S
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class TaskState:
     """What the buffer says of a task.
 
     `version`: live weights, -1 before the first trainer; `step`: trained next. `consumed`: a batch for each trained
@@ -48,7 +48,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SchedulePlan:
     """`room` groups may be added until `outstanding` is `target`: first from `pools`, in order, then new prompts.
 
     `last_step`: the train step of the last of them. `reason` says what keeps room at 0; empty when there is room.
@@ -66,7 +66,7 @@ class Plan:
         return 0 if self.reason else self.target - self.outstanding
 
 
-def plan(settings: ProducerSettings, rules: TaskRules, state: State, memory_fraction: float) -> Plan:
+def plan(settings: ProducerSettings, rules: TaskRules, state: TaskState, memory_fraction: float) -> SchedulePlan:
     """Decide for one task. `memory_fraction`: used share of the server's maxmemory, 0 when it has no limit."""
     pools, tail_batch = draw_on(rules, state)
     ahead = rules.sync_weights_interval if settings.strategy == "sync" else rules.stale_threshold
@@ -74,10 +74,10 @@ def plan(settings: ProducerSettings, rules: TaskRules, state: State, memory_frac
     target = groups_through(rules.batch_groups, rules.schedule, last_step)
     if settings.strategy == "async" and not tail_batch:
         target += over_sampled(settings, rules, state)
-    return Plan(target, state.outstanding, last_step, pools, _obstacle(target, state, memory_fraction))
+    return SchedulePlan(target, state.outstanding, last_step, pools, _obstacle(target, state, memory_fraction))
 
 
-def draw_on(rules: TaskRules, state: State) -> tuple[tuple[Status, ...], bool]:
+def draw_on(rules: TaskRules, state: TaskState) -> tuple[tuple[Status, ...], bool]:
     """The pools that are drawn on before new prompts, in order; and whether this is a tail batch.
 
     Groups that were interrupted go first. Expired ones follow at once, or wait until `tail_batch_trigger_size` of them
@@ -91,7 +91,7 @@ def draw_on(rules: TaskRules, state: State) -> tuple[tuple[Status, ...], bool]:
     return (Status.ABORTED, Status.EXPIRED), False
 
 
-def over_sampled(settings: ProducerSettings, rules: TaskRules, state: State) -> int:
+def over_sampled(settings: ProducerSettings, rules: TaskRules, state: TaskState) -> int:
     """Groups that are scheduled beyond the bound: ceil(over_sample x batch).
 
     With `adaptive_over_sample`, and the window of outcomes full, also what makes up for groups that will not be kept:
@@ -121,7 +121,7 @@ def too_little_kept(outcomes: int, kept: int, window: int, min_keep_rate: float)
     return outcomes >= window and kept < min_keep_rate * outcomes
 
 
-def _obstacle(target: int, state: State, memory_fraction: float) -> str:
+def _obstacle(target: int, state: TaskState, memory_fraction: float) -> str:
     if state.control != "run":
         return f"the task is set to {state.control!r}" + (f": {state.control_reason}" if state.control_reason else "")
     if state.version < 0:

@@ -13,7 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.query import calls as asking
-from rollq.buffer.query.language import Record, parse_query
+from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.buffer.store.connection import connect, open_client
@@ -78,22 +78,22 @@ def fill(world: World) -> None:
 
 
 MATH = [
-    Record(1, "math", "archived", 4, 1, 0.5, 1),
-    Record(2, "math", "claimed", 4, 2, 0.25, 1),
-    Record(3, "math", "expired", 0, 3, None, 1),
-    Record(4, "math", "expired", 0, 4, None, 1),
-    Record(5, "math", "completed", 3, 5, 0.75, 1),
-    Record(6, "math", "filtered", 2, 6, 1.0, 1, "all equal"),
-    Record(7, "math", "failed", 0, 7, None, 1, "no reward"),
-    Record(8, "math", "aborted", 3, 8, 0.5, 1),
-    Record(9, "math", "aborted", 0, 9, None, 1),
-    Record(10, "math", "completed", 1, 10, 0.75, 1),
-    Record(11, "math", "running", 0, 11, None, 1),
-    Record(12, "math", "pending", 0, 12, None, 0),
-    Record(13, "math", "pending", 0, 13, None, 0),
-    Record(14, "math", "pending", 0, 14, None, 0),
-    Record(15, "math", "cooling", 4, 15, 0.5, 1),
-    Record(16, "math", "gathered", 1, 16, 1.0, 1),
+    GroupRecord(1, "math", "archived", 4, 1, 0.5, 1),
+    GroupRecord(2, "math", "claimed", 4, 2, 0.25, 1),
+    GroupRecord(3, "math", "expired", 0, 3, None, 1),
+    GroupRecord(4, "math", "expired", 0, 4, None, 1),
+    GroupRecord(5, "math", "completed", 3, 5, 0.75, 1),
+    GroupRecord(6, "math", "filtered", 2, 6, 1.0, 1, "all equal"),
+    GroupRecord(7, "math", "failed", 0, 7, None, 1, "no reward"),
+    GroupRecord(8, "math", "aborted", 3, 8, 0.5, 1),
+    GroupRecord(9, "math", "aborted", 0, 9, None, 1),
+    GroupRecord(10, "math", "completed", 1, 10, 0.75, 1),
+    GroupRecord(11, "math", "running", 0, 11, None, 1),
+    GroupRecord(12, "math", "pending", 0, 12, None, 0),
+    GroupRecord(13, "math", "pending", 0, 13, None, 0),
+    GroupRecord(14, "math", "pending", 0, 14, None, 0),
+    GroupRecord(15, "math", "cooling", 4, 15, 0.5, 1),
+    GroupRecord(16, "math", "gathered", 1, 16, 1.0, 1),
 ]
 """What `fill` makes, at step 5: staleness is 4 - version, reward the mean of what was judged."""
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from rollq.buffer.errors import ConfigError, QueryError
-from rollq.buffer.query.language import MAX_DEPTH, Record, parse_query
+from rollq.buffer.query.language import MAX_DEPTH, GroupRecord, parse_query
 from rollq.buffer.rollouts import Status
 
-ONE = Record(uid=3, task="math", status="completed", staleness=2, arrival=3, reward=0.5, tries=1)
+ONE = GroupRecord(uid=3, task="math", status="completed", staleness=2, arrival=3, reward=0.5, tries=1)
 UNJUDGED = replace(ONE, reward=None)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from rollq.buffer.query.language import Record, parse_query
-from rollq.buffer.query.plan import BY_VERSION, Plan, Range, Reach, Scores, plan, reach_of
+from rollq.buffer.query.language import GroupRecord, parse_query
+from rollq.buffer.query.plan import BY_VERSION, Range, Reach, ReadPlan, Scores, plan, reach_of
 from rollq.buffer.rollouts import Status
 from support.query_strategies import QUERIES, TASKS
 
@@ -85,7 +85,7 @@ def test_xb15_a_query_that_nothing_can_match_is_known(query: dict[str, Any], is_
     assert reach_of(parse_query(query), BOTH).is_empty is is_empty
 
 
-def planned(query: dict[str, Any], order: str = "staleness") -> Plan:
+def planned(query: dict[str, Any], order: str = "staleness") -> ReadPlan:
     return plan(reach_of(parse_query(query), BOTH), step=5, order=order, most_ids=3)
 
 
@@ -165,10 +165,10 @@ def test_xb15_which_ranges_of_which_sets_are_read(query: dict[str, Any], order: 
     assert not found.ids
 
 
-def groups() -> list[Record]:
+def groups() -> list[GroupRecord]:
     """One group for every combination of what queries speak of."""
     return [
-        Record(uid, task, status, staleness, uid, reward, tries)
+        GroupRecord(uid, task, status, staleness, uid, reward, tries)
         for task in TASKS
         for uid, (status, staleness, reward, tries) in enumerate(
             (
@@ -203,7 +203,7 @@ def indexes(order: str, step: int, task: str) -> Mapping[str, Sequence[tuple[flo
     return sets
 
 
-def answer(query: dict[str, Any], order: str, most_ids: int) -> list[Record]:
+def answer(query: dict[str, Any], order: str, most_ids: int) -> list[GroupRecord]:
     """The answer, read by plan from sorted sets in memory."""
     condition, step = parse_query(query), 3
     reach = reach_of(condition, BOTH)

@@ -18,7 +18,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
 from rollq.buffer.replies import NO_VERSION, BatchState, Claimed, PutOutcome
-from rollq.buffer.rollouts import GroupResult, Prompt, Shaped
+from rollq.buffer.rollouts import GroupResult, PipelineOutput, Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.snapshots.folder import MANIFEST, SavedGroup, read_manifest
@@ -655,7 +655,7 @@ def open_batch(world: World) -> BatchState:
 
 def finalize(world: World, batch: BatchState) -> None:
     found = world.buffer.begin_finalize("math", batch.handle, "me", lease_s=60)
-    shaped = {group.group_id: Shaped((1.0, 0.0), (0.5, -0.5)) for group in found.groups}
+    shaped = {group.group_id: PipelineOutput((1.0, 0.0), (0.5, -0.5)) for group in found.groups}
     world.buffer.end_finalize("math", batch.handle, "me", b"{}", shaped)
 
 

@@ -9,14 +9,22 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights.broadcast_log import Round, RoundLog, TensorSpec, assign_ranks, begin, go_on, round_number
+from rollq.buffer.weights.broadcast_log import (
+    Broadcast,
+    BroadcastLog,
+    TensorSpec,
+    assign_ranks,
+    begin,
+    go_on,
+    round_number,
+)
 from rollq.buffer.weights.store import TTL_S
 
 TENSORS = (TensorSpec("embed", "bfloat16", (7, 3)), TensorSpec("bias", "float32", ()))
 OPENING = {"tensors": [list(spec) for spec in TENSORS], "join_s": 1.0, "timeout_s": 2.0}
 
 
-def told(*entries: Mapping[str, Any]) -> Round:
+def told(*entries: Mapping[str, Any]) -> Broadcast:
     found = begin(orjson.dumps(OPENING))
     for entry in entries:
         go_on(found, orjson.dumps(entry))
@@ -84,23 +92,23 @@ def test_a_uri_tells_the_number_of_its_round(uri: str, number: int | None) -> No
 
 def test_a_round_is_called_by_its_number_and_never_as_another(buffer: Buffer) -> None:
     buffer.create_run()
-    _, stored = RoundLog.open(buffer, TENSORS, join_s=1, timeout_s=2)
-    other, again = RoundLog.open(buffer, TENSORS, join_s=1, timeout_s=2)
+    _, stored = BroadcastLog.open(buffer, TENSORS, join_s=1, timeout_s=2)
+    other, again = BroadcastLog.open(buffer, TENSORS, join_s=1, timeout_s=2)
     assert (stored.uri, again.uri) == ("nccl:1", "nccl:2")
     assert stored.digest != again.digest
-    found = RoundLog(buffer, 1).read()
+    found = BroadcastLog(buffer, 1).read()
     assert (found.tensors, found.join_s, found.timeout_s, found.digest) == (TENSORS, 1, 2, stored.digest)
     assert other.read().digest == again.digest
 
 
 def test_a_wait_ends_with_what_it_waits_for(buffer: Buffer) -> None:
     buffer.create_run()
-    log, _ = RoundLog.open(buffer, TENSORS, join_s=1, timeout_s=2)
-    found: list[Round] = []
+    log, _ = BroadcastLog.open(buffer, TENSORS, join_s=1, timeout_s=2)
+    found: list[Broadcast] = []
     waiting = threading.Thread(target=lambda: found.append(log.wait(lambda one: len(one.current.ready) == 2, 60)))
     waiting.start()
     for worker in ("a", "b"):
-        RoundLog(buffer, 1).append({"ready": worker, "ranks": 1, "attempt": 1})
+        BroadcastLog(buffer, 1).append({"ready": worker, "ranks": 1, "attempt": 1})
     waiting.join(30)
     assert found[0].current.ready == {"a": 1, "b": 1}
     assert log.wait(lambda one: not one.current.open, 0.01).current.ready == {"a": 1, "b": 1}, "what there is by then"
@@ -108,14 +116,14 @@ def test_a_wait_ends_with_what_it_waits_for(buffer: Buffer) -> None:
 
 def test_a_round_goes_a_day_after_its_trainer(buffer: Buffer) -> None:
     buffer.create_run()
-    log, _ = RoundLog.open(buffer, TENSORS, join_s=1, timeout_s=2)
+    log, _ = BroadcastLog.open(buffer, TENSORS, join_s=1, timeout_s=2)
     key = buffer.keys.round(1)
     buffer.client.expire(key, 10)
     log.keep()
     assert TTL_S - 60 < buffer.client.ttl(key) <= TTL_S
     buffer.client.delete(key)
     with pytest.raises(WeightsError, match="not in Redis"):
-        RoundLog(buffer, 1).read()
+        BroadcastLog(buffer, 1).read()
     log.append({"took": "a", "attempt": 1})  # of a worker that did not notice
     with pytest.raises(WeightsError, match="not in Redis"):
-        RoundLog(buffer, 1).read()
+        BroadcastLog(buffer, 1).read()

@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.weights.broadcast_log import Round, RoundLog
+from rollq.buffer.weights.broadcast_log import Broadcast, BroadcastLog
 from rollq.consumer import Consumer, ConsumerSettings
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.weights.publisher import make_sender
 from support.broadcast_worker import follow
 from support.buffer_run import World
-from support.gloo_group import ADDRESS, GlooMeeting
+from support.gloo_group import ADDRESS, GlooRendezvous
 from support.manual_worker import make_run
 
 Start = Callable[..., BaseProcess]
@@ -60,7 +60,7 @@ def connect(
     server_url: str, buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Consumer]:
     """A trainer that has taken the batch of step 1; its first weights were those of `tensors(0)`, in a folder."""
-    monkeypatch.setattr("rollq.consumer.weights.publisher.NcclMeeting", GlooMeeting)
+    monkeypatch.setattr("rollq.consumer.weights.publisher.NcclRendezvous", GlooRendezvous)
     (tmp_path / "initial").mkdir()
     save_file(tensors(0), tmp_path / "initial" / "model.safetensors")
 
@@ -99,8 +99,8 @@ def check(folder: Path, served: str, value: float, how: str) -> None:
             assert file.get_tensor(name).equal(tensor)
 
 
-def the_round(buffer: Buffer, number: int = 1) -> Round:
-    return RoundLog(buffer, number).read()
+def the_round(buffer: Buffer, number: int = 1) -> Broadcast:
+    return BroadcastLog(buffer, number).read()
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import EngineDead
-from rollq.workers.judging.judges import Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, chat_tokenizer, converse, rollout
@@ -117,7 +117,7 @@ def test_model_and_environment_take_turns_until_it_is_done(tokenizer: HfTokenize
 
 
 def test_a_sample_without_rewards_of_an_environment_cannot_be_judged_by_them() -> None:
-    judge = make_judge("environment", {}, Tools(1.0, JudgeProcesses(1)))
+    judge = make_judge("environment", {}, JudgeContext(1.0, JudgePool(1)))
     verdict = asyncio.run(judge.judge(Prompt("x"), EMPTY_SAMPLE))
     assert verdict.error is not None
     assert "no rewards of an environment" in verdict.error

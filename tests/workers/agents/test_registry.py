@@ -12,7 +12,7 @@ from rollq.buffer.settings import TaskSettings
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.groups.recipes import make_recipes
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.settings import WorkerSettings
 
 
@@ -42,7 +42,7 @@ def test_a_class_that_is_no_loop_is_refused() -> None:
 
 def test_a_task_gives_its_loop_its_options() -> None:
     task = TaskSettings(prompts=Path("p"), batch_groups=1, agent_loop=f"{__name__}.Own", agent_options={"drafts": 3})
-    loop = make_recipes({"math": task}, WorkerSettings(engine="simulated"), 0, JudgeProcesses(1))["math"].loop
+    loop = make_recipes({"math": task}, WorkerSettings(engine="simulated"), 0, JudgePool(1))["math"].loop
     assert isinstance(loop, Own)
     assert loop.drafts == 3
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
-from rollq.workers.agents.stop_strings import end_at_stop
+from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.engines.protocol import Completion
 from rollq.workers.tokenizers.byte import EOS_ID, ByteTokenizer
 
@@ -42,7 +42,7 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string_begun_befor
     prefix: bytes, new: bytes, stop: Sequence[str], kept: bytes | None
 ) -> None:
     given = completion(new)
-    ended = end_at_stop(ids(prefix), given, stop, ByteTokenizer())
+    ended = cut_at_stop_string(ids(prefix), given, stop, ByteTokenizer())
     if kept is None:
         assert ended is given
         return
@@ -57,6 +57,6 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string_begun_befor
 
 def test_nothing_new_is_nothing_new() -> None:
     nothing = Completion(ids(b""), np.zeros(0, np.float32), (), FinishReason.ABORT)
-    assert end_at_stop(ids(b"</ans"), nothing, ["</answer>"], ByteTokenizer()) is nothing
+    assert cut_at_stop_string(ids(b"</ans"), nothing, ["</answer>"], ByteTokenizer()) is nothing
     over = completion(bytes([*b"wer", EOS_ID]))
-    assert end_at_stop(ids(b"</ans"), over, ["</answer>"], ByteTokenizer()) is over
+    assert cut_at_stop_string(ids(b"</ans"), over, ["</answer>"], ByteTokenizer()) is over

@@ -11,16 +11,16 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.replies import LiveModel
-from rollq.buffer.weights.broadcast_log import RoundLog, TensorSpec
+from rollq.buffer.weights.broadcast_log import BroadcastLog, TensorSpec
 from rollq.buffer.weights.manifest import Verify
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines import receiver as rounds
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
-from rollq.workers.engines.receiver import Incoming, Plan, Rounds, TooLate
+from rollq.workers.engines.receiver import BroadcastReceiver, Incoming, TooLate, TransferPlan
 from rollq.workers.engines.vllm.extension import LoadExtension
 from rollq.workers.wakeups import Wakeups
-from rollq.workers.weight_follower import Following
+from rollq.workers.weight_follower import WeightFollower
 from support.worker_run import Script, ScriptedEngine
 
 MEETING = {"master_address": "10.0.0.1", "master_port": 1234, "world_size": 4}
@@ -32,47 +32,47 @@ class ReceivingEngine(ScriptedEngine):
     """Takes weights as its `receive` function says, which is given what it was asked to take."""
 
     transfer_ranks = 2
-    taking: Callable[[Plan], Awaitable[float]]
+    taking: Callable[[TransferPlan], Awaitable[float]]
 
     async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float:
         if incoming.shapes != {"embed": (2, 3), "bias": ()}:
             raise WeightsError("they are of another model")
-        stood_still_s = await self.taking(await incoming.join(self.transfer_ranks))
+        swap_pause_s = await self.taking(await incoming.join(self.transfer_ranks))
         self.version = version
-        return stood_still_s
+        return swap_pause_s
 
 
-class Round:
+class Broadcast:
     """The one round of a run, and a worker `w` in it."""
 
     def __init__(self, buffer: Buffer, tensors: tuple[TensorSpec, ...], *, join_s: float, timeout_s: float) -> None:
-        self.log, stored = RoundLog.open(buffer, tensors, join_s=join_s, timeout_s=timeout_s)
+        self.log, stored = BroadcastLog.open(buffer, tensors, join_s=join_s, timeout_s=timeout_s)
         self.live = LiveModel(1, 1, stored.digest, stored.uri)
         self.calls = BufferCalls(buffer)
-        self.rounds = Rounds(self.calls, "w")
+        self.rounds = BroadcastReceiver(self.calls, "w")
 
     async def enter(self) -> Incoming:
         return await self.rounds.enter(self.live, 1)
 
     def read(self) -> Any:
-        return RoundLog(self.calls.buffer, 1).read()
+        return BroadcastLog(self.calls.buffer, 1).read()
 
 
 TENSORS = (TensorSpec("embed", "bfloat16", (2, 3)), TensorSpec("bias", "float32", ()))
 
 
 @pytest.fixture
-def begin(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Round]:
+def begin(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Broadcast]:
     monkeypatch.setattr(rounds, "SLACK_S", 0.0)
     buffer.create_run()
 
-    def open_round(*tensors: TensorSpec, join_s: float = 60.0, timeout_s: float = 60.0) -> Round:
-        return Round(buffer, tensors or TENSORS, join_s=join_s, timeout_s=timeout_s)
+    def open_round(*tensors: TensorSpec, join_s: float = 60.0, timeout_s: float = 60.0) -> Broadcast:
+        return Broadcast(buffer, tensors or TENSORS, join_s=join_s, timeout_s=timeout_s)
 
     return open_round
 
 
-async def hosted(taking: Callable[[Plan], Awaitable[float]]) -> EngineHost:
+async def hosted(taking: Callable[[TransferPlan], Awaitable[float]]) -> EngineHost:
     engine = ReceivingEngine(Script())
     engine.taking = taking
     host = EngineHost(lambda: engine, restarts=0)
@@ -80,32 +80,32 @@ async def hosted(taking: Callable[[Plan], Awaitable[float]]) -> EngineHost:
     return host
 
 
-async def forever(plan: Plan) -> float:
+async def forever(plan: TransferPlan) -> float:
     await asyncio.Event().wait()
     return 0.0
 
 
-def test_a_named_member_takes_what_the_trainer_says_with_its_own_rank(begin: Callable[..., Round]) -> None:
+def test_a_named_member_takes_what_the_trainer_says_with_its_own_rank(begin: Callable[..., Broadcast]) -> None:
     found = begin()
-    plans: list[Plan] = []
+    plans: list[TransferPlan] = []
 
-    async def take(plan: Plan) -> float:
+    async def take(plan: TransferPlan) -> float:
         plans.append(plan)
         return 1.5
 
     async def scenario() -> float | None:
         host = await hosted(take)
         receiving = asyncio.create_task(host.receive(await found.enter(), VERSION, SwapMode.KEEP))
-        await found.calls(RoundLog(found.calls.buffer, 1).wait, lambda one: bool(one.current.ready), 60)
+        await found.calls(BroadcastLog(found.calls.buffer, 1).wait, lambda one: bool(one.current.ready), 60)
         await found.calls(found.log.append, MEMBER)
-        stood_still_s = await receiving
+        swap_pause_s = await receiving
         assert host.published.is_set()
         assert host.version == VERSION
-        return stood_still_s
+        return swap_pause_s
 
     assert asyncio.run(scenario()) == 1.5
     assert plans == [
-        Plan(
+        TransferPlan(
             {**MEETING, "rank_offset": 3},
             {"names": ["embed", "bias"], "dtype_names": ["bfloat16", "float32"], "shapes": [[2, 3], []]},
         )
@@ -122,14 +122,14 @@ def test_a_named_member_takes_what_the_trainer_says_with_its_own_rank(begin: Cal
     ],
 )
 def test_who_is_not_named_goes_on_with_the_old_weights_and_asks_to_be_served_later(
-    begin: Callable[..., Round], said: dict[str, Any] | None
+    begin: Callable[..., Broadcast], said: dict[str, Any] | None
 ) -> None:
     found = begin(join_s=60.0 if said else 0.01)
 
     async def scenario() -> None:
         host = await hosted(forever)
         receiving = asyncio.create_task(host.receive(await found.enter(), VERSION, SwapMode.KEEP))
-        await found.calls(RoundLog(found.calls.buffer, 1).wait, lambda one: bool(one.current.ready), 60)
+        await found.calls(BroadcastLog(found.calls.buffer, 1).wait, lambda one: bool(one.current.ready), 60)
         if said:
             await found.calls(found.log.append, said)
         with pytest.raises(TooLate):
@@ -147,20 +147,20 @@ def test_who_is_not_named_goes_on_with_the_old_weights_and_asks_to_be_served_lat
 
 @pytest.mark.parametrize(("over", "reason"), [("the GPU fell off", "the GPU fell off"), ("", "nothing came within")])
 def test_an_engine_that_hangs_in_a_group_is_dead_as_soon_as_that_is_known(
-    begin: Callable[..., Round], over: str, reason: str
+    begin: Callable[..., Broadcast], over: str, reason: str
 ) -> None:
     found = begin(timeout_s=60.0 if over else 0.01)
 
     async def scenario() -> None:
         meeting = asyncio.Event()
 
-        async def hang(plan: Plan) -> float:
+        async def hang(plan: TransferPlan) -> float:
             meeting.set()
             return await forever(plan)
 
         host = await hosted(hang)
         receiving = asyncio.create_task(host.receive(await found.enter(), VERSION, SwapMode.KEEP))
-        await found.calls(RoundLog(found.calls.buffer, 1).wait, lambda one: bool(one.current.ready), 60)
+        await found.calls(BroadcastLog(found.calls.buffer, 1).wait, lambda one: bool(one.current.ready), 60)
         await found.calls(found.log.append, MEMBER)
         await meeting.wait()
         if over:
@@ -174,7 +174,7 @@ def test_an_engine_that_hangs_in_a_group_is_dead_as_soon_as_that_is_known(
     assert reason in found.read().current.broken["w"]
 
 
-def test_a_round_that_is_not_the_announced_one_is_refused(begin: Callable[..., Round]) -> None:
+def test_a_round_that_is_not_the_announced_one_is_refused(begin: Callable[..., Broadcast]) -> None:
     found = begin()
     found.live = LiveModel(1, 1, "another", found.live.uri)
     with pytest.raises(WeightsError, match="not the one that was announced"):
@@ -182,7 +182,7 @@ def test_a_round_that_is_not_the_announced_one_is_refused(begin: Callable[..., R
 
 
 def test_weights_that_do_not_fit_are_not_asked_for_again(
-    begin: Callable[..., Round], buffer: Buffer, tmp_path: Path
+    begin: Callable[..., Broadcast], buffer: Buffer, tmp_path: Path
 ) -> None:
     found = begin(TensorSpec("embed", "float32", (9,)))
     held = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, mode="replay", uri="", digest="")
@@ -191,7 +191,7 @@ def test_weights_that_do_not_fit_are_not_asked_for_again(
     async def scenario() -> None:
         host = await hosted(forever)
         listener = Wakeups(found.calls).listener()
-        with Following(found.calls, host, listener, SwapMode.KEEP, tmp_path, Verify.FULL, "w") as following:
+        with WeightFollower(found.calls, host, listener, SwapMode.KEEP, tmp_path, Verify.FULL, "w") as following:
             assert not await following.catch_up()
             assert not await following.catch_up()
 
@@ -224,7 +224,7 @@ def test_a_group_that_vllm_could_not_make_is_left_before_weights_are_touched() -
     assert calls == ["met", "left"]
 
 
-def test_an_engine_that_takes_files_only_says_what_to_set(begin: Callable[..., Round]) -> None:
+def test_an_engine_that_takes_files_only_says_what_to_set(begin: Callable[..., Broadcast]) -> None:
     found = begin()
 
     async def scenario() -> None:

@@ -15,7 +15,7 @@ from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.groups.filters import Filter, FilterError, is_finished, keep, zero_advantage
 from rollq.workers.groups.recipes import make_recipes
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
 from support.buffer_run import make_sample
@@ -137,7 +137,7 @@ def test_a_filter_that_cannot_be_called_with_prompt_and_samples_is_refused() -> 
 def test_a_filter_that_does_not_exist_is_refused_at_the_start() -> None:
     task = TaskSettings(prompts=NO_PROMPTS, batch_groups=1, filters=("no_such",))
     with pytest.raises(ConfigError, match="filter 'no_such': use zero_advantage, or a dotted path"):
-        make_recipes({"math": task}, WorkerSettings(), 0, JudgeProcesses(1))
+        make_recipes({"math": task}, WorkerSettings(), 0, JudgePool(1))
 
 
 def test_groups_of_one_sample_have_no_advantage_to_filter_by() -> None:

@@ -20,8 +20,8 @@ from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Reque
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.groups.samples import all_of
-from rollq.workers.judging.judges import Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
 from support.openai_server import CompletionsServer
@@ -289,10 +289,10 @@ def everything(client: Any, run: str) -> list[bytes]:
 )
 def test_xp16_a_name_that_leads_nowhere_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(ConfigError, match="judge"):
-        make_judge(name, {}, Tools(1, JudgeProcesses(1)))
+        make_judge(name, {}, JudgeContext(1, JudgePool(1)))
     tasks = {"math": TaskSettings(batch_groups=1, prompts=NO_PROMPTS, agent_loop=name)}
     with pytest.raises(ConfigError, match="agent loop"):
-        make_recipes(tasks, WorkerSettings(), 0, JudgeProcesses(1))
+        make_recipes(tasks, WorkerSettings(), 0, JudgePool(1))
 
 
 def test_sb10_a_task_whose_judge_is_slow_does_not_stop_the_others(buffer: Buffer, server_url: str) -> None:

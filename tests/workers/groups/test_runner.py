@@ -19,7 +19,7 @@ from rollq.buffer.tickets import open_queue
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.buffer.weights.store import store_weights
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
-from rollq.workers.groups.task_control import State
+from rollq.workers.groups.task_control import WorkerState
 from rollq.workers.run import Worker
 from support.buffer_run import make_sample
 from support.worker_run import Script, WorkerWorld
@@ -529,7 +529,7 @@ def test_a_paused_run_spends_no_tickets_and_goes_on_when_it_is_resumed(world: Wo
     world.buffer.client.hset(clock, "control", "pause")
 
     async def scene(worker: Worker, script: Script) -> None:
-        await world.until(lambda: worker.pausing.state is State.PAUSED)
+        await world.until(lambda: worker.pausing.state is WorkerState.PAUSED)
         world.buffer.client.hset(clock, "control", "run")
         world.admit(2)
         await world.until_count(Status.COMPLETED, 2)

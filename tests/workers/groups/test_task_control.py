@@ -13,7 +13,7 @@ from rollq.buffer.rollouts import Lease, Prompt, Status
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode, WeightsVersion
 from rollq.workers.groups.samples import priority
-from rollq.workers.groups.task_control import State, leasable, must_end, wants_sleep
+from rollq.workers.groups.task_control import WorkerState, leasable, must_end, wants_sleep
 from rollq.workers.run import Worker
 from rollq.workers.settings import PauseMode
 from support.worker_run import Script, ScriptedEngine, WorkerWorld
@@ -83,10 +83,10 @@ def test_xp12_a_pause_that_drains_takes_nothing_new_and_lets_the_rest_finish(wor
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 4)
         world.buffer.set_control("math", PAUSE)
-        await world.until(lambda: worker.pausing.state is State.DRAINING)
+        await world.until(lambda: worker.pausing.state is WorkerState.DRAINING)
         script.gate.set()
         await world.until_count(Status.COMPLETED, 2)
-        await world.until(lambda: worker.pausing.state is State.PAUSED)
+        await world.until(lambda: worker.pausing.state is WorkerState.PAUSED)
         assert world.count(Status.PENDING) == 1
         world.buffer.set_control("math", RUN)
         await world.until_count(Status.COMPLETED, 3)
@@ -106,7 +106,7 @@ def test_xp12_a_pause_that_aborts_keeps_the_tokens_of_a_partial_rollout(
         await world.until(lambda: script.running == 2)
         buffer.set_control("math", control)
         await world.until_count(Status.ABORTED, 1)
-        await world.until(lambda: worker.pausing.state is State.PAUSED)
+        await world.until(lambda: worker.pausing.state is WorkerState.PAUSED)
 
     world.play(scene, answer="123456", open_gate=False, pause="abort")
     world.world.check()
@@ -177,7 +177,7 @@ def test_xm04_the_engine_sleeps_when_nothing_is_in_flight_and_wakes_with_the_new
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)
         world.buffer.sleep(world.world.held, "step 1 is being trained")
-        await world.until(lambda: worker.pausing.state is State.DRAINING)
+        await world.until(lambda: worker.pausing.state is WorkerState.DRAINING)
         assert script.sleeps == ["swap 0"]
         script.gate.set()
         await world.until_count(Status.COMPLETED, 1)

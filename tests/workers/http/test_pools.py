@@ -18,10 +18,10 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.groups.recipes import make_recipes
-from rollq.workers.http.client import TryAgain
-from rollq.workers.http.pools import Pool, PoolSettings, score
-from rollq.workers.judging.judges import Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.http.client import TransientError
+from rollq.workers.http.pools import ModelPool, PoolSettings, score
+from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.settings import WorkerSettings
 
@@ -85,7 +85,7 @@ def test_every_segment_gets_the_logprobs_of_its_response() -> None:
     asked: list[dict[str, Any]] = []
 
     async def scene(url: str) -> None:
-        pool = Pool("teacher", PoolSettings(urls=(url,), **QUICK))
+        pool = ModelPool("teacher", PoolSettings(urls=(url,), **QUICK))
         scored = await score(SAMPLE, {"teacher": pool}, ["teacher"])
         await pool.close()
         for before, after, expected in zip(SAMPLE.segments, scored.segments, ([-0.7, -0.8, -0.9], [-0.7]), strict=True):
@@ -116,7 +116,7 @@ def test_what_a_server_cannot_tell_fails_the_sample_with_the_reason(answer: Any,
         return web.Response(status=answer.status, body=answer.body) if isinstance(answer, web.Response) else answer
 
     async def scene(url: str) -> None:
-        pool = Pool("teacher", PoolSettings(urls=(url,), **QUICK))
+        pool = ModelPool("teacher", PoolSettings(urls=(url,), **QUICK))
         with pytest.raises(ValueError, match=message) as raised:
             await score(SAMPLE, {"teacher": pool}, ["teacher"])
         assert "pool 'teacher'" in str(raised.value)
@@ -133,7 +133,7 @@ def fail(body: dict[str, Any]) -> Any:
     return web.Response(status=503, text="busy")
 
 
-Scene = Callable[[Pool, list[list[dict[str, Any]]]], Awaitable[None]]
+Scene = Callable[[ModelPool, list[list[dict[str, Any]]]], Awaitable[None]]
 
 
 def counts_of_two(answers: Sequence[Callable[..., Any]], scene: Scene, **settings: Any) -> list[int]:
@@ -142,7 +142,7 @@ def counts_of_two(answers: Sequence[Callable[..., Any]], scene: Scene, **setting
 
     async def run() -> None:
         async with served(answers[0], asked[0]) as first, served(answers[1], asked[1]) as second:
-            pool = Pool("teacher", PoolSettings(urls=(first, second + "/"), **{**QUICK, **settings}))
+            pool = ModelPool("teacher", PoolSettings(urls=(first, second + "/"), **{**QUICK, **settings}))
             await scene(pool, asked)
             await pool.close()
 
@@ -150,7 +150,7 @@ def counts_of_two(answers: Sequence[Callable[..., Any]], scene: Scene, **setting
     return [len(each) for each in asked]
 
 
-async def ask(pool: Pool) -> None:
+async def ask(pool: ModelPool) -> None:
     await pool.logprobs(np.array([5, 6], np.int32), np.array([7], np.int32))
 
 
@@ -161,7 +161,7 @@ def test_requests_go_to_the_server_with_the_least_to_do() -> None:
         await all_are_here.wait()
         return tell(body)
 
-    async def scene(pool: Pool, asked: Any) -> None:
+    async def scene(pool: ModelPool, asked: Any) -> None:
         await asyncio.gather(*(ask(pool) for _ in range(10)))
 
     assert counts_of_two([tell_all_at_once] * 2, scene) == [5, 5]
@@ -171,7 +171,7 @@ LONG = {"retry_first_s": 1000, "retry_longest_s": 1000}
 
 
 def test_a_server_that_fails_is_left_out_and_what_it_failed_is_asked_of_another_at_once() -> None:
-    async def scene(pool: Pool, asked: Any) -> None:
+    async def scene(pool: ModelPool, asked: Any) -> None:
         for _ in range(10):
             await ask(pool)
 
@@ -185,7 +185,7 @@ def test_requests_that_fail_together_leave_a_server_out_as_long_as_one_does() ->
         await all_are_here.wait()
         return fail(body)
 
-    async def scene(pool: Pool, asked: Any) -> None:
+    async def scene(pool: ModelPool, asked: Any) -> None:
         await asyncio.gather(*(ask(pool) for _ in range(10)), return_exceptions=True)
         assert all(server.failures == 1 for server in pool._caller._servers)
 
@@ -198,7 +198,7 @@ def test_a_server_that_failed_is_asked_again_later() -> None:
     def recover(body: dict[str, Any]) -> Any:
         return failures.pop()(body) if failures else tell(body)
 
-    async def scene(pool: Pool, asked: list[list[dict[str, Any]]]) -> None:
+    async def scene(pool: ModelPool, asked: list[list[dict[str, Any]]]) -> None:
         while len(asked[0]) < 2:
             await ask(pool)
 
@@ -206,19 +206,19 @@ def test_a_server_that_failed_is_asked_again_later() -> None:
 
 
 def test_a_pool_whose_servers_all_fail_is_tried_as_often_as_it_may() -> None:
-    async def scene(pool: Pool, asked: Any) -> None:
-        with pytest.raises(TryAgain, match="failed 3 times, last with HTTP 503: busy"):
+    async def scene(pool: ModelPool, asked: Any) -> None:
+        with pytest.raises(TransientError, match="failed 3 times, last with HTTP 503: busy"):
             await ask(pool)
 
     assert sum(counts_of_two([fail, fail], scene, retries=2)) == 3
 
 
-async def grading_judge(prompt: Prompt, sample: Sample, pools: Mapping[str, Pool]) -> float:
+async def grading_judge(prompt: Prompt, sample: Sample, pools: Mapping[str, ModelPool]) -> float:
     messages = [{"role": "user", "content": f"Grade {sample.text!r}."}]
     return float(await pools["grader"].chat(messages, max_tokens=4, temperature=0.0))
 
 
-def blocking_judge(prompt: Prompt, sample: Sample, pools: Mapping[str, Pool]) -> float:
+def blocking_judge(prompt: Prompt, sample: Sample, pools: Mapping[str, ModelPool]) -> float:
     return 1.0
 
 
@@ -239,7 +239,7 @@ def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, mon
 
     async def scene(url: str) -> None:
         settings = WorkerSettings(pools={"grader": PoolSettings(urls=(url,), **QUICK)})
-        recipe = make_recipes({"essay": task}, settings, 0, JudgeProcesses(1))["essay"]
+        recipe = make_recipes({"essay": task}, settings, 0, JudgePool(1))["essay"]
         verdict = await recipe.judge.judge(Prompt("?"), Sample((), status=SampleStatus.COMPLETED, text="so"))
         await recipe.pools["grader"].close()
         if isinstance(expected, float):
@@ -262,7 +262,7 @@ def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, mon
 
 def test_a_judge_that_takes_pools_needs_some() -> None:
     with pytest.raises(ConfigError, match=r"takes pools, and there are none: add \[worker.pools.<name>\]"):
-        make_judge(f"{__name__}.grading_judge", {}, Tools(30, JudgeProcesses(1)))
+        make_judge(f"{__name__}.grading_judge", {}, JudgeContext(30, JudgePool(1)))
 
 
 def test_the_name_of_a_pool_can_be_a_part_of_a_variables() -> None:
@@ -272,7 +272,7 @@ def test_the_name_of_a_pool_can_be_a_part_of_a_variables() -> None:
 
 def test_a_judge_that_takes_pools_must_be_async() -> None:
     with pytest.raises(ConfigError, match="must be async"):
-        make_judge(f"{__name__}.blocking_judge", {}, Tools(30, JudgeProcesses(1)))
+        make_judge(f"{__name__}.blocking_judge", {}, JudgeContext(30, JudgePool(1)))
 
 
 def test_a_pool_that_fails_is_logged_once_for_each_kind_of_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -280,7 +280,7 @@ def test_a_pool_that_fails_is_logged_once_for_each_kind_of_failure(caplog: pytes
         return web.Response(status=400, text="too long") if len(body["prompt"]) > 2 else fail(body)
 
     async def scene(url: str) -> None:
-        pools = {"teacher": Pool("teacher", PoolSettings(urls=(url,), **QUICK))}
+        pools = {"teacher": ModelPool("teacher", PoolSettings(urls=(url,), **QUICK))}
         for part in SAMPLE.segments * 3:
             with pytest.raises(ValueError, match="pool 'teacher'"):
                 await score(replace(SAMPLE, segments=(part,)), pools, ["teacher"])
@@ -303,4 +303,4 @@ def test_an_evaluation_takes_no_scorers() -> None:
 def test_a_scorer_without_its_pool_is_refused_at_the_start() -> None:
     tasks = {"math": TaskSettings(batch_groups=1, prompts=Path("none"), scorers=("teacher",))}
     with pytest.raises(ConfigError, match=r"there is no table \[worker.pools.teacher\]"):
-        make_recipes(tasks, WorkerSettings(), 0, JudgeProcesses(1))
+        make_recipes(tasks, WorkerSettings(), 0, JudgePool(1))

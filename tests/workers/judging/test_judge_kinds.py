@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 
 from rollq.buffer.errors import ConfigError
-from rollq.workers.judging.judges import Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.judge_doubles import made, question, sample, verdicts
 
@@ -103,7 +103,7 @@ def test_parts_are_weighted_and_named() -> None:
 )
 def test_options_that_a_judge_does_not_take_are_refused(name: str, options: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_judge(name, options, Tools(30, JudgeProcesses(1)))
+        make_judge(name, options, JudgeContext(30, JudgePool(1)))
 
 
 @asynccontextmanager

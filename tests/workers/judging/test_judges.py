@@ -10,8 +10,8 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judging.judges import Judge, Tools, exact_match, last_number, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.judges import Judge, JudgeContext, exact_match, last_number, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.user_code import MAX_THREADS
 
@@ -26,7 +26,7 @@ def sample(text: str) -> Sample:
 
 
 def judge_named(name: str, timeout_s: float) -> Judge:
-    return make_judge(name, {}, Tools(timeout_s, JudgeProcesses(1)))
+    return make_judge(name, {}, JudgeContext(timeout_s, JudgePool(1)))
 
 
 def verdict(name: str, text: str = "42", answer: Any = "42", timeout_s: float = 5) -> Verdict:
@@ -144,7 +144,7 @@ def test_a_judge_that_cannot_be_called_with_prompt_and_sample_is_refused(isolate
     with pytest.raises(
         ConfigError, match=rf"judge '{__name__}.text_judge' is called with \(prompt, sample\): too many"
     ):
-        make_judge(f"{__name__}.text_judge", {}, Tools(1.0, JudgeProcesses(1), isolate))
+        make_judge(f"{__name__}.text_judge", {}, JudgeContext(1.0, JudgePool(1), isolate))
 
 
 @pytest.mark.parametrize("name", ["hanging_judge", "slow_judge"])

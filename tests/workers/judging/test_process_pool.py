@@ -16,8 +16,8 @@ import pytest
 import support
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judging.judges import Judge, Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.judge_doubles import burning_judge, made, question, sample
 
@@ -37,7 +37,7 @@ def test_an_isolated_judge_runs_in_another_process() -> None:
     assert inside.reward == os.getpid()
     assert isolated.reward not in (os.getpid(), None)
     with pytest.raises(ConfigError, match="is async"):
-        make_judge("support.judge_doubles.async_judge", {}, Tools(30, JudgeProcesses(1), isolate=True))
+        make_judge("support.judge_doubles.async_judge", {}, JudgeContext(30, JudgePool(1), isolate=True))
 
 
 def test_an_isolated_judge_gets_all_of_prompt_and_sample() -> None:
@@ -53,13 +53,13 @@ def test_an_isolated_judge_gets_all_of_prompt_and_sample() -> None:
     assert asyncio.run(scene()) == Verdict(1_000_002, {"prompt": 1.0, "sample": 1.0, "text": 1_000_000.0})
 
 
-def isolated(processes: JudgeProcesses, name: str, timeout_s: float = 60) -> Judge:
-    return make_judge(f"support.judge_doubles.{name}", {}, Tools(timeout_s, processes, isolate=True))
+def isolated(processes: JudgePool, name: str, timeout_s: float = 60) -> Judge:
+    return make_judge(f"support.judge_doubles.{name}", {}, JudgeContext(timeout_s, processes, isolate=True))
 
 
-def with_processes(count: int, scene: Callable[[JudgeProcesses], Coroutine[Any, Any, None]]) -> None:
+def with_processes(count: int, scene: Callable[[JudgePool], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        processes = JudgeProcesses(count)
+        processes = JudgePool(count)
         try:
             await scene(processes)
         finally:
@@ -71,7 +71,7 @@ def with_processes(count: int, scene: Callable[[JudgeProcesses], Coroutine[Any, 
 def test_sb10_an_isolated_judge_that_hangs_or_crashes_costs_its_sample_alone() -> None:
     """Even one that holds the interpreter and hears no signal; the others use the same two processes."""
 
-    async def scene(processes: JudgeProcesses) -> None:
+    async def scene(processes: JudgePool) -> None:
         judges = [
             isolated(processes, "endless_judge", timeout_s=1),
             isolated(processes, "crashing_judge"),
@@ -98,7 +98,7 @@ def test_whatever_a_judge_does_its_process_goes_on_with_the_next_sample() -> Non
         "nan": "ValueError: returned nan; a finite number is needed",
     }
 
-    async def scene(processes: JudgeProcesses) -> None:
+    async def scene(processes: JudgePool) -> None:
         pid = await judged(isolated(processes, "pid_judge"), "")
         bad = isolated(processes, "bad_judge")
         for text, reason in reasons.items():
@@ -117,7 +117,7 @@ def test_what_cannot_be_sent_costs_its_sample_alone() -> None:
     for _ in range(2000):
         deep = [deep]
 
-    async def scene(processes: JudgeProcesses) -> None:
+    async def scene(processes: JudgePool) -> None:
         judge = isolated(processes, "pid_judge")
         for prompt, text in ((question(deep), ""), (question(), "\ud800"), (question(object()), "")):
             assert (await judged(judge, text, prompt)).error is not None
@@ -131,7 +131,7 @@ def test_signals_from_outside_cost_no_sample(number: signal.Signals) -> None:
     """Those that stop a whole process tree leave the samples that the worker still finishes a judge; a process that
     was killed while nobody used it is replaced."""
 
-    async def scene(processes: JudgeProcesses) -> None:
+    async def scene(processes: JudgePool) -> None:
         judge = isolated(processes, "pid_judge")
         before = await judged(judge, "")
         assert before.reward is not None
@@ -144,7 +144,7 @@ def test_signals_from_outside_cost_no_sample(number: signal.Signals) -> None:
 
 
 def test_what_a_judge_forks_does_not_pass_for_its_process() -> None:
-    async def scene(processes: JudgeProcesses) -> None:
+    async def scene(processes: JudgePool) -> None:
         left = (await judged(isolated(processes, "forking_judge"), "")).parts
         try:
             os.kill(int(left["own"]), signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_a_judgement_that_nobody_waits_for_any_more_ends_with_all_that_it_starte
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    async def scene(processes: JudgeProcesses) -> None:
+    async def scene(processes: JudgePool) -> None:
         judging = asyncio.create_task(judged(isolated(processes, "spawning_judge", timeout_s=1000), str(pipe)))
         with await asyncio.to_thread(open, pipe, "rb") as output:
             assert await asyncio.to_thread(output.readline) == b"begun\n"
@@ -187,7 +187,7 @@ def test_the_event_loop_does_not_wait_for_a_judge_that_burns_the_cpu() -> None:
     async def inline() -> None:
         burning_judge(Prompt("?"), sample("1"))
 
-    async def scene(processes: JudgeProcesses) -> None:
+    async def scene(processes: JudgePool) -> None:
         judge = isolated(processes, "burning_judge")
         await judged(judge, "0")  # the process has started
         apart = await lags_s(lambda: judged(judge, "1"))

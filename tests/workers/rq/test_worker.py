@@ -45,7 +45,7 @@ class Order:
 
 
 class Work:
-    """A `TicketWork` that makes up groups."""
+    """A `TicketHandler` that makes up groups."""
 
     def __init__(self, room: int = 1000, *, held: bool = False, error: Exception | None = None) -> None:
         self.capacity = room

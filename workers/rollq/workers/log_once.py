@@ -8,7 +8,7 @@ MAX_TOLD = 100
 
 
 @dataclass(slots=True)
-class Once:
+class LogOnce:
     """Remembers what was told."""
 
     _told: set[Hashable] = field(default_factory=set)

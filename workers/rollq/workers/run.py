@@ -31,17 +31,17 @@ from rollq.workers.engines.registry import make_engine
 from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
 from rollq.workers.groups.recipes import make_recipes
-from rollq.workers.groups.runner import Generation
-from rollq.workers.groups.samples import Making
-from rollq.workers.groups.task_control import Pausing
+from rollq.workers.groups.runner import GroupRunner
+from rollq.workers.groups.samples import SampleMaker
+from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.groups.timeouts import AttemptTimeouts
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.rq.worker import RqWorker, incarnation_name
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from rollq.workers.wakeups import Wakeups
-from rollq.workers.weight_follower import Following
+from rollq.workers.weight_follower import WeightFollower
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Worker:
         self.calls = BufferCalls(buffer)
         self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts, freeze=freeze)
         self.wakeups = Wakeups(self.calls)
-        self.following = Following(
+        self.following = WeightFollower(
             self.calls,
             self.host,
             self.wakeups.listener(),
@@ -97,11 +97,11 @@ class Worker:
         timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
         self.table = LeaseTable(self.calls, lease_s, timeouts)
-        self.making = Making(self.host, make_tokenizer(settings), worker=name)
-        self.processes = JudgeProcesses(settings.judge_processes)
+        self.making = SampleMaker(self.host, make_tokenizer(settings), worker=name)
+        self.processes = JudgePool(settings.judge_processes)
         self.recipes = make_recipes(tasks, settings, seed, self.processes)
-        self.generation = Generation(self.calls, self.host, self.recipes, self.making, timeouts)
-        self.pausing = Pausing(
+        self.generation = GroupRunner(self.calls, self.host, self.recipes, self.making, timeouts)
+        self.pausing = TaskControl(
             self.calls, self.host, self.table, self.following, self.wakeups.listener(), tuple(tasks), settings
         )
         self.intake = Intake(
@@ -191,7 +191,7 @@ class Worker:
                 "tokens": made,
                 "recomputed_tokens": self.making.recomputed_tokens,
                 "swaps": self.following.swaps,
-                "stood_still_s": round(self.following.stood_still_s, 3),
+                "swap_pause_s": round(self.following.swap_pause_s, 3),
                 "restarted": totals.restarted,
                 "refused": totals.refused,
             }

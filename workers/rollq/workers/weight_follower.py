@@ -20,7 +20,7 @@ from rollq.buffer.weights.store import load_weights
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
-from rollq.workers.engines.receiver import Rounds, TooLate
+from rollq.workers.engines.receiver import BroadcastReceiver, TooLate
 from rollq.workers.wakeups import Listener
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 2.0
 
 
-class Following:
+class WeightFollower:
     """Loads what is published."""
 
     def __init__(
@@ -44,18 +44,18 @@ class Following:
         """`folder`: where downloaded weights go, in a folder of their own that is removed at the end."""
         self.changed: Callable[[], None] = lambda: None
         self.swaps = 0
-        self.stood_still_s = 0.0
+        self.swap_pause_s = 0.0
         self._host = host
         self._calls = calls
         self._listener = listener
         self._mode = mode
         self._given_folder = folder
         self._verify = verify
-        self._rounds = Rounds(calls, worker)
+        self._rounds = BroadcastReceiver(calls, worker)
         self._refused: WeightsVersion | None = None
         self._one_at_a_time = asyncio.Lock()
 
-    def __enter__(self) -> "Following":
+    def __enter__(self) -> "WeightFollower":
         parent = self._given_folder
         try:
             if parent is not None:
@@ -93,12 +93,12 @@ class Following:
         try:
             if (number := round_number(live.uri)) is None:
                 folder = await self._calls(self._load, live)
-                stood_still_s = await self._host.swap(folder, wanted, self._mode)
+                swap_pause_s = await self._host.swap(folder, wanted, self._mode)
             elif wanted == self._refused:  # what does not fit will not fit the next time
                 return False
             else:
                 incoming = await self._rounds.enter(live, number)
-                stood_still_s = await self._host.receive(incoming, wanted, self._mode)
+                swap_pause_s = await self._host.receive(incoming, wanted, self._mode)
         except TooLate as error:
             log.info("weights of version %d come later: %s", wanted.version, error)
             return False
@@ -111,16 +111,16 @@ class Following:
         except EngineDead as error:
             log.warning("the engine died while it took weights of version %d: %s", wanted.version, error)
             return True
-        if stood_still_s is None:  # it fell asleep meanwhile; whoever wakes it catches up
+        if swap_pause_s is None:  # it fell asleep meanwhile; whoever wakes it catches up
             return True
         log.info(
             "serving weights of version %d (epoch %d); generation stood still for %.3f s",
             wanted.version,
             wanted.epoch,
-            stood_still_s,
+            swap_pause_s,
         )
         self.swaps += 1
-        self.stood_still_s += stood_still_s
+        self.swap_pause_s += swap_pause_s
         self._refused = None
         self.changed()
         return True

@@ -5,8 +5,8 @@ from itertools import islice
 from typing import Any
 
 from rollq.buffer.core import BufferCore, task_keys
-from rollq.buffer.query.language import Record, parse_query
-from rollq.buffer.query.plan import BY_VERSION, Plan, Reach, plan, reach_of
+from rollq.buffer.query.language import GroupRecord, parse_query
+from rollq.buffer.query.plan import BY_VERSION, Reach, ReadPlan, plan, reach_of
 from rollq.buffer.rollouts import Status
 from rollq.buffer.staleness import staleness
 
@@ -16,10 +16,10 @@ IDS_PER_TRIP = 500
 _NUMBERS = ("status", "arrival", "letters", "versions", "reward", "tries", "error")
 
 
-class Asking(BufferCore):
+class Querying(BufferCore):
     """Calls of people who look into the buffer."""
 
-    def query(self, query: Any, *, limit: int | None = None) -> list[Record]:
+    def query(self, query: Any, *, limit: int | None = None) -> list[GroupRecord]:
         """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival.
 
         Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
@@ -37,14 +37,14 @@ class Asking(BufferCore):
         )
         return list(islice(filter(condition.holds, looked_at), limit))
 
-    def _records_within(self, reach: Reach, task: str) -> Iterator[Record]:
+    def _records_within(self, reach: Reach, task: str) -> Iterator[GroupRecord]:
         clock = self.clock(task)
         what = plan(reach, step=clock.step, order=clock.rules.order, most_ids=IDS_PER_TRIP)
         ids = self._ids(task, what)
         for start in range(0, len(ids), IDS_PER_TRIP):
             yield from self._records(task, ids[start : start + IDS_PER_TRIP], clock.step)
 
-    def _ids(self, task: str, what: Plan) -> Sequence[int]:
+    def _ids(self, task: str, what: ReadPlan) -> Sequence[int]:
         """Group ids in order of arrival: they count up with it."""
         if not what.scores:
             return what.ids
@@ -53,7 +53,7 @@ class Asking(BufferCore):
         reads = [("ZRANGE", sets[one.index], one.low, f"({one.high}", "BYSCORE") for one in what.scores]
         return sorted({int(member) for members in self._read_at_once(reads) for member in members})
 
-    def _records(self, task: str, ids: Sequence[int], step: int) -> Iterator[Record]:
+    def _records(self, task: str, ids: Sequence[int], step: int) -> Iterator[GroupRecord]:
         keys = task_keys(self.run, task)
         replies = self._read_all([("HMGET", keys.group(group_id), *_NUMBERS) for group_id in ids])
         for group_id, reply in zip(ids, replies, strict=True):
@@ -64,11 +64,11 @@ class Asking(BufferCore):
 
 def _record(
     task: str, group_id: int, step: int, status: str, arrival: str, letters: str, versions: str, *rest: str
-) -> Record:
+) -> GroupRecord:
     reward, tries, error = rest
     # `versions` may still speak of samples that were reset; of a group that had none yet it is empty
     held = [version for letter, version in zip(letters, versions.split(","), strict=False) if letter != "p"]
-    return Record(
+    return GroupRecord(
         uid=group_id,
         task=task,
         status=status,

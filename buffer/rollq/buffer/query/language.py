@@ -21,7 +21,7 @@ MAX_DEPTH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class GroupRecord:
     """One group, as queries see it.
 
     `uid`: its number within its task; numbers are given in order of arrival, so that `arrival` is the same number.
@@ -70,7 +70,7 @@ class Field:
     operator: str
     value: Any
 
-    def holds(self, record: Record) -> bool:
+    def holds(self, record: GroupRecord) -> bool:
         return self.matches(getattr(record, self.field))
 
     def matches(self, found: Any) -> bool:
@@ -97,7 +97,7 @@ class AllOf:
 
     parts: tuple["Condition", ...]
 
-    def holds(self, record: Record) -> bool:
+    def holds(self, record: GroupRecord) -> bool:
         return all(part.holds(record) for part in self.parts)
 
 
@@ -107,7 +107,7 @@ class AnyOf:
 
     parts: tuple["Condition", ...]
 
-    def holds(self, record: Record) -> bool:
+    def holds(self, record: GroupRecord) -> bool:
         return any(part.holds(record) for part in self.parts)
 
 

@@ -139,20 +139,20 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReadPlan:
     """What to read of one task: group ids that are known from the query itself, or else ranges of sorted sets."""
 
     ids: range = range(0)
     scores: tuple[Scores, ...] = ()
 
 
-def plan(reach: Reach, *, step: int, order: str, most_ids: int) -> Plan:
+def plan(reach: Reach, *, step: int, order: str, most_ids: int) -> ReadPlan:
     """What to read of a task of `order` whose next step is `step`. Up to `most_ids` groups are read without any set."""
     low = max(1, reach.arrivals.low)
     if reach.arrivals.high - low < most_ids:
-        return Plan(ids=range(int(low), int(reach.arrivals.high) + 1))
+        return ReadPlan(ids=range(int(low), int(reach.arrivals.high) + 1))
     found = (scores for status in sorted(reach.statuses) for scores in _scores(status, reach, step, order))
-    return Plan(scores=tuple(dict.fromkeys(found)))
+    return ReadPlan(scores=tuple(dict.fromkeys(found)))
 
 
 def _scores(status: Status, reach: Reach, step: int, order: str) -> Iterator[Scores]:

@@ -24,7 +24,7 @@ from rollq.buffer.errors import (
     TrainerHeld,
 )
 from rollq.buffer.store.connection import Patience, cli_command, patiently, reply_text
-from rollq.buffer.store.pipelining import converse
+from rollq.buffer.store.pipelining import pipeline
 
 SCHEMA = 1
 LIBRARY = f"rollq_{SCHEMA}"
@@ -147,7 +147,7 @@ def call(client: redis.Redis, patience: Patience, name: str, key: str, *args: An
 
 
 def call_all(client: redis.Redis, patience: Patience, calls: Callable[[], Iterable[Sequence[Any]]]) -> list[Any]:
-    """Call several functions in one trip (see `converse`); `calls()` are (name, key, arguments ...).
+    """Call several functions in one trip (see `pipeline`); `calls()` are (name, key, arguments ...).
 
     Returns their replies; that of one that failed is its error.
     """
@@ -159,7 +159,7 @@ def call_all(client: redis.Redis, patience: Patience, calls: Callable[[], Iterab
     def read(_: int, reply: Any) -> Any:
         return translate(reply) if isinstance(reply, driver.ResponseError) else reply
 
-    return converse(client, patience, commands, read)
+    return pipeline(client, patience, commands, read)
 
 
 def _command(name: str) -> str:

@@ -20,7 +20,7 @@ Command = Sequence[Any]
 T = TypeVar("T")
 
 
-def converse(
+def pipeline(
     client: redis.Redis,
     patience: Patience,
     commands: Callable[[], Iterable[Command]],
@@ -36,7 +36,7 @@ def converse(
         pool = client.connection_pool
         connection: Any = pool.get_connection()
         try:
-            talk = partial(_talk, connection, commands, read)
+            talk = partial(_exchange, connection, commands, read)
             replies: list[T] = connection.retry.call_with_retry(talk, lambda _: connection.disconnect())
         except BaseException:
             connection.disconnect()  # replies may be on their way that nobody waits for
@@ -48,7 +48,7 @@ def converse(
     return patiently(client, do, patience)
 
 
-def _talk(connection: Any, commands: Callable[[], Iterable[Command]], read: Callable[[int, Any], T]) -> list[T]:
+def _exchange(connection: Any, commands: Callable[[], Iterable[Command]], read: Callable[[int, Any], T]) -> list[T]:
     sent, packed, size_bytes = 0, [], 0
     for command in commands():
         sent += 1

@@ -55,7 +55,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Round:
+class Broadcast:
     """What the log says. `late`: who came when no attempt was open, since the last one was opened."""
 
     digest: str
@@ -76,16 +76,16 @@ class Round:
         return set().union(*(attempt.took for attempt in self.attempts))
 
 
-def begin(raw: bytes) -> Round:
+def begin(raw: bytes) -> Broadcast:
     """The round that begins with this entry. Raises `WeightsError` when it is no beginning."""
     entry = orjson.loads(raw)
     if "tensors" not in entry:
         raise _gone()
     tensors = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in entry["tensors"])
-    return Round(hashlib.sha256(raw).hexdigest(), tensors, entry["join_s"], entry["timeout_s"])
+    return Broadcast(hashlib.sha256(raw).hexdigest(), tensors, entry["join_s"], entry["timeout_s"])
 
 
-def go_on(found: Round, raw: bytes) -> None:
+def go_on(found: Broadcast, raw: bytes) -> None:
     """Add what an entry says to `found`. Twice the same is as once; what comes too late, or too early, is nothing."""
     entry = orjson.loads(raw)
     number = entry.get("attempt", 0)
@@ -127,20 +127,20 @@ def round_number(uri: str) -> int | None:
     return int(number) if number != uri and number.isdecimal() else None
 
 
-class RoundLog:
+class BroadcastLog:
     """The log of one round, as one reader knows it; for one thread at a time, but for `append` and `keep`."""
 
     def __init__(self, buffer: BufferCore, number: int) -> None:
         self.number = number
         self._buffer = buffer
         self._key = buffer.keys.round(number)
-        self._found: Round | None = None
+        self._found: Broadcast | None = None
         self._last = b"0"
 
     @classmethod
     def open(
         cls, buffer: BufferCore, tensors: Iterable[TensorSpec], *, join_s: float, timeout_s: float
-    ) -> tuple["RoundLog", StoredWeights]:
+    ) -> tuple["BroadcastLog", StoredWeights]:
         """Begin a round, its first attempt open, and say how its weights are called: no two rounds' are the same."""
         specs = [list(spec) for spec in tensors]
         entry = {"tensors": specs, "join_s": join_s, "timeout_s": timeout_s, "nonce": secrets.token_hex(8)}
@@ -152,7 +152,7 @@ class RoundLog:
         """Write one entry. Harmless to repeat. Raises `StoreLost`, `ServerError`."""
         _append(self._buffer, self.number, orjson.dumps(entry))
 
-    def read(self) -> Round:
+    def read(self) -> Broadcast:
         """What the log says now. Raises `WeightsError` when it is gone."""
         read = partial(self._buffer.client.xrange, self._key, b"(" + self._last)
         entries: Any = patiently(self._buffer.client, read, self._buffer.patience)
@@ -166,7 +166,7 @@ class RoundLog:
             raise _gone()
         return self._found
 
-    def wait(self, condition: Callable[[Round], bool], timeout_s: float) -> Round:
+    def wait(self, condition: Callable[[Broadcast], bool], timeout_s: float) -> Broadcast:
         """Read until `condition` holds, at most `timeout_s`; returns what the log says then."""
         deadline_s = time.monotonic() + timeout_s
         while True:

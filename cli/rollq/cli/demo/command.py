@@ -28,7 +28,7 @@ from rollq.cli.demo.settings import RUN, DemoOptions, demo_settings, task_settin
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
 from rollq.cli.signals import interrupt_once
-from rollq.monitor.records import read_snapshots, read_steps
+from rollq.monitor.records import read_buffer_readings, read_steps
 from rollq.monitor.report import write_report
 from rollq.monitor.summary import summarize, summary_lines
 
@@ -212,7 +212,7 @@ def _role_environment() -> dict[str, str]:
 def _report(
     folder: DemoFolder, facts: Mapping[str, Any], held_out: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    steps, snapshots = read_steps(folder.metrics), read_snapshots(folder.depths)
+    steps, snapshots = read_steps(folder.metrics), read_buffer_readings(folder.depths)
     summary = summarize(steps, snapshots, held_out=held_out, facts=facts)
     folder.summary.write_bytes(orjson.dumps(summary, option=orjson.OPT_INDENT_2))
     page = write_report(folder.report, f"rollq demo, seed {facts['seed']}, {facts['mode']}", summary, steps, snapshots)

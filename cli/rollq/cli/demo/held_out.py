@@ -12,8 +12,8 @@ from rollq.producer.prompts import PromptFile
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Engine, Sampling
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
-from rollq.workers.judging.judges import Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.seeds import sample_seed
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
@@ -43,8 +43,8 @@ async def _rewards(model: Path, tasks: Mapping[str, TaskSettings], seed: int) ->
 
 
 async def _reward(name: str, task: TaskSettings, engine: Engine, tokenizer: HfTokenizer, seed: int) -> float:
-    processes = JudgeProcesses(1)
-    judge = make_judge(task.judge, task.judge_options, Tools(JUDGE_TIMEOUT_S, processes))
+    processes = JudgePool(1)
+    judge = make_judge(task.judge, task.judge_options, JudgeContext(JUDGE_TIMEOUT_S, processes))
 
     async def judged(prompt: Prompt, row: int, index: int) -> Verdict:
         rollout = Rollout(

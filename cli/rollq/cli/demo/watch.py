@@ -18,8 +18,8 @@ from rollq.buffer.errors import ServerUnavailable, StoreLost
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.supervisor import Role, Supervisor
 from rollq.monitor.live import LiveView, clock, plain_line, render
-from rollq.monitor.reading import take_snapshot
-from rollq.monitor.records import Snapshot, append_line, read_steps
+from rollq.monitor.reading import take_reading
+from rollq.monitor.records import BufferReading, append_line, read_steps
 
 TICK_S = 1.0
 PLAIN_EVERY_S = 5.0
@@ -36,7 +36,7 @@ class Watch:
     total_steps: int
     limit_s: float
     started_s: float = field(default_factory=time.monotonic)
-    snapshot: Snapshot = field(default_factory=lambda: Snapshot(time_s=0.0))
+    snapshot: BufferReading = field(default_factory=lambda: BufferReading(time_s=0.0))
     notes: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_NOTES))
 
     @property
@@ -73,7 +73,7 @@ class Watch:
     def look(self, buffer: Buffer) -> None:
         """Take a snapshot and keep it; before the first role has made the run there is nothing to see."""
         with contextlib.suppress(StoreLost, ServerUnavailable):
-            self.snapshot = take_snapshot(buffer)
+            self.snapshot = take_reading(buffer)
             append_line(self.depths, self.snapshot.as_dict())
 
     def view(self) -> LiveView:

@@ -14,8 +14,8 @@ BUFFERS = 2
 """Pieces under way at a time."""
 
 
-class NcclMeeting:
-    """`Meeting` of vLLM's workers, on the GPU that is current here. Raises `ConfigError` where that cannot work."""
+class NcclRendezvous:
+    """`Rendezvous` of vLLM's workers, on the GPU that is current here. Raises `ConfigError` where that cannot work."""
 
     def __init__(self) -> None:
         try:
@@ -30,8 +30,8 @@ class NcclMeeting:
             raise ConfigError("transport 'nccl' sends from a GPU, and this trainer has none: set transport = 'path'")
         self._device = torch.cuda.current_device()
 
-    def __call__(self, address: str, port: int, world_size: int) -> "NcclGroup":
-        return NcclGroup(address, port, world_size, self._device)
+    def __call__(self, address: str, port: int, world_size: int) -> "NcclProcessGroup":
+        return NcclProcessGroup(address, port, world_size, self._device)
 
     def init_info(self, address: str, port: int, world_size: int) -> dict[str, Any]:
         """Of vLLM's `NCCLWeightTransferInitInfo`, all but the rank."""
@@ -45,7 +45,7 @@ class NcclMeeting:
         }
 
 
-class NcclGroup:
+class NcclProcessGroup:
     """Rank 0 of a group of vLLM's workers, on the GPU `device`."""
 
     def __init__(self, address: str, port: int, world_size: int, device: int) -> None:

@@ -16,7 +16,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, digest_of
 from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.settings import ConsumerSettings, Transport
-from rollq.consumer.weights.nccl import NcclMeeting
+from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.sender import Sender
 
 _PREFIX = "weights-"
@@ -96,10 +96,10 @@ def make_sender(buffer: Buffer, settings: ConsumerSettings) -> Sender | None:
         return None
     nccl = settings.nccl
     address = nccl.address or socket.gethostname()
-    return Sender(buffer, NcclMeeting(), address=address, join_s=nccl.join_s, timeout_s=nccl.timeout_s)
+    return Sender(buffer, NcclRendezvous(), address=address, join_s=nccl.join_s, timeout_s=nccl.timeout_s)
 
 
-class WeightsOutlet:
+class WeightPublisher:
     """Puts weights where workers find them: into Redis, or into `folder`, which they share. The last `kept` stay.
 
     With a `sender`, state dicts go straight into engines instead. Without `writes` (ranks other than 0) it only says

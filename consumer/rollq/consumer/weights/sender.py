@@ -12,13 +12,13 @@ from time import monotonic
 from typing import Any, Protocol
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.weights.broadcast_log import LOOK_S, Round, RoundLog, TensorSpec, assign_ranks
+from rollq.buffer.weights.broadcast_log import LOOK_S, Broadcast, BroadcastLog, TensorSpec, assign_ranks
 from rollq.buffer.weights.store import StoredWeights
 
 log = logging.getLogger(__name__)
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """Processes that tensors are sent to; this one is rank 0. Making it blocks until all are there."""
 
     def send(self, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -28,10 +28,10 @@ class Group(Protocol):
         """Leave; called from another thread, it ends a `send` that hangs."""
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """Makes groups of one kind."""
 
-    def __call__(self, address: str, port: int, world_size: int) -> Group:
+    def __call__(self, address: str, port: int, world_size: int) -> ProcessGroup:
         """Meet `world_size - 1` others, who come to this address and port."""
 
     def init_info(self, address: str, port: int, world_size: int) -> dict[str, Any]:
@@ -41,14 +41,14 @@ class Meeting(Protocol):
 class Sender:
     """Sends one version's weights after the other. One thread owns it; only `keep` may be called from others."""
 
-    def __init__(self, buffer: Buffer, meeting: Meeting, *, address: str, join_s: float, timeout_s: float) -> None:
+    def __init__(self, buffer: Buffer, meeting: Rendezvous, *, address: str, join_s: float, timeout_s: float) -> None:
         self._buffer = buffer
         self._meeting = meeting
         self._address = address
         self._join_s = join_s
         self._timeout_s = timeout_s
         self._version: int | None = None
-        self._log: RoundLog | None = None
+        self._log: BroadcastLog | None = None
         self._tensors: Mapping[str, Any] = {}
         self._looked_s = 0.0
 
@@ -57,7 +57,9 @@ class Sender:
         self._tensors = dict(tensors)
         if self._log is None or version != self._version:
             specs = [TensorSpec(name, dtype_name(one), tuple(one.shape)) for name, one in tensors.items()]
-            self._log, self._stored = RoundLog.open(self._buffer, specs, join_s=self._join_s, timeout_s=self._timeout_s)
+            self._log, self._stored = BroadcastLog.open(
+                self._buffer, specs, join_s=self._join_s, timeout_s=self._timeout_s
+            )
             self._version = version
         return self._stored
 
@@ -100,7 +102,7 @@ class Sender:
             if report.get("transfer_ranks") and report.get("state") != "asleep"
         }
 
-    def _attempt(self, round_log: RoundLog, expected: set[str]) -> None:
+    def _attempt(self, round_log: BroadcastLog, expected: set[str]) -> None:
         """Meet those of `expected` that get ready in time, and whoever else does, and send them the weights."""
         found = round_log.read()
         if found.current.over is not None:
@@ -110,7 +112,7 @@ class Sender:
 
         stop = self._buffer.patience.closed
 
-        def all_there(found: Round) -> bool:
+        def all_there(found: Broadcast) -> bool:
             return stop.is_set() or expected <= found.current.ready.keys() | found.current.broken.keys()
 
         ready = dict(round_log.wait(all_there, self._join_s).current.ready)
@@ -128,7 +130,7 @@ class Sender:
             f"; {error}" if error else "",
         )
 
-    def _meet(self, round_log: RoundLog, number: int, ready: Mapping[str, int]) -> str:
+    def _meet(self, round_log: BroadcastLog, number: int, ready: Mapping[str, int]) -> str:
         """Name those who are ready members, and send; returns why it came to nothing, or nothing."""
         members, world_size = assign_ranks(ready), 1 + sum(ready.values())
         port = free_port()
@@ -137,7 +139,7 @@ class Sender:
         meeting = self._meeting.init_info(self._address, port, world_size)
         round_log.append({"members": members, "meeting": meeting, "attempt": number})
 
-        def over(found: Round) -> bool:
+        def over(found: Broadcast) -> bool:
             attempt = found.attempts[number - 1]
             broken = attempt.broken.keys() & members.keys()
             return bool(transfer.error or broken) or (transfer.sent and members.keys() <= attempt.took)
@@ -151,11 +153,11 @@ class Sender:
 class _Transfer(threading.Thread):
     """Meets the members and sends, in a thread of its own: a dead peer can hang it for ever."""
 
-    def __init__(self, meet: Callable[[], Group], tensors: Mapping[str, Any]) -> None:
+    def __init__(self, meet: Callable[[], ProcessGroup], tensors: Mapping[str, Any]) -> None:
         super().__init__(name="rollq-round", daemon=True)
         self._meet = meet
         self._tensors = tensors
-        self._group: Group | None = None
+        self._group: ProcessGroup | None = None
         self._left = False
         self._lock = threading.Lock()
         self.sent = False

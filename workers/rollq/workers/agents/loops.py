@@ -20,7 +20,7 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.workers.agents.stop_strings import end_at_stop
+from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
 
 STATUS_OF: Final = {
@@ -80,7 +80,7 @@ class SingleTurn:
             request = Request(rollout.prompt_ids, left, prefix_ids=prefix, priority=rollout.priority)
             completion = await rollout.generate(request)
             if prefix is not None:
-                completion = end_at_stop(prefix, completion, sampling.stop, rollout.tokenizer)
+                completion = cut_at_stop_string(prefix, completion, sampling.stop, rollout.tokenizer)
             reason = parse_reason(completion.finish_reason)
             segment = join(rollout.prompt_ids, segment, completion)
         ids = [] if segment is None else segment.response_ids.tolist()

@@ -13,7 +13,9 @@ TOKENS_PER_CHARACTER = 4
 """At most: one for each byte."""
 
 
-def end_at_stop(prefix_ids: Int32Array, new: Completion, stop: Sequence[str], tokenizer: Tokenizer) -> Completion:
+def cut_at_stop_string(
+    prefix_ids: Int32Array, new: Completion, stop: Sequence[str], tokenizer: Tokenizer
+) -> Completion:
     """`new`, which goes on after `prefix_ids` int32 [P], up to the token that completes a string of `stop` which began
     in the prefix; as it is when there is none."""
     longest = max(map(len, stop), default=0)

@@ -94,10 +94,10 @@ class EngineHost:
             if self.asleep:
                 return None
             engine = self._living()
-            stood_still_s = await self._ask(engine, engine.swap(weights, version, mode))
+            swap_pause_s = await self._ask(engine, engine.swap(weights, version, mode))
         if engine is self._engine:
             self.published.set()
-        return stood_still_s
+        return swap_pause_s
 
     async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float | None:
         """See `Receiver.receive`; None as in `swap`. Raises `ConfigError` for an engine that cannot."""
@@ -111,10 +111,10 @@ class EngineHost:
                     "[worker] engine = 'vllm' with options.engine_args.weight_transfer_config = { backend = 'nccl' }, "
                     "or [trainer] transport = 'path'"
                 )
-            stood_still_s = await self._ask(engine, incoming.take(engine.receive(incoming, version, mode)))
+            swap_pause_s = await self._ask(engine, incoming.take(engine.receive(incoming, version, mode)))
         if engine is self._engine:
             self.published.set()
-        return stood_still_s
+        return swap_pause_s
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""

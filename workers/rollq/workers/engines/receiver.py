@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.replies import LiveModel
-from rollq.buffer.weights.broadcast_log import LOOK_S, Round, RoundLog
+from rollq.buffer.weights.broadcast_log import LOOK_S, Broadcast, BroadcastLog
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 
@@ -25,7 +25,7 @@ class TooLate(WeightsError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TransferPlan:
     """What vLLM's weight transfer is given: how to meet the trainer, and which tensors come."""
 
     init_info: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Receiver(Protocol):
         """
 
 
-class Rounds:
+class BroadcastReceiver:
     """The rounds of one worker."""
 
     def __init__(self, calls: BufferCalls, worker: str) -> None:
@@ -62,7 +62,7 @@ class Rounds:
         Raises `TooLate` when there is none, or this worker has been in it; the trainer is told. Raises `WeightsError`
         when the round is gone, or another than the one that was announced.
         """
-        round_log = RoundLog(self._calls.buffer, number)
+        round_log = BroadcastLog(self._calls.buffer, number)
         found = await self._calls(round_log.read)
         if found.digest != live.digest:
             raise WeightsError(f"round {number} of weights is not the one that was announced: publish them again")
@@ -78,7 +78,7 @@ class Rounds:
 class Incoming:
     """One attempt at a round, as one worker sees it."""
 
-    def __init__(self, calls: BufferCalls, round_log: RoundLog, found: Round, worker: str) -> None:
+    def __init__(self, calls: BufferCalls, round_log: BroadcastLog, found: Broadcast, worker: str) -> None:
         self.number = round_log.number
         self.shapes = {spec.name: spec.shape for spec in found.tensors}
         self._calls = calls
@@ -89,7 +89,7 @@ class Incoming:
         self._worker = worker
         self._joined = asyncio.Event()
 
-    async def join(self, ranks: int) -> Plan:
+    async def join(self, ranks: int) -> TransferPlan:
         """Say that the engine can take weights now, and wait to be named a member. Raises `TooLate` when it is not."""
         await self._append({"ready": self._worker, "ranks": ranks})
         await self._wait(lambda: not self._attempt.open, self._found.join_s + SLACK_S)
@@ -98,7 +98,7 @@ class Incoming:
             raise TooLate(f"round {self.number} of weights goes on without {self._worker!r}")
         self._joined.set()
         tensors = self._found.tensors
-        return Plan(
+        return TransferPlan(
             {**self._attempt.meeting, "rank_offset": members[self._worker]},
             {
                 "names": [spec.name for spec in tensors],
@@ -117,7 +117,7 @@ class Incoming:
             await asyncio.wait([taking, watching], return_when=asyncio.FIRST_COMPLETED)
             if not taking.done():
                 raise EngineDead(f"it hangs in round {self.number} of weights: {watching.result()}")
-            stood_still_s = await taking
+            swap_pause_s = await taking
         except TooLate:
             raise
         except (WeightsError, EngineDead) as error:
@@ -127,7 +127,7 @@ class Incoming:
             taking.cancel()
             watching.cancel()
         await self._append({"took": self._worker})
-        return stood_still_s
+        return swap_pause_s
 
     async def _given_up(self) -> str:
         """Returns why this attempt came to nothing, once it has."""

@@ -17,9 +17,9 @@ from rollq.buffer.tickets import Ticket
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import WeightsVersion
-from rollq.workers.groups.leases import Held, LeaseTable
-from rollq.workers.groups.runner import Generation
-from rollq.workers.groups.task_control import Pausing
+from rollq.workers.groups.leases import HeldLease, LeaseTable
+from rollq.workers.groups.runner import GroupRunner
+from rollq.workers.groups.task_control import TaskControl
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ LOOK_S = 1.0
 """How long to wait for news before looking again."""
 
 
-class Order:
+class TicketGroups:
     """The groups that one ticket got, under way."""
 
-    def __init__(self, held: Sequence[Held]) -> None:
+    def __init__(self, held: Sequence[HeldLease]) -> None:
         self.groups = [f"{entry.lease.task}/{entry.lease.group_id}" for entry in held]
         self._held = held
         self._tasks = [entry.task for entry in held if entry.task is not None]
@@ -61,15 +61,15 @@ class Order:
 
 
 class Intake:
-    """The `TicketWork` of a rollq worker."""
+    """The `TicketHandler` of a rollq worker."""
 
     def __init__(
         self,
         calls: BufferCalls,
-        generation: Generation,
+        generation: GroupRunner,
         table: LeaseTable,
         host: EngineHost,
-        pausing: Pausing,
+        pausing: TaskControl,
         *,
         worker: str,
         capacity: int,
@@ -96,7 +96,7 @@ class Intake:
             await self._wait_for_news()
         return 0
 
-    async def take(self, tickets: Sequence[Ticket]) -> Sequence[Order]:
+    async def take(self, tickets: Sequence[Ticket]) -> Sequence[TicketGroups]:
         """Lease groups for all tickets in one call and start them."""
         wanted = min(sum(ticket.groups for ticket in tickets), self._free())
         asked_s, leases = await self._lease(wanted)
@@ -107,10 +107,10 @@ class Intake:
         for ticket in tickets:
             share = leases[at : at + ticket.groups]
             at += len(share)
-            orders.append(Order([self._start(lease, asked_s) for lease in share]))
+            orders.append(TicketGroups([self._start(lease, asked_s) for lease in share]))
         return orders
 
-    def note_generated(self, held: Held) -> None:
+    def note_generated(self, held: HeldLease) -> None:
         """Give the group's room at the engine to another."""
         self._table.note_generated(held)
         self._news.set()
@@ -163,13 +163,13 @@ class Intake:
                 return asked_s, leased.leases
         return 0.0, ()
 
-    def _start(self, lease: Lease, asked_s: float) -> Held:
+    def _start(self, lease: Lease, asked_s: float) -> HeldLease:
         held = self._table.add(lease, asked_s)
         held.task = asyncio.create_task(self._generation.run(held))
         held.task.add_done_callback(partial(self._ended, held))
         return held
 
-    def _ended(self, held: Held, task: "asyncio.Task[None]") -> None:
+    def _ended(self, held: HeldLease, task: "asyncio.Task[None]") -> None:
         self._table.remove(held)
         self._news.set()
         if not self._pausing.open_tasks:

@@ -24,7 +24,7 @@ CHECKS_PER_RENEWAL = 4
 MAX_CHECK_S = 1.0
 
 
-class Cut(StrEnum):
+class StopReason(StrEnum):
     """Why a group was stopped."""
 
     GONE = "its lease was taken over"
@@ -34,7 +34,7 @@ class Cut(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class HeldLease:
     """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
 
     `begun`: its task has run its first step; `finished`: its end has begun. `requests`: those that are at the engine;
@@ -47,7 +47,7 @@ class Held:
     task: "asyncio.Task[None] | None" = None
     begun: bool = False
     finished: bool = False
-    cut: Cut | None = None
+    cut: StopReason | None = None
     requests: set[Request] = field(default_factory=set)
     looping: set[int] = field(default_factory=set)
 
@@ -66,8 +66,8 @@ class LeaseTable:
         self._timeouts = timeouts
         self._expected = 0
         self._period_s = min(lease_s.values()) / 3
-        self._held: dict[tuple[str, int, str], Held] = {}
-        self._generating: set[Held] = set()
+        self._held: dict[tuple[str, int, str], HeldLease] = {}
+        self._generating: set[HeldLease] = set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -91,22 +91,22 @@ class LeaseTable:
         finally:
             self._expected -= 1
 
-    def __iter__(self) -> Iterator[Held]:
+    def __iter__(self) -> Iterator[HeldLease]:
         return iter(list(self._held.values()))
 
-    def add(self, lease: Lease, asked_s: float) -> Held:
+    def add(self, lease: Lease, asked_s: float) -> HeldLease:
         """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
-        held = Held(lease, asked_s, asked_s + self._lease_s[lease.task])
+        held = HeldLease(lease, asked_s, asked_s + self._lease_s[lease.task])
         self._held[_key(lease)] = held
         self._generating.add(held)
         return held
 
-    def remove(self, held: Held) -> None:
+    def remove(self, held: HeldLease) -> None:
         """The group is finished with."""
         self._held.pop(_key(held.lease), None)
         self._generating.discard(held)
 
-    def note_generated(self, held: Held) -> None:
+    def note_generated(self, held: HeldLease) -> None:
         """The engine is needed no more for the group."""
         self._generating.discard(held)
 
@@ -132,19 +132,19 @@ class LeaseTable:
         gone = {_key(lease) for lease in await self._calls(self._calls.buffer.renew, leases)}
         for entry in held:
             if _key(entry.lease) in gone:
-                self.stop(entry, Cut.GONE)
+                self.stop(entry, StopReason.GONE)
             else:
                 entry.deadline_s = asked_s + self._lease_s[entry.lease.task]
 
     def _cut_off(self, now_s: float) -> None:
         for held in list(self._held.values()):
             if now_s >= held.deadline_s:
-                self.stop(held, Cut.CUT_OFF)
+                self.stop(held, StopReason.CUT_OFF)
             elif now_s >= held.asked_s + self._timeouts.of(held.lease):
-                self.stop(held, Cut.TIMEOUT)
+                self.stop(held, StopReason.TIMEOUT)
 
     @staticmethod
-    def stop(held: Held, cut: Cut) -> None:
+    def stop(held: HeldLease, cut: StopReason) -> None:
         """Have a group end now, unless its end has begun."""
         if held.finished or held.task is None or not held.begun:  # a task cancelled before it runs gives nothing back
             return

@@ -10,9 +10,9 @@ from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.groups.filters import Filter
-from rollq.workers.http.pools import Pool
-from rollq.workers.judging.judges import Judge, Tools, make_judge
-from rollq.workers.judging.process_pool import JudgeProcesses
+from rollq.workers.http.pools import ModelPool
+from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.seeds import sample_seed
 from rollq.workers.settings import WorkerSettings
 
@@ -25,7 +25,7 @@ class Recipe:
     loop: AgentLoop
     judge: Judge
     filters: tuple[Filter, ...]
-    pools: Mapping[str, Pool]
+    pools: Mapping[str, ModelPool]
     run_seed: int
 
     def resumes(self, lease: Lease) -> bool:
@@ -51,11 +51,11 @@ class Recipe:
 
 
 def make_recipes(
-    tasks: Mapping[str, TaskSettings], settings: WorkerSettings, run_seed: int, processes: JudgeProcesses
+    tasks: Mapping[str, TaskSettings], settings: WorkerSettings, run_seed: int, processes: JudgePool
 ) -> dict[str, Recipe]:
     """The recipe of every task. Raises `ConfigError` for a loop, judge, filter or pool that does not exist."""
     limit_s = settings.judge_timeout_s
-    pools = {name: Pool(name, pool) for name, pool in settings.pools.items()}
+    pools = {name: ModelPool(name, pool) for name, pool in settings.pools.items()}
     for name, task in tasks.items():
         for scorer in task.scorers:
             if scorer not in pools:
@@ -64,7 +64,9 @@ def make_recipes(
         name: Recipe(
             settings=task,
             loop=make_loop(task.agent_loop, task.agent_options),
-            judge=make_judge(task.judge, task.judge_options, Tools(limit_s, processes, task.isolate_judge, pools)),
+            judge=make_judge(
+                task.judge, task.judge_options, JudgeContext(limit_s, processes, task.isolate_judge, pools)
+            ),
             filters=tuple(Filter.named(each, limit_s) for each in task.filters),
             pools=pools,
             run_seed=run_seed,

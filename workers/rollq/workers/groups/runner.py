@@ -21,9 +21,9 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.groups.filters import FilterError, is_finished, keep
-from rollq.workers.groups.leases import Cut, Held
+from rollq.workers.groups.leases import HeldLease, StopReason
 from rollq.workers.groups.recipes import Recipe
-from rollq.workers.groups.samples import Making
+from rollq.workers.groups.samples import SampleMaker
 from rollq.workers.groups.timeouts import AttemptTimeouts
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class HandBack:
     error: str | None = None
 
 
-class Generation:
+class GroupRunner:
     """Turns leases into results."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Generation:
         calls: BufferCalls,
         host: EngineHost,
         recipes: Mapping[str, Recipe],
-        making: Making,
+        making: SampleMaker,
         timeouts: AttemptTimeouts,
     ) -> None:
         self.totals = Totals()
@@ -74,7 +74,7 @@ class Generation:
         self._puts = Batcher(self._buffer.put, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT, parallel=2)
         self._hand_backs = Batcher(self._hand_back_many, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
 
-    async def run(self, held: Held) -> None:
+    async def run(self, held: HeldLease) -> None:
         """Take one group from its lease to its end. Cancelling is stopping it; `held.cut` may say why."""
         held.begun = True
         try:
@@ -85,7 +85,7 @@ class Generation:
             log.exception("group %d of task %r went wrong", held.lease.group_id, held.lease.task)
             await self._hand_back(held, f"{type(error).__name__}: {error}")
 
-    async def _attempt(self, held: Held) -> None:
+    async def _attempt(self, held: HeldLease) -> None:
         samples = list(held.lease.samples)
         recipe = self._recipes[held.lease.task]
         started_s = monotonic()
@@ -97,20 +97,20 @@ class Generation:
             await self._break_off(held, samples, started_s, f"the engine died: {error}")
         except asyncio.CancelledError:
             await self._stop(held, making)
-            if held.cut is Cut.TIMEOUT:
+            if held.cut is StopReason.TIMEOUT:
                 seconds = monotonic() - started_s
                 await self._break_off(
                     held, samples, started_s, f"attempt {held.lease.attempt} was cut off after {seconds:.1f} s"
                 )
-            elif held.cut is not Cut.GONE:
+            elif held.cut is not StopReason.GONE:
                 await self._break_off(held, samples, started_s, None)
         else:
             await self._put(held, result)
 
-    async def _stop(self, held: Held, making: "asyncio.Task[None]") -> None:
+    async def _stop(self, held: HeldLease, making: "asyncio.Task[None]") -> None:
         """End the making of a group; what its samples have by then is theirs."""
         held.finished = True
-        if held.cut is not Cut.GONE:
+        if held.cut is not StopReason.GONE:
             with suppress(EngineDead):
                 await self._host.abort(held.requests)
             await asyncio.wait([making], timeout=ABORT_S)
@@ -152,7 +152,7 @@ class Generation:
 
     # ends
 
-    async def _put(self, held: Held, result: GroupResult) -> None:
+    async def _put(self, held: HeldLease, result: GroupResult) -> None:
         held.finished = True
         lease, samples = held.lease, result.samples
         outcome = await self._puts.submit(result)
@@ -178,13 +178,13 @@ class Generation:
                 lease.group_id, lease.task, missing, len(samples),
             )  # fmt: skip
 
-    async def _hand_back(self, held: Held, error: str | None) -> None:
+    async def _hand_back(self, held: HeldLease, error: str | None) -> None:
         held.finished = True
         if error is not None:
             log.warning("group %d of task %r handed back: %s", held.lease.group_id, held.lease.task, error)
         await self._hand_backs.submit(HandBack(held.lease, error))
 
-    async def _break_off(self, held: Held, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
+    async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
         """Put what there is, so that it is not made again, else hand the group back; `error` counts its try."""
         if self._worth_keeping(held.lease, samples):
             try:

@@ -18,11 +18,11 @@ from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease,
 from rollq.workers.agents.loops import Rollout, failed, prompt_tokens
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
-from rollq.workers.groups.leases import Held
+from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.http.pools import score
-from rollq.workers.log_once import Once
+from rollq.workers.log_once import LogOnce
 from rollq.workers.user_code import contained
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
 
 
-class Making:
+class SampleMaker:
     """Makes the samples of leases. `tokens` counts what the engine made, `recomputed_tokens` what went through
     the engine once more because the weights changed under a running request."""
 
@@ -40,11 +40,11 @@ class Making:
         self._host = host
         self._tokenizer = tokenizer
         self._extra = {"worker": worker}
-        self._told = Once()
-        self.generated: Callable[[Held], None] = lambda _: None
+        self._told = LogOnce()
+        self.generated: Callable[[HeldLease], None] = lambda _: None
         """Called when all agent loops of a group have ended."""
 
-    async def make(self, recipe: Recipe, held: Held, samples: list[Sample]) -> None:
+    async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
         """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
         lease = held.lease
         missing = [index for index, sample in enumerate(samples) if sample.status in UNFINISHED]
@@ -61,7 +61,7 @@ class Making:
         await all_of([self._make_sample(recipe, held, prompt_ids, samples, index) for index in missing])
 
     async def _make_sample(
-        self, recipe: Recipe, held: Held, prompt_ids: Int32Array, samples: list[Sample], index: int
+        self, recipe: Recipe, held: HeldLease, prompt_ids: Int32Array, samples: list[Sample], index: int
     ) -> None:
         lease = held.lease
         resumes = recipe.resumes(lease)
@@ -119,7 +119,7 @@ class Making:
             judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
         return mask_truncated(judged) if task.overlong_filter else judged
 
-    async def _generate(self, held: Held, request: Request) -> Completion:
+    async def _generate(self, held: HeldLease, request: Request) -> Completion:
         """Generate for a group. Nothing more is generated once it is being stopped."""
         if held.finished:
             return ABORTED

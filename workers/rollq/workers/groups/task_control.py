@@ -15,17 +15,17 @@ from rollq.buffer.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead
-from rollq.workers.groups.leases import Cut, LeaseTable
+from rollq.workers.groups.leases import LeaseTable, StopReason
 from rollq.workers.settings import PauseMode, WorkerSettings
 from rollq.workers.wakeups import Listener
-from rollq.workers.weight_follower import Following
+from rollq.workers.weight_follower import WeightFollower
 
 log = logging.getLogger(__name__)
 
 LEASABLE = (Control.RUN, Control.DONE)
 
 
-class State(StrEnum):
+class WorkerState(StrEnum):
     """What a worker does, for monitors and for the trainer."""
 
     SERVING = "serving"
@@ -52,7 +52,7 @@ def must_end(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -
     return paused_s >= longest_s or (mode is PauseMode.ABORT and not (lease.must_finish or lease.evaluation))
 
 
-class Pausing:
+class TaskControl:
     """Obeys the controls of a worker's tasks."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Pausing:
         calls: BufferCalls,
         host: EngineHost,
         table: LeaseTable,
-        following: Following,
+        following: WeightFollower,
         listener: Listener,
         tasks: tuple[str, ...],
         settings: WorkerSettings,
@@ -84,12 +84,12 @@ class Pausing:
         return self._sleep_wanted if self._host.asleep else ""
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         if self._host.asleep:
-            return State.ASLEEP
+            return WorkerState.ASLEEP
         if self.open_tasks:
-            return State.SERVING
-        return State.PAUSED if self._table.idle else State.DRAINING
+            return WorkerState.SERVING
+        return WorkerState.PAUSED if self._table.idle else WorkerState.DRAINING
 
     async def run(self) -> None:
         """Obey until cancelled. Raises `StoreLost`."""
@@ -129,7 +129,7 @@ class Pausing:
             if since_s is None:
                 continue
             if must_end(held.lease, now_s - since_s, self._settings.pause, self._settings.pause_timeout_s):
-                self._table.stop(held, Cut.PAUSED)
+                self._table.stop(held, StopReason.PAUSED)
 
     def _want_sleep(self, why: str) -> None:
         if why != self._sleep_wanted:

@@ -26,7 +26,7 @@ KEPT_BODY_BYTES = 2000
 """How much of a server's refusal is kept in a sample's error."""
 
 
-class TryAgain(Exception):
+class TransientError(Exception):
     """One try failed for a reason that may pass."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
@@ -45,14 +45,17 @@ def open_session(timeout_s: float, key: str | None) -> aiohttp.ClientSession:
 
 
 async def exchange(session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None) -> Any:
-    """One request and its JSON answer. Raises `TryAgain`, or `ValueError` for what the server will always refuse."""
+    """Send one request and return its JSON answer.
+
+    Raises `TransientError`, or `ValueError` for a request that the server will always refuse.
+    """
     async with _answer(session, method, url, body) as response:
         return _parse(await response.read())
 
 
 async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
     """The JSON values of a POST that is answered by server-sent events, until `[DONE]`. Raises as `exchange` does, also
-    for an event with an error, and `TryAgain` when the events break off."""
+    for an event with an error, and `TransientError` when the events break off."""
     async with _answer(session, "POST", url, body) as response:
         async for line in response.content:
             event = line.strip().removeprefix(b"data:").strip()
@@ -64,7 +67,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, An
             if isinstance(value, dict) and value.get("error"):
                 raise _refusal(url, _code(value["error"]), event[:KEPT_BODY_BYTES], None)
             yield value
-    raise TryAgain("the answer broke off")
+    raise TransientError("the answer broke off")
 
 
 @asynccontextmanager
@@ -82,16 +85,16 @@ async def _answer(
                 raise _refusal(url, response.status, raw, retry_after_s)
             yield response
     except TimeoutError as error:
-        raise TryAgain(f"no answer within {session.timeout.total:g} s") from error
+        raise TransientError(f"no answer within {session.timeout.total:g} s") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise TryAgain(f"{type(error).__name__}: {error}") from error
+        raise TransientError(f"{type(error).__name__}: {error}") from error
 
 
-def _refusal(url: str, status: int, body: bytes, retry_after_s: float | None) -> TryAgain | ValueError:
+def _refusal(url: str, status: int, body: bytes, retry_after_s: float | None) -> TransientError | ValueError:
     """What to raise for an answer that is an error."""
     refusal = f"HTTP {status}: {body.decode(errors='replace')}"
     if is_transient(status):
-        return TryAgain(refusal, retry_after_s)
+        return TransientError(refusal, retry_after_s)
     return ValueError(f"{url} refuses the request: {refusal}")
 
 
@@ -105,7 +108,7 @@ def _parse(raw: bytes) -> Any:
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise TryAgain(f"an answer that is not JSON: {raw[:80]!r}") from error
+        raise TransientError(f"an answer that is not JSON: {raw[:80]!r}") from error
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +140,10 @@ class JsonCaller:
         self._session: aiohttp.ClientSession | None = None
 
     async def post(self, body: Mapping[str, Any], path: str = "") -> Any:
-        """The answer. Raises `ValueError` with the server's words for a refusal, `TryAgain` when all tries failed."""
+        """Post `body` and return the answer.
+
+        Raises `ValueError` with the server's words for a refusal, `TransientError` when all tries failed.
+        """
         self._session = self._session or open_session(self._timeout_s, self._key)
         failures = 0
         while True:
@@ -146,12 +152,12 @@ class JsonCaller:
             try:
                 async with server.slots:
                     answer = await exchange(self._session, "POST", server.url + path, body)
-            except TryAgain as error:
+            except TransientError as error:
                 failures += 1
                 pause_s = backoff_s(self._policy, failures, error.retry_after_s, random.random())
                 self._leave_out(server, error)
                 if pause_s is None:
-                    raise TryAgain(f"{server.url + path} failed {failures} times, last with {error}") from error
+                    raise TransientError(f"{server.url + path} failed {failures} times, last with {error}") from error
                 log.debug("try %d failed, at %s: %s", failures, server.url + path, error)
             else:
                 server.failures = 0
@@ -161,7 +167,7 @@ class JsonCaller:
             if all(each.out_until_s > monotonic() for each in self._servers):
                 await asyncio.sleep(pause_s)
 
-    def _leave_out(self, server: _Server, error: TryAgain) -> None:
+    def _leave_out(self, server: _Server, error: TransientError) -> None:
         """Requests that fail together count as one failure."""
         if server.out_until_s <= monotonic():
             server.failures += 1

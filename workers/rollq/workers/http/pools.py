@@ -14,13 +14,13 @@ import numpy as np
 from pydantic import Field
 
 from rollq.buffer.rollouts import Float32Array, Int32Array, Sample, Segment
-from rollq.workers.http.settings import HttpLimits
-from rollq.workers.log_once import Once
+from rollq.workers.http.settings import HttpClientSettings
+from rollq.workers.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 
 
-class PoolSettings(HttpLimits):
+class PoolSettings(HttpClientSettings):
     """Servers of one model with OpenAI's API and, for scorers, `prompt_logprobs`, such as vLLM's."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
@@ -29,7 +29,7 @@ class PoolSettings(HttpLimits):
     served_model: str = Field(description="name of the model at the servers")
 
 
-class Pool:
+class ModelPool:
     """One of them. Its key, if its servers want one, is in `ROLLQ_POOL_<NAME>_API_KEY`."""
 
     def __init__(self, name: str, settings: PoolSettings) -> None:
@@ -37,14 +37,14 @@ class Pool:
         key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
         self._name = name
         self._model = settings.served_model
-        self._told = Once()
+        self._told = LogOnce()
         self._caller = settings.caller(settings.urls, key)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
         """What the model answers to a conversation. `sampling` goes to its servers as it is: `max_tokens=512`,
         `temperature=0.0`.
 
-        Raises `ValueError` when the server refuses or answers no text, `TryAgain` when all tries failed.
+        Raises `ValueError` when the server refuses or answers no text, `TransientError` when all tries failed.
         """
         body = {"model": self._model, "messages": messages, **sampling}
         answer = await self._caller.post(body, "/chat/completions")
@@ -60,7 +60,7 @@ class Pool:
         """Logprobs float32 [R] in nats, at temperature 1, of `response_ids` [R] after `prompt_ids` [P].
 
         The model's context must have room for P + R + 1 tokens. Raises `ValueError` when the server refuses or gives no
-        logprobs, `TryAgain` when all tries failed.
+        logprobs, `TransientError` when all tries failed.
         """
         ids = np.concatenate([prompt_ids, response_ids])
         body = {
@@ -103,7 +103,7 @@ def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
     return logprobs
 
 
-async def score(sample: Sample, pools: Mapping[str, Pool], names: Sequence[str]) -> Sample:
+async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[str]) -> Sample:
     """The sample with the logprobs of these pools in every segment. Raises `ValueError` that names the pool."""
 
     async def scored(segment: Segment) -> Segment:

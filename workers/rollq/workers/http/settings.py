@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rollq.workers.http.client import JsonCaller
 
 
-class HttpLimits(Settings):
+class HttpClientSettings(Settings):
     """How long, how many at a time, and how often."""
 
     request_timeout_s: float = Field(default=60, gt=0, description="longest wait for one answer")

@@ -20,13 +20,13 @@ from rollq.buffer.rollouts import Prompt, Sample
 from rollq.buffer.settings import problems
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.buffer.wire.samples import decode_sample, encode_sample
-from rollq.workers.http.pools import Pool
+from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.matching import last_number as find_last_number
 from rollq.workers.judging.matching import match_math, match_pattern
 from rollq.workers.judging.options import API_KEY, HttpOptions, NoOptions, RegexOptions, WeightedOptions
-from rollq.workers.judging.process_pool import JudgeFailed, JudgeProcesses
+from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Reward, Verdict, check_reward
-from rollq.workers.log_once import Once
+from rollq.workers.log_once import LogOnce
 from rollq.workers.user_code import UserFunction
 
 log = logging.getLogger(__name__)
@@ -36,15 +36,15 @@ Close = Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class JudgeContext:
     """What judges are made with: the time for one sample, processes for those that need the CPU, auxiliary models.
 
     `isolate`: a judge of one's own runs in these processes too."""
 
     timeout_s: float
-    processes: JudgeProcesses
+    processes: JudgePool
     isolate: bool = False
-    pools: Mapping[str, Pool] = field(default_factory=dict)
+    pools: Mapping[str, ModelPool] = field(default_factory=dict)
 
 
 async def nothing_to_close() -> None:
@@ -58,7 +58,7 @@ class Judge:
     name: str
     call: UserFunction
     close: Close = nothing_to_close
-    told: Once = field(default_factory=Once)
+    told: LogOnce = field(default_factory=LogOnce)
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none."""
@@ -79,7 +79,7 @@ class Judge:
             )
 
 
-def make_judge(name: str, options: Mapping[str, Any], tools: Tools) -> Judge:
+def make_judge(name: str, options: Mapping[str, Any], tools: JudgeContext) -> Judge:
     """A built-in judge, or one's own by dotted path. Raises `ConfigError` when there is none such, or for options that
     it does not take."""
     if name in BUILT_IN:
@@ -94,7 +94,7 @@ def make_judge(name: str, options: Mapping[str, Any], tools: Tools) -> Judge:
     return Judge(name, _own(name, tools))
 
 
-def _own(path: str, tools: Tools) -> UserFunction:
+def _own(path: str, tools: JudgeContext) -> UserFunction:
     function = load_plugin("judge", path, BUILT_IN)
     if _takes_pools(function):
         if not inspect.iscoroutinefunction(function):
@@ -161,14 +161,14 @@ def environment(prompt: Prompt, sample: Sample) -> float:
     return float(sample.extra["environment_reward"])
 
 
-def _plain(function: JudgeFunction) -> Callable[[NoOptions, Tools], Judge]:
-    def make(settings: NoOptions, tools: Tools) -> Judge:
+def _plain(function: JudgeFunction) -> Callable[[NoOptions, JudgeContext], Judge]:
+    def make(settings: NoOptions, tools: JudgeContext) -> Judge:
         return Judge(function.__name__, UserFunction.of(function, tools.timeout_s, quick=True))
 
     return make
 
 
-def _regex(settings: RegexOptions, tools: Tools) -> Judge:
+def _regex(settings: RegexOptions, tools: JudgeContext) -> Judge:
     """A pattern may take for ever on some text, and holds the interpreter meanwhile."""
 
     async def regex(prompt: Prompt, sample: Sample) -> Reward:
@@ -179,7 +179,7 @@ def _regex(settings: RegexOptions, tools: Tools) -> Judge:
     return Judge("regex", UserFunction.of(regex, None, quick=False))
 
 
-def _math(settings: NoOptions, tools: Tools) -> Judge:
+def _math(settings: NoOptions, tools: JudgeContext) -> Judge:
     try:
         import math_verify  # noqa: F401 - said at start, not with every sample
     except ModuleNotFoundError as error:
@@ -192,7 +192,7 @@ def _math(settings: NoOptions, tools: Tools) -> Judge:
     return Judge("math", UserFunction.of(judge, None, quick=False))
 
 
-def _http(settings: HttpOptions, tools: Tools) -> Judge:
+def _http(settings: HttpOptions, tools: JudgeContext) -> Judge:
     caller = settings.caller([settings.url], API_KEY)
 
     async def http(prompt: Prompt, sample: Sample) -> Reward:
@@ -206,7 +206,7 @@ def _http(settings: HttpOptions, tools: Tools) -> Judge:
     return Judge("http", UserFunction.of(http, tools.timeout_s, quick=False), close=caller.close)
 
 
-def _weighted(settings: WeightedOptions, tools: Tools) -> Judge:
+def _weighted(settings: WeightedOptions, tools: JudgeContext) -> Judge:
     judges = {name: (part.weight, make_judge(part.judge, part.options, tools)) for name, part in settings.parts.items()}
 
     async def weighted(prompt: Prompt, sample: Sample) -> Reward:
@@ -226,7 +226,7 @@ def _weighted(settings: WeightedOptions, tools: Tools) -> Judge:
     return Judge("weighted", UserFunction.of(weighted, None, quick=False), close=close)
 
 
-BUILT_IN: Final[Mapping[str, tuple[Any, Callable[[Any, Tools], Judge]]]] = {
+BUILT_IN: Final[Mapping[str, tuple[Any, Callable[[Any, JudgeContext], Judge]]]] = {
     "exact_match": (NoOptions, _plain(exact_match)),
     "last_number": (NoOptions, _plain(last_number)),
     "environment": (NoOptions, _plain(environment)),

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from rollq.buffer.settings import Settings
-from rollq.workers.http.settings import HttpLimits
+from rollq.workers.http.settings import HttpClientSettings
 
 API_KEY = "ROLLQ_JUDGE_API_KEY"
 """Environment variable with the key of the server behind judge `http`, if it wants one."""
@@ -34,7 +34,7 @@ class RegexOptions(Settings):
         return pattern
 
 
-class HttpOptions(HttpLimits):
+class HttpOptions(HttpClientSettings):
     """Of `http`."""
 
     url: str = Field(pattern=r"^https?://\S+$", description="takes prompt, answer, metadata and text as JSON by POST")

@@ -30,11 +30,11 @@ class JudgeFailed(Exception):
     """A call ended without a reward. The message is for the sample; a note has the traceback."""
 
 
-class NotBegun(Exception):
+class NotStarted(Exception):
     """The process ended before the call began: it died while nobody used it."""
 
 
-class JudgeProcesses:
+class JudgePool:
     """Up to `count` processes, each started when it is needed for the first time."""
 
     def __init__(self, count: int) -> None:
@@ -58,7 +58,7 @@ class JudgeProcesses:
                 process = self._idle.pop() if self._idle else await self._start()
                 try:
                     answer = await process.ask(message, timeout_s)
-                except NotBegun:
+                except NotStarted:
                     await self._end(process)
                 except BaseException:
                     await self._end(process)
@@ -112,7 +112,7 @@ class JudgeProcess:
             raise TimeoutError(reason) from error
         except (EOFError, ConnectionError) as error:
             if not begun:
-                raise NotBegun from error
+                raise NotStarted from error
             raise JudgeFailed(f"its process {await self._how_it_ended()}") from error
 
     async def kill(self) -> None:

@@ -39,7 +39,7 @@ MAX_RECORDS = 512
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class JobRecord:
     """What RQ should know about one ticket. `groups` are those it took, `task/id` each; they become `job.meta`."""
 
     job: TicketJob
@@ -55,7 +55,7 @@ class Record:
         self.status, self.error, self.ended_at = status, error, now()
 
 
-class Ledger:
+class JobRecords:
     """Keeps RQ's view of the tickets of one worker up to date."""
 
     def __init__(self, queue: Queue, worker_name: str, worker_key: str, patience: Patience) -> None:
@@ -65,11 +65,11 @@ class Ledger:
         self._patience = patience
         self._started = StartedJobRegistry(queue=queue, job_class=TicketJob)
         self._finished = FinishedJobRegistry(queue=queue, job_class=TicketJob)
-        self._dirty: dict[str, Record] = {}
-        self._open: dict[str, Record] = {}
+        self._dirty: dict[str, JobRecord] = {}
+        self._open: dict[str, JobRecord] = {}
         self._changed = asyncio.Event()
 
-    def note(self, record: Record) -> None:
+    def note(self, record: JobRecord) -> None:
         """Have a new or changed record written soon."""
         self._dirty[record.job.id] = record
         self._changed.set()
@@ -96,7 +96,7 @@ class Ledger:
         if records:
             self._send(lambda pipe: self._beat(pipe, records))
 
-    def _write(self, changes: Sequence[tuple[Record, JobStatus]]) -> None:
+    def _write(self, changes: Sequence[tuple[JobRecord, JobStatus]]) -> None:
         started = [record for record, status in changes if status is JobStatus.STARTED]
         ended = [record for record, status in changes if status is not JobStatus.STARTED]
         for record in started:
@@ -131,7 +131,7 @@ class Ledger:
             log.warning("RQ's bookkeeping: %d commands refused, the first with %s", len(errors), errors[0])
         return not full
 
-    def _start(self, pipe: Pipeline, record: Record) -> None:
+    def _start(self, pipe: Pipeline, record: JobRecord) -> None:
         job, execution = record.job, record.execution
         if execution is None:
             return
@@ -141,7 +141,7 @@ class Ledger:
         pipe.hset(job.key, mapping=self._began(record))
         pipe.lrem(self._queue.intermediate_queue_key, 1, job.id)
 
-    def _end(self, pipe: Pipeline, record: Record) -> None:
+    def _end(self, pipe: Pipeline, record: JobRecord) -> None:
         job = record.job
         job.ended_at = record.ended_at
         if record.execution is None:
@@ -162,7 +162,7 @@ class Ledger:
             job.set_status(record.status, pipeline=pipe)
             job._handle_failure(record.error, pipe, worker_name=self._worker_name)
 
-    def _began(self, record: Record) -> dict[Any, Any]:
+    def _began(self, record: JobRecord) -> dict[Any, Any]:
         job = record.job
         job.worker_name, job.started_at, job.last_heartbeat = self._worker_name, record.started_at, record.started_at
         started_at = utcformat(record.started_at)
@@ -174,19 +174,19 @@ class Ledger:
             "meta": TicketSerializer.dumps({"groups": record.groups}),
         }
 
-    def _count(self, pipe: Pipeline, ended: Sequence[Record]) -> None:
+    def _count(self, pipe: Pipeline, ended: Sequence[JobRecord]) -> None:
         finished = sum(record.status is JobStatus.FINISHED for record in ended)
         working_s = sum((record.ended_at - record.started_at).total_seconds() for record in ended if record.ended_at)
         pipe.hincrby(self._worker_key, "successful_job_count", finished)
         pipe.hincrby(self._worker_key, "failed_job_count", len(ended) - finished)
         pipe.hincrbyfloat(self._worker_key, "total_working_time", working_s)
 
-    def _beat(self, pipe: Pipeline, records: Sequence[Record]) -> None:
+    def _beat(self, pipe: Pipeline, records: Sequence[JobRecord]) -> None:
         for record in records:
             if record.execution is not None:
                 record.execution.heartbeat(self._started, EXECUTION_TTL_S, pipe)
 
-    def _forget(self, pipe: Pipeline, ended: Sequence[Record]) -> None:
+    def _forget(self, pipe: Pipeline, ended: Sequence[JobRecord]) -> None:
         """Delete tickets that cannot be recorded: deleting is allowed when memory is full, and frees some."""
         for record in ended:
             pipe.unlink(record.job.key)

@@ -1,7 +1,7 @@
 """The RQ side of a worker: hundreds of tickets in flight in one process, visible to and commanded by RQ's tools.
 
 `RqWorker` registers and heartbeats like any RQ worker, pops tickets (crash-safe, through RQ's intermediate queue),
-hands them in batches to a `TicketWork`, and has the `ledger` write RQ's records. It knows nothing of groups, engines
+hands them in batches to a `TicketHandler`, and has the `ledger` write RQ's records. It knows nothing of groups, engines
 or leases.
 
 Invariant: a popped ticket is either given to the work, refused into RQ's failed-job log, or put back. What Redis says
@@ -33,7 +33,7 @@ from rq.worker import BaseWorker, WorkerStatus
 from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
 from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob, TicketRefused
-from rollq.workers.rq.records import Ledger, Record
+from rollq.workers.rq.records import JobRecord, JobRecords
 from rollq.workers.rq.ticket_source import BLOCK_S, TicketSource
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ HAND_BACK_S = 2.0
 """What is left to cancelled tickets to give their groups back."""
 
 
-class Taken(Protocol):
+class TicketGroups(Protocol):
     """What was found to do for one ticket."""
 
     @property
@@ -61,13 +61,13 @@ class Taken(Protocol):
         """Do it. When cancelled, give everything back."""
 
 
-class TicketWork(Protocol):
+class TicketHandler(Protocol):
     """Whoever does the tickets' work."""
 
     async def room(self, groups: int) -> int:
         """Wait until `groups` groups, or all that are ever possible, may be taken; return how many. 0 after `stop`."""
 
-    async def take(self, tickets: Sequence[Ticket]) -> Sequence[Taken]:
+    async def take(self, tickets: Sequence[Ticket]) -> Sequence[TicketGroups]:
         """Find work for tickets, one answer each."""
 
     def stop(self) -> None:
@@ -84,7 +84,7 @@ class RqWorker(BaseWorker):
 
     job_class = TicketJob
 
-    def __init__(self, queue: Queue, run: str, work: TicketWork, *, name: str, grace_s: float):
+    def __init__(self, queue: Queue, run: str, work: TicketHandler, *, name: str, grace_s: float):
         """`name`: see `incarnation_name`. `grace_s`: how long tickets in flight may go on after a stop."""
         super().__init__(
             [queue],
@@ -105,10 +105,10 @@ class RqWorker(BaseWorker):
         self._closing = threading.Event()
         self._patience = Patience(unanswered_s=inf, unready_s=inf, closed=self._closing)
         self._source = TicketSource(queue, self._patience)
-        self._ledger = Ledger(queue, self.name, self.key, self._patience)
+        self._ledger = JobRecords(queue, self.name, self.key, self._patience)
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
-        self._in_flight: dict[str, tuple[asyncio.Task[None], Record]] = {}
+        self._in_flight: dict[str, tuple[asyncio.Task[None], JobRecord]] = {}
         self._groups_per_ticket = MAX_GROUPS  # until the first ticket tells
         self._threads = ThreadPoolExecutor(2, "rq")
         self._writer = ThreadPoolExecutor(1, "rq-ledger")
@@ -188,12 +188,12 @@ class RqWorker(BaseWorker):
                 await self._call(self._source.put_back, jobs)
                 self.give_up(error)
 
-    async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[Record, Ticket]]:
+    async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[JobRecord, Ticket]]:
         """Keep the tickets that fit (one at least), put back the others; file what is none as failed."""
-        accepted: list[tuple[Record, Ticket]] = []
+        accepted: list[tuple[JobRecord, Ticket]] = []
         too_many: list[TicketJob] = []
         for job in jobs:
-            record = Record(job)
+            record = JobRecord(job)
             try:
                 ticket = job.ticket(self._run)
             except TicketRefused as error:
@@ -210,7 +210,7 @@ class RqWorker(BaseWorker):
             await self._call(self._source.put_back, too_many)
         return accepted
 
-    async def _start(self, accepted: Sequence[tuple[Record, Ticket]]) -> None:
+    async def _start(self, accepted: Sequence[tuple[JobRecord, Ticket]]) -> None:
         if not accepted:
             return
         tickets = [ticket for _, ticket in accepted]
@@ -224,7 +224,7 @@ class RqWorker(BaseWorker):
                 record.end(JobStatus.FINISHED)
             self._ledger.note(record)
 
-    async def _perform(self, record: Record, taken: Taken) -> None:
+    async def _perform(self, record: JobRecord, taken: TicketGroups) -> None:
         try:
             await taken.run()
         except asyncio.CancelledError:

@@ -37,7 +37,7 @@ from rollq.workers.engines.openai.completions_api import (
 )
 from rollq.workers.engines.openai.weight_routes import Weights
 from rollq.workers.engines.protocol import EngineDead, WeightsVersion
-from rollq.workers.http.client import TryAgain, exchange, open_session, stream
+from rollq.workers.http.client import TransientError, exchange, open_session, stream
 from rollq.workers.http.retries import RetryPolicy, backoff_s
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Servers:
             if not server.out:
                 try:
                     return await weight_routes.check(self._session(), server.url, weights)
-                except (TryAgain, ValueError) as error:
+                except (TransientError, ValueError) as error:
                     refusals.append(f"{server.url}: {error}")
         raise WeightsError(
             f"no server can load weights {str(weights.folder)!r}: {'; '.join(refusals)}. They must be in a folder that "
@@ -161,9 +161,9 @@ class Servers:
                 async for event in stream(self._session(), f"{server.url}/completions", _named(server, body)):
                     into.add(event)
                 if into.reason is None:
-                    raise TryAgain("the answer ended without a finish_reason")
+                    raise TransientError("the answer ended without a finish_reason")
                 return
-            except TryAgain as error:
+            except TransientError as error:
                 failures, failed, server.sure = failures + 1, server, False
                 pause_s = backoff_s(self._policy, failures, error.retry_after_s, random.random())
                 if pause_s is None:
@@ -190,7 +190,7 @@ class Servers:
                 self._sessions.popitem(last=False)
         return chosen
 
-    def _put_out(self, server: Server, error: TryAgain) -> bool:
+    def _put_out(self, server: Server, error: TransientError) -> bool:
         """Give a server that failed nothing more until it has shown that it works; whether there is another."""
         others = any(not other.out for other in self._servers if other is not server)
         if others and not server.out:
@@ -216,7 +216,7 @@ class Servers:
         while True:
             try:
                 await self._meet(server)
-            except TryAgain as error:
+            except TransientError as error:
                 failures += 1
                 log.log(logging.INFO if failures == 1 else logging.DEBUG, "waiting for %s: %s", server.url, error)
                 endless = RetryPolicy(failures, self._policy.first_s, self._policy.longest_s)
@@ -237,7 +237,7 @@ class Servers:
             other = next((other for other in self._servers if not other.out), None)
             named = self._weights is not None  # and it has them
             if other is not None and not named and not await self._same(server, other):
-                raise TryAgain(f"its answers are not those of {other.url}: it serves other weights")
+                raise TransientError(f"its answers are not those of {other.url}: it serves other weights")
             server.out = False
 
     async def _same(self, server: Server, other: Server) -> bool:
@@ -267,13 +267,13 @@ class Servers:
             return False
         return True
 
-    async def _blame(self, error: TryAgain) -> None:
+    async def _blame(self, error: TransientError) -> None:
         """Raise `EngineDead` unless a server that gets requests answers the simplest one."""
         last = error
         for server in [server for server in self._servers if not server.out]:
             try:
                 await self._probe(server)
-            except TryAgain as also:
+            except TransientError as also:
                 last = also
             else:
                 return

@@ -36,8 +36,10 @@ class Weights:
 
 
 async def resume(http: aiohttp.ClientSession, url: str) -> None:
-    """Let a server generate that somebody may have left paused. Raises `TryAgain`; `ValueError` when it has no routes
-    for weights."""
+    """Resume a server that may have been left paused.
+
+    Raises `TransientError`, or `ValueError` when the server has no routes for weights.
+    """
     try:
         await _post(http, url, "resume")
     except ValueError as error:
@@ -45,14 +47,14 @@ async def resume(http: aiohttp.ClientSession, url: str) -> None:
 
 
 async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
-    """Raise `TryAgain` or `ValueError` unless the server can read the folder. Nothing changes there."""
+    """Raise `TransientError` or `ValueError` unless the server can read the folder. Nothing changes there."""
     await _call(http, url, "rollq_check", str(weights.folder))
 
 
 async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
     """Make a server without requests serve `weights`, if it does not yet.
 
-    Raises `TryAgain` or `ValueError` when it does not take them; it is left paused then, under another name.
+    Raises `TransientError` or `ValueError` when it does not take them; it is left paused then, under another name.
     """
     if await exchange(http, "GET", f"{_root(url)}/weight_info", None) == {"weight_version": weights.name}:
         return
