@@ -1,7 +1,7 @@
 """The reward of a GSM8K answer: 1 for the right number, and 0.1 more when it stands where it was asked for."""
 
-from rollq.buffer.rollouts import Prompt, Sample
-from rollq.workers.judging.matching import match_math
+from rollq.buffer import Prompt, Sample
+from rollq.workers import match_math
 
 
 def reward(prompt: Prompt, sample: Sample) -> dict[str, float]:

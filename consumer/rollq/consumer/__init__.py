@@ -1,13 +1,42 @@
 """Groups to batches: what a trainer imports.
 
-`Consumer` takes each step's batch from the replay buffer, hands weights to the workers and keeps the trainer's place;
-`Batch` turns groups into micro-batches; `rollq.consumer.grpo` has the loss, `rollq.consumer.trainer` the reference
-trainer. This package imports without torch; `Batch.micro_batches` and what needs gradients import it.
+`Consumer` takes each step's batch from the replay buffer, hands weights to the workers and records how far the trainer
+has come; `Batch` turns groups into micro-batches; `grpo_loss` is a loss for them, and `rollq.consumer.trainer` the
+reference trainer. Names are imported when they are used: only what needs gradients imports torch.
 """
 
-from rollq.buffer.advantages import AdvantageSettings
-from rollq.consumer.batch import Batch, BatchCounts, TokenSequence
-from rollq.consumer.consumer import Consumer
-from rollq.consumer.settings import ConsumerSettings
+from typing import TYPE_CHECKING
 
-__all__ = ["AdvantageSettings", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "TokenSequence"]
+from rollq.buffer.lazy import lazy_exports
+
+__all__ = [
+    "AdvantageSettings",
+    "Batch",
+    "BatchCounts",
+    "Consumer",
+    "ConsumerSettings",
+    "GrpoSettings",
+    "MicroBatch",
+    "TokenSequence",
+    "grpo_loss",
+]
+
+if TYPE_CHECKING:
+    from rollq.buffer.advantages import AdvantageSettings
+    from rollq.consumer.batch import Batch, BatchCounts, TokenSequence
+    from rollq.consumer.consumer import Consumer
+    from rollq.consumer.grpo import grpo_loss
+    from rollq.consumer.micro_batch import MicroBatch
+    from rollq.consumer.settings import ConsumerSettings, GrpoSettings
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "rollq.buffer.advantages": "AdvantageSettings",
+            "rollq.consumer.batch": "Batch BatchCounts TokenSequence",
+            "rollq.consumer.consumer": "Consumer",
+            "rollq.consumer.grpo": "grpo_loss",
+            "rollq.consumer.micro_batch": "MicroBatch",
+            "rollq.consumer.settings": "ConsumerSettings GrpoSettings",
+        },
+    )

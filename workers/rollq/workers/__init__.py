@@ -4,3 +4,68 @@ Read in this order: `run` wires a worker together; `groups` leases groups, runs 
 generates each sample, `judging` scores it, `weight_follower` keeps the engine's weights current; `engines` does the
 inference, over `http` where the engine is a server. `rq` is all that RQ sees of a worker.
 """
+
+from typing import TYPE_CHECKING
+
+from rollq.buffer.lazy import lazy_exports
+
+__all__ = [
+    "AgentLoop",
+    "CallError",
+    "Completion",
+    "Conversation",
+    "Engine",
+    "EngineDead",
+    "Environment",
+    "ModelPool",
+    "Opening",
+    "Request",
+    "Rollout",
+    "Sampling",
+    "Step",
+    "SwapMode",
+    "Tokenizer",
+    "WeightsVersion",
+    "finish",
+    "match_math",
+    "next_request",
+    "parse_reason",
+    "prompt_messages",
+    "tokens_left",
+]
+
+if TYPE_CHECKING:
+    from rollq.workers.agents.conversation import Conversation
+    from rollq.workers.agents.environments import Environment, Opening, Step
+    from rollq.workers.agents.loops import AgentLoop, Rollout, finish
+    from rollq.workers.agents.multi_turn import next_request, prompt_messages, tokens_left
+    from rollq.workers.agents.tool_calls import CallError
+    from rollq.workers.engines.protocol import (
+        Completion,
+        Engine,
+        EngineDead,
+        Request,
+        Sampling,
+        SwapMode,
+        Tokenizer,
+        WeightsVersion,
+        parse_reason,
+    )
+    from rollq.workers.http.pools import ModelPool
+    from rollq.workers.judging.matching import match_math
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "rollq.workers.agents.conversation": "Conversation",
+            "rollq.workers.agents.environments": "Environment Opening Step",
+            "rollq.workers.agents.loops": "AgentLoop Rollout finish",
+            "rollq.workers.agents.multi_turn": "next_request prompt_messages tokens_left",
+            "rollq.workers.agents.tool_calls": "CallError",
+            "rollq.workers.engines.protocol": (
+                "Completion Engine EngineDead Request Sampling SwapMode Tokenizer WeightsVersion parse_reason"
+            ),
+            "rollq.workers.http.pools": "ModelPool",
+            "rollq.workers.judging.matching": "match_math",
+        },
+    )
