@@ -9,9 +9,8 @@ from tqdm import tqdm
 
 from benchmarks.world import TASK
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.rollouts import Status
-from rollq.buffer.store.keys import TaskKeys
+from rollq.buffer.store.keys import TaskKeys, task_keys
 
 GROUPS_PER_TRIP = 5_000
 ARRIVALS = 1 << 32

@@ -21,9 +21,9 @@ import orjson
 from benchmarks.results import Result
 from benchmarks.world import TASK, server
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.replies import Claimed
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.workers.engines.simulated import length_of
 

@@ -19,11 +19,11 @@ from rq import Queue, SimpleWorker
 from benchmarks.jobs import empty_job
 from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, run, server
-from rollq.buffer.admission import MAX_IDS_PER_CALL
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskSettings
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.tickets import enqueue_tickets, open_queue, tickets_missing
 from rollq.workers.run import run_worker
 from rollq.workers.settings import WorkerSettings

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.errors import FencedError
 from rollq.buffer.replies import Claimed, PutOutcome
 from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.staleness import counted_version, is_stale, stale_threshold, staleness, token_mask
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World, make_sample
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.replies import PromptStats, PutOutcome
 from rollq.buffer.rollouts import GroupResult, Lease, Prompt, SampleStatus
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World, make_sample
 

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.errors import (
     CheckpointOverdue,
     ConfigError,
@@ -25,6 +24,7 @@ from rollq.buffer.replies import Claimed, PutOutcome, Shortfall
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store import functions
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ReleaseMode
 from support.buffer_run import World, make_sample
@@ -136,8 +136,8 @@ def test_a_task_that_refuses_a_worker_keeps_no_lease_of_another_from_it(world: W
 def test_a_repeated_lease_call_grants_the_same_groups(world: World) -> None:
     world.start().admit(4)
     args = ("lease", task_keys(world.buffer.run, "math").clock, world.buffer.incarnation, "w", "nonce", 1, 0, 2, 0, 1)
-    first = functions.call(world.buffer.client, world.buffer.patience, *args)
-    again = functions.call(world.buffer.client, world.buffer.patience, *args)
+    first = world.buffer.call(*args)
+    again = world.buffer.call(*args)
     assert first == again
     assert len(first) == 3
     assert world.statuses() == {"pending": 2, "running": 2}
@@ -580,10 +580,10 @@ class Rank(Buffer):
     def readiness(self, task: str, step: int) -> tuple[int, int]:
         return 1000, 0
 
-    def _call(self, name: str, key: str, *args: Any) -> Any:
+    def call(self, name: str, key: str, *args: Any) -> Any:
         if name == self.moment:
             self.meanwhile()
-        return super()._call(name, key, *args)
+        return super().call(name, key, *args)
 
 
 @pytest.mark.parametrize("moment", ["plan", "release"], ids=["before it is undone", "while it is undone"])

@@ -18,10 +18,10 @@ from hypothesis.stateful import (
 )
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.errors import StaleWorker
 from rollq.buffer.replies import Claimed, PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, Lease, Status
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ReleaseMode, ResumeMode
 from support.buffer_run import World, make_sample

@@ -9,7 +9,6 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.errors import (
     ClaimTimeout,
     ConfigError,
@@ -19,6 +18,7 @@ from rollq.buffer.errors import (
     TrainerHeld,
     WeightsError,
 )
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.training import ReleaseMode
 from rollq.buffer.weights.store import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings

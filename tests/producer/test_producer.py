@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.errors import InvalidPrompt, StoreLost
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import SampleStatus, Status
 from rollq.buffer.settings import EvaluationSettings
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
 from rollq.producer.producer import EvaluationFeed, Producer, state_of
@@ -354,8 +354,10 @@ def test_xp15_a_tasks_own_hook_ends_its_production(server_url: str, run_name: st
         seen.append(state)
         return state.outstanding < 8
 
-    with producer(server_url, run_name, task, should_continue=enough) as made:
-        buffer = made._buffer
+    with (
+        producer(server_url, run_name, task, should_continue=enough) as made,
+        Buffer.connect(server_url, run_name) as buffer,
+    ):
         begin(buffer)
         made.tick()
         made.tick()
@@ -370,13 +372,16 @@ def test_a_hook_that_is_slow_to_say_no_does_not_wake_engines_that_were_sent_to_s
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 20))
 
     def slow(state: TaskState) -> bool:
-        made._buffer.sleep(held, "step 1 is being trained")
+        buffer.sleep(held, "step 1 is being trained")
         return False
 
-    with producer(server_url, run_name, task, should_continue=slow) as made:
-        held = begin(made._buffer)
+    with (
+        producer(server_url, run_name, task, should_continue=slow) as made,
+        Buffer.connect(server_url, run_name) as buffer,
+    ):
+        held = begin(buffer)
         made.tick()
-        assert made._buffer.clock(TASK).control is Control.SLEEP
+        assert buffer.clock(TASK).control is Control.SLEEP
 
 
 def test_xp15_a_hook_that_fails_ends_nothing(
@@ -387,11 +392,14 @@ def test_xp15_a_hook_that_fails_ends_nothing(
     def broken(state: TaskState) -> bool:
         raise ZeroDivisionError("a mistake in the hook")
 
-    with producer(server_url, run_name, task, should_continue=broken) as made:
-        begin(made._buffer)
+    with (
+        producer(server_url, run_name, task, should_continue=broken) as made,
+        Buffer.connect(server_url, run_name) as buffer,
+    ):
+        begin(buffer)
         made.tick()
         made.tick()
-        assert made._buffer.clock(TASK).control is Control.RUN
+        assert buffer.clock(TASK).control is Control.RUN
         assert caplog.text.count("its should_continue hook failed") == 1
 
 

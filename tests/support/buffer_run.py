@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.replies import Claimed, PutOutcome, TrainerEpoch
 from rollq.buffer.rollouts import (
     FinishReason,
@@ -21,6 +20,7 @@ from rollq.buffer.rollouts import (
     VersionSpan,
 )
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.keys import task_keys
 
 
 def make_sample(

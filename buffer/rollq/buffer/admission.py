@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from rollq.buffer.core import BufferCore, task_keys
-from rollq.buffer.replies import Admitted, PromptStats, Reaped
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.replies import Admitted, Control, PromptStats
 from rollq.buffer.rollouts import Prompt, Status
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.sweeping import MAX_IDS_PER_CALL, Sweeping
 from rollq.buffer.wire.prompts import encode_prompt
 
-MAX_IDS_PER_CALL = 1000
-SWEEP_IDS_PER_CALL = 50
-"""Keeps one call of the sweep to 1 or 2 ms of the server's time, a few when its memory is cold."""
 
-
-class Admission(BufferCore):
+class Admission(Sweeping):
     """Calls of producers. Any number of them may run for one task."""
 
     def admit(
@@ -37,7 +35,7 @@ class Admission(BufferCore):
             for prompt, after in prompts[:MAX_IDS_PER_CALL]
             for item in (after, "" if prompt.row is None else prompt.row, encode_prompt(prompt))
         ]
-        count, first_id, now = self._call_task("admit", task, epoch, cursor, target, step, *args)
+        count, first_id, now = self.call_task("admit", task, epoch, cursor, target, step, *args)
         return Admitted(count, first_id, now)
 
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
@@ -47,7 +45,7 @@ class Admission(BufferCore):
         """
         key = task_keys(self.run, task).prompts
         chunks = [rows[at : at + MAX_IDS_PER_CALL] for at in range(0, len(rows), MAX_IDS_PER_CALL)]
-        found = self._read_all([("HMGET", key, *chunk) for chunk in chunks])
+        found = self.send_all([("HMGET", key, *chunk) for chunk in chunks])
         values = zip(rows, chain.from_iterable(found), strict=True)
         return {row: _decode_stats(value) for row, value in values if value is not None}
 
@@ -64,23 +62,17 @@ class Admission(BufferCore):
         if limit <= 0:
             return 0
         names = [status.value for status in statuses]
-        return int(self._call_task("recycle", task, epoch, target, min(limit, MAX_IDS_PER_CALL), *names))
+        return int(self.call_task("recycle", task, epoch, target, min(limit, MAX_IDS_PER_CALL), *names))
 
-    def reap(self, task: str) -> Reaped:
-        """Take back the groups of workers whose lease ran out. Call it about once a second, from anywhere."""
-        requeued, quarantined, held = self._call_task("reap", task, MAX_IDS_PER_CALL)
-        return Reaped(requeued, quarantined, bool(held))
+    def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
+        """Let a task's production go on, pause or end, and say why; engines that sleep stay asleep.
 
-    def expire(self, task: str) -> int:
-        """Move every completed or aborted group that is too stale to expired, or drop it. Returns how many.
-
-        Only tidies up: such groups stopped counting the moment the version or step moved.
+        `only_from`: nothing happens when the task has another control by then. Raises ConfigError for `SLEEP`, which is
+        the trainer's to want.
         """
-        total, more = 0, True
-        while more:
-            expired, dropped, more = self._call_task("expire", task, SWEEP_IDS_PER_CALL)
-            total += expired + dropped
-        return total
+        if control is Control.SLEEP:
+            raise ConfigError("engines are put to sleep by the trainer that needs their memory")
+        self.call_task("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
 
 
 def _decode_stats(value: bytes) -> PromptStats:

@@ -2,61 +2,29 @@
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import redis
 
-from rollq.buffer.errors import ConfigError, StoreLost
-from rollq.buffer.replies import Clock, Control
+from rollq.buffer.errors import StoreLost
+from rollq.buffer.replies import Clock, Control, LiveModel
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store import functions
-from rollq.buffer.store.connection import Patience, connect, patiently
-from rollq.buffer.store.events import Events
-from rollq.buffer.store.keys import RunKeys, TaskKeys
-from rollq.buffer.store.pipelining import Command, pipeline
+from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.run import RunStore
 
 _TEXT_RULES = ("kind", "order", "expiry", "stragglers", "resume")
 _NEVER = 2**31 - 1
 
 
-class BufferCore:
-    """Connection, creation and clocks. Thread-safe; holds no state that another process could not rebuild."""
+class BufferCore(RunStore):
+    """Runs and tasks: their creation, clocks and rules, which every role may read."""
 
-    def __init__(self, client: redis.Redis, run: str, patience: Patience) -> None:
+    def __init__(self, client: redis.Redis, run: str, patience: Patience | None = None) -> None:
         """Use `connect`. `client` must answer in bytes."""
-        self.client = client
-        self.run = run
-        self.keys = RunKeys(run)
-        self.patience = patience
-        self._incarnation: str | None = None
+        super().__init__(client, run, patience)
         self._rules: dict[str, TaskRules] = {}
-
-    @classmethod
-    def connect(cls, url: str, run: str, *, password: str | None = None, patience: Patience | None = None) -> Self:
-        """Open the buffer of `run` on the server at `url`, and load the functions where they are missing.
-
-        Raises ConfigError (the run's name), ServerUnavailable, ServerRefused, RunMismatch.
-        """
-        RunKeys(run)
-        client = connect(url, password)
-        try:
-            functions.load_library(client)
-        except BaseException:
-            client.close()
-            raise
-        return cls(client, run, patience or Patience())
-
-    def close(self) -> None:
-        """Close the connections, and end every wait for the server."""
-        self.patience.closed.set()
-        self.client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     # -- creation ---------------------------------------------------------------------------------------------------
 
@@ -65,28 +33,15 @@ class BufferCore:
 
         Raises RunMismatch, with both values.
         """
-        reply = self._call("create_run", self.keys.info, secrets.token_hex(16), functions.SCHEMA, model, tokenizer)
+        reply = self.call("create_run", self.keys.info, secrets.token_hex(16), functions.SCHEMA, model, tokenizer)
         self._incarnation = reply.decode()
-
-    @property
-    def incarnation(self) -> str:
-        """The run's identity in this store, learnt once. Raises StoreLost when the run is not there."""
-        if self._incarnation is None:
-            found = patiently(self.client, lambda: self.client.hget(self.keys.info, "incarnation"), self.patience)
-            if not isinstance(found, bytes):
-                raise StoreLost(
-                    f"run {self.run!r} is not in this store: it was never created here (a producer, a worker or `rollq "
-                    "train` does), or the store lost its data"
-                )
-            self._incarnation = found.decode()
-        return self._incarnation
 
     def register_task(self, task: str, rules: TaskRules) -> None:
         """Create the task with its rules, or compare them with those it has. Raises RunMismatch naming the rule."""
         keys = task_keys(self.run, task)
-        epoch, nonce, version, from_step = self._call("add_task", self.keys.info, self.incarnation, task)
+        epoch, nonce, version, from_step = self.call("add_task", self.keys.info, self.incarnation, task)
         fields = [item for pair in encode_rules(rules).items() for item in pair]
-        self._call(
+        self.call(
             "register_task", keys.clock, self.incarnation, self.keys.events, epoch, nonce, version, from_step, *fields
         )
         self._rules[task] = rules
@@ -97,7 +52,7 @@ class BufferCore:
         """Names of the run's tasks, sorted. Raises StoreLost when the run is gone, which an empty list would hide."""
         known = self.incarnation
         reads = [("HGET", self.keys.info, "incarnation"), ("SMEMBERS", self.keys.tasks)]
-        found, names = self._read_at_once(reads)
+        found, names = self.transaction(reads)
         if found is None or found.decode() != known:
             raise StoreLost(f"run {self.run!r} is not in this store any more, or another incarnation of it is")
         return sorted(name.decode() for name in names)
@@ -106,25 +61,15 @@ class BufferCore:
         """Names of the tasks that are trained on, sorted; the others are evaluations."""
         return [task for task in self.tasks() if self.rules(task).kind == "train"]
 
-    def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
-        """Let a task's production go on, pause or end, and say why; engines that sleep stay asleep.
-
-        `only_from`: nothing happens when the task has another control by then. Raises ConfigError for `SLEEP`, which is
-        the trainer's to want.
-        """
-        if control is Control.SLEEP:
-            raise ConfigError("engines are put to sleep by the trainer that needs their memory")
-        self._call_task("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
-
     def clock(self, task: str) -> Clock:
         """The task's clock. Raises StoreLost when the task, or this incarnation of the run, is gone."""
-        fields: Mapping[bytes, bytes] = self._read(lambda: self.client.hgetall(task_keys(self.run, task).clock))
+        fields: Mapping[bytes, bytes] = self.send(lambda: self.client.hgetall(task_keys(self.run, task).clock))
         return self._decode_clock(task, fields)
 
     def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
         """What is wanted of each task, and for `SLEEP` why, in one trip. Raises StoreLost like `clock`."""
         keys = [task_keys(self.run, task).clock for task in tasks]
-        found = self._read_all([("HMGET", key, "incarnation", "control", "sleep") for key in keys])
+        found = self.send_all([("HMGET", key, "incarnation", "control", "sleep") for key in keys])
         wanted: dict[str, tuple[Control, str]] = {}
         for task, (incarnation, control, sleep) in zip(tasks, found, strict=True):
             self._check_incarnation(task, incarnation and incarnation.decode())
@@ -137,43 +82,12 @@ class BufferCore:
             self._rules[task] = self.clock(task).rules
         return self._rules[task]
 
-    def events(self, *kinds: str) -> Events:
-        """A subscription to the run's wake-ups, or to those of some kinds; see `Events`."""
-        return Events(self.client, self.keys.events, self.patience, kinds)
-
-    def memory_fraction(self) -> float:
-        """Used share of the server's `maxmemory`, 0 without a limit."""
-        info: Mapping[str, Any] = self._read(lambda: self.client.info("memory"))
-        limit = int(info.get("maxmemory", 0))
-        return int(info["used_memory"]) / limit if limit else 0.0
-
-    # -- for the parts ----------------------------------------------------------------------------------------------
-
-    def _call(self, name: str, key: str, *args: Any) -> Any:
-        return functions.call(self.client, self.patience, name, key, *args)
-
-    def _call_task(self, name: str, task: str, *args: Any) -> Any:
-        return self._call(name, task_keys(self.run, task).clock, self.incarnation, *args)
-
-    def _call_all(self, calls: Sequence[Command]) -> list[Any]:
-        """Functions in one trip; `calls` are (name, key, arguments ...). Raises the first error, when all have run."""
-        replies = functions.call_all(self.client, self.patience, lambda: calls)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
-
-    def _read(self, command: Any) -> Any:
-        return patiently(self.client, command, self.patience)
-
-    def _read_all(self, commands: Sequence[Command]) -> list[Any]:
-        """Plain commands in one trip."""
-        return pipeline(self.client, self.patience, lambda: commands, _good)
-
-    def _read_at_once(self, commands: Sequence[Command]) -> list[Any]:
-        """Plain commands in one trip, between which nothing happens."""
-        replies: list[Any] = self._read_all([("MULTI",), *commands, ("EXEC",)])[-1]
-        return replies
+    def live_model(self) -> LiveModel | None:
+        """The weights to serve; None before the first trainer has begun."""
+        fields = self.send(lambda: self.client.hmget(self.keys.model, "epoch", "version", "digest", "uri"))
+        if fields[0] is None:
+            return None
+        return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode())
 
     def _check_incarnation(self, task: str, found: str | None) -> None:
         if found != self.incarnation:
@@ -198,18 +112,6 @@ class BufferCore:
             rules=decode_rules(fields),
             floors={int(name[6:]): int(value) for name, value in fields.items() if name.startswith("floor:")},
         )
-
-
-def _good(_: int, reply: Any) -> Any:
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
-
-
-@lru_cache(maxsize=1024)
-def task_keys(run: str, task: str) -> TaskKeys:
-    """Keys of a task; checked and built once."""
-    return TaskKeys(run, task)
 
 
 def encode_rules(rules: TaskRules) -> dict[str, str | int]:
@@ -278,3 +180,8 @@ def decode_rules(fields: Mapping[str, str]) -> TaskRules:
 def pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:
     """The (name, value) pairs of a hash in a function's reply."""
     return zip(flat[::2], flat[1::2], strict=True)
+
+
+def number(value: bytes) -> float:
+    """A number as the functions write it: an int unless it has a fraction or an exponent."""
+    return float(value) if b"." in value or b"e" in value else int(value)

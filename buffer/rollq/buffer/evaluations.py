@@ -1,13 +1,16 @@
 """Evaluations: what groups that are never trained say about one version of the weights."""
 
+import secrets
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from rollq.buffer.batches import Batches
-from rollq.buffer.core import task_keys
+from rollq.buffer.replies import BatchState
+from rollq.buffer.store.keys import task_keys
 
+BatchType = Literal["train", "eval"]
 GROUPS_PER_TRIP = 500
 
 
@@ -26,17 +29,27 @@ class EvaluatedGroup(NamedTuple):
 class Evaluations(Batches):
     """Calls of who evaluates: a trainer, or a coordinator."""
 
+    def open_batch(self, task: str, batch_id: str, kind: BatchType, *, step: int, digest: str = "") -> BatchState:
+        """Begin a batch, or return the one that stands under this id with the same `digest` of its content.
+
+        An evaluation is of the version that is live now, in a task of kind eval. Raises `BatchRefused` (a ValueError).
+        """
+        handle, _ = self.call_task(
+            "open_batch", task, batch_id, f"{batch_id}-{secrets.token_hex(8)}", kind, step, digest
+        )
+        return self.batch_by_handle(task, handle.decode())
+
     def evaluated(self, task: str, handle: str) -> list[EvaluatedGroup]:
         """The groups of an evaluation that is not closed yet, in the order of its prompts; no payload is read."""
         keys = task_keys(self.run, task)
-        ids = self._read(lambda: self.client.lrange(keys.batch_groups(handle), 0, -1))
+        ids = self.send(lambda: self.client.lrange(keys.batch_groups(handle), 0, -1))
         found: list[EvaluatedGroup] = []
         for start in range(0, len(ids), GROUPS_PER_TRIP):
             commands = [
                 ("HMGET", keys.group(int(group_id)), "status", "reward", "tokens", "letters")
                 for group_id in ids[start : start + GROUPS_PER_TRIP]
             ]
-            found += [_evaluated(*fields) for fields in self._read_all(commands)]
+            found += [_evaluated(*fields) for fields in self.send_all(commands)]
         return found
 
     def close_evaluation(self, task: str, handle: str, result: bytes = b"{}") -> bytes:
@@ -46,7 +59,7 @@ class Evaluations(Batches):
         """
         more = 1
         while more:
-            more, stands = self._call_task("close_evaluation", task, handle, GROUPS_PER_TRIP, result)
+            more, stands = self.call_task("close_evaluation", task, handle, GROUPS_PER_TRIP, result)
         return bytes(stands)
 
 

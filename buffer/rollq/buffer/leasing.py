@@ -9,14 +9,14 @@ from typing import Any
 
 import orjson
 
-from rollq.buffer.core import BufferCore, pairs, task_keys
+from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import CorruptFrame, InvalidGroup, StaleWorker
-from rollq.buffer.replies import Leased, LiveModel, PutOutcome
+from rollq.buffer.replies import Leased, PutOutcome
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import brings_labels, counted_version
-from rollq.buffer.store import functions
 from rollq.buffer.store.functions import EpochMoved
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.samples import decode_sample, encode_group
@@ -43,13 +43,6 @@ class Leasing(BufferCore):
         self._floors: dict[str, Floors] = {}
         self._drained_for: str | None = None
 
-    def live_model(self) -> LiveModel | None:
-        """The weights to serve; None before the first trainer has begun."""
-        fields = self._read(lambda: self.client.hmget(self.keys.model, "epoch", "version", "digest", "uri"))
-        if fields[0] is None:
-            return None
-        return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode())
-
     def lease(
         self,
         tasks: Sequence[str],
@@ -72,7 +65,7 @@ class Leasing(BufferCore):
         for task in sorted(shares, key=lambda task: task != self._drained_for):
             nonce, share, first = secrets.token_hex(8), shares[task], int(idle and not found)
             try:
-                reply = self._call_task("lease", task, worker, nonce, epoch, version, share, suspects_held, first)
+                reply = self.call_task("lease", task, worker, nonce, epoch, version, share, suspects_held, first)
             except StaleWorker:
                 if found:  # leases that the caller never hears of would pass for a death
                     break
@@ -92,11 +85,11 @@ class Leasing(BufferCore):
         if len(tasks) == 1:
             return {tasks[0]: n}
         evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
-        pins = self._read_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
+        pins = self.send_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
         others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
         tasks = [task for task in tasks if task not in others]
         pending = [task_keys(self.run, task).status(Status.PENDING) for task in tasks]
-        heads: list[list[bytes]] = self._read_all([("ZRANGE", key, 0, n - 1, "WITHSCORES") for key in pending])
+        heads: list[list[bytes]] = self.send_all([("ZRANGE", key, 0, n - 1, "WITHSCORES") for key in pending])
         best = sorted((float(score), index) for index, head in enumerate(heads) for score in head[1::2])[:n]
         counted = Counter(tasks[index] for _, index in best)
         return {task: counted[task] for task in tasks if counted[task]}
@@ -105,7 +98,7 @@ class Leasing(BufferCore):
         """Move the deadline of leases; returns those that are no longer the caller's."""
         gone: list[Lease] = []
         for task, mine in _by_task(leases).items():
-            lost = set(self._call_task("renew", task, *_fences(mine)))
+            lost = set(self.call_task("renew", task, *_fences(mine)))
             gone += [lease for lease in mine if lease.group_id in lost]
         return gone
 
@@ -115,7 +108,7 @@ class Leasing(BufferCore):
         Returns how many went back.
         """
         return sum(
-            int(self._call_task("hand_back", task, int(counted), error or "", *_fences(mine)))
+            int(self.call_task("hand_back", task, int(counted), error or "", *_fences(mine)))
             for task, mine in _by_task(leases).items()
         )
 
@@ -153,7 +146,7 @@ class Leasing(BufferCore):
             yield (*put, *args)
 
         words: list[bytes] = []
-        for reply in functions.call_all(self.client, self.patience, calls):
+        for reply in self.call_each(calls):
             if isinstance(reply, EpochMoved):
                 self._floors.pop(task, None)
                 break
@@ -170,11 +163,11 @@ class Leasing(BufferCore):
 
     def report_worker(self, worker: str, report: Mapping[str, Any]) -> None:
         """Leave plain facts about a worker for monitors."""
-        self._call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)), 0)
+        self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)), 0)
 
     def forget_worker(self, worker: str) -> None:
         """A worker that stops takes its report along."""
-        self._call("report_worker", self.keys.info, self.incarnation, worker, b"", 1)
+        self.call("report_worker", self.keys.info, self.incarnation, worker, b"", 1)
 
 
 def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:

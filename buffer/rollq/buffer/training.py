@@ -6,29 +6,26 @@ every task, and back only when all are done.
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 import orjson
 
-from rollq.buffer.admission import MAX_IDS_PER_CALL, Admission
-from rollq.buffer.core import pairs, task_keys
-from rollq.buffer.errors import ConfigError, CorruptFrame, CorruptGroup, HistoryGone, TrainerHeld
-from rollq.buffer.replies import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Group, PipelineOutput
-from rollq.buffer.store.pipelining import Command, pipeline
-from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.samples import decode_sample
+from rollq.buffer.core import number, pairs
+from rollq.buffer.errors import ConfigError, HistoryGone, TrainerHeld
+from rollq.buffer.fetching import Fetching
+from rollq.buffer.replies import Claimed, ClaimedGroup, Production, Shortfall, TrainerEpoch
+from rollq.buffer.rollouts import PipelineOutput
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.sweeping import MAX_IDS_PER_CALL, Sweeping
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 ReleaseMode = Literal["return", "drop", "quarantine"]
 TRAINER_LEASE_S = 30.0
 """For so long after its last sign of life a trainer keeps others out; safety rests on epochs alone."""
 CHECKPOINT_IDS_PER_CALL = 200
-FETCH_GROUPS_PER_TRIP = 64
 
 
-class Training(Admission):
+class Training(Fetching, Sweeping):
     """Calls of the trainer; all but `claim` and `fetch` are rank 0's."""
 
     def begin_epoch(
@@ -52,19 +49,19 @@ class Training(Admission):
             raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
         tasks = self.tasks()
         self._check_history(tasks, from_step, None if takeover else trainer_id)
-        epoch, nonce, at_step, as_mode = self._call(
+        epoch, nonce, at_step, as_mode = self.call(
             "begin_epoch_run", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
             mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover),
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
-        claimed = {task: self._call_task("begin_epoch", task, epoch, held.nonce, at_step) for task in tasks}
+        claimed = {task: self.call_task("begin_epoch", task, epoch, held.nonce, at_step) for task in tasks}
         # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
         last_claimed = max(claimed.values(), default=at_step)
         self._forget_plans(held, (last_claimed if as_mode == b"replay" else at_step) + 1, last_claimed + 1)
         for task, claimed_step in claimed.items():
             for step in range(claimed_step, at_step, -1):
-                self._call_task("rewind", task, epoch, held.nonce, step, as_mode)
-            while self._call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL):
+                self.call_task("rewind", task, epoch, held.nonce, step, as_mode)
+            while self.call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL):
                 pass
         return held
 
@@ -81,15 +78,14 @@ class Training(Admission):
                 )
 
     def _check_holder(self, trainer_id: str) -> None:
-        holder, deadline_ms = self._read(lambda: self.client.hmget(self.keys.trainer, "trainer_id", "deadline_ms"))
-        seconds, microseconds = self._read(lambda: self.client.time())
-        if holder and holder.decode() != trainer_id and int(deadline_ms) > seconds * 1000 + microseconds // 1000:
+        holder, deadline_ms = self.send(lambda: self.client.hmget(self.keys.trainer, "trainer_id", "deadline_ms"))
+        if holder and holder.decode() != trainer_id and int(deadline_ms) > self.server_ms():
             raise TrainerHeld(f"trainer {holder.decode()!r} holds the run; wait until it ends, or take over on purpose")
 
     def renew_trainer(self, held: TrainerEpoch) -> None:
         """Show that the trainer lives. Raises FencedError when it was replaced."""
         lease_ms = round(TRAINER_LEASE_S * 1000)
-        self._call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms)
+        self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms)
 
     def sleep(self, held: TrainerEpoch, why: str) -> None:
         """Have engines give their memory away; workers report `why` as `asleep_for` once they have. '' wakes them.
@@ -97,7 +93,7 @@ class Training(Admission):
         What production is set to stays as it is. Raises FencedError.
         """
         for task in self.tasks():
-            self._call_task("sleep", task, held.epoch, held.nonce, why)
+            self.call_task("sleep", task, held.epoch, held.nonce, why)
 
     # -- batches ----------------------------------------------------------------------------------------------------
 
@@ -127,7 +123,7 @@ class Training(Admission):
         plan = ("plan", self.keys.info, self.incarnation, held.epoch, held.nonce, step, orjson.dumps(dict(sizes)))
         # a task alone cannot be torn from others: it is claimed in the same trip, and its plan needs no second look
         early = [self._claim_call(held, step, *item, 0) for item in sizes.items()] if len(sizes) == 1 else []
-        (standing, delivered, round_), *early = self._call_all([(*plan, "look", 0), *early])
+        (standing, delivered, round_), *early = self.call_all([(*plan, "look", 0), *early])
         wanted: dict[str, int] = orjson.loads(standing)
         missing = self._without_manifest(wanted, step) if len(wanted) > 1 else []
         if len(missing) > 1:
@@ -138,12 +134,12 @@ class Training(Admission):
         groups: list[ClaimedGroup] = []
         floors: dict[str, Mapping[int, int]] = {}
         for task, size in wanted.items():
-            reply = replies.get(task) or self._call_all([self._claim_call(held, step, task, size, round_)])[0]
+            reply = replies.get(task) or self.call_all([self._claim_call(held, step, task, size, round_)])[0]
             while reply[0] == b"sweep" and self.expire(task):
-                (reply,) = self._call_all([self._claim_call(held, step, task, size, round_)])
+                (reply,) = self.call_all([self._claim_call(held, step, task, size, round_)])
             if reply[0] != b"batch":
                 if len(wanted) > 1:
-                    _, delivered, _ = self._call(*plan, "undo", round_)
+                    _, delivered, _ = self.call(*plan, "undo", round_)
                     if delivered:
                         return None
                     self._release(held, wanted, step, "return", {}, up_to_round=round_)
@@ -151,7 +147,7 @@ class Training(Admission):
             floors[task] = _decode_floors(reply[1])
             groups += [_claimed_group(task, *fields) for fields in reply[2:]]
         if len(wanted) > 1 and not delivered:
-            _, delivered, _ = self._call(*plan, "deliver", round_)
+            _, delivered, _ = self.call(*plan, "deliver", round_)
             if not delivered:
                 return None
         return Claimed(step, tuple(groups), floors)
@@ -161,53 +157,14 @@ class Training(Admission):
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
         names = list(tasks)
-        found = self._read_all([("HEXISTS", task_keys(self.run, task).manifest(step), "ids") for task in names])
+        found = self.send_all([("HEXISTS", task_keys(self.run, task).manifest(step), "ids") for task in names])
         return [task for task, exists in zip(names, found, strict=True) if not exists]
 
     def readiness(self, task: str, step: int) -> tuple[int, int]:
         """How many completed groups are fresh at `step`, and how many in generation are waited for because they would
         be too old at the step after it."""
-        ready, stragglers = self._call_task("ready", task, step)
+        ready, stragglers = self.call_task("ready", task, step)
         return ready, stragglers
-
-    def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
-        """Read the payloads of claimed groups, in order. Raises CorruptGroup."""
-        fetched: list[Group] = []
-        for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
-            fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
-        return fetched
-
-    def _fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
-        commands: list[Command] = []
-        for group in groups:
-            keys = task_keys(self.run, group.task)
-            commands += (("HGET", keys.group(group.group_id), "prompt"), ("HGETALL", keys.rollout(group.group_id)))
-        # each group is decoded while the next ones arrive
-        decoded = pipeline(self.client, self.patience, lambda: commands, partial(self._decode_reply, groups))
-        return [
-            Group(*group[:2], prompt, samples, group.oldest_version, group.arrival, group.tries, group.shaped)
-            for group, prompt, samples in zip(groups, decoded[::2], decoded[1::2], strict=True)
-        ]
-
-    def _decode_reply(self, groups: Sequence[ClaimedGroup], index: int, reply: Any) -> Any:
-        """The prompt of a group, then its samples."""
-        if isinstance(reply, Exception):
-            raise reply
-        group = groups[index // 2]
-        if index % 2 == 0:
-            if reply is None:
-                raise CorruptFrame(f"group {group.group_id} of task {group.task!r} is not in the store any more")
-            try:
-                return decode_prompt(reply)
-            except CorruptFrame as error:
-                raise CorruptGroup(group.task, group.group_id, str(error)) from error
-        samples = [EMPTY_SAMPLE] * self.rules(group.task).group_size
-        for place, frame in pairs(reply):
-            try:
-                samples[int(place)] = decode_sample(frame)
-            except CorruptFrame as error:
-                raise CorruptGroup(group.task, group.group_id, f"sample {int(place)}: {error}") from error
-        return tuple(samples)
 
     def release(
         self, held: TrainerEpoch, step: int, mode: ReleaseMode, *, bad: Mapping[str, Sequence[int]] | None = None
@@ -231,21 +188,21 @@ class Training(Admission):
         up_to_round: int = -1,
     ) -> int:
         fence = (held.epoch, held.nonce, step, mode, up_to_round)
-        return sum(int(self._call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
+        return sum(int(self.call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
 
     def commit(self, held: TrainerEpoch, step: int) -> None:
         """The batch of `step` has been trained. Harmless to repeat. Raises FencedError."""
         tasks = self.tasks()
-        sizes = self._read(lambda: self.client.hget(self.keys.plan(step), "sizes"))
+        sizes = self.send(lambda: self.client.hget(self.keys.plan(step), "sizes"))
         taking_part = orjson.loads(sizes) if sizes else tasks
         for task in tasks:
-            self._call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part))
+            self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part))
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:
         """A checkpoint covers `step` and all before: their batches will not be asked for again, and are dropped."""
         for task in self.tasks():
             before = self.clock(task).checkpoint
-            while self._call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
+            while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
                 pass
             # not those of batches that stay while a copy of the buffer is taken
             self._forget_plans(held, before + 1, self.clock(task).checkpoint)
@@ -255,13 +212,20 @@ class Training(Admission):
 
         Raises FencedError when the trainer was replaced or the version would fall.
         """
-        self._call("publish_run", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
+        self.call("publish_run", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
         for task in self.tasks():
-            self._call_task("publish", task, held.epoch, held.nonce, version)
+            self.call_task("publish", task, held.epoch, held.nonce, version)
+
+    def take_production(self, task: str) -> Production:
+        """What was produced since the last call of it. For people: after a lost reply these numbers are lost too."""
+        now_ms, sums, timings = self.call_task("take_window", task)
+        window = {name.decode(): number(value) for name, value in pairs(sums)}
+        since_ms = window.pop("since_ms", now_ms)
+        return Production((now_ms - since_ms) / 1000, window, tuple(int(timing) for timing in timings))
 
     def _forget_plans(self, held: TrainerEpoch, first: int, last: int) -> None:
         if first <= last:
-            self._call("forget_plans", self.keys.info, self.incarnation, held.epoch, held.nonce, first, last)
+            self.call("forget_plans", self.keys.info, self.incarnation, held.epoch, held.nonce, first, last)
 
 
 def _claimed_group(

@@ -27,6 +27,7 @@ from rollq.buffer.errors import (
     SyncFirst,
 )
 from rollq.buffer.replies import Claimed, Production, Shortfall, TrainerEpoch
+from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rollouts import Group
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.training import TRAINER_LEASE_S, ReleaseMode
@@ -54,7 +55,7 @@ class Consumer:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: TrainerBuffer,
         held: TrainerEpoch,
         sizes: Mapping[str, int],
         settings: ConsumerSettings,
@@ -66,7 +67,7 @@ class Consumer:
         self._given_sizes = dict(sizes)
         self._rules = {task: buffer.rules(task) for task in buffer.train_tasks()}
         self._settings = settings
-        self._stop = buffer.patience.closed
+        self._stop = buffer.closed
         self._step = held.from_step + 1
         self._taken = held.from_step  # the step of the last batch that was handed out
         self._outlet = outlet
@@ -346,7 +347,7 @@ class Consumer:
             meanwhile=self._outlet.serve_late,
         )
 
-    def _checked(self) -> Buffer:
+    def _checked(self) -> TrainerBuffer:
         """The buffer, unless the renewing thread has learnt that the run is lost to us."""
         if self._fenced is not None:
             raise self._fenced
@@ -365,7 +366,7 @@ class Consumer:
                 return
 
 
-def batch_sizes(buffer: Buffer, batch: Mapping[str, int] | None) -> dict[str, int]:
+def batch_sizes(buffer: TrainerBuffer, batch: Mapping[str, int] | None) -> dict[str, int]:
     """Groups per task in a batch, if given; else empty: they follow from the tasks' rules, step by step.
 
     Raises `ConfigError` for a task that is not there, or for more groups than are produced for a step.

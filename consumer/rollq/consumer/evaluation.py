@@ -5,9 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.evaluations import evaluation_metrics
+from rollq.buffer.evaluations import Evaluations, evaluation_metrics
 from rollq.buffer.replies import BatchState
 from rollq.buffer.store.events import Events
 
@@ -18,7 +17,7 @@ TOLD_EVERY_S = 30.0
 
 
 def evaluate(
-    checked: Callable[[], Buffer],
+    checked: Callable[[], Evaluations],
     names: Sequence[str] | None,
     *,
     timeout_s: float | None,
@@ -47,7 +46,7 @@ def evaluate(
     return metrics
 
 
-def _open(buffer: Buffer, task: str) -> BatchState:
+def _open(buffer: Evaluations, task: str) -> BatchState:
     for left in buffer.running_batches(task):
         log.info("evaluation %s: what is left of it at version %d is dropped", task, left.version)
         buffer.close_evaluation(task, left.handle)
@@ -56,7 +55,7 @@ def _open(buffer: Buffer, task: str) -> BatchState:
 
 
 def _wait(
-    checked: Callable[[], Buffer],
+    checked: Callable[[], Evaluations],
     opened: dict[str, BatchState],
     timeout_s: float | None,
     events: Events,

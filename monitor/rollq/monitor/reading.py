@@ -2,11 +2,11 @@
 
 import time
 
-from rollq.buffer.buffer import Buffer
+from rollq.buffer.roles import MonitorBuffer
 from rollq.monitor.records import BufferReading
 
 
-def take_reading(buffer: Buffer) -> BufferReading:
+def take_reading(buffer: MonitorBuffer) -> BufferReading:
     """Depths, counters, workers and live version as they are now."""
     counts = [buffer.counts(task) for task in buffer.tasks()]
     live = buffer.live_model()

@@ -8,8 +8,8 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batch_sizes import groups_at
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import Counts, LiveModel
+from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import Status
 from rollq.buffer.tickets import tickets_queued
 
@@ -59,7 +59,7 @@ class RunStatus:
     workers: Mapping[str, Mapping[str, Any]]
 
 
-def read_status(buffer: Buffer, queue: Queue) -> RunStatus:
+def read_status(buffer: MonitorBuffer, queue: Queue) -> RunStatus:
     """Look at a run. Reads only. Raises `StoreLost` when the server does not hold it."""
     return RunStatus(
         run=buffer.run,

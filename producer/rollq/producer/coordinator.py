@@ -20,14 +20,13 @@ import numpy as np
 import orjson
 from rq import Queue
 
-from rollq.buffer.batches import MAX_FILL, BatchType
-from rollq.buffer.buffer import Buffer
-from rollq.buffer.evaluations import evaluation_metrics
+from rollq.buffer.batches import MAX_FILL
+from rollq.buffer.evaluations import BatchType, evaluation_metrics
 from rollq.buffer.replies import BatchState
+from rollq.buffer.roles import CoordinatorBuffer
 from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
 from rollq.buffer.settings import MAX_BATCH_GROUPS
 from rollq.buffer.store.functions import BatchOver
-from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.producer.pipeline import Operator, ScoredGroup, run_pipeline
 
@@ -90,7 +89,7 @@ class BatchCoordinator:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: CoordinatorBuffer,
         queue: Queue,
         *,
         pipeline: Sequence[Operator] = (),
@@ -202,11 +201,10 @@ class BatchCoordinator:
 
     def _tend(self, task: str) -> None:
         """What a producer does for its groups: take those of dead workers back, and see that each has a ticket."""
-        buffer, patience = self._buffer, self._buffer.patience
+        buffer = self._buffer
         buffer.reap(task)
         pending = sum(buffer.counts(name).statuses[Status.PENDING] for name in buffer.tasks())
-        missing = tickets_missing(pending, tickets_queued(self._queue, patience=patience), self._groups_per_job)
-        enqueue_tickets(self._queue, buffer.run, missing, self._groups_per_job, patience=patience)
+        buffer.enqueue_missing_tickets(self._queue, pending, self._groups_per_job)
 
     def _wait(
         self, task: str, state: BatchState, deadline_s: float, min_wait_num: int | None

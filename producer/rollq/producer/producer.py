@@ -15,12 +15,11 @@ from rq import Queue
 
 from rollq.buffer.batch_sizes import groups_through
 from rollq.buffer.batches import MAX_FILL
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidPrompt, ServerError, ServerUnavailable
 from rollq.buffer.replies import Control, Counts
+from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
 from rollq.producer.progress_log import ProgressLog
 from rollq.producer.sampler import PromptSource, Sampler
 from rollq.producer.settings import ProducerSettings
@@ -64,7 +63,7 @@ class Producer:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: ProducerBuffer,
         queue: Queue,
         settings: ProducerSettings,
         feeds: Sequence[TaskFeed],
@@ -115,11 +114,7 @@ class Producer:
         memory_fraction = self._buffer.memory_fraction()
         waiting = sum(self._feed(feed, memory_fraction) for feed in self._feeds)
         waiting += sum(self._serve(evaluation) for evaluation in self._evaluations)
-        groups_per_job = self._settings.groups_per_job
-        patience = self._buffer.patience
-        queued = tickets_queued(self._queue, patience=patience)
-        missing = tickets_missing(waiting, queued, groups_per_job)
-        enqueue_tickets(self._queue, self._buffer.run, missing, groups_per_job, patience=patience)
+        self._buffer.enqueue_missing_tickets(self._queue, waiting, self._settings.groups_per_job)
         self._journal.report(time.monotonic())
 
     def _feed(self, feed: TaskFeed, memory_fraction: float) -> int:

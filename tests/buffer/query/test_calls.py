@@ -10,13 +10,13 @@ import redis
 from hypothesis import HealthCheck, given, settings
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.query import calls as asking
 from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.buffer.store.connection import connect, open_client
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World, make_sample
 from support.query_strategies import QUERIES

@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
 from rollq.buffer.replies import NO_VERSION, BatchState, Claimed, PutOutcome
 from rollq.buffer.rollouts import GroupResult, PipelineOutput, Prompt
@@ -23,6 +22,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.snapshots.folder import MANIFEST, SavedGroup, read_manifest
 from rollq.buffer.snapshots.save import as_indexed
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.samples import decode_sample, encode_sample
@@ -217,7 +217,7 @@ def test_a_restored_run_may_have_another_name(world: World, tmp_path: Path) -> N
     world.start()
     world.complete(2)
     world.buffer.save(tmp_path / "saved")
-    with Buffer(world.buffer.client, f"{world.buffer.run}-fork", world.buffer.patience) as fork:
+    with Buffer(world.buffer.client, f"{world.buffer.run}-fork") as fork:
         fork.restore(tmp_path / "saved")
         there = World(fork)
         there.begin(0, launch_id="fork")
@@ -426,7 +426,7 @@ def test_xb16_a_restore_that_died_is_ended_by_another_one(
         elsewhere.buffer.restore(tmp_path / "other")
     elsewhere.buffer.restore(tmp_path / "saved")
     elsewhere.check()
-    fork = World(Buffer(elsewhere.buffer.client, "in-one-go", elsewhere.buffer.patience))
+    fork = World(Buffer(elsewhere.buffer.client, "in-one-go"))
     fork.buffer.restore(tmp_path / "saved")
     for task in ("math", "code"):
         assert lasting(dump(elsewhere.buffer, task)) == lasting(dump(fork.buffer, task))
@@ -446,7 +446,7 @@ def test_a_restore_that_another_one_overtook_writes_nothing(
             elsewhere.begin(0, launch_id="quick")
             elsewhere.train(1)
 
-    slow = Buffer(elsewhere.buffer.client, elsewhere.buffer.run, elsewhere.buffer.patience)
+    slow = Buffer(elsewhere.buffer.client, elsewhere.buffer.run)
     slow.restore(tmp_path / "saved", report=overtake)
     elsewhere.check()
     assert elsewhere.statuses() == {"archived": 2, "completed": 2}
@@ -574,7 +574,7 @@ def test_sb07_a_save_whose_hold_ran_out_begins_again(world: World, tmp_path: Pat
     def report(done: int, total: int) -> None:
         reports.append(done)
         if len(reports) == 1:
-            with Buffer(world.buffer.client, world.buffer.run, world.buffer.patience) as other:
+            with Buffer(world.buffer.client, world.buffer.run) as other:
                 other._hold(["math"], 0)
 
     world.buffer.save(tmp_path / "saved", report=report)

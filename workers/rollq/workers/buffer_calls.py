@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from rollq.buffer.buffer import Buffer
+from rollq.buffer.roles import WorkerBuffer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,7 +18,7 @@ THREADS = 11
 class BufferCalls:
     """A buffer and the threads that call it. `await calls(calls.buffer.live_model)`."""
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, buffer: WorkerBuffer) -> None:
         self.buffer = buffer
         self.threads = ThreadPoolExecutor(THREADS, "buffer")
 

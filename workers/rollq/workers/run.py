@@ -11,18 +11,16 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from rq import Queue
 
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.plugins import check_methods, load_plugin
+from rollq.buffer.roles import WorkerBuffer
 from rollq.buffer.settings import TaskSettings
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
@@ -53,7 +51,7 @@ ENGINE_METHODS = ("start", "generate", "swap", "abort", "sleep", "wake", "close"
 
 
 def run_worker(
-    buffer: Buffer, queue: Queue, tasks: Mapping[str, TaskSettings], settings: WorkerSettings, *, seed: int = 0
+    buffer: WorkerBuffer, queue: Queue, tasks: Mapping[str, TaskSettings], settings: WorkerSettings, *, seed: int = 0
 ) -> None:
     """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call it in the main thread.
 
@@ -62,7 +60,7 @@ def run_worker(
     more often than `settings.engine_restarts`.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    buffer.patience = replace(buffer.patience, unanswered_s=inf, unready_s=inf)
+    buffer.wait_out_outages()
     asyncio.run(Worker(buffer, queue, tasks, settings, seed, freeze=True).run())
 
 
@@ -71,7 +69,7 @@ class Worker:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: WorkerBuffer,
         queue: Queue,
         tasks: Mapping[str, TaskSettings],
         settings: WorkerSettings,

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from rollq.buffer.core import BufferCore, task_keys
+from rollq.buffer.core import BufferCore
 from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.query.plan import BY_VERSION, Reach, ReadPlan, plan, reach_of
 from rollq.buffer.rollouts import Status
 from rollq.buffer.staleness import staleness
+from rollq.buffer.store.keys import task_keys
 
 IDS_PER_TRIP = 500
 """Groups whose numbers are read in one trip. With a limit, so many may be read for nothing."""
@@ -51,11 +52,11 @@ class Querying(BufferCore):
         keys = task_keys(self.run, task)
         sets = {BY_VERSION: keys.by_version} | {status.value: keys.status(status) for status in Status}
         reads = [("ZRANGE", sets[one.index], one.low, f"({one.high}", "BYSCORE") for one in what.scores]
-        return sorted({int(member) for members in self._read_at_once(reads) for member in members})
+        return sorted({int(member) for members in self.transaction(reads) for member in members})
 
     def _records(self, task: str, ids: Sequence[int], step: int) -> Iterator[GroupRecord]:
         keys = task_keys(self.run, task)
-        replies = self._read_all([("HMGET", keys.group(group_id), *_NUMBERS) for group_id in ids])
+        replies = self.send_all([("HMGET", keys.group(group_id), *_NUMBERS) for group_id in ids])
         for group_id, reply in zip(ids, replies, strict=True):
             status, *texts = ((value or b"").decode() for value in reply)
             if status:  # else it left meanwhile, or never came

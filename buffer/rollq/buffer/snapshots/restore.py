@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer.core import BufferCore, encode_rules, task_keys
+from rollq.buffer.core import BufferCore, encode_rules
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.replies import NO_VERSION
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_manifest
 from rollq.buffer.snapshots.save import Report
 from rollq.buffer.store import functions
+from rollq.buffer.store.keys import task_keys
 
 BYTES_PER_CALL = 1 << 20
 GROUPS_PER_CALL = 200
@@ -44,7 +45,7 @@ class Restoring(BufferCore):
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
-        incarnation = self._call("restore_run", self.keys.info, secrets.token_hex(16), digest).decode()
+        incarnation = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest).decode()
         done = 0
         for task in snapshot.tasks:
             for call in _calls(directory, snapshot, task):
@@ -63,7 +64,7 @@ class Restoring(BufferCore):
             args += (len(group.frames), *_flat(group.frames))
         order = snapshot.tasks[task].clock["order"]
         key = task_keys(self.run, task).clock
-        self._call("restore_groups", key, incarnation, order, *args)
+        self.call("restore_groups", key, incarnation, order, *args)
 
     def _restore_task(self, incarnation: str, snapshot: Snapshot, task: str) -> None:
         saved = snapshot.tasks[task]
@@ -72,7 +73,7 @@ class Restoring(BufferCore):
             "reaped_ms": "0", "hold_until_ms": "0", "saving_until_ms": "0",
         }  # fmt: skip
         parts = [*saved.parts.items(), ("clock", clock)]
-        self._call("restore_task", task_keys(self.run, task).clock, incarnation, *_writes(parts))
+        self.call("restore_task", task_keys(self.run, task).clock, incarnation, *_writes(parts))
 
     def _open(self, incarnation: str, snapshot: Snapshot, digest: str) -> None:
         run = {
@@ -84,7 +85,7 @@ class Restoring(BufferCore):
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step)}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
         parts += [(f"plan:{step}", plan) for step, plan in snapshot.plans.items()]
-        self._call("restored", self.keys.info, incarnation, digest, *_writes(parts), "", *snapshot.tasks)
+        self.call("restored", self.keys.info, incarnation, digest, *_writes(parts), "", *snapshot.tasks)
         self._incarnation = incarnation
 
 

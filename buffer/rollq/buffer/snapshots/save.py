@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer.core import BufferCore, pairs, task_keys
+from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import SnapshotError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
 from rollq.buffer.store import functions
+from rollq.buffer.store.keys import task_keys
 
 HOLD_MS = 30_000
 """For so long after its last word a saver is waited for. It speaks after every trip."""
@@ -106,10 +107,10 @@ class Saving(BufferCore):
     def _hold(self, tasks: Iterable[str], hold_ms: int) -> bool:
         """Whether everything has been held since the last call."""
         calls = [("hold_for_saving", task_keys(self.run, task).clock, self.incarnation, hold_ms) for task in tasks]
-        return all(self._call_all(calls))
+        return all(self.call_all(calls))
 
     def _index(self, task: str) -> _Index:
-        clock, parts, *scores = self._call_task("save_index", task, *(status.value for status in Status))
+        clock, parts, *scores = self.call_task("save_index", task, *(status.value for status in Status))
         return _Index(
             clock=_texts(clock),
             parts={
@@ -124,7 +125,7 @@ class Saving(BufferCore):
 
     def _save_run(self, indexes: Mapping[str, _Index]) -> dict[str, Any]:
         """What the manifest says of the run. Read after the tasks: a batch has its plan before it has a manifest."""
-        info, versions, epoch = self._read_all(
+        info, versions, epoch = self.send_all(
             [("HMGET", self.keys.info, "schema", "model", "tokenizer"), ("HGETALL", self.keys.versions),
              ("HGET", self.keys.trainer, "epoch")]
         )  # fmt: skip
@@ -132,7 +133,7 @@ class Saving(BufferCore):
         first = min((int(clock["history"]) for clock in clocks), default=0)
         last = max((int(clock["claimed_step"]) for clock in clocks), default=0)
         steps = range(first + 1, last + 1)
-        plans = self._read_all([("HMGET", self.keys.plan(step), "sizes", "round") for step in steps])
+        plans = self.send_all([("HMGET", self.keys.plan(step), "sizes", "round") for step in steps])
         return {
             "functions": functions.SCHEMA,
             "run": self.run,
@@ -177,7 +178,7 @@ class Saving(BufferCore):
         """Statistics of prompts. They may be many, and need not be of the index's instant: they are averages."""
         key, found, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
         while True:
-            cursor, page = self._read(partial(self.client.hscan, key, cursor, count=PROMPTS_PER_TRIP))
+            cursor, page = self.send(partial(self.client.hscan, key, cursor, count=PROMPTS_PER_TRIP))
             found |= _texts(page)
             if cursor == 0:
                 return {"prompts": found} if found else {}
@@ -186,7 +187,7 @@ class Saving(BufferCore):
         self, task: str, index: _Index, members: Sequence[tuple[Status, int, str]]
     ) -> Iterator[SavedGroup]:
         clock_key = task_keys(self.run, task).clock
-        replies = self._call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
+        replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
         batch_of = index.batch_of
         for (status, group_id, score), (fields, frames) in zip(members, replies, strict=True):
             batch = batch_of.get(str(group_id))

@@ -40,6 +40,7 @@ rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counter
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Status
@@ -177,3 +178,9 @@ class TaskKeys:
 
     def manifest(self, step: int) -> str:
         return self._key(f"manifest:{step}")
+
+
+@lru_cache(maxsize=1024)
+def task_keys(run: str, task: str) -> TaskKeys:
+    """Keys of a task; checked and built once."""
+    return TaskKeys(run, task)

@@ -20,8 +20,6 @@ import orjson
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.store import functions
-from rollq.buffer.store.connection import patiently
 from rollq.buffer.weights.store import TTL_S, StoredWeights
 
 URI_PREFIX = "nccl:"
@@ -155,7 +153,7 @@ class BroadcastLog:
     def read(self) -> Broadcast:
         """What the log says now. Raises `WeightsError` when it is gone."""
         read = partial(self._buffer.client.xrange, self._key, b"(" + self._last)
-        entries: Any = patiently(self._buffer.client, read, self._buffer.patience)
+        entries: Any = self._buffer.send(read)
         for at, fields in entries:
             if self._found is None:
                 self._found = begin(fields[b"entry"])
@@ -176,18 +174,15 @@ class BroadcastLog:
                 return found
             block_ms = max(int(1000 * min(left_s, LOOK_S)), 1)
             read = partial(self._buffer.client.xread, {self._key: self._last}, count=1, block=block_ms)
-            patiently(self._buffer.client, read, self._buffer.patience)
+            self._buffer.send(read)
 
     def keep(self) -> None:
         """Have the log live on, for those who come late."""
-        patiently(self._buffer.client, partial(self._buffer.client.expire, self._key, TTL_S), self._buffer.patience)
+        self._buffer.send(partial(self._buffer.client.expire, self._key, TTL_S))
 
 
 def _append(buffer: BufferCore, number: int, raw: bytes) -> int:
-    found: int = functions.call(
-        buffer.client, buffer.patience, "append_round", buffer.keys.info, buffer.incarnation, number, TTL_S, raw
-    )
-    return found
+    return int(buffer.call("append_round", buffer.keys.info, buffer.incarnation, number, TTL_S, raw))
 
 
 def _gone() -> WeightsError:

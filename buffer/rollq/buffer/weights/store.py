@@ -7,16 +7,14 @@ trainer published. Weights are named by that digest, so storing the same ones ag
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.store import functions
-from rollq.buffer.store.connection import patiently
 from rollq.buffer.weights.manifest import (
     Manifest,
     Verify,
@@ -100,9 +98,9 @@ def check_redis_size(size_bytes: int) -> None:
 
 def keep_weights(buffer: BufferCore) -> None:
     """Have what Redis holds of weights live for `TTL_S` from now. The trainer calls it as long as it lives."""
-    for entry in _send(buffer, partial(buffer.client.lrange, buffer.keys.weights_held, 0, -1)):
+    for entry in buffer.send(partial(buffer.client.lrange, buffer.keys.weights_held, 0, -1)):
         for name in _chunk_names(buffer, entry.decode()):
-            _send(buffer, partial(buffer.client.expire, name, TTL_S))
+            buffer.send(partial(buffer.client.expire, name, TTL_S))
 
 
 def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: Verify = Verify.FULL) -> Path:
@@ -154,19 +152,18 @@ def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, 
 
 def _store(buffer: BufferCore, digest: str, chunks: list[bytes], kept: int) -> None:
     """Weights that are not live yet, and may never be (their trainer was replaced), do not push out the live ones."""
-    (live,) = _send(buffer, partial(buffer.client.hmget, buffer.keys.model, "digest"))
+    (live,) = buffer.send(partial(buffer.client.hmget, buffer.keys.model, "digest"))
     for part, chunk in enumerate(chunks):
-        held = functions.call(
-            buffer.client, buffer.patience, "store_weights", buffer.keys.info, buffer.incarnation, digest,
-            len(chunks), part, TTL_S, chunk,
-        )  # fmt: skip
+        held = buffer.call(
+            "store_weights", buffer.keys.info, buffer.incarnation, digest, len(chunks), part, TTL_S, chunk
+        )
         for old in held[:-kept]:
             if old.partition(b"/")[0] != live:
                 _drop(buffer, old.decode())
 
 
 def _chunk(buffer: BufferCore, digest: str, part: int) -> bytes:
-    chunk: bytes | None = _send(buffer, partial(buffer.client.get, buffer.keys.weights(digest, part)))
+    chunk: bytes | None = buffer.send(partial(buffer.client.get, buffer.keys.weights(digest, part)))
     if chunk is None:
         raise WeightsError(
             f"weights {digest[:12]}: chunk {part} is not in Redis (any more); the last versions are kept, for "
@@ -177,15 +174,10 @@ def _chunk(buffer: BufferCore, digest: str, part: int) -> bytes:
 
 def _drop(buffer: BufferCore, entry: str) -> None:
     """Forget weights: their chunks first, so that a crash leaves them listed."""
-    _send(buffer, partial(buffer.client.unlink, *_chunk_names(buffer, entry)))
-    _send(buffer, partial(buffer.client.lrem, buffer.keys.weights_held, 0, entry))
+    buffer.send(partial(buffer.client.unlink, *_chunk_names(buffer, entry)))
+    buffer.send(partial(buffer.client.lrem, buffer.keys.weights_held, 0, entry))
 
 
 def _chunk_names(buffer: BufferCore, entry: str) -> list[str]:
     digest, _, chunks = entry.partition("/")
     return [buffer.keys.weights(digest, part) for part in range(int(chunks))]
-
-
-def _send(buffer: BufferCore, command: Callable[[], Any]) -> Any:
-    """Run a command that is harmless to repeat."""
-    return patiently(buffer.client, command, buffer.patience)

@@ -13,8 +13,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerUnavailable, StoreLost
+from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.supervisor import Role, Supervisor
 from rollq.monitor.live import LiveView, clock, plain_line, render
@@ -44,7 +44,7 @@ class Watch:
         return time.monotonic() - self.started_s
 
     def until_finished(
-        self, buffer: Buffer, server: EmbeddedServer, supervisor: Supervisor, trainer: Role, *, live: bool
+        self, buffer: MonitorBuffer, server: EmbeddedServer, supervisor: Supervisor, trainer: Role, *, live: bool
     ) -> bool:
         """Return when the trainer has finished: True; or False when the time is up and it was told to stop.
 
@@ -70,7 +70,7 @@ class Watch:
         """Tell the user of an event."""
         self.notes.append(f"{clock(self.elapsed_s)} {text}")
 
-    def look(self, buffer: Buffer) -> None:
+    def look(self, buffer: MonitorBuffer) -> None:
         """Take a snapshot and keep it; before the first role has made the run there is nothing to see."""
         with contextlib.suppress(StoreLost, ServerUnavailable):
             self.snapshot = take_reading(buffer)

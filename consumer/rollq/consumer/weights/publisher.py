@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, digest_of
 from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.settings import ConsumerSettings, Transport
@@ -90,7 +90,7 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def make_sender(buffer: Buffer, settings: ConsumerSettings) -> Sender | None:
+def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | None:
     """What sends weights straight into engines, if the settings want that. Raises `ConfigError` when it cannot work."""
     if settings.transport != "nccl" or settings.rank != 0:
         return None
@@ -108,7 +108,7 @@ class WeightPublisher:
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: TrainerBuffer,
         transport: Transport,
         folder: Path | None,
         kept: int,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Protocol
 
-from rollq.buffer.buffer import Buffer
+from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.broadcast_log import LOOK_S, Broadcast, BroadcastLog, TensorSpec, assign_ranks
 from rollq.buffer.weights.store import StoredWeights
 
@@ -41,7 +41,9 @@ class Rendezvous(Protocol):
 class Sender:
     """Sends one version's weights after the other. One thread owns it; only `keep` may be called from others."""
 
-    def __init__(self, buffer: Buffer, meeting: Rendezvous, *, address: str, join_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, buffer: TrainerBuffer, meeting: Rendezvous, *, address: str, join_s: float, timeout_s: float
+    ) -> None:
         self._buffer = buffer
         self._meeting = meeting
         self._address = address
@@ -110,7 +112,7 @@ class Sender:
             found = round_log.read()
         number = len(found.attempts)
 
-        stop = self._buffer.patience.closed
+        stop = self._buffer.closed
 
         def all_there(found: Broadcast) -> bool:
             return stop.is_set() or expected <= found.current.ready.keys() | found.current.broken.keys()

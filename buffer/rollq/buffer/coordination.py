@@ -1,0 +1,52 @@
+"""The coordinator's side of the buffer: batches of one type of work that end as a whole, through a pipeline."""
+
+from collections.abc import Mapping
+
+import orjson
+
+from rollq.buffer.evaluations import Evaluations
+from rollq.buffer.fetching import Fetching
+from rollq.buffer.replies import ClaimedGroup, Finalizing
+from rollq.buffer.rollouts import PipelineOutput
+from rollq.buffer.sweeping import Sweeping
+
+
+class Coordination(Evaluations, Fetching, Sweeping):
+    """Calls of coordinators."""
+
+    def begin_finalize(self, task: str, handle: str, nonce: str, *, lease_s: float) -> Finalizing:
+        """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: who calls. Harmless to repeat."""
+        state, result, *groups = self.call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))
+        found = [
+            ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0))
+            for group_id, oldest, arrival, tries, tokens, reward in groups
+        ]
+        return Finalizing(state.decode(), result, tuple(found))
+
+    def end_finalize(
+        self, task: str, handle: str, nonce: str, result: bytes, shaped: Mapping[int, PipelineOutput | str]
+    ) -> Finalizing:
+        """File the groups of a batch: by id, what the pipeline gave it, or why it is filtered. `result` is kept.
+
+        What is not finished joins the pool of interrupted groups. Returns what stands, perhaps by another process.
+        """
+        args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
+        state, stands = self.call_task("end_finalize", task, handle, nonce, "finalized", result, *args)
+        return Finalizing(state.decode(), stands)
+
+    def undo_finalize(self, task: str, handle: str, nonce: str) -> None:
+        """Give a batch back after its pipeline failed: it is running again, with every result still there."""
+        self.call_task("end_finalize", task, handle, nonce, "running", b"")
+
+    def abort_batch(self, task: str, handle: str, reason: str, *, keep_finished: bool = False) -> int:
+        """End a batch: unfinished groups are dropped, finished ones too unless they are kept, as completed.
+
+        Returns how many were dropped; 0 for a batch that is over.
+        """
+        return int(self.call_task("abort_batch", task, handle, reason, int(keep_finished)))
+
+
+def _encode_shaped(given: PipelineOutput | str) -> tuple[bytes | str, int]:
+    if isinstance(given, str):
+        return given, 0
+    return orjson.dumps({"rewards": given.rewards, "advantages": given.advantages}), 1

@@ -1,0 +1,59 @@
+"""Payloads of claimed groups: their prompts and samples, decoded while later ones arrive."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from rollq.buffer.core import BufferCore, pairs
+from rollq.buffer.errors import CorruptFrame, CorruptGroup
+from rollq.buffer.replies import ClaimedGroup
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Group
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.pipelining import Command
+from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.samples import decode_sample
+
+FETCH_GROUPS_PER_TRIP = 64
+
+
+class Fetching(BufferCore):
+    """Calls of those who read groups as a whole: the trainer, and the coordinator for its pipeline."""
+
+    def fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
+        """Read the payloads of claimed groups, in order. Raises CorruptGroup."""
+        fetched: list[Group] = []
+        for start in range(0, len(groups), FETCH_GROUPS_PER_TRIP):
+            fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
+        return fetched
+
+    def _fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
+        commands: list[Command] = []
+        for group in groups:
+            keys = task_keys(self.run, group.task)
+            commands += (("HGET", keys.group(group.group_id), "prompt"), ("HGETALL", keys.rollout(group.group_id)))
+        # each group is decoded while the next ones arrive
+        decoded = self.send_all(commands, partial(self._decode_reply, groups))
+        return [
+            Group(*group[:2], prompt, samples, group.oldest_version, group.arrival, group.tries, group.shaped)
+            for group, prompt, samples in zip(groups, decoded[::2], decoded[1::2], strict=True)
+        ]
+
+    def _decode_reply(self, groups: Sequence[ClaimedGroup], index: int, reply: Any) -> Any:
+        """The prompt of a group, then its samples."""
+        if isinstance(reply, Exception):
+            raise reply
+        group = groups[index // 2]
+        if index % 2 == 0:
+            if reply is None:
+                raise CorruptFrame(f"group {group.group_id} of task {group.task!r} is not in the store any more")
+            try:
+                return decode_prompt(reply)
+            except CorruptFrame as error:
+                raise CorruptGroup(group.task, group.group_id, str(error)) from error
+        samples = [EMPTY_SAMPLE] * self.rules(group.task).group_size
+        for place, frame in pairs(reply):
+            try:
+                samples[int(place)] = decode_sample(frame)
+            except CorruptFrame as error:
+                raise CorruptGroup(group.task, group.group_id, f"sample {int(place)}: {error}") from error
+        return tuple(samples)

@@ -1,0 +1,34 @@
+"""The buffer as each role may use it: who may call what, checked by mypy.
+
+Each class adds up the groups of calls that one role needs. `Buffer` has them all, so a `Buffer` can be passed wherever
+one of these is expected; saving and restoring are the operator's, who has a `Buffer`.
+"""
+
+from rollq.buffer.admission import Admission
+from rollq.buffer.batches import Batches
+from rollq.buffer.coordination import Coordination
+from rollq.buffer.evaluations import Evaluations
+from rollq.buffer.inspection import Inspection
+from rollq.buffer.leasing import Leasing
+from rollq.buffer.query.calls import Querying
+from rollq.buffer.training import Training
+
+
+class ProducerBuffer(Batches, Admission, Inspection):
+    """Admits prompts, fills evaluations, sweeps, and sets a task's control."""
+
+
+class CoordinatorBuffer(Coordination, Inspection):
+    """Runs batches as a whole, and sweeps while it waits."""
+
+
+class WorkerBuffer(Leasing):
+    """Leases groups and puts results."""
+
+
+class TrainerBuffer(Evaluations, Training, Inspection):
+    """Claims, commits and publishes, and evaluates."""
+
+
+class MonitorBuffer(Inspection, Querying):
+    """Reads only."""

@@ -1,0 +1,139 @@
+"""One run in the store: its connection, keys and incarnation, and the ways to send it commands.
+
+Every part of the buffer sends its commands through `RunStore`. It waits for a server that is away, and reports a store
+that has lost the run, so that no other module needs to handle either.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from threading import Event
+from typing import Any, Self
+
+import redis
+
+from rollq.buffer.errors import StoreLost
+from rollq.buffer.store import functions
+from rollq.buffer.store.connection import Patience, connect, patiently
+from rollq.buffer.store.events import Events
+from rollq.buffer.store.keys import RunKeys, task_keys
+from rollq.buffer.store.pipelining import Command, pipeline
+
+
+class RunStore:
+    """The keys of one run on one server. Thread-safe; holds no state that another process could not rebuild."""
+
+    def __init__(self, client: redis.Redis, run: str, patience: Patience | None = None) -> None:
+        """Use `connect`. `client` must answer in bytes."""
+        self.client = client
+        self.run = run
+        self.keys = RunKeys(run)
+        self._patience = patience or Patience()
+        self._incarnation: str | None = None
+
+    @classmethod
+    def connect(cls, url: str, run: str, *, password: str | None = None, patience: Patience | None = None) -> Self:
+        """Open the buffer of `run` on the server at `url`, and load the functions if the server lacks them.
+
+        Raises `ConfigError` (an invalid run name), `ServerUnavailable`, `ServerRefused`, `RunMismatch`.
+        """
+        RunKeys(run)
+        client = connect(url, password)
+        try:
+            functions.load_library(client)
+        except BaseException:
+            client.close()
+            raise
+        return cls(client, run, patience)
+
+    def close(self) -> None:
+        """Close the connections and end every wait for the server."""
+        self.closed.set()
+        self.client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> Event:
+        """Set when the buffer is closed or its owner stops; it ends every wait for the server."""
+        return self._patience.closed
+
+    def wait_out_outages(self) -> None:
+        """From now on, wait for a server that is away until the buffer is closed, instead of raising after a while."""
+        self._patience = replace(self._patience, unanswered_s=inf, unready_s=inf)
+
+    @property
+    def incarnation(self) -> str:
+        """The identity of the run in this store, read once. Raises `StoreLost` when the run does not exist."""
+        if self._incarnation is None:
+            value = self.send(lambda: self.client.hget(self.keys.info, "incarnation"))
+            if not isinstance(value, bytes):
+                raise StoreLost(
+                    f"run {self.run!r} is not in this store: it was never created here (a producer, a worker or `rollq "
+                    "train` does), or the store lost its data"
+                )
+            self._incarnation = value.decode()
+        return self._incarnation
+
+    def events(self, *kinds: str) -> Events:
+        """A subscription to the run's wake-ups, or only to those of some kinds; see `Events`."""
+        return Events(self.client, self.keys.events, self._patience, kinds)
+
+    def memory_fraction(self) -> float:
+        """Used share of the server's `maxmemory`; 0 without a limit."""
+        info: Mapping[str, Any] = self.send(lambda: self.client.info("memory"))
+        limit = int(info.get("maxmemory", 0))
+        return int(info["used_memory"]) / limit if limit else 0.0
+
+    # -- for the parts of the buffer --------------------------------------------------------------------------------
+
+    def call(self, name: str, key: str, *args: Any) -> Any:
+        """Call one of rollq's functions. Raises the error that its reply stands for."""
+        return functions.call(self.client, self._patience, name, key, *args)
+
+    def call_task(self, name: str, task: str, *args: Any) -> Any:
+        """Call a function on a task's clock, with the run's incarnation as the first argument."""
+        return self.call(name, task_keys(self.run, task).clock, self.incarnation, *args)
+
+    def call_each(self, calls: Callable[[], Iterable[Command]]) -> list[Any]:
+        """Call functions in one round trip; `calls()` yields (name, key, arguments ...).
+
+        Returns their replies, with an exception in place of the reply of a call that failed.
+        """
+        return functions.call_all(self.client, self._patience, calls)
+
+    def call_all(self, calls: Sequence[Command]) -> list[Any]:
+        """Call functions in one round trip. Raises the first error after all of them have run."""
+        return [_good(index, reply) for index, reply in enumerate(self.call_each(lambda: calls))]
+
+    def send(self, command: Callable[[], Any]) -> Any:
+        """Run a plain command of the driver, which must be harmless to repeat, and wait for a server that is away."""
+        return patiently(self.client, command, self._patience)
+
+    def send_all(self, commands: Sequence[Command], read: Callable[[int, Any], Any] | None = None) -> list[Any]:
+        """Send plain commands in one round trip. Returns their replies, or `read(index, reply)` of each.
+
+        `read` runs while later replies still arrive. It gets the exception of a command that the server refused;
+        without `read` such an exception is raised.
+        """
+        return pipeline(self.client, self._patience, lambda: commands, read or _good)
+
+    def transaction(self, commands: Sequence[Command]) -> list[Any]:
+        """Send plain commands that the server runs together, with no other command between them."""
+        replies: list[Any] = self.send_all([("MULTI",), *commands, ("EXEC",)])[-1]
+        return replies
+
+    def server_ms(self) -> int:
+        """The server's clock, by which all deadlines are set, in milliseconds since 1970."""
+        seconds, microseconds = self.send(lambda: self.client.time())
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+def _good(_: int, reply: Any) -> Any:
+    if isinstance(reply, Exception):
+        raise reply
+    return reply

@@ -1,0 +1,40 @@
+"""Housekeeping that any role may do: leases that ran out, and groups that became too stale."""
+
+from rq import Queue
+
+from rollq.buffer.core import BufferCore
+from rollq.buffer.replies import Reaped
+from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
+
+MAX_IDS_PER_CALL = 1000
+SWEEP_IDS_PER_CALL = 50
+"""Keeps one call of the sweep to 1 or 2 ms of the server's time, a few when its memory is cold."""
+
+
+class Sweeping(BufferCore):
+    """Calls that tidy up. They may run at any time, in any number of processes."""
+
+    def reap(self, task: str) -> Reaped:
+        """Take back the groups of workers whose lease ran out. Call it about once a second, from anywhere."""
+        requeued, quarantined, held = self.call_task("reap", task, MAX_IDS_PER_CALL)
+        return Reaped(requeued, quarantined, bool(held))
+
+    def expire(self, task: str) -> int:
+        """Move every completed or aborted group that is too stale to expired, or drop it. Returns how many.
+
+        Only tidies up: such groups stopped counting the moment the version or step moved.
+        """
+        total, more = 0, True
+        while more:
+            expired, dropped, more = self.call_task("expire", task, SWEEP_IDS_PER_CALL)
+            total += expired + dropped
+        return total
+
+    def enqueue_missing_tickets(self, queue: Queue, pending: int, groups_per_job: int) -> None:
+        """Add tickets to `queue` until `pending` groups have one. Surplus tickets are harmless.
+
+        Raises `ServerUnavailable` or `ServerRefused` when the queue's server does not take them in time.
+        """
+        queued = tickets_queued(queue, patience=self._patience)
+        missing = tickets_missing(pending, queued, groups_per_job)
+        enqueue_tickets(queue, self.run, missing, groups_per_job, patience=self._patience)
