@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from rollq.buffer.batch_sizes import groups_at, groups_through
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ConfigError, FencedError, HistoryGone
+from rollq.buffer.errors import BatchOver, ConfigError, FencedError, HistoryGone
 from rollq.buffer.replies import Control, PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, PipelineOutput, Prompt, Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World, make_sample

@@ -7,9 +7,9 @@ import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import BatchOver
 from rollq.buffer.replies import PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, Prompt
-from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.consumer.batch import Batch

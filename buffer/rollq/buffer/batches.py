@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from rollq.buffer.core import BufferCore, pairs
+from rollq.buffer.errors import BatchOver
 from rollq.buffer.replies import BatchState
 from rollq.buffer.rollouts import Prompt
-from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.prompts import encode_prompt
 

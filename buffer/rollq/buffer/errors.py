@@ -1,25 +1,40 @@
-"""The errors of rollq, one tree.
+"""Every error that rollq raises on purpose, as one tree.
 
 RollqError
- |- ConfigError          a setting, file or argument that makes no sense; says which and what is allowed
- |   |- QueryError           a query that cannot be understood; names the field, operator or value
- |- InvalidPrompt        a prompt line that cannot be used; names file and line
- |- InvalidGroup         a result that cannot be trained on; names the field and the sample
- |- CorruptFrame         bytes from Redis that fail their checksum or schema version
- |   |- CorruptGroup        a claimed group that holds such bytes: its batch cannot be read
- |- ServerError          the server cannot serve rollq
- |   |- ServerUnavailable   nobody answers at the URL, or not in time
- |   |- ServerRefused       wrong password, missing right, eviction policy, out of memory, read only
- |- StoreLost            the run is not in this store (any more): it was flushed, restarted empty, or is another one
- |- RunMismatch          the run exists with another model, tokenizer, schema or task settings
- |- FencedError          the caller has been replaced: its epoch, attempt or nonce is old
+ |- ConfigError          a setting, file or argument is invalid; names it and the values that are allowed
+ |   |- QueryError           a query is malformed; names the field, operator or value
+ |- InvalidPrompt        a prompt is malformed; names the file and line
+ |- InvalidGroup         a result cannot be trained on; names the field and the sample
+ |- CorruptFrame         bytes from Redis fail their checksum or have an unknown schema version
+ |   |- CorruptGroup        a claimed group contains such bytes, so its batch cannot be read
+ |- ServerError          the Redis server cannot serve rollq
+ |   |- ServerUnavailable   no server answers at the URL in time
+ |   |   |- PortTaken           the port that an embedded server should listen on is in use
+ |   |- ServerRefused       the server refuses: password, rights, eviction policy, memory, read only
+ |- StoreLost            the store was flushed or replaced and no longer holds this run
+ |- RunMismatch          the run exists with another model, tokenizer, schema or rules of a task
+ |- FencedError          a newer trainer, attempt or nonce has replaced the caller
  |   |- TrainerHeld         another live trainer holds the run
- |- StaleWorker          the worker's weights would already be too old at the next step
+ |   |- NotClaimed          a step cannot be committed unclaimed, or released once committed
+ |   |- VersionFalls        weights to publish are older than the live ones, or differ under the same version
+ |- EpochMoved           a result counted its versions by an epoch that has ended
+ |- BatchRefused         a batch of groups cannot be opened under this name or in this task
+ |- BatchOver            a batch of groups is finalized, aborted or unknown
+ |- StaleWorker          a worker's weights would already be too old at the next step
  |- HistoryGone          the batches that a resume needs are no longer kept
- |- CheckpointOverdue    too many batches are held for a checkpoint that does not come
+ |- CheckpointOverdue    too many batches wait for a checkpoint
+ |- SyncFirst            newer weights must be published before the step can be trained
+ |- ProductionStalled    no batch can fill, because the server is full or nothing is under way
+ |- ProductionStopped    production of a task was stopped, because too few of its groups are worth training
  |- ClaimTimeout         a batch did not fill in time; says what holds it back
- |- SnapshotError        a saved buffer that is missing, damaged or of another schema; names the file
- |- WeightsError         weights that are missing, truncated or not the ones announced
+ |- TicketRefused        a job in the queue is not a ticket of this run
+ |- ArrayError           a named array outside Redis is missing, changed, or cannot be written
+ |- SnapshotError        a saved buffer is missing, damaged or of another version; names the file
+ |- WeightsError         weights are missing, truncated or not the ones that were announced
+ |   |- TooLate             a weight broadcast started without this worker
+ |- RoleFailed           a role of the demo died more often than it is restarted
+
+`TooLate` is defined in `rollq.workers` and `RoleFailed` in `rollq.cli`; all others are defined here.
 """
 
 
@@ -28,27 +43,27 @@ class RollqError(Exception):
 
 
 class ConfigError(RollqError, ValueError):
-    """A setting, file or argument that makes no sense."""
+    """A setting, file or argument is invalid. The message names it and the values that are allowed."""
 
 
 class QueryError(ConfigError):
-    """A query that cannot be understood."""
+    """A query over the buffer is malformed. The message names the field, operator or value."""
 
 
 class InvalidPrompt(RollqError, ValueError):
-    """A prompt line that cannot be used."""
+    """A prompt is malformed. The message names the file and line."""
 
 
 class InvalidGroup(RollqError, ValueError):
-    """A generation result that cannot be trained on."""
+    """A generated group cannot be trained on. The message names the field and the sample."""
 
 
 class CorruptFrame(RollqError, ValueError):
-    """Bytes that are not a frame of a known schema version, or fail their checksum."""
+    """Bytes read from Redis fail their checksum or have an unknown schema version."""
 
 
 class CorruptGroup(CorruptFrame):
-    """A claimed group that cannot be read."""
+    """A claimed group contains corrupt bytes, so its batch cannot be read. `task` and `group_id` name the group."""
 
     def __init__(self, task: str, group_id: int, problem: str) -> None:
         super().__init__(f"group {group_id} of task {task!r}: {problem}")
@@ -61,11 +76,15 @@ class ServerError(RollqError):
 
 
 class ServerUnavailable(ServerError, ConnectionError):
-    """Nobody answers at the URL, or not in time."""
+    """No Redis server answers at the URL in time."""
+
+
+class PortTaken(ServerUnavailable):
+    """The port that an embedded server should listen on is in use."""
 
 
 class ServerRefused(ServerError):
-    """The server answers, but refuses: password, rights, eviction policy, memory, role."""
+    """The Redis server answers, but refuses: password, rights, eviction policy, memory, or it is read only."""
 
 
 class StoreLost(RollqError):
@@ -73,19 +92,39 @@ class StoreLost(RollqError):
 
 
 class RunMismatch(RollqError):
-    """The run exists, but with another model, tokenizer, schema or task settings."""
+    """The run exists with another model, tokenizer, schema or rules of a task."""
 
 
 class FencedError(RollqError):
-    """The caller was replaced: a newer trainer, attempt or nonce exists."""
+    """A newer trainer, attempt or nonce has replaced the caller."""
 
 
 class TrainerHeld(FencedError):
     """Another live trainer holds the run."""
 
 
+class NotClaimed(FencedError):
+    """A step that is not claimed cannot be committed or checkpointed, and a committed one cannot be released."""
+
+
+class VersionFalls(FencedError):
+    """Within an epoch the live version only grows, and a version has one set of weights."""
+
+
+class EpochMoved(RollqError):
+    """A result counted its versions by an epoch that has ended. Counted by the live epoch, it is accepted."""
+
+
+class BatchRefused(RollqError, ValueError):
+    """Another batch of groups has this name, or the task does not take this kind of batch."""
+
+
+class BatchOver(RollqError):
+    """The batch of groups is finalized or aborted, or never existed."""
+
+
 class StaleWorker(RollqError):
-    """The worker's weights would already be too old at the next step."""
+    """The worker's weights would already be too old at the next train step."""
 
 
 class HistoryGone(RollqError):
@@ -93,32 +132,36 @@ class HistoryGone(RollqError):
 
 
 class CheckpointOverdue(RollqError):
-    """Too many batches are held for a checkpoint that does not come."""
+    """Too many trained batches wait for a checkpoint, so no further batch can be claimed."""
 
 
 class SyncFirst(RollqError):
-    """The live weights are too old for the step, and newer ones exist: publish them, then ask for the step again."""
+    """The live weights are too old for the step, and newer ones exist: publish them, then claim the step again."""
 
 
 class ProductionStalled(RollqError):
-    """No batch of the step fills: nothing is under way, and a full server admits nothing. Holds every counter."""
+    """No batch of the step can fill: nothing is under way, or the server is full. The message has all counters."""
 
 
 class ProductionStopped(RollqError):
-    """Production of a task was stopped, because too little of it is worth training."""
+    """Production of a task was stopped, because too few of its groups are worth training."""
 
 
 class ClaimTimeout(RollqError, TimeoutError):
-    """A batch did not fill in time."""
+    """The batch of a step did not fill in time. The message says what holds it back."""
+
+
+class TicketRefused(RollqError, ValueError):
+    """A job in the queue is not a ticket of this run. It is never executed."""
 
 
 class ArrayError(RollqError):
-    """A named array beside Redis that is missing, changed, or cannot be written."""
+    """A named array outside Redis is missing, changed, or cannot be written."""
 
 
 class SnapshotError(RollqError):
-    """A saved buffer that cannot be written or restored: missing, damaged, or of another schema."""
+    """A saved buffer cannot be written or restored: missing, damaged, or of another version."""
 
 
 class WeightsError(RollqError):
-    """Weights that are missing, truncated, or not the ones that were announced."""
+    """Weights are missing, truncated, or not the ones that were announced."""

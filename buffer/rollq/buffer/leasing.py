@@ -10,12 +10,11 @@ from typing import Any
 import orjson
 
 from rollq.buffer.core import BufferCore, pairs
-from rollq.buffer.errors import CorruptFrame, InvalidGroup, StaleWorker
+from rollq.buffer.errors import CorruptFrame, EpochMoved, InvalidGroup, StaleWorker
 from rollq.buffer.replies import Leased, PutOutcome
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import brings_labels, counted_version
-from rollq.buffer.store.functions import EpochMoved
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.wire.prompts import decode_prompt

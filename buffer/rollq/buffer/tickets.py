@@ -24,7 +24,7 @@ from rq.exceptions import DeserializationError
 from rq.job import Job
 from rq.queue import EnqueueData
 
-from rollq.buffer.errors import RollqError
+from rollq.buffer.errors import TicketRefused
 from rollq.buffer.store.connection import Patience, open_client, patiently
 from rollq.buffer.store.keys import RunKeys, check_name
 
@@ -35,10 +35,6 @@ RESULT_TTL_S = 60  # short, but not 0: RQ deletes at once with blocking reads, t
 FAILURE_TTL_S = 24 * 3600  # RQ's default is a year
 MAX_GROUPS = 4096
 ENQUEUE_BATCH = 500
-
-
-class TicketRefused(RollqError, ValueError):
-    """A job in the queue that is not a ticket of this run. It is never executed."""
 
 
 class TicketSerializer:

@@ -21,12 +21,12 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batches import MAX_FILL
+from rollq.buffer.errors import BatchOver
 from rollq.buffer.evaluations import BatchType, evaluation_metrics
 from rollq.buffer.replies import BatchState
 from rollq.buffer.roles import CoordinatorBuffer
 from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
 from rollq.buffer.settings import MAX_BATCH_GROUPS
-from rollq.buffer.store.functions import BatchOver
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.producer.pipeline import Operator, ScoredGroup, run_pipeline
 

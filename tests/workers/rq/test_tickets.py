@@ -10,14 +10,13 @@ from redis.exceptions import ConnectionError as DriverConnectionError
 from rq import Queue, SimpleWorker
 from rq.job import Callback
 
-from rollq.buffer.errors import ConfigError, ServerUnavailable
+from rollq.buffer.errors import ConfigError, ServerUnavailable, TicketRefused
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import (
     FAILURE_TTL_S,
     MAX_GROUPS,
     Ticket,
     TicketJob,
-    TicketRefused,
     TicketSerializer,
     enqueue_tickets,
     open_queue,

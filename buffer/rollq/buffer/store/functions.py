@@ -14,14 +14,19 @@ import redis
 from redis import exceptions as driver
 
 from rollq.buffer.errors import (
+    BatchOver,
+    BatchRefused,
     CheckpointOverdue,
+    EpochMoved,
     FencedError,
     HistoryGone,
+    NotClaimed,
     RollqError,
     RunMismatch,
     StaleWorker,
     StoreLost,
     TrainerHeld,
+    VersionFalls,
 )
 from rollq.buffer.store.connection import Patience, cli_command, patiently, reply_text
 from rollq.buffer.store.pipelining import pipeline
@@ -31,26 +36,6 @@ LIBRARY = f"rollq_{SCHEMA}"
 READ_ONLY = frozenset({"counts", "inspect", "ready", "save_group", "save_index"})
 REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups"})
 """All other functions also run on a server whose memory is full, so that it can drain."""
-
-
-class EpochMoved(RollqError):
-    """A result counted its versions by an epoch that is over; counted again, it is welcome."""
-
-
-class NotClaimed(FencedError):
-    """A step that is not claimed cannot be committed or checkpointed, a committed one not released."""
-
-
-class BatchRefused(RollqError, ValueError):
-    """A batch of groups stands in the way under this name, or the task is not for this type of batch."""
-
-
-class BatchOver(RollqError):
-    """The batch is finalized or aborted, or was never there."""
-
-
-class VersionFalls(FencedError):
-    """Within an epoch the live version only grows, and a version has one set of weights."""
 
 
 ERRORS: Mapping[str, type[RollqError]] = {

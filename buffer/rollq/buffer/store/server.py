@@ -25,7 +25,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from rollq.buffer.errors import ConfigError, ServerUnavailable
+from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
 
 GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("server_guard.py")))
 """The command of the guard: isolated from the environment and from site-packages, so that it starts in 20 ms."""
@@ -267,10 +267,6 @@ class EmbeddedServer:
             server_log.seek(self._log_start)
             lines = server_log.read().decode(errors="replace").strip().splitlines()[-3:]
         return f"{' | '.join(lines)[-600:] or 'no output'} (log: {str(self.log_path)!r})"
-
-
-class PortTaken(ServerUnavailable):
-    """Somebody else listens on the port."""
 
 
 def embedded_binary() -> Path:

@@ -25,7 +25,7 @@ TAIL_LINES = 15
 
 
 class RoleFailed(RollqError):
-    """A role died more often than it is restarted; the message ends with the tail of its log."""
+    """A role of the demo died more often than it is restarted. The message ends with the tail of its log."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ SLACK_S = 10.0
 
 
 class TooLate(WeightsError):
-    """The trainer sends without this worker; it will be asked again."""
+    """A weight broadcast started without this worker, which joins the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)

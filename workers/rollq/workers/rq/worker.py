@@ -30,9 +30,9 @@ from rq.job import JobStatus
 from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 
-from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
+from rollq.buffer.errors import RunMismatch, ServerError, StoreLost, TicketRefused
 from rollq.buffer.store.connection import Patience, patiently
-from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob, TicketRefused
+from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob
 from rollq.workers.rq.records import JobRecord, JobRecords
 from rollq.workers.rq.ticket_source import BLOCK_S, TicketSource
 
