@@ -23,20 +23,22 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rollq.buffer.advantages import AdvantageSettings
-    from rollq.consumer.batch import Batch, BatchCounts, TokenSequence
+    from rollq.consumer.batch import Batch
     from rollq.consumer.consumer import Consumer
     from rollq.consumer.grpo import grpo_loss
     from rollq.consumer.micro_batch import MicroBatch
+    from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings, GrpoSettings
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
             "rollq.buffer.advantages": "AdvantageSettings",
-            "rollq.consumer.batch": "Batch BatchCounts TokenSequence",
+            "rollq.consumer.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",
             "rollq.consumer.grpo": "grpo_loss",
             "rollq.consumer.micro_batch": "MicroBatch",
+            "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings GrpoSettings",
         },
     )

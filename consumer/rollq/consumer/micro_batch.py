@@ -1,19 +1,17 @@
-"""A rank's sequences as torch tensors, packed into one row or padded into many. Needs torch."""
+"""Token sequences as torch tensors, packed into one row or padded into one row each. Needs torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.rollouts import Float32Array
 from rollq.buffer.wire.arrays import load_array
-from rollq.consumer.batch import BatchCounts, TokenSequence
-
-if TYPE_CHECKING:
-    from rollq.consumer.batch import Batch
+from rollq.consumer.sequences import BatchCounts, TokenSequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +21,8 @@ class MicroBatch:
     field              dtype    shape   content
     input_ids          int64    [B, T]  0 on padding
     position_ids       int64    [B, T]  from 0 in every sequence; 0 on padding
-    attention_mask     int64    [B, T]  1 on tokens; None when packed (position_ids and cu_seqlens tell sequences apart)
-    cu_seqlens         int32    [n + 1] where each packed sequence starts, and T; None when padded
+    attention_mask     int64    [B, T]  1 on tokens; None when packed (position_ids and cu_seqlens separate sequences)
+    cu_seqlens         int32    [n + 1] the start of each packed sequence, then T; None when padded
     loss_mask          bool     [B, T]  True where the loss counts
     behaviour_logprobs float32  [B, T]  nats, of logits / temperature; 0 where nothing was sampled
     versions           int32    [B, T]  -1 where nothing was sampled
@@ -33,7 +31,7 @@ class MicroBatch:
     temperature        float32  [B, T]  of the token's sample; 1 on padding
     sample_loss_tokens float32  [B, T]  loss tokens of the token's sample, over all its segments
     sequence_index     int64    [B, T]  index into `Batch.sequences`; -1 on padding
-    arrays             any      [B, T, ...] named arrays per token, 0 where they say nothing
+    arrays             any      [B, T, ...] named arrays per token, 0 where they have no entry
 
     `sequences` are the indices into `Batch.sequences` in order; `counts` are those of the whole batch over all ranks.
     """
@@ -55,7 +53,7 @@ class MicroBatch:
     counts: BatchCounts
 
     def to(self, device: torch.device | str) -> "MicroBatch":
-        """The same micro-batch with its tensors on `device`."""
+        """A copy with all tensors on `device`."""
         moved: dict[str, Any] = {}
         for name in (field.name for field in fields(self)):
             value = getattr(self, name)
@@ -64,49 +62,72 @@ class MicroBatch:
         return replace(self, **moved, arrays={name: array.to(device) for name, array in self.arrays.items()})
 
 
-def assemble(batch: "Batch", chosen: Sequence[int], *, padded: bool, arrays: Sequence[str]) -> MicroBatch:
-    """The `chosen` sequences of `batch` as tensors; one masked token when none is chosen."""
-    sequences = [batch.sequences[index] for index in chosen] or [_BLANK]
-    lengths = np.array([len(sequence.ids) for sequence in sequences])
-    of_token = np.repeat(np.arange(len(sequences)), lengths)
-    positions = np.concatenate([np.arange(length) for length in lengths])
+def assemble(
+    sequences: Sequence[TokenSequence],
+    chosen: Sequence[int],
+    advantages: Float32Array,
+    counts: BatchCounts,
+    *,
+    padded: bool,
+    arrays: Sequence[str],
+) -> MicroBatch:
+    """Lay out the `chosen` ones of a batch's `sequences` as tensors; a single masked token if none is chosen.
 
-    def tensor(flat: npt.NDArray[Any], fill: float = 0) -> torch.Tensor:
-        """A per-token array [T, ...] in the layout asked for."""
-        if not padded:
+    `advantages` float32 [S] are those of the batch's flat samples. Raises `InvalidGroup` for a missing or misshapen
+    named array, `ArrayError` for a reference that cannot be loaded.
+    """
+    rows = [sequences[index] for index in chosen] or [_BLANK]
+    layout = _Layout(np.array([len(row.ids) for row in rows]), padded)
+    row_advantages = [advantages[sequences[index].sample] for index in chosen] or [0.0]
+    return MicroBatch(
+        input_ids=layout.tensor(_joined(rows, "ids").astype(np.int64)),
+        position_ids=layout.tensor(layout.positions),
+        attention_mask=layout.attention_mask(),
+        cu_seqlens=layout.cu_seqlens(),
+        loss_mask=layout.tensor(_joined(rows, "loss_mask")),
+        behaviour_logprobs=layout.tensor(_joined(rows, "logprobs")),
+        versions=layout.tensor(_joined(rows, "versions"), fill=-1),
+        staleness=layout.tensor(_joined(rows, "staleness")),
+        advantages=layout.spread(row_advantages, np.float32),
+        temperature=layout.spread([row.temperature for row in rows], np.float32, fill=1),
+        sample_loss_tokens=layout.spread([row.sample_loss_tokens for row in rows], np.float32),
+        sequence_index=layout.spread(list(chosen) or [-1], np.int64, fill=-1),
+        arrays={name: layout.tensor(_named_array(rows, name)) for name in arrays} if chosen else {},
+        sequences=tuple(chosen),
+        counts=counts,
+    )
+
+
+class _Layout:
+    """Where each token goes: into one row, or with `padded` into one row per sequence. `lengths` int [n]."""
+
+    def __init__(self, lengths: npt.NDArray[np.int64], padded: bool) -> None:
+        self._lengths = lengths
+        self._padded = padded
+        self._row_of_token = np.repeat(np.arange(len(lengths)), lengths)
+        self.positions = np.concatenate([np.arange(length) for length in lengths])
+
+    def tensor(self, flat: npt.NDArray[Any], fill: float = 0) -> torch.Tensor:
+        """A per-token array [T, ...] in this layout."""
+        if not self._padded:
             return torch.from_numpy(np.ascontiguousarray(flat[None]))
-        rows = np.full((len(sequences), lengths.max(), *flat.shape[1:]), fill, dtype=flat.dtype)
-        rows[of_token, positions] = flat
+        rows = np.full((len(self._lengths), self._lengths.max(), *flat.shape[1:]), fill, dtype=flat.dtype)
+        rows[self._row_of_token, self.positions] = flat
         return torch.from_numpy(rows)
 
-    def joined(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(sequence, name) for sequence in sequences])
-
-    def spread(values: Sequence[float], dtype: type[np.generic]) -> npt.NDArray[Any]:
+    def spread(self, values: Sequence[float], dtype: type[np.generic], fill: float = 0) -> torch.Tensor:
         """One value per sequence, repeated over its tokens."""
-        return np.array(values, dtype=dtype)[of_token]
+        return self.tensor(np.array(values, dtype=dtype)[self._row_of_token], fill)
 
-    return MicroBatch(
-        input_ids=tensor(joined("ids").astype(np.int64)),
-        position_ids=tensor(positions),
-        attention_mask=tensor(np.ones(len(positions), np.int64)) if padded else None,
-        cu_seqlens=None if padded else torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32)),
-        loss_mask=tensor(joined("loss_mask")),
-        behaviour_logprobs=tensor(joined("logprobs")),
-        versions=tensor(joined("versions"), fill=-1),
-        staleness=tensor(joined("staleness")),
-        advantages=tensor(
-            spread([batch.advantages[s.sample] if s is not _BLANK else 0.0 for s in sequences], np.float32)
-        ),
-        temperature=tensor(spread([s.temperature for s in sequences], np.float32), fill=1),
-        sample_loss_tokens=tensor(spread([s.sample_loss_tokens for s in sequences], np.float32)),
-        sequence_index=tensor(spread(list(chosen) or [-1], np.int64), fill=-1),
-        arrays={
-            name: tensor(np.concatenate([_aligned(batch, s, name) for s in sequences])) for name in arrays if chosen
-        },
-        sequences=tuple(chosen),
-        counts=batch.counts,
-    )
+    def attention_mask(self) -> torch.Tensor | None:
+        """1 on tokens, 0 on padding; None when packed."""
+        return self.tensor(np.ones(len(self.positions), np.int64)) if self._padded else None
+
+    def cu_seqlens(self) -> torch.Tensor | None:
+        """The start of each packed sequence, then the number of tokens, int32 [n + 1]; None when padded."""
+        if self._padded:
+            return None
+        return torch.from_numpy(np.concatenate([[0], self._lengths.cumsum()]).astype(np.int32))
 
 
 _BLANK = TokenSequence(
@@ -116,6 +137,8 @@ _BLANK = TokenSequence(
     versions=np.full(1, -1, np.int32),
     epochs=np.full(1, -1, np.int32),
     staleness=np.zeros(1, np.int32),
+    task="",
+    group_id=-1,
     sample=-1,
     sample_loss_tokens=0,
     temperature=1.0,
@@ -123,17 +146,25 @@ _BLANK = TokenSequence(
 )
 
 
-def _aligned(batch: "Batch", sequence: TokenSequence, name: str) -> npt.NDArray[Any]:
-    """A named array with one entry per token of the sequence: it covers the whole sequence, or the response alone."""
-    group = batch.groups[batch.sample_groups[sequence.sample]]
-    where = f"task {group.task!r}, group {group.group_id}, sample {sequence.sample} of step {batch.step}"
+def _joined(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
+    return np.concatenate([getattr(row, name) for row in rows])
+
+
+def _named_array(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
+    return np.concatenate([_aligned(row, name) for row in rows])
+
+
+def _aligned(sequence: TokenSequence, name: str) -> npt.NDArray[Any]:
+    """A named array with one entry per token of the sequence; one that covers only the response is padded with 0."""
+    where = f"task {sequence.task!r}, group {sequence.group_id}, sample {sequence.sample} of the batch"
     if name not in sequence.arrays:
         raise InvalidGroup(f"{where} has no array {name!r}; it has {sorted(sequence.arrays)!r}")
     array = load_array(sequence.arrays[name])
     length, response = len(sequence.ids), int((sequence.versions >= 0).sum())
-    if array.ndim and len(array) == length:
+    entries = len(array) if array.ndim else -1
+    if entries == length:
         return array
-    if array.ndim and len(array) == response:
+    if entries == response:
         return np.concatenate([np.zeros((length - response, *array.shape[1:]), array.dtype), array])
     raise InvalidGroup(
         f"array {name!r} of {where} has shape {array.shape!r}: its first dimension must be the {response} response "

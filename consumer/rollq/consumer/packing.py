@@ -1,4 +1,4 @@
-"""Which sequences go to which rank and micro-batch: pure decisions over lengths.
+"""Assigns sequences to ranks and micro-batches: pure decisions over their lengths.
 
 Invariant: every rank computes the same plan from the same lengths, each sequence is in exactly one micro-batch, and
 every rank has the same number of micro-batches (some may be empty), so that collective operations line up.
@@ -11,9 +11,9 @@ from rollq.buffer.errors import ConfigError
 
 
 def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
-    """Split sequences over `bins` so that token counts are close: longest first, each to the lightest bin.
+    """Split sequences over `bins` so that their token counts are close: longest first, each to the lightest bin.
 
-    Greedy longest-processing-time scheduling; at most 4/3 of the best heaviest bin (Graham 1969).
+    This is greedy longest-processing-time scheduling: the heaviest bin is at most 4/3 of the optimum (Graham 1969).
     """
     shares: list[list[int]] = [[] for _ in range(bins)]
     heap = [(0, index) for index in range(bins)]
@@ -24,11 +24,13 @@ def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
     return shares
 
 
-def plan(lengths: Sequence[int], ranks: int, max_tokens: int, *, padded: bool = False) -> list[list[list[int]]]:
+def plan_micro_batches(
+    lengths: Sequence[int], ranks: int, max_tokens: int, *, padded: bool = False
+) -> list[list[list[int]]]:
     """Micro-batches as sequence indices, `[rank][micro_batch][...]`, each of at most `max_tokens` tokens.
 
-    Packed, a micro-batch costs the sum of its lengths; padded, its rows times its longest.
-    Raises `ConfigError` when one sequence alone is longer than `max_tokens`.
+    Packed, a micro-batch takes the sum of its lengths; padded, its number of rows times its longest sequence.
+    Raises `ConfigError` if a single sequence is longer than `max_tokens`.
     """
     longest = max(range(len(lengths)), key=lengths.__getitem__, default=None)
     if longest is not None and lengths[longest] > max_tokens:
@@ -47,7 +49,7 @@ def _longest_first(sequences: Sequence[int], lengths: Sequence[int]) -> list[int
 
 
 def _fill_packed(share: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """As few bins as a greedy fill finds; the lightest bin takes the next sequence, so that bins are even."""
+    """Fill bins greedily, longest sequence first; the lightest bin takes the next one, which keeps bins even."""
     bins: list[list[int]] = []
     heap: list[tuple[int, int]] = []
     for sequence in _longest_first(share, lengths):
@@ -62,7 +64,7 @@ def _fill_packed(share: Sequence[int], lengths: Sequence[int], max_tokens: int) 
 
 
 def _fill_padded(share: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Runs of similar lengths: a bin is as wide as its first sequence."""
+    """Put runs of similar lengths together: a bin is as wide as its first sequence."""
     bins: list[list[int]] = []
     for sequence in _longest_first(share, lengths):
         if not bins or (len(bins[-1]) + 1) * lengths[bins[-1][0]] > max_tokens:
@@ -72,7 +74,7 @@ def _fill_padded(share: Sequence[int], lengths: Sequence[int], max_tokens: int) 
 
 
 def _split_to(bins: list[list[int]], count: int) -> list[list[int]]:
-    """The same sequences in exactly `count` bins: the fullest are halved, empty ones fill the rest."""
+    """Spread the bins over exactly `count`: the fullest are halved, then empty ones are added."""
     bins = list(bins)
     while len(bins) < count:
         fullest = max(range(len(bins)), key=lambda index: len(bins[index]), default=None)

@@ -21,18 +21,18 @@ from rollq.consumer.weights.publisher import to_safetensors, write_model, write_
 def record_batch(folder: Path, batch: Batch) -> None:
     """Write the whole batch (all ranks) of a step."""
     sequences = batch.sequences
-    owners = [batch.groups[batch.sample_groups[sequence.sample]] for sequence in sequences]
     per_token = ("ids", "versions", "epochs", "staleness", "logprobs", "loss_mask")
     arrays = {name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in per_token}
     arrays |= {
         "cu_seqlens": np.cumsum([0, *(len(sequence.ids) for sequence in sequences)]),
         "temperature": np.array([sequence.temperature for sequence in sequences], np.float32),
         "advantages": np.array([batch.advantages[sequence.sample] for sequence in sequences], np.float32),
-        "group_ids": np.array([group.group_id for group in owners]),
+        "group_ids": np.array([sequence.group_id for sequence in sequences]),
     }
     path = folder / "batches" / f"step-{batch.step:08d}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_synced(path, save(arrays, {"tasks": orjson.dumps([group.task for group in owners]).decode()}))
+    tasks = orjson.dumps([sequence.task for sequence in sequences]).decode()
+    write_synced(path, save(arrays, {"tasks": tasks}))
 
 
 def record_weights(folder: Path, epoch: int, version: int, tensors: Mapping[str, Any], config_from: Path) -> None:
