@@ -22,7 +22,8 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.training import ReleaseMode
 from rollq.buffer.weights.store import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
-from rollq.consumer.weights.publisher import WeightPublisher, to_safetensors, write_model
+from rollq.consumer.weights.publisher import WeightPublisher
+from rollq.consumer.weights.safetensors import to_safetensors, write_model
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 

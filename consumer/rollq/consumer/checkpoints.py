@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
-from rollq.consumer.weights.publisher import copy_config, finish_folder, start_folder, to_safetensors, write_synced
+from rollq.consumer.weights.safetensors import copy_config, finish_folder, start_folder, to_safetensors, write_synced
 
 KEPT = 2
 STATE_FILE = "trainer.json"

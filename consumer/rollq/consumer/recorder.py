@@ -15,7 +15,7 @@ import orjson
 from safetensors.numpy import save
 
 from rollq.consumer.batch import Batch
-from rollq.consumer.weights.publisher import to_safetensors, write_model, write_synced
+from rollq.consumer.weights.safetensors import to_safetensors, write_model, write_synced
 
 
 def record_batch(folder: Path, batch: Batch) -> None:

@@ -1,10 +1,6 @@
-"""Weights of a model in a form that workers can load. The tensors' bytes are safetensors; torch is imported late.
-
-Invariant: a folder appears under its name only when it is complete and on disk.
-"""
+"""Publishes weights where workers find them: in Redis, in a shared folder, or straight into engines."""
 
 import hashlib
-import os
 import shutil
 import socket
 from collections.abc import Mapping
@@ -17,81 +13,16 @@ from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, digest_o
 from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.settings import ConsumerSettings, Transport
 from rollq.consumer.weights.nccl import NcclRendezvous
+from rollq.consumer.weights.safetensors import shared_once, to_safetensors, write_model
 from rollq.consumer.weights.sender import Sender
 
 _PREFIX = "weights-"
 _DIGITS = 16
-_NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
-
-
-def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
-    """A state dict (name -> torch tensor) as the bytes of a safetensors file, with `shared_once`."""
-    from safetensors.torch import save
-
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in shared_once(tensors).items()}
-    return save(kept, metadata={"format": "pt"})
-
-
-def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Of tensors that share memory (tied embeddings) only the first, as `save_pretrained` has it."""
-    seen: set[tuple[int, int]] = set()
-    kept: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        identity = (tensor.data_ptr(), tensor.numel())
-        if tensor.numel() and identity in seen:
-            continue
-        seen.add(identity)
-        kept[name] = tensor
-    return kept
-
-
-def write_model(folder: Path, weights: bytes, config_from: Path | None = None) -> Path:
-    """Write `folder`/model.safetensors, with the configuration and tokenizer files of `config_from` beside it.
-
-    `folder` is replaced when it exists, and appears whole or not at all.
-    """
-    unfinished = start_folder(folder)
-    if config_from is not None:
-        copy_config(config_from, unfinished)
-    write_synced(unfinished / WEIGHTS_FILE, weights)
-    return finish_folder(unfinished, folder)
-
-
-def copy_config(source: Path, folder: Path) -> None:
-    """Copy configuration and tokenizer files of a Hugging Face folder: all files but weights."""
-    for path in source.iterdir():
-        if path.is_file() and path.suffix not in _NOT_CONFIG and not path.name.endswith(".index.json"):
-            shutil.copyfile(path, folder / path.name)
-
-
-def start_folder(folder: Path) -> Path:
-    """An empty folder beside `folder`, to be filled and then renamed by `finish_folder`."""
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    return unfinished
-
-
-def finish_folder(unfinished: Path, folder: Path) -> Path:
-    """Give a filled folder its name, once everything in it is on disk."""
-    _sync_folder(unfinished)
-    if folder.exists():
-        shutil.rmtree(folder)
-    unfinished.rename(folder)
-    _sync_folder(folder.parent)
-    return folder
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+"""Hexadecimal digits of the weights' hash in a folder's name."""
 
 
 def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | None:
-    """What sends weights straight into engines, if the settings want that. Raises `ConfigError` when it cannot work."""
+    """Return the sender for transport `nccl` on rank 0, otherwise None. Raises `ConfigError` if NCCL cannot work."""
     if settings.transport != "nccl" or settings.rank != 0:
         return None
     nccl = settings.nccl
@@ -100,10 +31,10 @@ def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | N
 
 
 class WeightPublisher:
-    """Puts weights where workers find them: into Redis, or into `folder`, which they share. The last `kept` stay.
+    """Stores weights in Redis, or in `folder`, which the trainer and all workers share. The last `kept` versions stay.
 
-    With a `sender`, state dicts go straight into engines instead. Without `writes` (ranks other than 0) it only says
-    where rank 0 puts them.
+    With a `sender`, state dicts are broadcast straight into engines instead. With `writes=False` (ranks other than 0)
+    nothing is written; the result still says where rank 0 stores the weights.
     """
 
     def __init__(
@@ -124,19 +55,26 @@ class WeightPublisher:
         self._sender = sender
 
     def put(self, weights: Path | Mapping[str, Any]) -> StoredWeights:
-        """Store the weights of a folder (one safetensors file, shards with their index, or a LoRA adapter), or a state
-        dict.
+        """Store a state dict, or the weights of a folder: one safetensors file, shards with their index, or an adapter.
 
-        A folder given for transport `path` is announced in place: it must stay until newer weights are published.
-        Raises `WeightsError`, `ConfigError` for a state dict without a folder to write to.
+        With transport `path`, a folder is announced in place and must stay until newer weights are published.
+        Raises `WeightsError`, and `ConfigError` for a state dict without a folder to write to.
         """
         if self._transport == "redis":
             files = read_files(weights) if isinstance(weights, Path) else {WEIGHTS_FILE: to_safetensors(weights)}
             return store_weights(self._buffer, files, kept=self._kept, writes=self._writes)
         if isinstance(weights, Path):
             return locate_weights(self._buffer, weights, kept=self._kept, writes=self._writes)
-        data = to_safetensors(weights)
-        folder = self._folder_for(data)
+        return self._write_to_folder(to_safetensors(weights))
+
+    def _write_to_folder(self, data: bytes) -> StoredWeights:
+        """Store the bytes of a safetensors file in a folder named after their hash."""
+        if self._folder is None:
+            raise ConfigError(
+                f"transport {self._transport!r} needs weights_dir, a folder that the trainer and all workers share"
+            )
+        prefix = f"{_PREFIX}{self._buffer.run}-"
+        folder = self._folder / f"{prefix}{hashlib.sha256(data).hexdigest()[:_DIGITS]}"
         if not self._writes:
             return StoredWeights(folder.absolute().as_uri(), digest_of(describe_bytes({WEIGHTS_FILE: data}).encode()))
         if folder.exists():
@@ -144,12 +82,11 @@ class WeightPublisher:
         else:
             write_model(folder, data)
         live = self._buffer.live_model()
-        ours = f"{_PREFIX}{self._buffer.run}-{'[0-9a-f]' * _DIGITS}"
-        keep_newest(folder.parent, ours, self._kept, "" if live is None else live.uri)
+        keep_newest(self._folder, prefix + "[0-9a-f]" * _DIGITS, self._kept, "" if live is None else live.uri)
         return locate_weights(self._buffer, folder, kept=self._kept)
 
     def announce(self, weights: Path | Mapping[str, Any], version: int) -> StoredWeights:
-        """As `put`; but what goes straight into engines is stored nowhere, and `send` follows."""
+        """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published."""
         if self._sender is None:
             return self.put(weights)
         if isinstance(weights, Path):
@@ -158,41 +95,27 @@ class WeightPublisher:
         return self._sender.announce(shared_once(weights), version)
 
     def send(self) -> None:
-        """Have engines take what was announced, if they have not yet. Call it once it is published."""
+        """Broadcast the announced weights to engines that do not have them. Call it after publishing them."""
         if self._sender is not None:
             self._sender.send()
 
     def serve_late(self) -> None:
-        """Have engines take it that could not by then. Call it whenever the trainer waits."""
+        """Broadcast to engines that missed the published weights. Call it whenever the trainer waits."""
         if self._sender is not None:
             self._sender.serve_late()
 
     def keep(self) -> None:
-        """Have what is in Redis live on."""
+        """Renew the expiry of the weights in Redis. Callable from any thread."""
         keep_weights(self._buffer)
         if self._sender is not None:
             self._sender.keep()
 
-    def _folder_for(self, data: bytes) -> Path:
-        """A folder of its own for these weights."""
-        if self._folder is None:
-            raise ConfigError(
-                f"transport {self._transport!r} needs weights_dir, a folder that the trainer and all workers share"
-            )
-        return self._folder / f"{_PREFIX}{self._buffer.run}-{hashlib.sha256(data).hexdigest()[:_DIGITS]}"
-
 
 def keep_newest(parent: Path, pattern: str, count: int, live: str) -> None:
-    """Remove all but the `count` last changed folders of `parent` whose name matches `pattern`, and the one at `live`:
-    workers may be reading it until other weights are published."""
+    """Remove the folders of `parent` that match `pattern`, except the `count` last changed and the one at URI `live`.
+
+    Workers may be reading the live weights until others are published.
+    """
     for old in sorted(parent.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-count]:
         if old.absolute().as_uri() != live:
             shutil.rmtree(old)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
