@@ -12,11 +12,11 @@ from functools import partial
 from time import monotonic
 
 from rollq.buffer.errors import StaleWorker
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import Lease
 from rollq.buffer.tickets import Ticket
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import WeightsVersion
 from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.runner import GroupRunner
 from rollq.workers.groups.task_control import TaskControl
@@ -84,7 +84,7 @@ class Intake:
         self._draining = False
         self.stopped = False
         self._news = asyncio.Event()
-        self._stale_version: WeightsVersion | None = None
+        self._stale_versions = LogOnce(log)
         self.look_soon = self._news.set
 
     async def room(self, groups: int) -> int:
@@ -153,9 +153,7 @@ class Intake:
                         idle=len(self._table) == 0,
                     )
             except StaleWorker as error:
-                if version != self._stale_version:
-                    log.warning("waiting for newer weights: %s", error)
-                self._stale_version = version
+                self._stale_versions.warning(version, "waiting for newer weights: %s", error)
                 await self._wait_for_news()
                 continue
             self._draining = leased.drain

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Sample, SampleStatus
 from rollq.workers.agents.loops import Rollout, failed, prompt_tokens
 from rollq.workers.engines.host import EngineHost
@@ -22,7 +23,6 @@ from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.http.pools import score
-from rollq.workers.log_once import LogOnce
 from rollq.workers.user_code import contained
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class SampleMaker:
         self._host = host
         self._tokenizer = tokenizer
         self._extra = {"worker": worker}
-        self._told = LogOnce()
+        self._failures = LogOnce(log)
         self.generated: Callable[[HeldLease], None] = lambda _: None
         """Called when all agent loops of a group have ended."""
 
@@ -82,7 +82,7 @@ class SampleMaker:
         except EngineDead:
             raise
         except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
-            self._tell(f"sample {index} of group {lease.group_id}", lease.task, error)
+            self._log_failure(lease, index, error)
             made = failed(f"agent loop: {type(error).__name__}: {error}")
         held.looping.discard(index)
         if not held.looping:
@@ -94,13 +94,14 @@ class SampleMaker:
             made = await self._judge(recipe, lease, made)
         samples[index] = replace(made, extra={**made.extra, **self._extra})
 
-    def _tell(self, what: str, task: str, error: Exception) -> None:
-        """Log what a loop failed of, once for each type."""
-        if self._told.first((task, type(error).__name__)):
-            log.warning(
-                "the agent loop of task %r failed for %s; samples keep the error, and more of this type are not logged",
-                task, what, exc_info=error,
-            )  # fmt: skip
+    def _log_failure(self, lease: Lease, index: int, error: Exception) -> None:
+        """Log why an agent loop failed, once per task and exception type."""
+        self._failures.warning(
+            (lease.task, type(error)),
+            "the agent loop of task %r failed for sample %d of group %d; samples keep the error, and more of this type "
+            "are not logged",
+            lease.task, index, lease.group_id, exc_info=error,
+        )  # fmt: skip
 
     async def _judge(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
         """A completed sample with its reward, or a failed one; what is too long is treated as the task wants."""

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import Float32Array, Int32Array, Sample, Segment
 from rollq.workers.http.settings import HttpClientSettings
-from rollq.workers.log_once import LogOnce
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class ModelPool:
         key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
         self._name = name
         self._model = settings.served_model
-        self._told = LogOnce()
+        self._failures = LogOnce(log)
         self._caller = settings.caller(settings.urls, key)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
@@ -73,13 +73,10 @@ class ModelPool:
         }
         return read_logprobs(await self._caller.post(body, "/completions"), ids, len(prompt_ids))
 
-    def tell(self, error: BaseException) -> None:
-        """Log what a score failed of, once for each type."""
-        if self._told.first(type(error).__name__):
-            log.warning(
-                "pool %s failed; its samples keep the error, and more of this type are not logged",
-                self._name, exc_info=error,
-            )  # fmt: skip
+    def log_failure(self, error: BaseException) -> None:
+        """Log why scoring failed, once per exception type."""
+        message = "pool %s failed; its samples keep the error, and more of this type are not logged"
+        self._failures.warning(type(error), message, self._name, exc_info=error)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -112,7 +109,7 @@ async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[
         arrays = dict(segment.arrays)
         for name, logprobs in zip(names, found, strict=True):
             if isinstance(logprobs, BaseException):
-                pools[name].tell(logprobs)
+                pools[name].log_failure(logprobs)
                 raise ValueError(f"pool {name!r}: {logprobs}") from logprobs
             arrays[f"{name}_logprobs"] = logprobs
         return replace(segment, arrays=arrays)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.plugins import check_parameters, load_plugin
 from rollq.buffer.rollouts import Prompt, Sample
 from rollq.buffer.settings import problems
@@ -26,7 +27,6 @@ from rollq.workers.judging.matching import match_math, match_pattern
 from rollq.workers.judging.options import API_KEY, HttpOptions, NoOptions, RegexOptions, WeightedOptions
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
 from rollq.workers.judging.rewards import Reward, Verdict, check_reward
-from rollq.workers.log_once import LogOnce
 from rollq.workers.user_code import UserFunction
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Judge:
     name: str
     call: UserFunction
     close: Close = nothing_to_close
-    told: LogOnce = field(default_factory=LogOnce)
+    failures: LogOnce = field(default_factory=lambda: LogOnce(log))
 
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none."""
@@ -68,15 +68,9 @@ class Judge:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - a judge's failure is its sample's, whatever it is
             reason = str(error) if isinstance(error, JudgeFailed) else f"{type(error).__name__}: {error}"
-            self._tell(reason)
+            message = "judge %s failed; its samples keep this error, which is not logged again"
+            self.failures.warning(reason, message, self.name, exc_info=True)
         return Verdict(error=f"judge {self.name!r}: {reason}")
-
-    def _tell(self, reason: str) -> None:
-        """Log a failure with its traceback the first time."""
-        if self.told.first(reason):
-            log.warning(
-                "judge %s failed; its samples keep this error, which is not logged again", self.name, exc_info=True
-            )
 
 
 def make_judge(name: str, options: Mapping[str, Any], tools: JudgeContext) -> Judge:

@@ -1,0 +1,26 @@
+"""Failures that are logged only once: a broken judge, loop or pool fails thousands of samples a minute."""
+
+import logging
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+MAX_KEYS = 100
+"""Different failures that one part logs. The rest are still kept where they happened, such as with a sample."""
+
+
+@dataclass(slots=True, eq=False)
+class LogOnce:
+    """Writes to `log`, and leaves out what it has written before.
+
+    `LogOnce(log).warning(type(error), "pool %s failed", name, exc_info=error)` logs the first error of each type.
+    """
+
+    log: logging.Logger
+    _logged: set[Hashable] = field(default_factory=set)
+
+    def warning(self, key: Hashable, message: str, *args: object, exc_info: bool | BaseException | None = None) -> None:
+        """Log a warning, unless one with this `key` or `MAX_KEYS` others have been logged."""
+        if key in self._logged or len(self._logged) >= MAX_KEYS:
+            return
+        self._logged.add(key)
+        self.log.warning(message, *args, exc_info=exc_info, stacklevel=2)
