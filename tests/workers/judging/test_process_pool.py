@@ -205,10 +205,10 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from support.judge_doubles import JudgeProcesses, Tools, make_judge, question, sample
+from support.judge_doubles import JudgeContext, JudgePool, make_judge, question, sample
 
 async def main():
-    tools = Tools(1000, JudgeProcesses(2), isolate=True)
+    tools = JudgeContext(1000, JudgePool(2), isolate=True)
     busy = make_judge("support.judge_doubles.announced_judge", {}, tools)
     await asyncio.gather(*(busy.judge(question(), sample("")) for _ in range(2)))
 
