@@ -2,6 +2,8 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,15 @@ MAY_IMPORT = {
     "monitor": {"monitor", "producer", "workers", "consumer", "buffer"},
     "cli": {"cli", "monitor", "producer", "workers", "consumer", "buffer"},
 }
+
+READING_ORDER = {
+    "workers": ("run", "groups", "agents", "judging", "weight_follower", "engines", "http"),
+    "consumer": ("trainer", "consumer", "batch", "weights"),
+    "buffer": ("buffer", "snapshots", "query", "weights", "core", "store", "wire", "errors"),
+}
+"""The rooms of a package in the order in which to read them; a room may import only from those after it."""
+MOST_FLOORS = {"workers": 7}
+"""How high a package may be. Rooms on one floor do not import each other; each imports from floors below."""
 
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 UNSAFE_CALLS = {
@@ -51,6 +62,44 @@ def imported_modules(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def module_name(path: Path) -> str:
+    """The dotted name of a source file: `rollq.buffer.store.keys`."""
+    parts = path.relative_to(ROOT).with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def project_imports() -> dict[str, set[str]]:
+    """Every module -> the modules of rollq that it imports, anywhere in it; `__init__` files only export."""
+    sources = {module_name(path): path for path in SOURCES if path.name != "__init__.py"}
+    graph: dict[str, set[str]] = {}
+    for name, path in sources.items():
+        graph[name] = {module for module in imported_modules(ast.parse(path.read_text())) if module in sources} - {name}
+    return graph
+
+
+def room_imports(part: str) -> dict[str, set[str]]:
+    """Every room of a package, a folder or a file directly in it -> the other rooms that it imports."""
+    graph: dict[str, set[str]] = {}
+    for name, imported in project_imports().items():
+        if name.split(".")[1] == part:
+            room = name.split(".")[2]
+            inside = {module.split(".")[2] for module in imported if module.split(".")[1] == part}
+            graph[room] = graph.get(room, set()) | (inside - {room})
+    return graph
+
+
+def floors(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The nodes of `graph` by floor: each imports only from floors below. Raises `CycleError` for a circle."""
+    sorter = TopologicalSorter(graph)
+    sorter.prepare()
+    found = []
+    while sorter.is_active():
+        found.append(set(sorter.get_ready()))
+        sorter.done(*found[-1])
+    return found
+
+
 def called_names(tree: ast.AST) -> Iterator[str]:
     return (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
 
@@ -78,6 +127,29 @@ def test_imports_run_one_way(path: Path) -> None:
     assert wrong_imports(path.relative_to(ROOT).parts[0], path.read_text()) == set()
 
 
+def test_no_modules_import_each_other() -> None:
+    assert floors(project_imports())
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_rooms_do_not_import_each_other(part: str) -> None:
+    assert floors(room_imports(part))
+
+
+@pytest.mark.parametrize(("part", "most"), MOST_FLOORS.items())
+def test_a_package_is_not_too_high(part: str, most: int) -> None:
+    assert len(floors(room_imports(part))) <= most
+
+
+@pytest.mark.parametrize("part", READING_ORDER)
+def test_rooms_import_only_from_those_that_are_read_after_them(part: str) -> None:
+    graph = room_imports(part)
+    order = READING_ORDER[part]
+    assert set(order) <= set(graph)
+    upward = [(room, above) for place, room in enumerate(order) for above in order[:place] if above in graph[room]]
+    assert upward == []
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=name_of)
 def test_nothing_that_is_read_can_run(path: Path) -> None:
     assert unsafe_uses(path.read_text()) == set()
@@ -101,4 +173,6 @@ def test_these_checks_see_what_they_look_for() -> None:
     assert wrong_imports("workers", "from rollq.producer.sampler import Sampler") == {"producer"}
     assert wrong_imports("buffer", "from rollq import cli") == {"cli"}
     assert wrong_imports("cli", "import rollq.buffer.store.keys") == set()
+    with pytest.raises(CycleError):
+        floors({"batch": {"micro_batch"}, "micro_batch": {"packing", "batch"}})
     assert unsafe_uses("import pickle as p\ntorch.load(f)\nmodel.eval()") == {"pickle", "torch.load"}
