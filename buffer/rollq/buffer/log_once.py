@@ -1,7 +1,6 @@
 """Failures that are logged only once: a broken judge, loop or pool fails thousands of samples a minute."""
 
 import logging
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 MAX_KEYS = 100
@@ -16,9 +15,9 @@ class LogOnce:
     """
 
     log: logging.Logger
-    _logged: set[Hashable] = field(default_factory=set)
+    _logged: set[object] = field(default_factory=set)
 
-    def warning(self, key: Hashable, message: str, *args: object, exc_info: bool | BaseException | None = None) -> None:
+    def warning(self, key: object, message: str, *args: object, exc_info: bool | BaseException | None = None) -> None:
         """Log a warning, unless one with this `key` or `MAX_KEYS` others have been logged."""
         if key in self._logged or len(self._logged) >= MAX_KEYS:
             return
