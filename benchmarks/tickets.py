@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,12 +20,12 @@ from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, run, server
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import Prompt, Status
-from rollq.buffer.settings import TaskSettings
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.tickets import enqueue_tickets, open_queue, tickets_missing
 from rollq.workers.run import run_worker
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
 
 IN_FLIGHT = 256
 IN_FLIGHT_NO_OP = 512
@@ -84,11 +83,10 @@ def measure(quick: bool) -> list[Result]:
 def groups_per_s(url: str, loop: str, in_flight: int, groups: int, groups_per_ticket: int) -> float:
     """From the first lease to the last put of `groups` groups, by one worker process that finds them waiting."""
     name = f"tickets-{secrets.token_hex(4)}"
-    task = TaskSettings(
+    task = WorkerTask(
         batch_groups=IN_FLIGHT,
         group_size=1,
         max_staleness=100,
-        prompts=Path("unused"),
         agent_loop=f"benchmarks.jobs.{loop}",
     )
     with run(url, name, task) as (buffer, epoch):
@@ -146,7 +144,7 @@ def process(target: Callable[..., None], *args: Any) -> Iterator[None]:
         worker.join()
 
 
-def serve(url: str, name: str, task: TaskSettings, in_flight: int) -> None:
+def serve(url: str, name: str, task: WorkerTask, in_flight: int) -> None:
     """Our worker."""
     settings = WorkerSettings(engine="simulated", groups_in_flight=in_flight, grace_s=0)
     with Buffer.connect(url, name) as buffer:

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from rollq.buffer.advantages import AdvantageSettings
-from rollq.buffer.settings import RedisSettings, TaskSettings
-from rollq.cli.settings import RollqSettings, load_settings
+from rollq.buffer.settings import RedisSettings
+from rollq.cli.settings import RollqSettings, TaskSettings
+from rollq.cli.settings_file import load_settings
 from rollq.consumer.settings import GrpoSettings, TrainerSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.http.pools import PoolSettings

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.settings import RollqSettings, load_settings
+from rollq.cli.settings import RollqSettings
+from rollq.cli.settings_file import load_settings
 
 MINIMAL = """
 run = "r"
@@ -84,7 +85,7 @@ def test_the_password_may_lie_in_a_file(tmp_path: Path) -> None:
         ("partial_rollout = 1", "tasks.math.partial_rollout = 1: must be true or false"),
         ("temperature = nan", "tasks.math.temperature = nan: must be greater than 0"),
         ('order = "lifo"', "tasks.math.order = 'lifo': must be 'staleness' or 'fifo'"),
-        ("min_valid_samples = 9", "tasks.math.min_valid_samples = 9: must not exceed group_size = 8"),
+        ("min_valid_samples = 9", "tasks.math: min_valid_samples = 9: must not exceed group_size = 8"),
         ("lease_s = inf", "tasks.math.lease_s = inf: must be a finite number"),
         ("max_tokens = 8.0", "tasks.math.max_tokens = 8.0: must be a whole number"),
         ("prompt_field = 2001-02-03", "tasks.math.prompt_field: must be a text in quotes"),
@@ -94,17 +95,17 @@ def test_the_password_may_lie_in_a_file(tmp_path: Path) -> None:
             '[tasks.code]\nprompts = "p"\nbatch_groups = 1\nsync_weights_interval = 2',
             "tasks.*.sync_weights_interval: must be the same for every task of a run, not {'math': 1, 'code': 2}",
         ),
-        ('judge = "environment"', 'adds up what an environment gave, and agent_loop = "single_turn" has none'),
-        ('answer_field = ""', 'judge = "exact_match" compares with the answer of each prompt, and answer_field = ""'),
+        ('judge = "environment"', 'adds up the rewards of an environment, but agent_loop = "single_turn" has none'),
+        ('answer_field = ""', 'judge = "exact_match" compares with the answer of each prompt, but answer_field = ""'),
         ("max_staleness = 0\nmax_uses = 3", "max_uses = 3: 1 train steps after its first use every group is too old"),
         ("max_staleness = 2\nmax_uses = 2\nreuse_cooldown_steps = 2", "max_uses = 2: 3 train steps after its first"),
         ('[producer]\nstrategy = "sync"\nover_sample = 1', "producer: over_sample needs strategy = 'async'"),
         (
             'max_uses = 2\nreuse_cooldown_steps = 1\nmax_staleness = 3\n[producer]\nstrategy = "sync"',
-            "makes nothing in the place of groups that cool down",
+            "makes no replacement for groups that cool down",
         ),
         ("schedule = [[3, 0], [5, 4]]", "tasks.*.schedule: no task has a group in the batch of step 3"),
-        ('[evaluations.test]\nprompts = "p"\nkind = "train"', "what is trained stands in [tasks.<name>]"),
+        ('[evaluations.test]\nprompts = "p"\nkind = "train"', "kind: an evaluation is never trained, leave this out"),
         ('[redis]\nbuffer_url = "http://x"', "must begin with redis://"),
         ('[redis]\nqueue_url = "redis://:hunter2@"', "redis://***@"),
         ("[producers]", "producers: unknown key; did you mean 'producer'?"),
@@ -190,16 +191,16 @@ def test_one_batch_is_shared_by_the_tasks_weights_and_changes_by_step(tmp_path: 
     [
         ("weight = 2.0", "weight = -1.0", "task 'math': weight -1.0 must be a number from 0 on"),
         ("weight = 2.0", 'weight = "2"', "tasks.math.weight = '2': must be a number"),
-        ("weight = 2.0", "batch_groups = 3", "tasks.math.batch_groups: [batch] says how large batches are"),
+        ("weight = 2.0", "batch_groups = 3", "tasks.math.batch_groups: [batch] sets the size of batches"),
         ("weight = 2.0", "weight = 0", "tasks.math: gets no group of any batch"),
-        ("code = 2.0", "sort = 2.0", "names task 'sort', which there is not"),
+        ("code = 2.0", "sort = 2.0", "names task 'sort', which does not exist"),
         ("step = 10, groups = 4", "step = 10, groups = 0", "batch.schedule.0.groups = 0: must be greater than 0"),
         ("step = 10", "step = 1", "batch.schedule.0.step = 1: must be greater than 1"),
-        ('prompts = "code.jsonl"', 'prompts = "code.jsonl"\nkind = "eval"', "stands in [evaluations.code]"),
+        ('prompts = "code.jsonl"', 'prompts = "code.jsonl"\nkind = "eval"', "belongs in [evaluations.code]"),
         (
             'prompts = "code.jsonl"',
             'prompts = "c"\ntail_batch_trigger_size = -1\ntail_batch_max_tries = 2',
-            "with tail_batch_trigger_size = -1 what expires is dropped",
+            "tail_batch_trigger_size = -1 drops expired groups",
         ),
         (
             'prompts = "code.jsonl"',
@@ -210,6 +211,11 @@ def test_one_batch_is_shared_by_the_tasks_weights_and_changes_by_step(tmp_path: 
             'prompts = "code.jsonl"',
             'prompts = "c"\n[evaluations.test]\nprompts = "c"\nmax_staleness = 2',
             "max_staleness: an evaluation is never trained, leave this out",
+        ),
+        (
+            'prompts = "code.jsonl"',
+            'prompts = "c"\n[evaluations.test]\nprompts = "c"\nscorers = ["teacher"]\nfilters = ["zero_advantage"]',
+            "filters, scorers: an evaluation is never trained, leave this out",
         ),
     ],
 )

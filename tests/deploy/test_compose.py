@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollq.cli.settings import load_settings
+from rollq.cli.settings_file import load_settings
 from support.compose_file import COMPOSE, read_compose, seconds
 
 MODEL = read_compose({})

@@ -8,7 +8,7 @@ import redis
 
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.store.server import free_port
-from rollq.cli.settings import load_settings
+from rollq.cli.settings_file import load_settings
 from rollq.monitor.records import METRICS_FILE, read_steps
 from support.documented_commands import ROOT, Desk, blocks, kill
 

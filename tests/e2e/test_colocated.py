@@ -12,7 +12,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Status
-from rollq.cli.settings import load_settings
+from rollq.cli.settings_file import load_settings
 from rollq.consumer import Consumer, ConsumerSettings
 
 SETTINGS = """

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.rollouts import Prompt, SampleStatus, Status
-from rollq.buffer.settings import TaskSettings
 from rollq.buffer.store.keys import TaskKeys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
+from rollq.producer.settings import ProducerTask
 from support.producer_run import TASK, Rows, begin, lease, make_run, producer, prompt_file, put, task_settings, train
 
 ROWS = 12
@@ -45,7 +45,7 @@ class Interleaving:
     A dead one has done any part of that, and another starts in its place.
     """
 
-    def __init__(self, buffer: Buffer, task: TaskSettings) -> None:
+    def __init__(self, buffer: Buffer, task: ProducerTask) -> None:
         self.buffer, self.task = buffer, task
         self.held = begin(buffer)
         self.samplers = [self.sampler(), self.sampler()]

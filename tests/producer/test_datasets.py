@@ -12,8 +12,8 @@ import datasets
 import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.buffer.settings import TaskSettings
 from rollq.producer.prompts import PromptFile
+from rollq.producer.settings import ProducerTask
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}, "level": 1},
@@ -51,8 +51,8 @@ def as_arrow(rows: list[dict[str, Any]], folder: Path) -> Path:
     return file
 
 
-def task(path: Path, **changes: Any) -> TaskSettings:
-    return TaskSettings(prompts=path, batch_groups=4, **{"answer_field": "reward_model.ground_truth", **changes})
+def task(path: Path, **changes: Any) -> ProducerTask:
+    return ProducerTask(prompts=path, batch_groups=4, **{"answer_field": "reward_model.ground_truth", **changes})
 
 
 @pytest.mark.parametrize("write", [as_parquet, as_folder, as_arrow])
@@ -132,9 +132,9 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path) -> Non
     path = as_parquet(ROWS, tmp_path)
     program = (
         "import sys\nsys.modules['datasets'] = None\n"
-        "from pathlib import Path\nfrom rollq.buffer.settings import TaskSettings\n"
+        "from pathlib import Path\nfrom rollq.producer.settings import ProducerTask\n"
         "from rollq.producer.prompts import PromptFile\n"
-        f"PromptFile(TaskSettings(prompts=Path({str(path)!r}), batch_groups=1)).__enter__()"
+        f"PromptFile(ProducerTask(prompts=Path({str(path)!r}), batch_groups=1)).__enter__()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=False)
     assert done.stderr.splitlines()[-1].endswith(
@@ -145,9 +145,9 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path) -> Non
 def test_the_package_is_not_imported_for_json_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "answer": 1}\n')
     program = (
-        "import sys\nfrom pathlib import Path\nfrom rollq.buffer.settings import TaskSettings\n"
+        "import sys\nfrom pathlib import Path\nfrom rollq.producer.settings import ProducerTask\n"
         "from rollq.producer.prompts import PromptFile\n"
-        f"with PromptFile(TaskSettings(prompts=Path({str(tmp_path / 'a.jsonl')!r}), batch_groups=1)) as file:\n"
+        f"with PromptFile(ProducerTask(prompts=Path({str(tmp_path / 'a.jsonl')!r}), batch_groups=1)) as file:\n"
         "    file.prompt(0)\n"
         "assert not {'datasets', 'pyarrow', 'pandas', 'torch'} & set(sys.modules)"
     )

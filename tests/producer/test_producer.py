@@ -10,10 +10,10 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidPrompt, StoreLost
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import SampleStatus, Status
-from rollq.buffer.settings import EvaluationSettings
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
+from rollq.cli.settings import EvaluationSettings
 from rollq.producer.producer import EvaluationFeed, Producer, state_of
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings
@@ -412,7 +412,7 @@ def test_an_evaluation_is_asked_once_in_the_order_of_its_file_by_two_producers(
     asked = EvaluationSettings(prompts=path, group_size=1)
     with ExitStack() as stack:
         buffer = stack.enter_context(make_run(server_url, run_name, task))
-        buffer.register_task("held_out", asked)
+        buffer.register_task("held_out", asked.as_task())
         begin(buffer)
         state = buffer.open_batch("held_out", "0/held_out", "eval", step=0)
         for _ in range(2):

@@ -12,16 +12,16 @@ from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import PromptStats
-from rollq.buffer.settings import TaskSettings
 from rollq.producer.prompt_order import Curriculum, PromptOrder, Shuffle, make_order, shuffled
 from rollq.producer.sampler import Sampler
+from rollq.producer.settings import ProducerTask
 from support.producer_run import Rows, contents
 
 PROFILE = settings(derandomize=True, max_examples=100, deadline=None, database=None)
 
 
-def task(**changes: Any) -> TaskSettings:
-    return TaskSettings(prompts=Path("none"), batch_groups=4, **changes)
+def task(**changes: Any) -> ProducerTask:
+    return ProducerTask(prompts=Path("none"), batch_groups=4, **changes)
 
 
 def curriculum(**changes: Any) -> Curriculum:
@@ -157,7 +157,7 @@ class FileOrder:
 
     uses_stats = False
 
-    def __init__(self, task: TaskSettings) -> None:
+    def __init__(self, task: ProducerTask) -> None:
         self.seed = task.shuffle_seed
 
     def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
@@ -171,7 +171,7 @@ class WantsStats(FileOrder):
     uses_stats = True
 
 
-def no_order(task: TaskSettings) -> object:
+def no_order(task: ProducerTask) -> object:
     return object()
 
 
@@ -218,7 +218,7 @@ def test_an_order_that_forgets_rows_is_refused() -> None:
     ("changes", "message"),
     [
         ({"curriculum_low": 0.9, "curriculum_high": 0.1}, "curriculum_low = 0.9 exceeds curriculum_high = 0.1"),
-        ({"prompt_order": "curriculum", "prompt_stats": False}, "goes by statistics of every prompt"),
+        ({"prompt_order": "curriculum", "prompt_stats": False}, "relies on statistics of every prompt"),
     ],
 )
 def test_settings_of_the_order_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:

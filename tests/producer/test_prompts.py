@@ -5,14 +5,14 @@ import orjson
 import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.buffer.settings import TaskSettings
 from rollq.producer.columns import Columns
 from rollq.producer.jsonl import MAX_LINE_BYTES
 from rollq.producer.prompts import PromptFile
+from rollq.producer.settings import ProducerTask
 
 
-def task(path: Path, **changes: Any) -> TaskSettings:
-    return TaskSettings(prompts=path, batch_groups=4, **changes)
+def task(path: Path, **changes: Any) -> ProducerTask:
+    return ProducerTask(prompts=path, batch_groups=4, **changes)
 
 
 def written(path: Path, data: bytes) -> Path:

@@ -22,13 +22,12 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import open_queue
 from rollq.producer.producer import Producer, ShouldContinue, TaskFeed
 from rollq.producer.prompt_order import make_order
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
-from rollq.producer.settings import ProducerSettings
+from rollq.producer.settings import ProducerSettings, ProducerTask
 
 TASK = "math"
 
@@ -56,11 +55,11 @@ def prompt_file(path: Path, rows: int) -> Path:
     return path
 
 
-def task_settings(prompts: Path, **changes: Any) -> TaskSettings:
-    return TaskSettings(**{"prompts": prompts, "batch_groups": 4, "group_size": 1, "max_staleness": 1, **changes})
+def task_settings(prompts: Path, **changes: Any) -> ProducerTask:
+    return ProducerTask(**{"prompts": prompts, "batch_groups": 4, "group_size": 1, "max_staleness": 1, **changes})
 
 
-def make_run(url: str, run: str, task: TaskSettings) -> Buffer:
+def make_run(url: str, run: str, task: ProducerTask) -> Buffer:
     """The buffer of a run with one task, created if need be."""
     buffer = Buffer.connect(url, run)
     buffer.create_run()
@@ -76,7 +75,7 @@ def begin(buffer: Buffer, **changes: Any) -> TrainerEpoch:
 
 @contextmanager
 def producer(
-    url: str, run: str, task: TaskSettings, *, should_continue: ShouldContinue | None = None, **changes: Any
+    url: str, run: str, task: ProducerTask, *, should_continue: ShouldContinue | None = None, **changes: Any
 ) -> Iterator[Producer]:
     """A producer with connections of its own."""
     with make_run(url, run, task) as buffer, PromptFile(task) as source:
@@ -86,7 +85,7 @@ def producer(
         yield Producer(buffer, open_queue(url, run), ProducerSettings(tick_s=0.2, **changes), [feed])
 
 
-def order(task: TaskSettings, n: int) -> list[str]:
+def order(task: ProducerTask, n: int) -> list[str]:
     """The first `n` prompts of the task."""
     with PromptFile(task) as source:
         found = Sampler(source, (0, task.shuffle_seed), task.on_bad_prompt).prompts_from(0, n)

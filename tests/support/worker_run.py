@@ -11,15 +11,13 @@ from rq import Queue
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import FinishReason, Sample, Status, VersionSpan
-from rollq.buffer.settings import TaskSettings
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
 from rollq.workers.tokenizers.byte import EOS_ID
 from support.buffer_run import World
-
-NO_PROMPTS = Path("no-prompts.jsonl")
 
 
 @dataclass
@@ -133,8 +131,8 @@ class WorkerWorld:
     def __post_init__(self) -> None:
         self.world = World(self.buffer)
         self.queue: Queue = open_queue(self.url, self.buffer.run)
-        given = {"batch_groups": 4, "group_size": 2, "prompts": NO_PROMPTS, **self.rules}
-        self.task = TaskSettings.model_validate(given)
+        given = {"batch_groups": 4, "group_size": 2, **self.rules}
+        self.task = WorkerTask.model_validate(given)
         self.tasks = {"math": self.task}
         self.buffer.create_run()
         self.buffer.register_task("math", self.task)

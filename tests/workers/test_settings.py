@@ -1,6 +1,7 @@
 """Settings of a worker that only its start can tell to be wrong: one sentence that names them, and no traceback."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,6 @@ def test_a_weights_folder_that_is_a_file_is_refused(buffer: Buffer, tmp_path: Pa
 
 def test_an_option_that_an_engine_does_not_know_is_refused_with_those_that_it_knows() -> None:
     settings = WorkerSettings(engine="simulated", options={"speed": 1, "seed": "x"})
-    with pytest.raises(
-        ConfigError, match=r"'simulated': seed: .* integer.*; speed: unknown; allowed here: lengths, tok"
-    ):
+    message = "'simulated': seed = 'x': must be a whole number; speed: unknown key; did you mean 'seed'?"
+    with pytest.raises(ConfigError, match=re.escape(message)):
         load_engine(settings)

@@ -37,7 +37,7 @@ def produce(file: Path) -> None:
     """
     from rollq.buffer.plugins import load_plugin
     from rollq.cli.run_location import RunLocation, open_run
-    from rollq.cli.settings import load_settings
+    from rollq.cli.settings_file import load_settings
     from rollq.producer.producer import EvaluationFeed, Producer, TaskFeed
     from rollq.producer.prompt_order import make_order
     from rollq.producer.prompts import PromptFile
@@ -85,7 +85,7 @@ def work(file: Path, name: str | None) -> None:
       CUDA_VISIBLE_DEVICES=1 rollq work rollq.toml --name gpu1
     """
     from rollq.cli.run_location import RunLocation, fingerprints, open_run
-    from rollq.cli.settings import load_settings
+    from rollq.cli.settings_file import load_settings
     from rollq.workers.engines.protocol import EngineDead
     from rollq.workers.run import run_worker
 
@@ -99,7 +99,7 @@ def work(file: Path, name: str | None) -> None:
             run_worker(
                 buffer,
                 RunLocation.of(settings).queue(),
-                settings.tasks | settings.evaluations,
+                settings.all_tasks(),
                 worker,
                 seed=settings.seed,
             )
@@ -121,7 +121,7 @@ def train(file: Path) -> None:
       rollq train rollq.toml
     """
     from rollq.cli.run_location import RunLocation, fingerprints, open_run
-    from rollq.cli.settings import load_settings
+    from rollq.cli.settings_file import load_settings
 
     settings = load_settings(file)
     trainer = settings.trainer

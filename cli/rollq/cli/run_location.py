@@ -13,7 +13,8 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import open_queue
-from rollq.cli.settings import RollqSettings, load_settings, password_from
+from rollq.cli.settings import RollqSettings
+from rollq.cli.settings_file import load_settings, password_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def open_run(settings: RollqSettings, stop: threading.Event, *, model: str = "",
     buffer = RunLocation.of(settings).buffer(stop)
     try:
         buffer.create_run(model=model, tokenizer=tokenizer)
-        for name, task in (settings.tasks | settings.evaluations).items():
+        for name, task in settings.all_tasks().items():
             buffer.register_task(name, task)
     except BaseException:
         buffer.close()

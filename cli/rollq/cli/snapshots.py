@@ -59,11 +59,11 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
       rollq restore backups/step-100 --url redis://127.0.0.1:6379/0 --run sums
     """
     from rollq.cli.run_location import find_run
-    from rollq.cli.settings import load_settings
+    from rollq.cli.settings_file import load_settings
 
     place = find_run(file, url, run_name)
     settings = load_settings(file) if file else None
-    rules = settings.tasks | settings.evaluations if settings else {}
+    rules = settings.all_tasks() if settings else {}
     with place.buffer() as buffer, _bar("restore") as report:
         snapshot = buffer.restore(directory, rules=rules, report=report)
     for task in sorted(rules.keys() - snapshot.tasks.keys()):

@@ -24,7 +24,7 @@ from rollq.consumer.grpo import grpo_loss, token_logprobs
 from rollq.consumer.metrics import LossMetrics, describe_production
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.recorder import record_batch, record_weights
-from rollq.consumer.settings import ConsumerSettings, TrainerSettings
+from rollq.consumer.settings import TrainerSettings
 
 log = logging.getLogger(__name__)
 
@@ -62,18 +62,7 @@ def train(
         run=run,
         weights=settings.model if checkpoint is None else checkpoint.folder,
         resume_from=0 if checkpoint is None else checkpoint.step,
-        settings=ConsumerSettings(
-            trainer_id=settings.trainer_id,
-            takeover=settings.takeover,
-            mode=settings.mode,
-            timeout_s=settings.timeout_s,
-            transport=settings.transport,
-            nccl=settings.nccl,
-            keep_versions=settings.keep_versions,
-            weights_dir=settings.output / "weights",
-            advantages=settings.advantages,
-            colocated=settings.colocated,
-        ),
+        settings=settings.consumer,
         password=password,
         stop=stop,
     )

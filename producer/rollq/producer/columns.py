@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from rollq.buffer.rollouts import Prompt
-from rollq.buffer.settings import TaskSettings
+from rollq.producer.settings import PromptSettings
 
 _MESSAGES: Final = "messages"
 _MAX_TOKEN_ID: Final = 2**31 - 1
@@ -40,7 +40,7 @@ class Columns:
     system_prompt: str = ""
 
     @classmethod
-    def of(cls, task: TaskSettings) -> Self:
+    def of(cls, task: PromptSettings) -> Self:
         """Those of a task."""
         return cls(
             prompt_field=task.prompt_field,

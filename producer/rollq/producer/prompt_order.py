@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.replies import PromptStats
-from rollq.buffer.settings import TaskSettings
+from rollq.producer.settings import ProducerTask
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -62,7 +62,7 @@ class Curriculum(Shuffle):
 
     uses_stats: ClassVar[bool] = True
 
-    def __init__(self, task: TaskSettings) -> None:
+    def __init__(self, task: ProducerTask) -> None:
         self._task = task
 
     def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
@@ -74,13 +74,13 @@ class Curriculum(Shuffle):
         return task.curriculum_retry_passes > 0 and (row + number) % task.curriculum_retry_passes == 0
 
 
-BUILT_IN: Final[Mapping[str, Callable[[TaskSettings], PromptOrder]]] = {
+BUILT_IN: Final[Mapping[str, Callable[[ProducerTask], PromptOrder]]] = {
     "shuffle": lambda task: Shuffle(),
     "curriculum": Curriculum,
 }
 
 
-def make_order(task: TaskSettings) -> PromptOrder:
+def make_order(task: ProducerTask) -> PromptOrder:
     """The order that a task names: a built-in one, or one's own class by dotted path. Raises `ConfigError`."""
     made: Any = load_plugin("prompt order", task.prompt_order, BUILT_IN)(task)
     missing = [name for name in ("uses_stats", "pass_order", "takes") if not hasattr(made, name)]

@@ -18,9 +18,9 @@ from typing import Any, Protocol, Self
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.rollouts import Prompt
-from rollq.buffer.settings import TaskSettings
 from rollq.producer.columns import Columns
 from rollq.producer.jsonl import JsonLines
+from rollq.producer.settings import PromptSettings
 
 DATASET_SUFFIXES = frozenset({".parquet", ".arrow"})
 
@@ -45,7 +45,7 @@ class Table(Protocol):
 class PromptFile:
     """The prompts of one task. The constructor touches no file; entering it opens and indexes (`ConfigError`)."""
 
-    def __init__(self, task: TaskSettings) -> None:
+    def __init__(self, task: PromptSettings) -> None:
         self.path = task.prompts
         self._columns = Columns.of(task)
         self._table: Table | None = None

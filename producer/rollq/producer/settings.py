@@ -1,30 +1,106 @@
-"""Settings of the producer: section `[producer]` of `rollq.toml`."""
+"""Settings of the producer: section `[producer]` of `rollq.toml`, and the producer's part of a task."""
 
-from typing import Literal, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollq.buffer.settings import Settings
+from rollq.buffer.settings import Settings, TaskRules
 
 
 class ProducerSettings(Settings):
     """How far ahead of the trainer prompts are scheduled, and in what portions."""
 
     strategy: Literal["sync", "async"] = Field(
-        default="async", description="sync: only what the live weights are for; async: as far as staleness allows"
+        default="async", description="sync: only groups for the live weights; async: as far ahead as staleness allows"
     )
     over_sample: float = Field(
-        default=0.0, ge=0, description="async only: groups scheduled beyond the bound, as a share of a batch"
+        default=0.0, ge=0, description="async only: groups scheduled beyond the bound, as a fraction of a batch"
     )
     adaptive_over_sample: bool = Field(
-        default=False, description="async only: schedule more when much is filtered or fails, up to 3 batches"
+        default=False, description="async only: schedule more when many groups are filtered or fail, up to 3 batches"
     )
     groups_per_job: int = Field(default=1, gt=0, le=1000, description="groups that one RQ ticket may take")
-    # the buffer takes 3 s without anybody reaping for an outage, and then judges no worker dead
-    tick_s: float = Field(default=1.0, gt=0, le=2, description="longest pause between two looks at the buffer")
+    # after 3 s without a reap, the buffer assumes an outage and declares no worker dead
+    tick_s: float = Field(default=1.0, gt=0, le=2, description="longest pause between two reads of the buffer, seconds")
 
     @model_validator(mode="after")
     def _sync_has_no_surplus(self) -> Self:
         if self.strategy == "sync" and (self.over_sample > 0 or self.adaptive_over_sample):
-            raise ValueError("over_sample needs strategy = 'async': sync schedules exactly the batch")
+            raise ValueError("over_sample needs strategy = 'async': sync schedules exactly one batch")
+        return self
+
+
+class PromptSettings(Settings):
+    """The prompts of a task or of an evaluation, and how their rows are read."""
+
+    prompts: Path = Field(
+        description="prompts: a JSONL, .parquet or .arrow file, or a folder written by Dataset.save_to_disk"
+    )
+    prompt_field: str = Field(
+        default="prompt", min_length=1, description="column with the prompt; dots lead into nested columns"
+    )
+    answer_field: str = Field(default="answer", description='column with the reference answer; "": there is none')
+    ids_field: str = Field(
+        default="prompt_ids", description="column with token ids, which take precedence over the text; may be absent"
+    )
+    metadata_fields: tuple[str, ...] | None = Field(
+        default=None, description="columns passed to judges and agent loops; default: all other columns"
+    )
+    chat: bool = Field(
+        default=False, description="treat a text as a user's message, to which the model's chat template is applied"
+    )
+    system_prompt: str = Field(
+        default="", description="system message put before prompts that have none; empty: no message"
+    )
+    on_bad_prompt: Literal["skip", "fail"] = Field(
+        default="skip", description="skip and count rows that are not prompts, or stop at the first"
+    )
+
+
+class ProducerTask(TaskRules, PromptSettings):
+    """Everything that a producer needs to know about a task."""
+
+    shuffle_seed: int = Field(default=0, description="changes the order of this task's prompts alone")
+    prompt_order: str = Field(
+        default="shuffle", description="order of the prompts: shuffle, curriculum, or the dotted path of a custom order"
+    )
+    curriculum_low: float = Field(default=0.1, ge=0, le=1, description="lowest pass rate that the curriculum trains")
+    curriculum_high: float = Field(default=0.9, ge=0, le=1, description="highest pass rate that the curriculum trains")
+    curriculum_tries: int = Field(default=1, gt=0, description="attempts after which a prompt's pass rate counts")
+    curriculum_retry_passes: int = Field(
+        default=5, ge=0, description="passes after which the curriculum retries a prompt that it left out; 0: never"
+    )
+    min_keep_rate: float = Field(
+        default=0.0, ge=0, le=1, description="production stops when a smaller fraction of keep_window groups is kept"
+    )
+    should_continue: str | None = Field(
+        default=None, description="dotted path of a custom hook that may end production; default: none"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _orders_need_statistics(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("prompt_order", "shuffle") != "shuffle":
+            return {"prompt_stats": True, **data}
+        return data
+
+    @model_validator(mode="after")
+    def _order_is_possible(self) -> Self:
+        if self.prompt_order == "curriculum" and not self.prompt_stats:
+            raise ValueError('prompt_order = "curriculum" relies on statistics of every prompt: leave prompt_stats out')
+        if self.curriculum_low > self.curriculum_high:
+            raise ValueError(
+                f"curriculum_low = {self.curriculum_low} exceeds curriculum_high = {self.curriculum_high}: "
+                "no pass rate lies between them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be_used_again(self) -> Self:
+        if self.max_uses > 1 and self.reuse_cooldown_steps + 1 >= self.stale_threshold:
+            raise ValueError(
+                f"max_uses = {self.max_uses}: {self.reuse_cooldown_steps + 1} train steps after its first use every "
+                "group is too old; raise max_staleness, lower reuse_cooldown_steps or leave max_uses out"
+            )
         return self

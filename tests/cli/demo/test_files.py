@@ -5,7 +5,7 @@ import pytest
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.cli.demo.files import HELD_OUT_ROWS, DemoFolder, own_tasks, read_rows, user_task
 from rollq.cli.demo.settings import DemoOptions, demo_settings, toml
-from rollq.cli.settings import load_settings
+from rollq.cli.settings_file import load_settings
 
 
 @pytest.fixture

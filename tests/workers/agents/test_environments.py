@@ -253,7 +253,7 @@ def test_so_many_environments_live_at_a_time(tokenizer: HfTokenizer, seen: Seen)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "environment: Field required"),
+        ({}, "environment: is required, but missing"),
         ({"environment": f"{__name__}.Nowhere"}, f"environment '{__name__}.Nowhere'"),
         ({"environment": f"{__name__}.Guess", "options": {"numbr": 1}}, "cannot be made with options"),
         ({"environment": f"{__name__}.Seen"}, "lacks the methods setup, step, teardown"),

@@ -1,19 +1,18 @@
 """Agent loops by name."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Sample
-from rollq.buffer.settings import TaskSettings
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
 
 
 class Own:
@@ -41,7 +40,7 @@ def test_a_class_that_is_no_loop_is_refused() -> None:
 
 
 def test_a_task_gives_its_loop_its_options() -> None:
-    task = TaskSettings(prompts=Path("p"), batch_groups=1, agent_loop=f"{__name__}.Own", agent_options={"drafts": 3})
+    task = WorkerTask(batch_groups=1, agent_loop=f"{__name__}.Own", agent_options={"drafts": 3})
     loop = make_recipes({"math": task}, WorkerSettings(engine="simulated"), 0, JudgePool(1))["math"].loop
     assert isinstance(loop, Own)
     assert loop.drafts == 3

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
-from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.groups.filters import Filter, FilterError, is_finished, keep, zero_advantage
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
 from support.buffer_run import make_sample
-from support.worker_run import NO_PROMPTS, Script, WorkerWorld
+from support.worker_run import Script, WorkerWorld
 
 PROMPT = Prompt("?")
 
@@ -135,14 +135,14 @@ def test_a_filter_that_cannot_be_called_with_prompt_and_samples_is_refused() -> 
 
 
 def test_a_filter_that_does_not_exist_is_refused_at_the_start() -> None:
-    task = TaskSettings(prompts=NO_PROMPTS, batch_groups=1, filters=("no_such",))
+    task = WorkerTask(batch_groups=1, filters=("no_such",))
     with pytest.raises(ConfigError, match="filter 'no_such': use zero_advantage, or a dotted path"):
         make_recipes({"math": task}, WorkerSettings(), 0, JudgePool(1))
 
 
 def test_groups_of_one_sample_have_no_advantage_to_filter_by() -> None:
     with pytest.raises(ValidationError, match="raise group_size or leave the filter out"):
-        TaskSettings(prompts=NO_PROMPTS, batch_groups=1, group_size=1, filters=("zero_advantage",))
+        WorkerTask(batch_groups=1, group_size=1, filters=("zero_advantage",))
 
 
 def test_xp06_rewards_and_tokens_are_counted_before_a_filter_drops_the_group(buffer: Buffer, server_url: str) -> None:
@@ -231,9 +231,3 @@ def test_xp14_an_exception_in_a_filter_ends_that_group_only_with_its_words_kept(
     assert world.error(1) == f"filter '{__name__}.broken': LookupError: no such column"
     assert "Traceback" in caplog.text
     world.world.check()
-
-
-def test_evaluations_are_not_filtered() -> None:
-    """A held-out set whose answers are all right or all wrong is just what it is to tell."""
-    with pytest.raises(ValidationError, match="filters: an evaluation is never trained"):
-        EvaluationSettings(prompts=NO_PROMPTS, filters=("zero_advantage",))

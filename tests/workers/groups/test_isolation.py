@@ -13,7 +13,6 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Status
-from rollq.buffer.settings import TaskSettings
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling
@@ -24,8 +23,9 @@ from rollq.workers.judging.judges import JudgeContext, make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
 from support.openai_server import CompletionsServer
-from support.worker_run import NO_PROMPTS, Script, ScriptedEngine, WorkerWorld
+from support.worker_run import Script, ScriptedEngine, WorkerWorld
 
 ONE_MAY_FAIL = {"min_valid_samples": 1}
 
@@ -290,7 +290,7 @@ def everything(client: Any, run: str) -> list[bytes]:
 def test_xp16_a_name_that_leads_nowhere_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(ConfigError, match="judge"):
         make_judge(name, {}, JudgeContext(1, JudgePool(1)))
-    tasks = {"math": TaskSettings(batch_groups=1, prompts=NO_PROMPTS, agent_loop=name)}
+    tasks = {"math": WorkerTask(batch_groups=1, agent_loop=name)}
     with pytest.raises(ConfigError, match="agent loop"):
         make_recipes(tasks, WorkerSettings(), 0, JudgePool(1))
 

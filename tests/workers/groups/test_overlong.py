@@ -7,11 +7,11 @@ from pydantic import ValidationError
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import FinishReason, Status
-from rollq.buffer.settings import TaskSettings
 from rollq.workers.groups.overlong import length_penalty, mask_truncated, punish
 from rollq.workers.run import Worker
+from rollq.workers.task_settings import WorkerTask
 from support.buffer_run import make_sample
-from support.worker_run import NO_PROMPTS, Script, WorkerWorld
+from support.worker_run import Script, WorkerWorld
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_only_samples_that_the_limit_ended_are_masked() -> None:
 
 
 def test_a_buffer_larger_than_the_answer_is_refused() -> None:
-    with pytest.raises(ValidationError, match="the buffer lies before the limit, max_tokens = 8"):
-        TaskSettings(prompts=NO_PROMPTS, batch_groups=1, max_tokens=8, overlong_buffer_tokens=9)
+    with pytest.raises(ValidationError, match="the penalty starts that many tokens before the limit, max_tokens = 8"):
+        WorkerTask(batch_groups=1, max_tokens=8, overlong_buffer_tokens=9)
 
 
 def test_truncated_samples_are_punished_and_masked_on_their_way_through_a_worker(

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.buffer.settings import EvaluationSettings, TaskSettings
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.http.client import TransientError
 from rollq.workers.http.pools import ModelPool, PoolSettings, score
@@ -24,6 +22,7 @@ from rollq.workers.judging.judges import JudgeContext, make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
 
 QUICK: dict[str, Any] = {"served_model": "teacher", "retries": 2, "retry_first_s": 0.01}
 
@@ -235,7 +234,7 @@ def blocking_judge(prompt: Prompt, sample: Sample, pools: Mapping[str, ModelPool
 def test_a_judge_of_ones_own_asks_a_pool(answer: Any, expected: float | str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLQ_POOL_GRADER_API_KEY", "planted")
     asked: list[dict[str, Any]] = []
-    task = TaskSettings(batch_groups=1, prompts=Path("none"), judge=f"{__name__}.grading_judge")
+    task = WorkerTask(batch_groups=1, judge=f"{__name__}.grading_judge")
 
     async def scene(url: str) -> None:
         settings = WorkerSettings(pools={"grader": PoolSettings(urls=(url,), **QUICK)})
@@ -295,12 +294,7 @@ def test_a_pool_that_fails_is_logged_once_for_each_kind_of_failure(caplog: pytes
     assert "HTTP 503" in caplog.text
 
 
-def test_an_evaluation_takes_no_scorers() -> None:
-    with pytest.raises(ValidationError, match="scorers: an evaluation is never trained"):
-        EvaluationSettings(prompts=Path("none"), scorers=("teacher",))
-
-
 def test_a_scorer_without_its_pool_is_refused_at_the_start() -> None:
-    tasks = {"math": TaskSettings(batch_groups=1, prompts=Path("none"), scorers=("teacher",))}
+    tasks = {"math": WorkerTask(batch_groups=1, scorers=("teacher",))}
     with pytest.raises(ConfigError, match=r"there is no table \[worker.pools.teacher\]"):
         make_recipes(tasks, WorkerSettings(), 0, JudgePool(1))

@@ -91,13 +91,13 @@ def test_parts_are_weighted_and_named() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("regex", {}, "pattern: Field required"),
+        ("regex", {}, "pattern: is required, but missing"),
         ("regex", {"pattern": "("}, "is no regular expression"),
-        ("math", {"pattern": "x"}, "pattern: unknown; allowed here: none"),
-        ("exact_match", {"case": True}, "case: unknown; allowed here: none"),
-        ("http", {"url": "ftp://x"}, "url: String should match"),
-        ("weighted", {"parts": {}}, "parts: Dictionary should have at least 1"),
-        ("weighted", {"parts": {"a": {"judge": "regex"}}}, "of judge 'regex': pattern: Field required"),
+        ("math", {"pattern": "x"}, "pattern: unknown key; allowed here: none"),
+        ("exact_match", {"case": True}, "case: unknown key; allowed here: none"),
+        ("http", {"url": "ftp://x"}, "url = 'ftp://x': must match pattern"),
+        ("weighted", {"parts": {}}, "parts: must have at least 1 item"),
+        ("weighted", {"parts": {"a": {"judge": "regex"}}}, "of judge 'regex': pattern: is required, but missing"),
         ("support.judge_doubles.pid_judge", {"x": 1}, "is your own and takes no judge_options"),
     ],
 )

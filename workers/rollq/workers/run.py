@@ -21,7 +21,6 @@ from rq import Queue
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.roles import WorkerBuffer
-from rollq.buffer.settings import TaskSettings
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Engine, Tokenizer
@@ -36,6 +35,7 @@ from rollq.workers.groups.timeouts import AttemptTimeouts
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.rq.worker import RqWorker, incarnation_name
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from rollq.workers.wakeups import Wakeups
@@ -51,7 +51,7 @@ ENGINE_METHODS = ("start", "generate", "swap", "abort", "sleep", "wake", "close"
 
 
 def run_worker(
-    buffer: WorkerBuffer, queue: Queue, tasks: Mapping[str, TaskSettings], settings: WorkerSettings, *, seed: int = 0
+    buffer: WorkerBuffer, queue: Queue, tasks: Mapping[str, WorkerTask], settings: WorkerSettings, *, seed: int = 0
 ) -> None:
     """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call it in the main thread.
 
@@ -71,7 +71,7 @@ class Worker:
         self,
         buffer: WorkerBuffer,
         queue: Queue,
-        tasks: Mapping[str, TaskSettings],
+        tasks: Mapping[str, WorkerTask],
         settings: WorkerSettings,
         seed: int,
         *,

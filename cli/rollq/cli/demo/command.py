@@ -20,13 +20,13 @@ import orjson
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import TaskSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
 from rollq.cli.demo.settings import RUN, DemoOptions, demo_settings, task_settings, toml
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
+from rollq.cli.settings import TaskSettings
 from rollq.cli.signals import interrupt_once
 from rollq.monitor.records import read_buffer_readings, read_steps
 from rollq.monitor.report import write_report

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
-from rollq.buffer.settings import TaskSettings
+from rollq.cli.settings import TaskSettings
 from rollq.producer.prompts import PromptFile
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Engine, Sampling

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import check_methods, load_plugin
-from rollq.buffer.settings import problems
+from rollq.buffer.settings_errors import explanation
 from rollq.workers.agents.loops import AgentLoop, SingleTurn
 from rollq.workers.agents.multi_turn import environment_loop
 from rollq.workers.agents.tools import tools_loop
@@ -17,6 +17,14 @@ BUILT_IN: Final[Mapping[str, Callable[..., AgentLoop]]] = {
     "tools": tools_loop,
     "environment": environment_loop,
 }
+
+_WITHOUT_REWARDS = frozenset({"single_turn", "tools"})
+"""Built-in loops whose samples have no environment that could reward them."""
+
+
+def gives_rewards(name: str) -> bool:
+    """Whether the samples of the agent loop called `name` may carry rewards of an environment."""
+    return name not in _WITHOUT_REWARDS
 
 
 def make_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
@@ -30,7 +38,7 @@ def make_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
         check_methods("agent loop", name, loop, "run")
         return loop
     except ValidationError as error:
-        wrong = problems(error)
+        wrong = explanation(error)
     except TypeError as error:
         wrong = f"{error}; given: {', '.join(options)}"
     raise ConfigError(f"agent_options of agent loop {name!r}: {wrong}")

@@ -20,7 +20,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.rollouts import Prompt
-from rollq.buffer.settings import Settings, problems
+from rollq.buffer.settings import Settings
+from rollq.buffer.settings_errors import explanation
 from rollq.workers.agents.built_in_tools import Lookup, calculator
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Environments, Limits, Opening, Step
@@ -100,7 +101,7 @@ class Tool:
         try:
             valid = self.arguments.model_validate(given)
         except ValidationError as error:
-            raise CallError(f"wrong arguments for {self.name!r}: {problems(error, self.arguments)}") from error
+            raise CallError(f"wrong arguments for {self.name!r}: {explanation(error, self.arguments)}") from error
         arguments = {name: getattr(valid, name) for name in self.arguments.model_fields}
         if self.prompt_name is not None:
             arguments[self.prompt_name] = prompt

@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import problems
+from rollq.buffer.settings_errors import explanation
 from rollq.workers.engines.protocol import Engine
 
 _ENGINES = "rollq.workers.engines"
@@ -40,5 +40,5 @@ def make_engine(name: str, options: Mapping[str, Any]) -> Engine:
     try:
         settings = settings_class(**options)
     except ValidationError as error:
-        raise ConfigError(f"[worker.options] of engine {name!r}: {problems(error, settings_class)}") from error
+        raise ConfigError(f"[worker.options] of engine {name!r}: {explanation(error, settings_class)}") from error
     return cast(Engine, getattr(module, engine_name)(settings))

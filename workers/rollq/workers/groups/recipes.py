@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Lease
-from rollq.buffer.settings import TaskSettings
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import Sampling
@@ -15,13 +14,14 @@ from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.seeds import sample_seed
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One task's."""
 
-    settings: TaskSettings
+    settings: WorkerTask
     loop: AgentLoop
     judge: Judge
     filters: tuple[Filter, ...]
@@ -51,7 +51,7 @@ class Recipe:
 
 
 def make_recipes(
-    tasks: Mapping[str, TaskSettings], settings: WorkerSettings, run_seed: int, processes: JudgePool
+    tasks: Mapping[str, WorkerTask], settings: WorkerSettings, run_seed: int, processes: JudgePool
 ) -> dict[str, Recipe]:
     """The recipe of every task. Raises `ConfigError` for a loop, judge, filter or pool that does not exist."""
     limit_s = settings.judge_timeout_s

@@ -18,7 +18,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.plugins import check_parameters, load_plugin
 from rollq.buffer.rollouts import Prompt, Sample
-from rollq.buffer.settings import problems
+from rollq.buffer.settings_errors import explanation
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.buffer.wire.samples import decode_sample, encode_sample
 from rollq.workers.http.pools import ModelPool
@@ -81,7 +81,7 @@ def make_judge(name: str, options: Mapping[str, Any], tools: JudgeContext) -> Ju
         try:
             settings = settings_class.model_validate(options)
         except ValidationError as error:
-            raise ConfigError(f"judge_options of judge {name!r}: {problems(error, settings_class)}") from error
+            raise ConfigError(f"judge_options of judge {name!r}: {explanation(error, settings_class)}") from error
         return make(settings, tools)
     if options:
         raise ConfigError(f"judge {name!r} is your own and takes no judge_options: {dict(options)!r}")
@@ -219,6 +219,14 @@ def _weighted(settings: WeightedOptions, tools: JudgeContext) -> Judge:
 
     return Judge("weighted", UserFunction.of(weighted, None, quick=False), close=close)
 
+
+def needs_answer(name: str) -> bool:
+    """Whether the judge called `name` cannot judge a prompt without an answer; a custom judge may not need one."""
+    return name in _COMPARING
+
+
+_COMPARING = frozenset({"exact_match", "last_number", "math"})
+"""Built-in judges that compare with the prompt's answer, whatever their options."""
 
 BUILT_IN: Final[Mapping[str, tuple[Any, Callable[[Any, JudgeContext], Judge]]]] = {
     "exact_match": (NoOptions, _plain(exact_match)),

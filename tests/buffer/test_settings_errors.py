@@ -4,7 +4,7 @@ import pytest
 from pydantic import Field, SecretStr, ValidationError
 
 from rollq.buffer.settings import Settings
-from rollq.cli.settings_errors import explain
+from rollq.buffer.settings_errors import explain
 
 
 class Inner(Settings):

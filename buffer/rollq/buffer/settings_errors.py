@@ -1,0 +1,129 @@
+"""Explains invalid settings: one line per problem, with the key, its value and what is allowed.
+
+No line shows a password: values of secret keys are left out, and those in URLs are masked.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from rollq.buffer.store.connection import mask_url
+
+MAX_VALUE_CHARS = 80
+
+_WORDS = {
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "tuple_type": "must be a list",
+    "path_type": "must be a path in quotes",
+    "string_type": "must be a text in quotes",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "bool_parsing": "must be true or false",
+}
+"""Type of a pydantic error -> its meaning in TOML's terms."""
+
+_SAME_TYPE = {(bool, bool), (int, int), (float, float), (int, float)}
+"""Pairs of types, in the file and in the settings, that mean the same."""
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel] | None = None, origins: Mapping[str, str] | None = None
+) -> list[str]:
+    """One line per problem that validating a `model` found.
+
+    With `model`, unknown keys come with the allowed ones. `origins`: key path -> environment variable of its value.
+    """
+    return [_line(details, model, origins or {}) for details in error.errors(include_url=False)]
+
+
+def explanation(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """All problems in one line, for messages that name their place themselves."""
+    return "; ".join(explain(error, model))
+
+
+def changed_types(data: Any, value: Any, path: str = "") -> Iterator[str]:
+    """One line per value whose type pydantic changed silently ("8" to 8, 1 to true).
+
+    `data` is the content of the file, `value` the settings made of it.
+    """
+    if isinstance(data, dict):
+        for key, item in data.items():
+            accepted = value[key] if isinstance(value, Mapping) else getattr(value, key)
+            yield from changed_types(item, accepted, f"{path}.{key}" if path else key)
+    elif isinstance(data, float) and not math.isfinite(data):
+        yield f"{path} = {data}: must be a finite number"
+    elif isinstance(value, bool | int | float) and (type(data), type(value)) not in _SAME_TYPE:
+        yield f"{path}{_shown(path, data)}: {_WORDS[f'{type(value).__name__}_type']}"
+
+
+def _line(details: ErrorDetails, model: type[BaseModel] | None, origins: Mapping[str, str]) -> str:
+    path = ".".join(str(part) for part in details["loc"])
+    kind = details["type"]
+    if kind == "extra_forbidden":
+        return f"{path}: unknown key{_hint(details, model)}"
+    if kind == "missing":
+        return f"{path}: is required, but missing"
+    allowed = _allowed(details)
+    source = f" (from {origins[path]})" if path in origins else ""
+    return f"{path}{_shown(path, details['input'])}: {allowed}{source}" if path else allowed
+
+
+def _allowed(details: ErrorDetails) -> str:
+    if details["type"] == "value_error":
+        return str(details["ctx"]["error"])
+    return _WORDS.get(details["type"], re.sub(r"^\w+ should ", "must ", details["msg"]))
+
+
+def _shown(path: str, value: Any) -> str:
+    leaf = path.rpartition(".")[2]
+    if "password" in leaf or not isinstance(value, str | int | float | bool | list):
+        return ""
+    text = mask_url(repr(value))
+    return f" = {text if len(text) <= MAX_VALUE_CHARS else text[: MAX_VALUE_CHARS - 3] + '...'}"
+
+
+def _hint(details: ErrorDetails, model: type[BaseModel] | None) -> str:
+    *section, key = details["loc"]
+    owner = None if model is None else _section_model(model, section)
+    if owner is None:
+        return ""
+    close = difflib.get_close_matches(str(key), owner.model_fields, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; allowed here: {', '.join(owner.model_fields) or 'none'}"
+
+
+def _section_model(model: type[BaseModel], section: list[str | int]) -> type[BaseModel] | None:
+    """The settings class at a key path; None when the path leads through something else."""
+    kind: Any = model
+    for part in section:
+        kind = _item_type(kind, part)
+        kind = next(_models(kind), kind)
+    return kind if _is_model(kind) else None
+
+
+def _item_type(kind: Any, key: str | int) -> Any:
+    """The type of the item `key` of a model or dictionary type."""
+    if _is_model(kind):
+        field = kind.model_fields.get(str(key))
+        return field.annotation if field else None
+    return get_args(kind)[1] if get_origin(kind) is dict else kind
+
+
+def _models(kind: Any) -> Iterator[type[BaseModel]]:
+    """The settings classes of `Model | None`."""
+    if get_origin(kind) in (Union, UnionType):
+        yield from (part for part in get_args(kind) if _is_model(part))
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -1,0 +1,108 @@
+"""Reads `rollq.toml`, with the overrides that the environment holds.
+
+Paths in the file are relative to its folder. Secrets and URLs may come from the environment instead, which wins:
+`ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_PASSWORD`, or `ROLLQ_REDIS_PASSWORD_FILE`, which names a
+file with the password.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings_errors import changed_types, explain
+from rollq.cli.settings import RollqSettings
+
+ENVIRONMENT = {
+    "ROLLQ_RUN": "run",
+    "ROLLQ_REDIS_URL": "redis.buffer_url",
+    "ROLLQ_QUEUE_URL": "redis.queue_url",
+    "ROLLQ_REDIS_PASSWORD": "redis.password",
+}
+"""Environment variable -> key that it overrides."""
+
+PASSWORD_FILE = "ROLLQ_REDIS_PASSWORD_FILE"
+
+AnySettings = TypeVar("AnySettings", bound=BaseModel)
+
+
+def load_settings(path: Path, environment: Mapping[str, str] | None = None) -> RollqSettings:
+    """Read and validate `rollq.toml`; paths are returned absolute. `environment` defaults to the process's.
+
+    Raises `ConfigError` with one line per problem.
+    """
+    environment = os.environ if environment is None else environment
+    data = _read_toml(path)
+    origins = _override(data, environment)
+    try:
+        settings = RollqSettings.model_validate(data)
+    except ValidationError as error:
+        raise _config_error(path, explain(error, RollqSettings, origins)) from None
+    if problems := list(changed_types(data, settings)):
+        raise _config_error(path, problems)
+    return anchored(settings, path.absolute().parent)
+
+
+def _config_error(path: Path, problems: list[str]) -> ConfigError:
+    return ConfigError("\n  ".join([f"{path}:", *problems]) if len(problems) > 1 else f"{path}: {problems[0]}")
+
+
+def anchored(settings: AnySettings, folder: Path) -> AnySettings:
+    """`settings` with every relative path made absolute, starting at `folder`."""
+    return settings.model_copy(update={name: _anchored(value, folder) for name, value in settings})
+
+
+def _anchored(value: Any, folder: Path) -> Any:
+    if isinstance(value, Path):
+        return folder / value.expanduser()
+    if isinstance(value, BaseModel):
+        return anchored(value, folder)
+    if isinstance(value, dict):
+        return {key: _anchored(_path_option(key, item), folder) for key, item in value.items()}
+    return value
+
+
+def _path_option(key: str, value: Any) -> Any:
+    """An engine's options are plain values until the engine validates them; only `model` is a path."""
+    return Path(value) if key == "model" and isinstance(value, str) else value
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"settings file {str(path)!r} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def password_from(environment: Mapping[str, str]) -> str | None:
+    """The servers' password: the environment's, or that of the file it names; None without either."""
+    if environment.get("ROLLQ_REDIS_PASSWORD"):
+        return environment["ROLLQ_REDIS_PASSWORD"]
+    path = environment.get(PASSWORD_FILE)
+    if not path:
+        return None
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{PASSWORD_FILE} = {path!r}: cannot be read: {error}") from error
+
+
+def _override(data: dict[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Write the environment's values into `data`. Returns key -> variable for each value written."""
+    values = {key: environment.get(name) for name, key in ENVIRONMENT.items()}
+    values["redis.password"] = password_from(environment)
+    for path, value in values.items():
+        if value:
+            section, _, key = path.rpartition(".")
+            owner = data.setdefault(section, {}) if section else data
+            if isinstance(owner, dict):
+                owner[key] = value
+    return {key: name for name, key in ENVIRONMENT.items() if values[key]}

@@ -1,0 +1,88 @@
+"""The workers' part of a task or of an evaluation in `rollq.toml`: how samples are generated and judged."""
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from rollq.buffer.settings import Settings, TaskRules
+from rollq.workers.agents.registry import gives_rewards
+
+
+class SamplingSettings(Settings):
+    """How the tokens of a sample are drawn, and how many there may be."""
+
+    max_prompt_tokens: int = Field(default=4096, gt=0, description="longest prompt, in tokens; a longer one fails")
+    max_tokens: int = Field(default=1024, gt=0, description="most new tokens in one sample")
+    temperature: float = Field(default=1.0, gt=0, description="sampling temperature")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="cumulative probability of the tokens drawn from")
+    top_k: int = Field(default=0, ge=0, description="number of most likely tokens drawn from; 0: all")
+    stop: tuple[str, ...] = Field(default=(), description="texts that end a sample")
+
+
+class JudgeSettings(Settings):
+    """How a finished sample is given its reward."""
+
+    judge: str = Field(
+        default="exact_match", description="name of a built-in judge, or the dotted path of a custom one"
+    )
+    judge_options: dict[str, Any] = Field(default_factory=dict, description="options of a built-in judge")
+    isolate_judge: bool = Field(
+        default=False, description="run a custom judge in a separate process, which may hang or crash, not in a thread"
+    )
+
+
+class RolloutSettings(SamplingSettings, JudgeSettings):
+    """How a worker makes and judges a sample, whether it is for training or for an evaluation."""
+
+    agent_loop: str = Field(
+        default="single_turn", description="name of a built-in agent loop, or the dotted path of a custom one"
+    )
+    agent_options: dict[str, Any] = Field(default_factory=dict, description="options of the agent loop")
+
+    @model_validator(mode="after")
+    def _loop_gives_the_judged_rewards(self) -> Self:
+        if self.judge == "environment" and not gives_rewards(self.agent_loop):
+            raise ValueError(
+                'judge = "environment" adds up the rewards of an environment, but agent_loop = '
+                f'"{self.agent_loop}" has none; set agent_loop = "environment", or choose another judge'
+            )
+        return self
+
+
+class WorkerTask(TaskRules, RolloutSettings):
+    """Everything that a worker needs to know about a task."""
+
+    scorers: tuple[str, ...] = Field(
+        default=(), description="names of [worker.pools] whose logprob of every token is added to each sample"
+    )
+    filters: tuple[str, ...] = Field(
+        default=(),
+        description="filters that drop finished groups: built-in ones by name, custom ones by dotted path",
+    )
+    overlong_filter: bool = Field(default=False, description="mask samples cut off at max_tokens out of the loss")
+    overlong_buffer_tokens: int = Field(
+        default=0,
+        ge=0,
+        description="last tokens before max_tokens, over which overlong_penalty grows linearly from 0",
+    )
+    overlong_penalty: float = Field(
+        default=1.0, ge=0, description="amount taken off the reward of a sample that reaches max_tokens"
+    )
+
+    @model_validator(mode="after")
+    def _penalty_starts_within_the_limit(self) -> Self:
+        if self.overlong_buffer_tokens > self.max_tokens:
+            raise ValueError(
+                f"overlong_buffer_tokens = {self.overlong_buffer_tokens}: the penalty starts that many tokens before "
+                f"the limit, max_tokens = {self.max_tokens}, so it cannot exceed it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_have_an_advantage(self) -> Self:
+        if "zero_advantage" in self.filters and self.group_size == 1:
+            raise ValueError(
+                "filters: zero_advantage drops groups in which all rewards are equal, as they always are in groups of "
+                "one sample; raise group_size or leave the filter out"
+            )
+        return self
