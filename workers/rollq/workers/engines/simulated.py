@@ -20,6 +20,10 @@ from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.spans import version_spans
 
+FILLER_ID = 0
+"""Id of every token except the last of a finished response."""
+EOS_ID = 1
+
 
 class SimulatedSettings(Settings):
     """What is replayed, and how fast."""
@@ -28,8 +32,6 @@ class SimulatedSettings(Settings):
     tokens_per_s: float = Field(default=50.0, gt=0, description="speed of one sequence")
     seed: int = Field(default=0, description="order in which the lengths are taken")
     by_prompt: bool = Field(default=False, description="the same prompt always gets an answer of the same length")
-    filler_id: int = Field(default=0, ge=0, description="id of every token but EOS")
-    eos_id: int = Field(default=1, ge=0)
     logprob: float = Field(default=-1.0, le=0, description="logprob of every token, nats")
     context_tokens: int = Field(default=131_072, gt=1)
 
@@ -181,9 +183,9 @@ class SimulatedEngine:
         return (length, FinishReason.STOP) if length <= limit else (limit, FinishReason.LENGTH)
 
     def _complete(self, run: _Run, tokens: int, finish_reason: FinishReason) -> Completion:
-        ids = np.full(tokens, self._settings.filler_id, dtype=np.int32)
+        ids = np.full(tokens, FILLER_ID, dtype=np.int32)
         if finish_reason is FinishReason.STOP:
-            ids[-1] = self._settings.eos_id
+            ids[-1] = EOS_ID
         logprobs = np.full(tokens, self._settings.logprob, dtype=np.float32)
         return Completion(ids, logprobs, version_spans(run.swaps, tokens), finish_reason)
 
