@@ -81,6 +81,6 @@ async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:
 
 async def until_it_answers(engine: OpenAIEngine, server: VllmServer) -> None:
     """Until a request is under way that the server has given tokens."""
-    while not any(call.tokens.ids and call.tokens.url == server.url for call in engine._calls):
-        assert engine._calls
+    while not any(call.tokens.ids and call.tokens.url == server.url for call in engine._gate.calls):
+        assert engine._gate.calls
         await asyncio.sleep(0.005)

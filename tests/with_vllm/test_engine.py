@@ -310,7 +310,7 @@ def test_an_engine_that_dies_during_a_swap_is_noticed(models: list[Path]) -> Non
         core = engine_core()
         core.send_signal(signal.SIGSTOP)
         swap = asyncio.create_task(engine.swap(models[1], version(1), SwapMode.KEEP))
-        while not engine._vllm.engine_core.utility_results:
+        while not engine._process.llm.engine_core.utility_results:
             await asyncio.sleep(0.01)
         core.send_signal(signal.SIGKILL)
         with pytest.raises(EngineDead):

@@ -130,7 +130,7 @@ def test_a_swap_that_keeps_asks_on_from_the_tokens_that_have_come(
         server.plan.append("stall")
         running = asyncio.create_task(engine.generate(replace(ASK, prefix_ids=np.array([60], np.int32))))
         await hold(server.hanging)
-        while sum(len(call.tokens.ids) for call in engine._calls) < 2:
+        while sum(len(call.tokens.ids) for call in engine._gate.calls) < 2:
             await asyncio.sleep(0.005)
         await engine.swap(model, SECOND, SwapMode.KEEP)
         completion = await running
@@ -157,7 +157,7 @@ def test_an_abort_while_weights_are_loaded_ends_a_request_with_what_it_had(
         request = replace(ASK)
         running = asyncio.create_task(engine.generate(request))
         await hold(server.hanging)
-        while sum(len(call.tokens.ids) for call in engine._calls) < 2:
+        while sum(len(call.tokens.ids) for call in engine._gate.calls) < 2:
             await asyncio.sleep(0.005)
         server.weight_plan.extend([*CHECKED, *["503"] * 5])
         swap = asyncio.create_task(engine.swap(model, SECOND, SwapMode.KEEP))
@@ -181,11 +181,9 @@ def test_an_abort_at_the_moment_of_a_swap_ends_a_request_that_the_swap_cuts_off(
         request = replace(ASK)
         running = asyncio.create_task(engine.generate(request))
         await hold(two[0].hanging)
-        drain = asyncio.create_task(engine._drain(SwapMode.KEEP, interrupt=True))
-        await asyncio.sleep(0)
-        await engine.abort([request])
+        async with engine._gate.swap(), engine._gate.closed(SwapMode.KEEP, interrupt=True):
+            await engine.abort([request])
         assert (await running).finish_reason is FinishReason.ABORT
-        await drain
         two[0].release()
 
     with_engine(model, two[:1], scenario)
@@ -281,7 +279,7 @@ def test_an_engine_whose_servers_do_not_take_the_weights_is_dead(
     with_engine(model, two[:1], scenario)
 
 
-def test_an_engine_whose_swap_is_given_up_half_way_is_dead(
+def test_an_engine_whose_swap_is_cancelled_half_way_is_dead(
     model: Path, two: tuple[CompletionsServer, CompletionsServer]
 ) -> None:
     async def scenario(engine: OpenAIEngine) -> None:
@@ -289,7 +287,7 @@ def test_an_engine_whose_swap_is_given_up_half_way_is_dead(
         swap.cancel()
         with pytest.raises(asyncio.CancelledError):
             await swap
-        with pytest.raises(EngineDead, match="given up half-way"):
+        with pytest.raises(EngineDead, match="cancelled half-way"):
             await engine.generate(ASK)
 
     with_engine(model, two[:1], scenario)

@@ -1,4 +1,6 @@
-"""Which requests can never work, and how many tokens the others may make. The same for every engine."""
+"""Checks of requests that can never work, and the token limit of the others. The same for every engine."""
+
+from collections.abc import Sequence
 
 from rollq.workers.engines.protocol import ContextFull, Request
 
@@ -23,3 +25,9 @@ def token_limit(request: Request, context_tokens: int) -> int:
     if used >= context_tokens:
         raise ContextFull(f"prompt and prefix have {used} tokens and leave no room in a context of {context_tokens}")
     return min(sampling.max_tokens, context_tokens - used)
+
+
+def check_ids(ids: Sequence[int], vocabulary: int) -> None:
+    """Raise `ValueError` unless all token ids are in [0, `vocabulary`)."""
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        raise ValueError(f"token ids must be in [0, {vocabulary}), found {min(ids)} to {max(ids)}")

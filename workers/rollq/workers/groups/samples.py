@@ -97,7 +97,7 @@ class SampleMaker:
     def _log_failure(self, lease: Lease, index: int, error: Exception) -> None:
         """Log why an agent loop failed, once per task and exception type."""
         self._failures.warning(
-            (lease.task, type(error)),
+            (lease.task, type(error).__name__),
             "the agent loop of task %r failed for sample %d of group %d; samples keep the error, and more of this type "
             "are not logged",
             lease.task, index, lease.group_id, exc_info=error,

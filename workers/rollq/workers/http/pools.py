@@ -76,7 +76,7 @@ class ModelPool:
     def log_failure(self, error: BaseException) -> None:
         """Log why scoring failed, once per exception type."""
         message = "pool %s failed; its samples keep the error, and more of this type are not logged"
-        self._failures.warning(type(error), message, self._name, exc_info=error)
+        self._failures.warning(type(error).__name__, message, self._name, exc_info=error)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -3,14 +3,15 @@
 Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). Who loads weights:
 
 - with `push_model`, this engine (vLLM only). Invariant: no request is at a server while weights are loaded, so every
-  token is of the version that was noted when its request was sent. In mode `keep`, requests are cut off with the tokens
-  that have come, and asked on after the swap.
-- with `server_follows`, somebody else; `swap` notes the version, and all tokens of a request carry that at its start.
-- otherwise nobody: only version 0 is accepted, which the servers were started with.
+  token is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
+  continued after the swap from the tokens that have come.
+- with `server_follows`, something else does; `swap` notes the version, and all tokens of a request carry the version at
+  its start.
+- otherwise nobody: only version 0 is accepted, with which the servers were started.
 
-A request that fails for a reason of the server's is tried again, at another one or with growing pauses. When its tries
-are spent, the servers that get requests are asked the simplest thing: if one answers, the request fails alone; if not,
-the engine is dead.
+A request that fails because of a server is tried again, at another one or with growing pauses. After its last try, the
+servers that get requests are probed with the simplest request: if one answers, the request fails alone; if not, the
+engine is dead.
 """
 
 import asyncio
@@ -28,9 +29,10 @@ from pydantic import Field, model_validator
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason
 from rollq.buffer.settings import Settings
+from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.openai.completions_api import Tokens, join_parts, request_body
-from rollq.workers.engines.openai.servers import Servers
+from rollq.workers.engines.openai.servers import NO_VERSION, Servers
 from rollq.workers.engines.openai.weight_routes import Weights
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.tensors import read_model
@@ -44,7 +46,7 @@ API_KEY = "ROLLQ_ENGINE_API_KEY"
 
 
 class OpenAISettings(Settings):
-    """Where the servers are, and how long they are believed in."""
+    """Where the servers are, and how long to wait and retry."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
@@ -68,29 +70,23 @@ class OpenAISettings(Settings):
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
-    """A request, and the task that asks a server; `begun` when it no longer waits for a swap or a sleep to end. What
-    was made before each interruption is in `parts`."""
+class _Call(Call):
+    """A request, the parts of its answer from before each interruption, and the tokens that have come since."""
 
-    request: Request
-    tokens_left: int
-    version: WeightsVersion
-    begun: bool = False
-    interrupted: bool = False
+    tokens_left: int = 0
     parts: list[Completion] = field(default_factory=list)
     tokens: Tokens = field(default_factory=Tokens)
-    asking: asyncio.Future[None] = field(init=False)
 
     def end_part(self, reason: FinishReason | None = None) -> FinishReason:
-        """Keep what has come, and say why it ended. Raises `ValueError` when it makes no sense."""
-        part = self.tokens.completion(self.version, reason)
+        """Keep the tokens that have come, and return why they ended. Raises `ValueError` when they are malformed."""
+        part = self.tokens.completion(self.version or NO_VERSION, reason)  # a call without a version has no tokens
         self.parts.append(part)
         self.tokens_left -= len(part.ids)
         self.tokens = Tokens()
         return part.finish_reason
 
     def rest(self) -> Request:
-        """What is left to ask for: the request itself, or from its last part on."""
+        """What is left to ask for: the request itself, or its continuation after the parts."""
         request = self.request
         if not self.parts:
             return request
@@ -105,16 +101,12 @@ class OpenAIEngine:
     """`Engine` over HTTP."""
 
     def __init__(self, settings: OpenAISettings) -> None:
-        self.version = WeightsVersion(0, 0, "")
+        self.version = NO_VERSION
         self._settings = settings
         policy = RetryPolicy(settings.retries, settings.retry_first_s, settings.retry_longest_s)
         pushes = settings.push_model is not None
         self._servers = Servers(settings.urls, settings.served_model, policy, pushes=pushes)
-        self._calls: set[_Call] = set()
-        self._open = asyncio.Event()
-        self._asleep = False
-        self._swap_lock = asyncio.Lock()
-        self._dead: str | None = None
+        self._gate: RequestGate[_Call] = RequestGate()
 
     async def start(self) -> None:
         """Wait for a server, and see that it returns what training needs.
@@ -137,43 +129,26 @@ class OpenAIEngine:
         except BaseException:
             await self.close()
             raise
-        self._open.set()
+        self._gate.start()
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`. Raises `ValueError` with the server's words for a request that it refuses (4xx),
-        `RequestFailed` for one that it cannot answer while it answers others."""
-        self._check_alive()
-        call = _Call(request, token_limit(request, self._servers.context_tokens), self.version)
-        self._calls.add(call)
-        try:
-            return join_parts(call.parts, await self._finish(call))
-        finally:
-            self._calls.discard(call)
+        """See `Engine.generate`. Raises `ValueError` with the server's message for a request that it refuses (4xx),
+        `RequestFailed` for one that fails while others succeed."""
+        call = _Call(request, tokens_left=token_limit(request, self._servers.context_tokens))
+        return join_parts(call.parts, await self._finish(call))
 
     async def _finish(self, call: _Call) -> FinishReason:
         """Ask until the request has ended, anew after each interruption."""
         while True:
-            call.interrupted, call.begun = False, False
-            call.asking = asyncio.ensure_future(self._ask(call))
-            try:
-                await asyncio.wait([call.asking])
-            finally:
-                call.asking.cancel()
-            if not call.asking.cancelled():
-                call.asking.result()
-            else:
-                self._check_alive()
+            await self._gate.serve(call, self._ask)
             if call.tokens.reason is not None:
                 return call.end_part()
             reason = call.end_part(FinishReason.ABORT)
-            if not call.interrupted:
+            if call.aborted:
                 return reason
 
     async def _ask(self, call: _Call) -> None:
-        while not self._open.is_set():
-            await self._open.wait()
-        self._check_alive()
-        call.begun, call.version = True, self.version
+        call.version = self.version
         body = {**request_body(call.rest(), call.tokens_left, call.version), "stream": True}
         await self._servers.ask(body, call.request.session, call.tokens)
 
@@ -182,8 +157,7 @@ class OpenAIEngine:
 
         Raises `WeightsError` also when no server can read the folder, `EngineDead` when none took the weights.
         """
-        async with self._swap_lock:
-            self._check_alive()
+        async with self._gate.swap():
             if self._settings.push_model is not None:
                 return await self._push(weights, version, mode)
             if version.version and not self._settings.server_follows:
@@ -193,26 +167,19 @@ class OpenAIEngine:
                     "loads every version into them before the trainer publishes it, server_follows = true; else use "
                     "an engine that loads weights"
                 )
-            try:
-                await self._drain(mode)
-            finally:
-                self._reopen()
-            self.version = version
+            async with self._gate.closed(mode):
+                self.version = version
             return 0.0
 
     async def _push(self, folder: Path, version: WeightsVersion, mode: SwapMode) -> float:
         weights = Weights(folder.absolute(), version, self._model.copies)
         await asyncio.to_thread(self._model.check, folder)
         await self._servers.check(weights)
-        self._open.clear()
-        try:
-            await self._drain(mode, interrupt=mode is SwapMode.KEEP)
+        async with self._gate.closed(mode, interrupt=True):
             started_s = monotonic()
-            await self._servers.check(weights)  # they may have gone while requests ended
+            await self._servers.check(weights)  # the folder may have gone while requests ended
             await self._load(weights)
             return monotonic() - started_s
-        finally:
-            self._reopen()
 
     async def _load(self, weights: Weights) -> None:
         limit_s = self._settings.start_timeout_s
@@ -220,61 +187,28 @@ class OpenAIEngine:
             async with asyncio.timeout(limit_s):
                 await self._servers.serve(weights)
         except asyncio.CancelledError:
-            self._dead = "a swap was given up half-way"
+            self._gate.fail("a swap was cancelled half-way")
             raise
         except (TimeoutError, ValueError) as error:
             version = weights.version.version
-            self._dead = f"no server took the weights of version {version} within {limit_s:g} s: {error}"
-            raise EngineDead(self._dead) from error
+            reason = f"no server took the weights of version {version} within {limit_s:g} s: {error}"
+            self._gate.fail(reason)
+            raise EngineDead(reason) from error
         self.version = weights.version
 
-    async def _drain(self, mode: SwapMode, *, interrupt: bool = False) -> None:
-        """Let the requests that a swap waits for end, while new ones wait; `abort` and `interrupt` end the others."""
-        begun = [call for call in self._calls if call.begun]
-        if mode is SwapMode.ABORT or interrupt:
-            for call in begun:
-                if not call.request.must_finish:
-                    call.interrupted = interrupt
-                    call.asking.cancel()
-        elif mode is SwapMode.KEEP:
-            begun = [call for call in begun if call.request.must_finish]
-        if begun:
-            self._open.clear()
-            await asyncio.wait([call.asking for call in begun])
-        self._check_alive()
-
     async def abort(self, requests: Collection[Request]) -> None:
-        """End requests with what has come of them; see `Engine.abort`."""
-        wanted = set(requests)
-        for call in self._calls:
-            if call.request in wanted:
-                call.interrupted = False
-                call.asking.cancel()
+        """End requests with the tokens that have come; see `Engine.abort`."""
+        await self._gate.abort(requests)
 
     async def sleep(self) -> None:
         """Send no requests; the server keeps its memory."""
-        self._check_alive()
-        self._asleep = True
-        self._open.clear()
-        await self.abort([call.request for call in self._calls if call.begun])
+        await self._gate.sleep()
 
     async def wake(self) -> None:
         """Send requests again."""
-        self._asleep = False
-        self._open.set()
+        self._gate.wake()
 
     async def close(self) -> None:
-        """Let go of the servers; running requests end with `EngineDead`."""
-        self._dead = self._dead or "the engine is closed"
-        self._open.set()
-        for call in self._calls:
-            call.asking.cancel()
+        """Close the connections to the servers; running requests end with `EngineDead`."""
+        self._gate.fail("the engine is closed")
         await self._servers.close()
-
-    def _reopen(self) -> None:
-        if not self._asleep:
-            self._open.set()
-
-    def _check_alive(self) -> None:
-        if self._dead is not None:
-            raise EngineDead(self._dead)

@@ -1,0 +1,189 @@
+"""The gate between requests and an engine: it holds requests back while weights change or the engine sleeps.
+
+Invariant: a request reaches the engine only while no swap is under way and the engine is awake. A swap starts when all
+running requests that must not see it have ended: with mode `wait` all of them, with `abort` all of them too (most are
+stopped first), with `keep` only those that must finish. After a swap, or its failure, waiting requests are let in.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from rollq.workers.engines.protocol import EngineDead, Request, SwapMode, WeightsVersion
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request at the gate, waiting or running.
+
+    The engine sets `version`, the weights that it serves, when it starts the request; None while the request waits.
+    `aborted`: it was asked to end with the tokens it has.
+    """
+
+    request: Request
+    version: WeightsVersion | None = None
+    aborted: bool = False
+    answer: "asyncio.Future[Any]" = field(init=False)
+
+    @property
+    def running(self) -> bool:
+        """Whether the engine has started the request and not ended it."""
+        return self.version is not None and not self.answer.done()
+
+
+C = TypeVar("C", bound=Call)
+Stop = Callable[[Sequence[C]], Awaitable[None]]
+"""Ends running calls with the tokens they have. Those still running afterwards are cancelled."""
+
+
+class RequestGate(Generic[C]):
+    """Lets requests into an engine, one swap at a time. Closed until `start`."""
+
+    def __init__(self, stop: Stop[C] | None = None, opened: Callable[[], None] = lambda: None) -> None:
+        """`stop`: how the engine ends running calls; by default their tasks are only cancelled. `opened` is called
+        whenever requests may start again."""
+        self.calls: set[C] = set()
+        self._stop = stop
+        self._opened = opened
+        self._open = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._swapping = self._asleep = False
+        self._dead: str | None = "the engine has not been started"
+
+    def start(self) -> None:
+        """Let requests in: the engine is ready."""
+        self._dead = None
+        self._update()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may start now."""
+        return self._open.is_set()
+
+    @property
+    def running(self) -> list[C]:
+        """The calls that the engine has started and not ended."""
+        return [call for call in self.calls if call.running]
+
+    def check_alive(self) -> None:
+        """Raise `EngineDead` unless the engine has been started and has not failed."""
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+
+    def fail(self, reason: str) -> None:
+        """End all calls with `EngineDead`, and refuse new ones. The first reason counts."""
+        self._dead = self._dead or reason
+        for call in self.calls:
+            call.answer.cancel()
+        self._update()
+
+    async def serve(self, call: C, ask: Callable[[C], Awaitable[T]]) -> T | None:
+        """The result of `ask(call)`, which is called as soon as the gate is open. None when the call was stopped.
+
+        `ask` must set `call.version` at the moment the request starts, with the gate open. Raises what `ask` raises,
+        and `EngineDead`.
+        """
+        self.check_alive()
+        call.version = None
+        call.answer = asyncio.ensure_future(self._when_open(call, ask))
+        self.calls.add(call)
+        try:
+            await asyncio.wait([call.answer])
+        finally:
+            call.answer.cancel()
+            self.calls.discard(call)
+        if call.answer.cancelled():
+            self.check_alive()
+            return None
+        result: T = call.answer.result()
+        return result
+
+    async def _when_open(self, call: C, ask: Callable[[C], Awaitable[T]]) -> T:
+        while not self._open.is_set():  # it may have closed again before this task runs
+            await self._open.wait()
+        return await ask(call)
+
+    async def abort(self, requests: Collection[Request]) -> None:
+        """Stop these requests, running or waiting. Unknown ones are ignored."""
+        wanted = set(requests)
+        await self._end([call for call in self.calls if call.request in wanted])
+
+    @asynccontextmanager
+    async def swap(self) -> AsyncIterator[None]:
+        """Take the turn of one swap: others wait. Requests still come in, until `closed`. Raises `EngineDead`."""
+        async with self._lock:
+            self.check_alive()
+            yield
+
+    @asynccontextmanager
+    async def closed(
+        self, mode: SwapMode, *, outlives: Callable[[C], bool] = lambda _: True, interrupt: bool = False
+    ) -> AsyncIterator[None]:
+        """Keep the gate closed: the body runs when no request is at the engine that the swap must wait for.
+
+        With mode `keep`, running requests outlive the swap unless they must finish or `outlives` is false of them. An
+        engine that cannot keep them sets `interrupt`: then `serve` returns None for them, and they are served again
+        after the swap. Raises `EngineDead`.
+        """
+        self._swapping = True
+        self._update()
+        try:
+            await self._drain(mode, outlives, interrupt)
+            self.check_alive()
+            yield
+        finally:
+            self._swapping = False
+            self._update()
+
+    async def _drain(self, mode: SwapMode, outlives: Callable[[C], bool], interrupt: bool) -> None:
+        ending = self.running
+        interruptible = [call for call in ending if not call.request.must_finish]
+        if mode is SwapMode.ABORT:
+            await self._end(interruptible)
+        elif mode is SwapMode.KEEP and interrupt:
+            for call in interruptible:
+                call.answer.cancel()
+        elif mode is SwapMode.KEEP:
+            ending = [call for call in ending if call.request.must_finish or not outlives(call)]
+        await _ended(ending)
+
+    async def _end(self, calls: Sequence[C]) -> None:
+        for call in calls:
+            call.aborted = True
+        running = [call for call in calls if call.running]
+        if running and self._stop is not None and self._dead is None:
+            await self._stop(running)
+        for call in calls:
+            call.answer.cancel()
+
+    async def sleep(self) -> None:
+        """Close the gate until `wake`, and stop all running requests. Raises `EngineDead`."""
+        self.check_alive()
+        self._asleep = True
+        self._update()
+        running = self.running
+        await self._end(running)
+        await _ended(running)
+        self.check_alive()
+
+    def wake(self) -> None:
+        """Let requests in again after `sleep`."""
+        self._asleep = False
+        self._update()
+
+    def _update(self) -> None:
+        if self._swapping or self._asleep or self._dead is not None:
+            self._open.clear()
+        else:
+            self._open.set()
+            self._opened()
+
+
+async def _ended(calls: Sequence[Call]) -> None:
+    """Wait until the engine has ended `calls`."""
+    if calls:
+        await asyncio.wait([call.answer for call in calls])

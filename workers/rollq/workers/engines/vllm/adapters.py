@@ -1,0 +1,88 @@
+"""LoRA adapters in vLLM: which one serves new requests, and which ones running requests still use.
+
+Invariant: vLLM never needs more adapters than it has room for. It drops the least recently used one and loads it from
+its folder again when a request needs it, and it dies if that folder has gone.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rollq.buffer.errors import WeightsError
+from rollq.workers.engines.gate import Call
+from rollq.workers.engines.protocol import WeightsVersion
+from rollq.workers.engines.vllm.api import name_of
+from rollq.workers.engines.vllm.process import VllmProcess
+
+
+@dataclass(slots=True, eq=False)
+class VllmCall(Call):
+    """A request on its way through vLLM under its own `name`. `adapter` makes its tokens; None: the model alone."""
+
+    name: str = field(kw_only=True)
+    adapter: LoRARequest | None = None
+
+
+def used_adapters(calls: Collection[VllmCall]) -> set[int]:
+    """vLLM's numbers of the adapters that these calls use; newer adapters have larger numbers."""
+    return {call.adapter.lora_int_id for call in calls if call.adapter is not None}
+
+
+def outlives(calls: Collection[VllmCall], *, adapter: bool, spared: int) -> Callable[[VllmCall], bool]:
+    """Whether a call of `calls` may keep running through a swap, to an `adapter` or to other weights.
+
+    Only calls of the `spared` newest adapters may. On the CPU vLLM gives requests without an adapter the one in its
+    last place when they share a step with others, so they must end before an adapter comes.
+    """
+    used = sorted(used_adapters(calls))
+    ending = used[: max(len(used) - spared, 0)]
+
+    def may_stay(call: VllmCall) -> bool:
+        if call.adapter is None:
+            return not (adapter and current_platform.is_cpu())
+        return call.adapter.lora_int_id not in ending
+
+    return may_stay
+
+
+class Adapters:
+    """The adapters that vLLM has loaded. `current` serves new requests; None: the model alone."""
+
+    def __init__(self, process: VllmProcess) -> None:
+        self.current: LoRARequest | None = None
+        self._process = process
+        self._loaded: set[int] = set()
+        self._number = 0
+
+    def spared(self, adapter: bool) -> int:
+        """How many adapters may stay in use through a swap, to an `adapter` or to other weights.
+
+        None when the weights below them change, because their tokens carry the adapter's version alone; else all that
+        vLLM has room for beside the new one.
+        """
+        return self._process.max_adapters - 1 if adapter and self._process.max_adapters else 0
+
+    async def load(self, folder: Path, version: WeightsVersion, used: set[int]) -> None:
+        """Serve new requests with the adapter in `folder`; running ones finish on theirs, `used`.
+
+        Raises `WeightsError` when vLLM refuses it, `EngineDead` when vLLM dies of it.
+        """
+        self._number += 1
+        adapter = LoRARequest(name_of(version), self._number, str(folder))
+        for unused in self._loaded - used:  # so that vLLM makes room by dropping none of those in use
+            await self._process.change(self._process.llm.remove_lora(unused))
+        self._loaded = used
+        try:
+            added = await self._process.unless_dead(self._process.llm.add_lora(adapter))
+        except EngineDeadError as error:
+            raise self._process.failed(f"vLLM died as it loaded adapter {str(folder)!r}: {error}") from error
+        except Exception as error:
+            raise WeightsError(f"vLLM refuses adapter {str(folder)!r}: {error}") from error
+        if not added:
+            raise WeightsError(f"vLLM refuses adapter {str(folder)!r}")
+        self.current = adapter
+        self._loaded.add(adapter.lora_int_id)

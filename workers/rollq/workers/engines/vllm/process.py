@@ -1,0 +1,119 @@
+"""vLLM's own process behind `AsyncLLM`: how it is started and stopped, and calls that notice its death."""
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from multiprocessing import resource_tracker
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.outputs import CompletionOutput
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rollq.buffer.errors import ConfigError
+from rollq.workers.engines.protocol import EngineDead, WeightsVersion
+from rollq.workers.engines.vllm.api import name_of
+from rollq.workers.engines.vllm.extension import LoadExtension
+from rollq.workers.engines.vllm.settings import VllmSettings
+
+CPU_ARGS = {"enable_chunked_prefill": False}
+"""Until vLLM 0.33, half a prompt in a step kills the engine on the CPU when its request has a seed."""
+SUPPORTS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
+"""Whether this vLLM reports which weights made which token; since 0.32."""
+SUPPORTS_REJOINING = hasattr(AsyncLLM, "shutdown_weight_transfer_engine")
+"""Whether this vLLM frees the process group of a weight transfer, so that it can join another; since 0.32."""
+
+
+def start_vllm(settings: VllmSettings) -> AsyncLLM:
+    """Start vLLM with the model; takes seconds to minutes. vLLM logs the reason of a failure, its error lacks it.
+
+    Raises `ConfigError` if vLLM cannot serve the model.
+    """
+    model = str(settings.model)
+    ours = {
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "scheduling_policy": "priority",
+        "worker_extension_cls": f"{LoadExtension.__module__}.{LoadExtension.__qualname__}",
+    }
+    chosen = {**(CPU_ARGS if current_platform.is_cpu() else {}), **settings.engine_args}
+    args = {"disable_log_stats": True, "dtype": settings.dtype, **chosen, **ours}
+    # Ctrl-C on a terminal is for the worker, whose groups may still finish: the processes started here inherit the
+    # block and do not see it. multiprocessing's own helper is started first, because starting it lifts the block.
+    resource_tracker.ensure_running()
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **args))
+    except (TypeError, ValueError, RuntimeError, OSError, NotImplementedError, AssertionError) as error:
+        raise ConfigError(f"vLLM cannot serve model {model!r} with {args!r}: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
+
+
+class VllmProcess:
+    """A running vLLM. `died` is called with the reason when it turns out to be dead or broken."""
+
+    def __init__(self, llm: Any, died: Callable[[str], None]) -> None:
+        """Must be made on the event loop."""
+        self.llm = llm
+        self._died = died
+        llm._run_output_handler()  # it notices the end of vLLM's process; vLLM would start it with the first request
+
+    @property
+    def transfer_ranks(self) -> int:
+        """Ranks for weight transfer, one per GPU; 0 when vLLM was not configured for it."""
+        config = self.llm.vllm_config
+        return 0 if config.weight_transfer_config is None else int(config.parallel_config.world_size_across_dp)
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether vLLM was started with its sleep mode."""
+        return bool(self.llm.vllm_config.model_config.enable_sleep_mode)
+
+    @property
+    def max_adapters(self) -> int:
+        """How many LoRA adapters vLLM has room for; 0 without LoRA."""
+        lora = self.llm.vllm_config.lora_config
+        return 0 if lora is None else int(lora.max_loras)
+
+    def check_alive(self) -> None:
+        """Report vLLM as dead if it has found itself so."""
+        if self.llm.errored:
+            self._died(f"the engine died: {self.llm.dead_error}")
+
+    def failed(self, reason: str) -> EngineDead:
+        """Report vLLM as dead; returns the error to raise."""
+        self._died(f"the engine died: {reason}")
+        return EngineDead(reason)
+
+    async def change(self, answer: Awaitable[Any]) -> Any:
+        """Await a call that changes all of vLLM. If it fails half-way vLLM is unusable: raises `EngineDead`."""
+        try:
+            return await self.unless_dead(answer)
+        except Exception as error:
+            raise self.failed(f"vLLM broke: {type(error).__name__}: {error}") from error
+
+    async def unless_dead(self, answer: Awaitable[Any]) -> Any:
+        """Await a call that belongs to no request. When its process ends meanwhile, vLLM informs only the requests;
+        then this raises `EngineDeadError`."""
+        asking = asyncio.ensure_future(answer)
+        try:
+            await asyncio.wait([asking, self.llm.output_handler], return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise EngineDeadError
+            return asking.result()
+        finally:
+            asking.cancel()
+
+    async def name_version(self, version: WeightsVersion) -> None:
+        """Have vLLM report `version` for the tokens from now on."""
+        if SUPPORTS_VERSIONS:
+            await self.change(self.llm.update_weight_version(name_of(version)))
+
+    async def close(self) -> None:
+        """Stop the process."""
+        if self.llm.output_handler is not None:
+            self.llm.output_handler.cancel()  # it would report the end of vLLM's process as a failure
+        await asyncio.to_thread(self.llm.shutdown)
