@@ -8,14 +8,12 @@ import redis
 
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.replies import Clock, Control, LiveModel
+from rollq.buffer.rules_codec import decode_rules, encode_rules
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store import functions
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.run import RunStore
-
-_TEXT_RULES = ("kind", "order", "expiry", "stragglers", "resume")
-_NEVER = 2**31 - 1
 
 
 class BufferCore(RunStore):
@@ -112,69 +110,6 @@ class BufferCore(RunStore):
             rules=decode_rules(fields),
             floors={int(name[6:]): int(value) for name, value in fields.items() if name.startswith("floor:")},
         )
-
-
-def encode_rules(rules: TaskRules) -> dict[str, str | int]:
-    """A task's rules as the fields of its clock."""
-    return {
-        "threshold": rules.stale_threshold,
-        "batch_groups": rules.batch_groups,
-        "group_size": rules.group_size,
-        "max_staleness": rules.max_staleness,
-        "sync_interval": rules.sync_weights_interval,
-        "order": rules.order,
-        "expiry": rules.expiry,
-        "kind": rules.kind,
-        "schedule": ",".join(f"{step}:{groups}" for step, groups in rules.schedule),
-        "expired": "drop" if rules.tail_batch_trigger_size < 0 else "reroll",
-        "tail_batch_trigger": rules.tail_batch_trigger_size,
-        "interruptions": _NEVER if rules.tail_batch_max_tries is None else rules.tail_batch_max_tries,
-        "stragglers": rules.stragglers,
-        "token_staleness": rules.max_staleness if rules.max_token_staleness is None else rules.max_token_staleness,
-        "token_shift": rules.token_threshold - rules.stale_threshold,
-        "max_uses": rules.max_uses,
-        "cooldown": rules.reuse_cooldown_steps,
-        "keep_window": rules.keep_window,
-        "prompt_stats": int(rules.prompt_stats),
-        "pass_reward": str(rules.pass_reward),
-        "partial": int(rules.partial_rollout),
-        "min_valid": rules.group_size if rules.min_valid_samples is None else rules.min_valid_samples,
-        "max_tries": rules.max_tries,
-        "max_deaths": rules.max_deaths,
-        "lease_ms": round(rules.lease_s * 1000),
-        "audit": rules.audit_groups,
-        "max_uncheckpointed": rules.max_uncheckpointed_steps,
-        "resume": rules.resume,
-    }
-
-
-def decode_rules(fields: Mapping[str, str]) -> TaskRules:
-    """The inverse of `encode_rules`."""
-    return TaskRules.model_validate(
-        {
-            "batch_groups": int(fields["batch_groups"]),
-            "group_size": int(fields["group_size"]),
-            "max_staleness": int(fields["max_staleness"]),
-            "sync_weights_interval": int(fields["sync_interval"]),
-            "schedule": [entry.split(":") for entry in fields["schedule"].split(",") if entry],
-            "tail_batch_trigger_size": int(fields["tail_batch_trigger"]),
-            "tail_batch_max_tries": None if int(fields["interruptions"]) == _NEVER else int(fields["interruptions"]),
-            "max_token_staleness": int(fields["token_staleness"]),
-            "max_uses": int(fields["max_uses"]),
-            "reuse_cooldown_steps": int(fields["cooldown"]),
-            "keep_window": int(fields["keep_window"]),
-            "prompt_stats": fields["prompt_stats"] == "1",
-            "pass_reward": float(fields["pass_reward"]),
-            "partial_rollout": fields["partial"] == "1",
-            "min_valid_samples": int(fields["min_valid"]),
-            "max_tries": int(fields["max_tries"]),
-            "max_deaths": int(fields["max_deaths"]),
-            "lease_s": int(fields["lease_ms"]) / 1000,
-            "audit_groups": int(fields["audit"]),
-            "max_uncheckpointed_steps": int(fields["max_uncheckpointed"]),
-            **{name: fields[name] for name in _TEXT_RULES},
-        }
-    )
 
 
 def pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:

@@ -13,7 +13,7 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from rollq.buffer.store.connection import mask_url
+from rollq.buffer.store.redis_url import mask_url
 
 MAX_VALUE_CHARS = 80
 

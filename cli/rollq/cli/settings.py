@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field, model_validator
 from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import GroupRules, RedisSettings, Settings
-from rollq.buffer.store.connection import check_url
 from rollq.buffer.store.keys import check_name
+from rollq.buffer.store.redis_url import check_url
 from rollq.cli.shared_batch import BatchSettings, share_batch
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings

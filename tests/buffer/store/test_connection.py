@@ -12,20 +12,9 @@ import redis
 from redis._parsers.base import BaseParser
 
 from rollq.buffer.errors import ConfigError, RollqError, ServerError, ServerRefused, ServerUnavailable
-from rollq.buffer.store.connection import (
-    Patience,
-    address,
-    backoff_s,
-    check_url,
-    cli_command,
-    connect,
-    diagnose,
-    mask_url,
-    open_client,
-    patiently,
-    reply_text,
-    unfit,
-)
+from rollq.buffer.store.connection import Patience, connect, open_client, patiently, unfit
+from rollq.buffer.store.redis_errors import diagnose, reply_text
+from rollq.buffer.store.redis_url import address, check_url, cli_command, mask_url
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from support.power_cut import kill_synced
 
@@ -406,8 +395,3 @@ def test_server_errors_are_rollqs_own_and_chain_the_drivers(fresh_server: Embedd
         with pytest.raises(RollqError) as caught:
             patiently(client, set_key(client), AT_ONCE)
     assert isinstance(caught.value.__cause__, redis.ConnectionError)
-
-
-def test_pauses_double_up_to_a_second() -> None:
-    assert [backoff_s(attempt, 1.0) for attempt in (0, 1, 2, 5, 500)] == [0.05, 0.1, 0.2, 1.0, 1.0]
-    assert backoff_s(3, 0.0) == 0.2

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer.core import BufferCore, encode_rules
+from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.replies import NO_VERSION
+from rollq.buffer.rules_codec import encode_rules
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_manifest
 from rollq.buffer.snapshots.save import Report
@@ -94,7 +95,7 @@ def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:
         if task in snapshot.tasks:
             clock = snapshot.tasks[task].clock
             for name, value in encode_rules(asked).items():
-                if clock.get(name) != str(value):
+                if clock.get(name) != value:
                     raise RunMismatch(
                         f"task {task!r} was saved with {name} = {clock.get(name)}, the settings ask for {value}: the "
                         "settings of a run stay; change it back, or begin a new run"

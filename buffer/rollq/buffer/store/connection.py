@@ -1,9 +1,9 @@
-"""How rollq reaches a Redis server, and the one place that turns the driver's errors into rollq's.
+"""How rollq reaches a Redis server, and how it waits for one that is away.
 
-`connect` is the door: behind it, the server is known to be recent enough, to have Functions and to evict nothing.
-`patiently` runs a command and waits out what passes by itself (a restart, a failover, a full disk), with one log line.
-Replies of rollq's own functions (`ROLLQ_<CODE> ...`) and replies that tell of a mistake in a command pass through
-both untouched. No message, repr or log line made here holds a password.
+`connect` returns only clients of servers that are recent enough, have Functions and evict nothing. `patiently` runs a
+command and waits out what passes by itself (a restart, a failover, a full disk), with one log line. Errors of rollq's
+own functions (`ROLLQ_<CODE> ...`) and errors about a command itself pass through both unchanged. No message, repr or
+log line made here contains a password.
 """
 
 import logging
@@ -15,23 +15,26 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import Any, TypeVar
 
 import redis
 from redis import exceptions as driver
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from rollq.buffer.errors import ConfigError, ServerError, ServerRefused, ServerUnavailable
+from rollq.buffer.backoff import backoff_s
+from rollq.buffer.errors import ConfigError, ServerRefused
+from rollq.buffer.store.redis_errors import Trouble, diagnose, reply_text
+from rollq.buffer.store.redis_url import address, check_url, cli_command, mask_url
 
 log = logging.getLogger(__name__)
 
 SOCKET_TIMEOUT_S = 15.0
 """After this long without a byte a connection counts as broken."""
-MAX_BLOCK_S = 10.0
-"""The longest that a blocking command may ask the server to wait; well below the socket's timeout."""
 CONNECT_TIMEOUT_S = 5.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+"""Pauses between two tries to reach a server, less their jitter."""
 
 OLDEST_REDIS = (7, 0)
 OLDEST_VALKEY = (7, 2)
@@ -43,120 +46,54 @@ T = TypeVar("T")
 class Patience:
     """How long to wait for a server that does not serve, and what ends the wait early.
 
-    `unanswered_s`: nobody answers. `unready_s`: somebody answers, but is loading, failing over, busy. Setting `closed`
-    ends every wait at once, for a role that is told to stop during an outage.
+    `unanswered_s`: for one that does not answer; `unready_s`: for one that answers, but is loading, failing over or
+    busy. Setting `closed` ends every wait at once, so that a role can stop during an outage.
     """
 
     unanswered_s: float = 60.0
     unready_s: float = 60.0
     closed: threading.Event = field(default_factory=threading.Event)
 
-
-class Trouble(NamedTuple):
-    """What a driver's error means: which error it becomes, what the user can do, how long it is worth waiting."""
-
-    error: type[ServerError]
-    remedy: str
-    answered: bool = True  # False: nobody answered
-    passes: bool = True  # False: waiting does not help
-
-
-UNANSWERED = Trouble(ServerUnavailable, "start it, or correct the URL (`rollq redis` starts one here)", answered=False)
-LOGIN = Trouble(
-    ServerRefused, "set the right password in ROLLQ_REDIS_PASSWORD, or user and password in the URL", passes=False
-)
-RIGHTS = Trouble(ServerRefused, "give this user the missing right with `ACL SETUSER`", passes=False)
-CLUSTER = Trouble(ServerRefused, "it is a node of a Redis Cluster: give the URL of a plain server", passes=False)
-
-TROUBLES: Mapping[str, Trouble] = {
-    "LOADING": Trouble(ServerUnavailable, "it is still loading its data: try again when it has"),
-    "BUSY": Trouble(ServerUnavailable, "another client's script blocks it: `redis-cli function kill` or `script kill`"),
-    "MASTERDOWN": Trouble(ServerUnavailable, "it is a replica that has lost its primary"),
-    "CLUSTERDOWN": Trouble(ServerUnavailable, "the cluster is incomplete: see `redis-cli cluster info`"),
-    "TRYAGAIN": Trouble(ServerUnavailable, "the cluster is moving these keys: try again"),
-    "NOREPLICAS": Trouble(ServerRefused, "too few replicas are up for its min-replicas-to-write"),
-    "MISCONF": Trouble(ServerRefused, "it cannot write to its disk: see its log, free space"),
-    "READONLY": Trouble(ServerRefused, "it is a read-only replica: give the URL of the primary"),
-    "OOM": Trouble(ServerRefused, "its memory is full: raise maxmemory, or let the trainer catch up", passes=False),
-    "NOAUTH": LOGIN,
-    "WRONGPASS": LOGIN,
-    "NOPERM": RIGHTS,
-    "MOVED": CLUSTER,
-    "ASK": CLUSTER,
-    "CROSSSLOT": CLUSTER,
-    "DENIED": Trouble(ServerRefused, "it is in protected mode: give it a password (`requirepass`)", passes=False),
-}
-
-# The driver cuts the code off the replies that it has a class for. Subclasses come before their bases.
-CODES_BY_CLASS: tuple[tuple[type[driver.RedisError], str], ...] = (
-    (driver.BusyLoadingError, "LOADING"),
-    (driver.MasterDownError, "MASTERDOWN"),
-    (driver.ClusterDownError, "CLUSTERDOWN"),
-    (driver.TryAgainError, "TRYAGAIN"),
-    (driver.ReadOnlyError, "READONLY"),
-    (driver.OutOfMemoryError, "OOM"),
-    (driver.AuthenticationError, "NOAUTH"),
-    (driver.AuthenticationWrongNumberOfArgsError, "NOAUTH"),
-    (driver.NoPermissionError, "NOPERM"),
-    (driver.MovedError, "MOVED"),
-    (driver.AskError, "ASK"),
-    (driver.ClusterCrossSlotError, "CROSSSLOT"),
-)
-
-PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", re.DOTALL)
-
-
-def reply_text(error: driver.RedisError) -> str:
-    """The server's own words, without the note that the driver puts before errors inside a pipeline."""
-    return PIPELINE_NOTE.sub("", str(error), count=1)
-
-
-def diagnose(error: driver.RedisError) -> Trouble | None:
-    """What `error` means; None when it speaks of a command and not of the server."""
-    for kind, code in CODES_BY_CLASS:
-        if isinstance(error, kind):
-            return TROUBLES[code]
-    if isinstance(error, driver.ConnectionError | driver.TimeoutError):
-        return UNANSWERED
-    if isinstance(error, driver.ResponseError):
-        return TROUBLES.get(reply_text(error).partition(" ")[0])
-    return None
+    def for_trouble(self, trouble: Trouble) -> float:
+        """Seconds to wait for a server with this trouble."""
+        if not trouble.passes:
+            return 0.0
+        return self.unready_s if trouble.answered else self.unanswered_s
 
 
 def patiently(client: redis.Redis, do: Callable[[], T], patience: Patience | None = None) -> T:
     """Return `do()`, which sends commands through `client`; call it again while the server is away or not ready.
 
-    `do` must be harmless to repeat: a reply may be lost after the command ran.
-    Raises ServerUnavailable or ServerRefused when waiting does not help or `patience` is over.
+    `do` must be harmless to repeat, since a reply may be lost after the command ran. Raises `ServerUnavailable` or
+    `ServerRefused` when waiting does not help or `patience` has run out.
     """
     patience = patience or Patience()
-    started = time.monotonic()
-    for attempt in count():
+    started_s = time.monotonic()
+    for tries in count(1):
         try:
             result = do()
         except driver.RedisError as error:
-            trouble = diagnose(error)
-            if trouble is None:
-                raise
-            wait_s = (patience.unready_s if trouble.answered else patience.unanswered_s) if trouble.passes else 0.0
-            over = time.monotonic() - started >= wait_s or patience.closed.is_set()
-            message = f"{address(client)}: {reply_text(error)}"
-            if over:
-                raise trouble.error(f"{message} - {trouble.remedy}") from error
-            if attempt == 0:
-                log.warning("%s - waiting%s for it", message, f" up to {wait_s:g} s" if wait_s < math.inf else "")
-            patience.closed.wait(backoff_s(attempt, random.random()))
+            _pause(client, error, tries, time.monotonic() - started_s, patience)
         else:
-            if attempt:
-                log.info("%s serves again after %.1f s", address(client), time.monotonic() - started)
+            if tries > 1:
+                log.info("%s serves again after %.1f s", address(client), time.monotonic() - started_s)
             return result
     raise AssertionError("unreachable: count() has no end")
 
 
-def backoff_s(attempt: int, jitter: float) -> float:
-    """Pause after failed attempt 0, 1, ...: 25 to 50 ms, doubling, up to 1 s. `jitter` in [0, 1) spreads clients."""
-    pause_s: float = min(1.0, 0.05 * 2 ** min(attempt, 10))
-    return pause_s * (0.5 + 0.5 * jitter)
+def _pause(client: redis.Redis, error: driver.RedisError, tries: int, waited_s: float, patience: Patience) -> None:
+    """Wait before the next try; raise `error`, or what it means, when there is none."""
+    trouble = diagnose(error)
+    if trouble is None:
+        raise error
+    wait_s = patience.for_trouble(trouble)
+    message = f"{address(client)}: {reply_text(error)}"
+    if waited_s >= wait_s or patience.closed.is_set():
+        raise trouble.error(f"{message} - {trouble.remedy}") from error
+    if tries == 1:
+        log.warning("%s - waiting%s for it", message, f" up to {wait_s:g} s" if wait_s < math.inf else "")
+    pause_s = backoff_s(tries, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S, jitter=random.random())
+    patience.closed.wait(pause_s)
 
 
 def connect(url: str, password: str | None = None) -> redis.Redis:
@@ -200,53 +137,6 @@ def open_client(url: str, password: str | None = None) -> redis.Redis:
             f"server URL {mask_url(url)!r}: has an option that is unknown or of the wrong type ({type(error).__name__})"
         ) from None
     return client
-
-
-def check_url(url: str) -> None:
-    """Raise ConfigError unless `url` names a server: `redis[s]://[user:password@]host[:port][/db]` or `unix://path`."""
-    shown = mask_url(url)
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ConfigError(f"server URL {shown!r}: the port must be 1 to 65535, and IPv6 hosts stand in []") from None
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise ConfigError(f"server URL {shown!r}: must begin with redis://, rediss:// or unix://")
-    if parts.scheme == "unix":
-        if parts.hostname or not parts.path.startswith("/"):
-            raise ConfigError(f"server URL {shown!r}: needs an absolute path, as in unix:///run/valkey.sock")
-        return
-    if not parts.hostname or port == 0:
-        raise ConfigError(f"server URL {shown!r}: needs a host and a port from 1, as in redis://localhost:6379/0")
-    if parts.path not in ("", "/") and not re.fullmatch(r"/\d{1,5}", parts.path):
-        raise ConfigError(f"server URL {shown!r}: what follows the host must be the number of a database, as in /0")
-
-
-def mask_url(url: str) -> str:
-    """`url` with user, password and secret options replaced by `***`, even when it is malformed."""
-    url = re.sub(r"^([^@/]*://)?.*@", r"\1***@", url, flags=re.DOTALL)
-    return re.sub(r"(?i)([?&][^=&]*password=)[^&]*", r"\1***", url)
-
-
-def address(client: redis.Redis) -> str:
-    """The URL of the server that `client` talks to, without user and password."""
-    options = client.connection_pool.connection_kwargs
-    database = options.get("db", 0)
-    if "path" in options:
-        return f"unix://{quote(options['path'])}?db={database}"
-    scheme = "rediss" if issubclass(client.connection_pool.connection_class, redis.SSLConnection) else "redis"
-    host = options.get("host", "localhost")
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.get('port', 6379)}/{database}"
-
-
-def cli_command(client: redis.Redis, command: str) -> str:
-    """The shell line that sends `command` to `client`'s server; it asks for the password where one is needed."""
-    options = client.connection_pool.connection_kwargs
-    where = f"-s {options['path']}" if "path" in options else f"-h {options.get('host')} -p {options.get('port', 6379)}"
-    tls = " --tls" if issubclass(client.connection_pool.connection_class, redis.SSLConnection) else ""
-    user = f" --user {options['username']}" if options.get("username") else ""
-    login = f"{user} --askpass" if options.get("password") else ""
-    return f"redis-cli {where}{tls}{login} {command}"
 
 
 def check_server(client: redis.Redis, patience: Patience | None = None) -> None:

@@ -28,8 +28,10 @@ from rollq.buffer.errors import (
     TrainerHeld,
     VersionFalls,
 )
-from rollq.buffer.store.connection import Patience, cli_command, patiently, reply_text
+from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.store.pipelining import pipeline
+from rollq.buffer.store.redis_errors import reply_text
+from rollq.buffer.store.redis_url import cli_command
 
 SCHEMA = 1
 LIBRARY = f"rollq_{SCHEMA}"

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import redis
 from redis import exceptions as driver
 
-from rollq.buffer.store.connection import Patience, diagnose, patiently
+from rollq.buffer.store.connection import Patience, patiently
+from rollq.buffer.store.redis_errors import diagnose
 
 SEND_BYTES = 32 << 10
 """Smaller commands are sent together."""

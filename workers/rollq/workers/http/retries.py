@@ -5,6 +5,8 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
 
+from rollq.buffer import backoff
+
 TRANSIENT = frozenset({408, 425, 429})
 """Statuses below 500 that say nothing about the request itself."""
 
@@ -29,12 +31,11 @@ def backoff_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, j
 
 
 def growing_pause_s(policy: RetryPolicy, failures: int, retry_after_s: float | None, jitter: float) -> float:
-    """Seconds to wait after `failures` failures in a row, at least what the server asks for.
+    """Seconds to wait after `failures` failures in a row, at least as long as the server asks for.
 
-    `jitter` in [0, 1) takes up to half of the pause away, so that what failed together does not return together.
+    `jitter` in [0, 1): see `rollq.buffer.backoff`.
     """
-    doublings = min(failures - 1, 60)  # 2**60 of any first_s is above any longest_s
-    pause_s = min(policy.longest_s, policy.first_s * 2.0**doublings) * (1 - jitter / 2)
+    pause_s = backoff.backoff_s(failures, first_s=policy.first_s, longest_s=policy.longest_s, jitter=jitter)
     return pause_s if retry_after_s is None else max(pause_s, retry_after_s)
 
 

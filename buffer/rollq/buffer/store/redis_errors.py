@@ -1,0 +1,80 @@
+"""What the Redis driver's errors mean: which error of rollq they become, and whether waiting helps."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from redis import exceptions as driver
+
+from rollq.buffer.errors import ServerError, ServerRefused, ServerUnavailable
+
+
+class Trouble(NamedTuple):
+    """What a driver's error means: which error it becomes, what the user can do, how long it is worth waiting."""
+
+    error: type[ServerError]
+    remedy: str
+    answered: bool = True  # False: nobody answered
+    passes: bool = True  # False: waiting does not help
+
+
+UNANSWERED = Trouble(ServerUnavailable, "start it, or correct the URL (`rollq redis` starts one here)", answered=False)
+LOGIN = Trouble(
+    ServerRefused, "set the right password in ROLLQ_REDIS_PASSWORD, or user and password in the URL", passes=False
+)
+RIGHTS = Trouble(ServerRefused, "give this user the missing right with `ACL SETUSER`", passes=False)
+CLUSTER = Trouble(ServerRefused, "it is a node of a Redis Cluster: give the URL of a plain server", passes=False)
+
+TROUBLES: Mapping[str, Trouble] = {
+    "LOADING": Trouble(ServerUnavailable, "it is still loading its data: try again when it has"),
+    "BUSY": Trouble(ServerUnavailable, "another client's script blocks it: `redis-cli function kill` or `script kill`"),
+    "MASTERDOWN": Trouble(ServerUnavailable, "it is a replica that has lost its primary"),
+    "CLUSTERDOWN": Trouble(ServerUnavailable, "the cluster is incomplete: see `redis-cli cluster info`"),
+    "TRYAGAIN": Trouble(ServerUnavailable, "the cluster is moving these keys: try again"),
+    "NOREPLICAS": Trouble(ServerRefused, "too few replicas are up for its min-replicas-to-write"),
+    "MISCONF": Trouble(ServerRefused, "it cannot write to its disk: see its log, free space"),
+    "READONLY": Trouble(ServerRefused, "it is a read-only replica: give the URL of the primary"),
+    "OOM": Trouble(ServerRefused, "its memory is full: raise maxmemory, or let the trainer catch up", passes=False),
+    "NOAUTH": LOGIN,
+    "WRONGPASS": LOGIN,
+    "NOPERM": RIGHTS,
+    "MOVED": CLUSTER,
+    "ASK": CLUSTER,
+    "CROSSSLOT": CLUSTER,
+    "DENIED": Trouble(ServerRefused, "it is in protected mode: give it a password (`requirepass`)", passes=False),
+}
+
+# The driver cuts the code off the replies that it has a class for. Subclasses come before their bases.
+CODES_BY_CLASS: tuple[tuple[type[driver.RedisError], str], ...] = (
+    (driver.BusyLoadingError, "LOADING"),
+    (driver.MasterDownError, "MASTERDOWN"),
+    (driver.ClusterDownError, "CLUSTERDOWN"),
+    (driver.TryAgainError, "TRYAGAIN"),
+    (driver.ReadOnlyError, "READONLY"),
+    (driver.OutOfMemoryError, "OOM"),
+    (driver.AuthenticationError, "NOAUTH"),
+    (driver.AuthenticationWrongNumberOfArgsError, "NOAUTH"),
+    (driver.NoPermissionError, "NOPERM"),
+    (driver.MovedError, "MOVED"),
+    (driver.AskError, "ASK"),
+    (driver.ClusterCrossSlotError, "CROSSSLOT"),
+)
+
+PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", re.DOTALL)
+
+
+def reply_text(error: driver.RedisError) -> str:
+    """The server's own words, without the note that the driver puts before errors inside a pipeline."""
+    return PIPELINE_NOTE.sub("", str(error), count=1)
+
+
+def diagnose(error: driver.RedisError) -> Trouble | None:
+    """What `error` means; None when it speaks of a command and not of the server."""
+    for kind, code in CODES_BY_CLASS:
+        if isinstance(error, kind):
+            return TROUBLES[code]
+    if isinstance(error, driver.ConnectionError | driver.TimeoutError):
+        return UNANSWERED
+    if isinstance(error, driver.ResponseError):
+        return TROUBLES.get(reply_text(error).partition(" ")[0])
+    return None

@@ -1,0 +1,55 @@
+"""URLs of Redis servers: checked, shown without their secrets, and made from a client."""
+
+import re
+from urllib.parse import quote, urlsplit
+
+import redis
+
+from rollq.buffer.errors import ConfigError
+
+
+def check_url(url: str) -> None:
+    """Raise ConfigError unless `url` names a server: `redis[s]://[user:password@]host[:port][/db]` or `unix://path`."""
+    shown = mask_url(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ConfigError(f"server URL {shown!r}: the port must be 1 to 65535, and IPv6 hosts stand in []") from None
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ConfigError(f"server URL {shown!r}: must begin with redis://, rediss:// or unix://")
+    if parts.scheme == "unix":
+        if parts.hostname or not parts.path.startswith("/"):
+            raise ConfigError(f"server URL {shown!r}: needs an absolute path, as in unix:///run/valkey.sock")
+        return
+    if not parts.hostname or port == 0:
+        raise ConfigError(f"server URL {shown!r}: needs a host and a port from 1, as in redis://localhost:6379/0")
+    if parts.path not in ("", "/") and not re.fullmatch(r"/\d{1,5}", parts.path):
+        raise ConfigError(f"server URL {shown!r}: what follows the host must be the number of a database, as in /0")
+
+
+def mask_url(url: str) -> str:
+    """`url` with user, password and secret options replaced by `***`, even when it is malformed."""
+    url = re.sub(r"^([^@/]*://)?.*@", r"\1***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)([?&][^=&]*password=)[^&]*", r"\1***", url)
+
+
+def address(client: redis.Redis) -> str:
+    """The URL of the server that `client` talks to, without user and password."""
+    options = client.connection_pool.connection_kwargs
+    database = options.get("db", 0)
+    if "path" in options:
+        return f"unix://{quote(options['path'])}?db={database}"
+    scheme = "rediss" if issubclass(client.connection_pool.connection_class, redis.SSLConnection) else "redis"
+    host = options.get("host", "localhost")
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{options.get('port', 6379)}/{database}"
+
+
+def cli_command(client: redis.Redis, command: str) -> str:
+    """The shell line that sends `command` to `client`'s server; it asks for the password where one is needed."""
+    options = client.connection_pool.connection_kwargs
+    where = f"-s {options['path']}" if "path" in options else f"-h {options.get('host')} -p {options.get('port', 6379)}"
+    tls = " --tls" if issubclass(client.connection_pool.connection_class, redis.SSLConnection) else ""
+    user = f" --user {options['username']}" if options.get("username") else ""
+    login = f"{user} --askpass" if options.get("password") else ""
+    return f"redis-cli {where}{tls}{login} {command}"
