@@ -12,9 +12,10 @@ import orjson
 import torch
 from safetensors.torch import load_file, save
 
+from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
-from rollq.consumer.weights.safetensors import copy_config, finish_folder, start_folder, to_safetensors, write_synced
+from rollq.consumer.weights.safetensors import copy_config, to_safetensors
 
 KEPT = 2
 STATE_FILE = "trainer.json"
@@ -41,12 +42,11 @@ def save_checkpoint(
 ) -> Checkpoint:
     """Write the checkpoint of `step`, with configuration and tokenizer from `config_from`; keep the last `KEPT`."""
     folder = _folders(output) / f"step-{step:08d}"
-    unfinished = start_folder(folder)
-    copy_config(config_from, unfinished)
-    write_synced(unfinished / WEIGHTS_FILE, to_safetensors(model.state_dict()))
-    write_synced(unfinished / OPTIMIZER_FILE, save(_optimizer_tensors(model, optimizer)))
-    write_synced(unfinished / STATE_FILE, orjson.dumps({"step": step}))
-    finish_folder(unfinished, folder)
+    with atomic_folder(folder) as unfinished:
+        copy_config(config_from, unfinished)
+        (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(model.state_dict()))
+        (unfinished / OPTIMIZER_FILE).write_bytes(save(_optimizer_tensors(model, optimizer)))
+        (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step}))
     for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)
     return Checkpoint(step, folder)

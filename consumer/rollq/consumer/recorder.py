@@ -14,8 +14,9 @@ import numpy as np
 import orjson
 from safetensors.numpy import save
 
+from rollq.buffer.durable import atomic_file
 from rollq.consumer.batch import Batch
-from rollq.consumer.weights.safetensors import to_safetensors, write_model, write_synced
+from rollq.consumer.weights.safetensors import to_safetensors, write_model
 
 
 def record_batch(folder: Path, batch: Batch) -> None:
@@ -32,7 +33,7 @@ def record_batch(folder: Path, batch: Batch) -> None:
     path = folder / "batches" / f"step-{batch.step:08d}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     tasks = orjson.dumps([sequence.task for sequence in sequences]).decode()
-    write_synced(path, save(arrays, {"tasks": tasks}))
+    atomic_file(path, save(arrays, {"tasks": tasks}))
 
 
 def record_weights(folder: Path, epoch: int, version: int, tensors: Mapping[str, Any], config_from: Path) -> None:

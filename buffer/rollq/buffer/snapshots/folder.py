@@ -11,7 +11,6 @@ all; `check` passes only for exactly the bytes that were written. No pickle, not
 import fcntl
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from rollq.buffer.durable import atomic_folder, former_folder
 from rollq.buffer.errors import ConfigError, SnapshotError
 
 SCHEMA = 1
@@ -125,15 +125,22 @@ class Writer:
         snapshot = Snapshot(schema=SCHEMA, files=tuple(self._files), **manifest)
         body = snapshot.model_dump(by_alias=True)
         body["digest"] = _digest(body)
-        _write_synced(self._folder / MANIFEST, orjson.dumps(body, option=orjson.OPT_INDENT_2))
-        for folder in (*self._folder.iterdir(), self._folder):
-            if folder.is_dir():
-                _sync_folder(folder)
+        self._write_synced(MANIFEST, orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return snapshot
 
     def _write(self, name: str, content: bytes) -> None:
-        _write_synced(self._folder / name, content)
+        self._write_synced(name, content)
         self._files.append(SavedFile(name=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
+
+    def _write_synced(self, name: str, content: bytes) -> None:
+        path = self._folder / name
+        try:
+            with path.open("xb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())  # a full disk may show only now
+        except OSError as error:
+            raise SnapshotError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 @contextmanager
@@ -145,24 +152,23 @@ def writing(directory: Path, *, replace: bool) -> Iterator[Writer]:
     """
     directory = directory.absolute()
     _check_target(directory, replace)
-    directory.parent.mkdir(parents=True, exist_ok=True)
     hidden = directory.with_name(f".{directory.name}.saving")
-    hidden.mkdir(exist_ok=True)
+    with _locked(hidden, directory), atomic_folder(directory, hidden=hidden) as folder:
+        yield Writer(folder)
+
+
+@contextmanager
+def _locked(hidden: Path, directory: Path) -> Iterator[None]:
+    hidden.mkdir(parents=True, exist_ok=True)
     lock = os.open(hidden, os.O_RDONLY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"{str(directory)!r} is being written by another process: wait, or name another"
+                f"{str(directory)!r} is being written by another process: wait, or name another folder"
             ) from None
-        try:
-            _clear(hidden)
-            yield Writer(hidden)
-            _put_in_place(hidden, directory)
-        except BaseException:
-            shutil.rmtree(hidden, ignore_errors=True)
-            raise
+        yield
     finally:
         os.close(lock)
 
@@ -173,7 +179,7 @@ def read_manifest(directory: Path) -> tuple[Snapshot, str]:
     try:
         body = orjson.loads(path.read_bytes())
     except FileNotFoundError:
-        former = _former(directory.absolute())
+        former = former_folder(directory.absolute())
         hint = f"; a former one is in {str(former)!r}" if (former / MANIFEST).exists() else ""
         raise SnapshotError(f"{str(directory)!r} is no snapshot: it has no {MANIFEST}{hint}") from None
     except (OSError, orjson.JSONDecodeError) as error:
@@ -251,49 +257,3 @@ def _check_target(directory: Path, replace: bool) -> None:
             raise ConfigError(f"{str(directory)!r} holds a snapshot already: name another folder, or pass --replace")
     elif directory.exists() or directory.is_symlink():
         raise ConfigError(f"{str(directory)!r} exists and is no snapshot: name another folder")
-
-
-def _put_in_place(hidden: Path, directory: Path) -> None:
-    """Rename; a snapshot that is replaced stands aside meanwhile, so that at every instant one of the two is whole."""
-    former = _former(directory)
-    if (directory / MANIFEST).exists():
-        shutil.rmtree(former, ignore_errors=True)
-        directory.rename(former)
-    try:
-        hidden.rename(directory)
-    except OSError:
-        if former.exists():
-            former.rename(directory)
-        raise
-    _sync_folder(directory.parent)
-    shutil.rmtree(former, ignore_errors=True)
-
-
-def _former(directory: Path) -> Path:
-    return directory.with_name(f".{directory.name}.former")
-
-
-def _clear(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    try:
-        with path.open("xb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError as error:
-        raise SnapshotError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from rollq.buffer.core import BufferCore
+from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import (
     Manifest,
@@ -130,9 +131,8 @@ def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, 
     folder = into / digest[:16]
     if folder.exists():
         return folder
-    unfinished = into / f".{digest[:16]}.{os.getpid()}"
-    unfinished.mkdir(parents=True, exist_ok=True)
-    try:
+    hidden = into / f".{digest[:16]}.{os.getpid()}"  # another worker may download the same weights
+    with atomic_folder(folder, hidden=hidden, replace=False) as unfinished:
         data = b"".join(_chunk(buffer, digest, part) for part in range(1, chunks))
         if len(data) != sum(facts.bytes for facts in manifest.files.values()):
             raise WeightsError(f"weights {digest[:12]}: Redis holds {len(data)} bytes of them; publish them again")
@@ -142,9 +142,6 @@ def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, 
             (unfinished / name).write_bytes(data[start:end])
             start = end
         verify_folder(unfinished, manifest, Verify.FULL)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     for old in sorted(into.glob("[!.]*"), key=lambda path: path.stat().st_mtime_ns)[:-KEPT_DOWNLOADS]:
         shutil.rmtree(old, ignore_errors=True)
     return folder

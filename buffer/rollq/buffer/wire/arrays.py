@@ -8,7 +8,6 @@ older than the oldest group that can still be trained or replayed is safe.
 
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 
+from rollq.buffer.durable import atomic_file
 from rollq.buffer.errors import ArrayError
 from rollq.buffer.rollouts import ArrayRef
 
@@ -37,28 +37,13 @@ def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
     digest = hashlib.sha256(data).hexdigest()
     path = folder.absolute() / f"{digest}.safetensors"
     try:
-        _write(path, data)
+        if path.exists():
+            os.utime(path)
+        else:
+            atomic_file(path, data)
     except OSError as error:
         raise ArrayError(f"array {str(path)!r} cannot be written: {error.strerror}") from error
     return ArrayRef(path.as_uri(), digest, tuple(array.shape), array.dtype.name)
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        os.utime(path)
-        return
-    number, unfinished = tempfile.mkstemp(dir=path.parent, prefix=".array-")
-    try:
-        with os.fdopen(number, "wb") as file:
-            file.write(data)
-            os.fchmod(number, 0o644)  # mkstemp's 0600 would keep it from a trainer of another user
-            file.flush()
-            os.fsync(number)
-        Path(unfinished).replace(path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
 
 
 def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:

@@ -1,0 +1,97 @@
+"""Files and folders that appear under their name complete and on disk, or not at all, whenever the process dies.
+
+Until then they have a hidden name beside it. A process that is killed leaves the hidden one behind; the next
+`atomic_folder` of the same name reuses it.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def atomic_file(path: Path, data: bytes) -> None:
+    """Write a file of mode 0644, replacing one that exists; its folder is made if missing. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    number, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+            os.fchmod(number, 0o644)  # mkstemp's 0600 would hide it from roles of another user
+            file.flush()
+            os.fsync(number)
+        Path(unfinished).replace(path)
+    except BaseException:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+@contextmanager
+def atomic_folder(folder: Path, *, hidden: Path | None = None, replace: bool = True) -> Iterator[Path]:
+    """Yield an empty folder, which becomes `folder` when the block ends without an error and is removed otherwise.
+
+    `hidden`: the folder to yield, for callers that lock it or need it to be theirs alone. A `folder` that exists by the
+    end of the block is replaced, or with `replace=False` kept. Raises `OSError`.
+    """
+    hidden = hidden or folder.with_name(f".{folder.name}.unfinished")
+    hidden.mkdir(parents=True, exist_ok=True)
+    try:
+        _empty(hidden)
+        yield hidden
+        fsync_tree(hidden)
+        if replace or not folder.exists():
+            _put_in_place(hidden, folder)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def former_folder(folder: Path) -> Path:
+    """The name of an existing `folder` while `atomic_folder` replaces it."""
+    return folder.with_name(f".{folder.name}.former")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk; what the names refer to is not waited for."""
+    _fsync(folder)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Wait until a folder is on disk with every file and folder in it."""
+    for path in folder.rglob("*"):
+        _fsync(path)
+    _fsync(folder)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _put_in_place(hidden: Path, folder: Path) -> None:
+    """Rename `hidden`. An existing folder is set aside meanwhile, so that one of the two is whole at every instant."""
+    former = former_folder(folder)
+    if folder.exists():
+        shutil.rmtree(former, ignore_errors=True)
+        folder.rename(former)
+    try:
+        hidden.rename(folder)
+    except OSError:
+        if former.exists():
+            former.rename(folder)
+        raise
+    fsync_folder(folder.parent)
+    shutil.rmtree(former, ignore_errors=True)
