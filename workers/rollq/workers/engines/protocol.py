@@ -92,7 +92,10 @@ class EngineDead(RuntimeError):
 class Engine(Protocol):
     """An inference engine. All methods run on the worker's event loop."""
 
-    version: WeightsVersion
+    @property
+    def version(self) -> WeightsVersion:
+        """The weights that serve now."""
+        ...
 
     async def start(self) -> None:
         """Load the model; afterwards `version` tells the weights that serve."""
