@@ -171,15 +171,22 @@ def test_a_second_trainer_is_refused_or_takes_over_and_the_first_one_is_fenced(
                     act()
 
 
+def take_production_for(consumer: Consumer, seconds: float) -> None:
+    """Call for a while what no function of the buffer fences."""
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        consumer.take_production()
+
+
 def test_the_renewing_thread_learns_that_the_trainer_was_replaced(
     connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.consumer.consumer.RENEW_S", 0.02)
+    monkeypatch.setattr("rollq.consumer.trainer_lease.RENEW_S", 0.02)
     with connect() as first:
         with connect() as second:  # the same trainer_id takes over at once
-            first._renewal.join(timeout=20)
-            assert not first._renewal.is_alive()
-            assert second._renewal.is_alive()
+            with pytest.raises(FencedError):
+                take_production_for(first, seconds=20)
+            second.take_production()
         with pytest.raises(FencedError):
             next(first)
 
@@ -198,7 +205,7 @@ def test_a_wait_ends_with_the_counts_and_what_holds_the_batch_back(
 def test_a_long_wait_is_explained_while_it_lasts(
     connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rollq.consumer.consumer.TOLD_EVERY_S", 0.0)
+    monkeypatch.setattr("rollq.buffer.waiter.REPORT_S", 0.0)
     with connect() as consumer, pytest.raises(ClaimTimeout):
         next(consumer)
     assert "no batch for step 1:\n  task 'math': nothing scheduled" in caplog.records[0].message
@@ -261,7 +268,7 @@ def test_batch_sizes_are_those_of_the_tasks_unless_given(connect: Connect, worke
 
 def test_a_launch_id_stands_for_one_place_to_begin(connect: Connect, worker: HandWorker) -> None:
     connect(launch_id="launch").__exit__(None, None, None)
-    with pytest.raises(ConfigError, match="'launch' has begun at step 0, not at 5"):
+    with pytest.raises(ConfigError, match="'launch' has started at step 0, not at 5"):
         connect(launch_id="launch", resume_from=5)
 
 

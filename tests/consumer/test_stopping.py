@@ -189,7 +189,7 @@ def test_a_report_of_an_earlier_sleep_is_not_taken_for_one_of_this(
             waits.append(buffer.clock("math").control_reason)
             buffer.report_worker("w1", {**report, "asleep_for": waits[-1]})
 
-        monkeypatch.setattr(consumer._events, "wait", fall_asleep)
+        monkeypatch.setattr("rollq.buffer.store.events.Events.wait", lambda _, timeout_s: fall_asleep(timeout_s))
         assert next(consumer).step == 1
     assert len(waits) == 1
     assert waits[0].startswith("step 1 is being trained, since 2")
@@ -297,7 +297,7 @@ def test_a_trainer_that_lost_the_run_does_not_wait_for_its_evaluation(
     connect: Connect, buffer: Buffer, answering: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering += [-1.0]
-    monkeypatch.setattr("rollq.consumer.consumer.RENEW_S", 0.05)
+    monkeypatch.setattr("rollq.consumer.trainer_lease.RENEW_S", 0.05)
     with connect(trainer_id="old") as old, connect(trainer_id="new", takeover=True), pytest.raises(FencedError):
         old.evaluate(timeout_s=30)
 

@@ -131,7 +131,7 @@ def test_tc02_min_wait_num_above_the_size_is_clamped_with_a_warning(
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
     finish(world, 3)
     coordinator.finalize("math", batch, timeout_s=5, min_wait_num=9)
-    assert "min_wait_num = 9 is more than its 3 groups" in caplog.text
+    assert "min_wait_num = 9 exceeds its 3 groups; using 3" in caplog.text
 
 
 def test_tc03_a_pipeline_that_fails_loses_no_result(world: World, queue: Queue) -> None:

@@ -20,6 +20,7 @@ RollqError
  |- EpochMoved           a result counted its versions by an epoch that has ended
  |- BatchRefused         a batch of groups cannot be opened under this name or in this task
  |- BatchOver            a batch of groups is finalized, aborted or unknown
+ |- UnknownBatch         a batch of groups was never submitted, or ended long ago
  |- StaleWorker          a worker's weights would already be too old at the next step
  |- HistoryGone          the batches that a resume needs are no longer kept
  |- CheckpointOverdue    too many batches wait for a checkpoint
@@ -121,6 +122,13 @@ class BatchRefused(RollqError, ValueError):
 
 class BatchOver(RollqError):
     """The batch of groups is finalized or aborted, or never existed."""
+
+
+class UnknownBatch(RollqError, KeyError):
+    """A batch of groups was never submitted, or ended so long ago that its record has expired."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError shows the repr
 
 
 class StaleWorker(RollqError):

@@ -1,42 +1,42 @@
-"""How a trainer evaluates: it opens evaluations, producers fill them, workers make them, and it reads what they say."""
+"""Evaluation by a trainer: it opens evaluations, producers and workers carry them out, and it reads the results."""
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.evaluations import Evaluations, evaluation_metrics
 from rollq.buffer.replies import BatchState
-from rollq.buffer.store.events import Events
+from rollq.buffer.waiter import Waiter, WakeUps
+from rollq.consumer.trainer_lease import TrainerLease
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0
-TOLD_EVERY_S = 30.0
-
 
 def evaluate(
-    checked: Callable[[], Evaluations],
+    lease: TrainerLease,
     names: Sequence[str] | None,
     *,
     timeout_s: float | None,
     detailed: bool,
-    events: Events,
+    events: WakeUps,
     stop: threading.Event,
     meanwhile: Callable[[], None],
 ) -> dict[str, float]:
-    """See `Consumer.evaluate`. What an earlier trainer left of an evaluation is closed first.
+    """Run the evaluations `names` (None: all) and return their metrics; see `Consumer.evaluate`.
 
-    `checked` gives the buffer as long as the run is ours, and raises when it is not; `meanwhile` is called in waits.
+    An unfinished evaluation of an earlier trainer is closed first. `meanwhile` is called between two checks.
     """
-    buffer = checked()
-    known = [task for task in buffer.tasks() if buffer.rules(task).kind == "eval"]
-    if unknown := sorted(set(names or ()) - set(known)):
-        raise ConfigError(f"evaluation {unknown[0]!r}: run {buffer.run!r} has the evaluations {known!r}")
-    opened = {task: _open(buffer, task) for task in (known if names is None else names)}
+    buffer = lease.buffer
+    opened = {task: _open(buffer, task) for task in _selected(buffer, names)}
+    waiter = Waiter(events, stop=stop, timeout_s=timeout_s, explain=lambda: _explain(lease.buffer, opened))
     try:
-        _wait(checked, opened, timeout_s, events, stop, meanwhile)
+        for _ in waiter:
+            if not _unfinished(lease.buffer, opened):
+                break
+            meanwhile()
+        if waiter.timed_out:
+            log.warning("evaluated only in part after %.0f s: %s", waiter.elapsed_s, waiter.reason)
         metrics: dict[str, float] = {}
         for task, state in opened.items():
             metrics |= evaluation_metrics(task, buffer.evaluated(task, state.handle), detailed=detailed)
@@ -46,43 +46,32 @@ def evaluate(
     return metrics
 
 
+def _selected(buffer: Evaluations, names: Sequence[str] | None) -> Sequence[str]:
+    known = [task for task in buffer.tasks() if buffer.rules(task).kind == "eval"]
+    if unknown := sorted(set(names or ()) - set(known)):
+        raise ConfigError(f"evaluation {unknown[0]!r}: run {buffer.run!r} has the evaluations {known!r}")
+    return known if names is None else names
+
+
 def _open(buffer: Evaluations, task: str) -> BatchState:
     for left in buffer.running_batches(task):
-        log.info("evaluation %s: what is left of it at version %d is dropped", task, left.version)
+        log.info("evaluation %s: the unfinished one of version %d is dropped", task, left.version)
         buffer.close_evaluation(task, left.handle)
     version = max(buffer.clock(task).version, 0)
     return buffer.open_batch(task, f"{version}/{task}", "eval", step=version)
 
 
-def _wait(
-    checked: Callable[[], Evaluations],
-    opened: dict[str, BatchState],
-    timeout_s: float | None,
-    events: Events,
-    stop: threading.Event,
-    meanwhile: Callable[[], None],
-) -> None:
-    started_s = told_s = time.monotonic()
-    while not stop.is_set():
-        buffer = checked()
-        states = {task: buffer.batch_by_handle(task, state.handle) for task, state in opened.items()}
-        open_ones = [task for task, state in states.items() if not state.complete]
-        if not open_ones:
-            return
-        now_s = time.monotonic()
-        late = timeout_s is not None and now_s - started_s >= timeout_s
-        if late or now_s - told_s >= TOLD_EVERY_S:
-            told_s = now_s
-            for task in open_ones:
-                log.warning("evaluation %s after %.0f s: %s", task, now_s - started_s, _explain(states[task]))
-        if late:
-            return
-        meanwhile()
-        left_s = POLL_S if timeout_s is None else timeout_s - (time.monotonic() - started_s)
-        events.wait(min(POLL_S, max(left_s, 0.0)))
+def _unfinished(buffer: Evaluations, opened: Mapping[str, BatchState]) -> dict[str, BatchState]:
+    """The present states of the evaluations that are not complete."""
+    states = {task: buffer.batch_by_handle(task, state.handle) for task, state in opened.items()}
+    return {task: state for task, state in states.items() if not state.complete}
 
 
-def _explain(state: BatchState) -> str:
+def _explain(buffer: Evaluations, opened: Mapping[str, BatchState]) -> str:
+    return "; ".join(f"evaluation {task}: {_progress(state)}" for task, state in _unfinished(buffer, opened).items())
+
+
+def _progress(state: BatchState) -> str:
     if not state.closed:
         return f"{state.size} prompts so far: is a producer running that knows it (`rollq produce`)?"
     done = state.gathered + state.filtered + state.failed

@@ -1,8 +1,8 @@
-"""The batch coordinator: prompts in as one batch, finished groups out as one batch.
+"""The batch coordinator: submits prompts as one batch, and finalizes their groups as one batch.
 
-For loops that decide themselves what is sampled for which step, instead of letting producers run ahead. All state is in
-Redis: any process may submit, wait, finalize or abort, and one that is killed and started again finds its batches as
-they were. Groups of a batch are gathered, and become trainable only when the batch is finalized.
+It is for training loops that decide which prompts are sampled for which step, instead of letting producers run ahead.
+All state is in Redis: any process may submit, wait, finalize or abort, and a restarted process finds its batches
+unchanged. Groups of a batch are gathered, and become trainable only when the batch is finalized.
 """
 
 import hashlib
@@ -21,37 +21,36 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batches import MAX_FILL
-from rollq.buffer.errors import BatchOver
+from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, UnknownBatch
 from rollq.buffer.evaluations import BatchType, evaluation_metrics
-from rollq.buffer.replies import BatchState
+from rollq.buffer.replies import BatchState, Finalizing
 from rollq.buffer.roles import CoordinatorBuffer
 from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
 from rollq.buffer.settings import MAX_BATCH_GROUPS
+from rollq.buffer.waiter import Waiter
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.producer.pipeline import Operator, ScoredGroup, run_pipeline
 
 log = logging.getLogger(__name__)
 
 BATCH_ID = re.compile(r"[A-Za-z0-9_./-]{1,64}")
-POLL_S = 1.0
-"""Longest pause between two looks, should a wake-up be lost."""
 PIPELINE_S = 600.0
-"""A process that has begun to finalize and is silent for so long is taken for dead."""
+"""How long a process may take to finalize a batch before another process may do it."""
 
 
 class Stage(StrEnum):
-    """Where a batch is in its life."""
+    """The state of a batch."""
 
-    PENDING = "pending"  # submitted in part: whoever submits it again completes it
-    RUNNING = "running"
-    FINALIZING = "finalizing"
-    FINALIZED = "finalized"
+    PENDING = "pending"  # submitted in part; submitting it again completes it
+    RUNNING = "running"  # its groups are generated
+    FINALIZING = "finalizing"  # a process runs the pipeline on it
+    FINALIZED = "finalized"  # its groups may be trained
     ABORTED = "aborted"
 
 
 @dataclass(frozen=True, slots=True)
 class BatchHandle:
-    """One incarnation of a batch: an id that is used again has another handle."""
+    """One incarnation of a batch: a reused id gets another handle."""
 
     task: str
     batch_id: str
@@ -60,7 +59,7 @@ class BatchHandle:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch. `finished_task_count`: prompts whose groups were finished when it ended."""
+    """The outcome of a batch. `finished_task_count` is the number of prompts whose groups finished before its end."""
 
     batch_id: str
     batch_type: BatchType
@@ -70,22 +69,25 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class OverRollout:
-    """Ends a batch without its slowest groups: `grace_s` after ceil(size x (1 - `ratio`)) of them are finished."""
+    """Ends a batch without its slowest groups: `grace_s` seconds after ceil(size x (1 - `ratio`)) groups have finished.
+
+    Raises `ConfigError` for a ratio outside [0, 1).
+    """
 
     ratio: float = 0.0
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio < 1:
-            raise ValueError(f"over-rollout ratio {self.ratio!r}: a share from 0 to below 1 is needed")
+            raise ConfigError(f"over-rollout ratio {self.ratio!r} must be at least 0 and below 1")
 
     def enough(self, size: int) -> int:
-        """Groups that must be finished."""
+        """Number of groups that must have finished in a batch of `size`."""
         return math.ceil(size * (1 - self.ratio))
 
 
 class BatchCoordinator:
-    """Submits and ends batches of one task that is trained, and of tasks that are evaluated."""
+    """Submits, finalizes and aborts batches of one trained task and of evaluation tasks."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class BatchCoordinator:
         over_rollout: OverRollout | None = None,
         groups_per_job: int = 1,
     ) -> None:
-        """`pipeline`: what finished groups go through before they may be trained, see `rollq.producer.pipeline`."""
+        """`pipeline` are the operators that finished groups pass before training, see `rollq.producer.pipeline`."""
         self._buffer = buffer
         self._queue = queue
         self._pipeline = tuple(pipeline)
@@ -106,18 +108,13 @@ class BatchCoordinator:
     def submit(
         self, task: str, batch_id: str, prompts: Sequence[Prompt], *, batch_type: BatchType = "train", step: int
     ) -> BatchHandle:
-        """Have `prompts` sampled for `step`, as one batch. Returns at once.
+        """Schedule `prompts` as one batch for `step`, and return at once.
 
-        The same id with the same content returns the same handle while the batch is under way; a finished id may be
-        used again. Raises `ValueError` for other content under an id that is under way, for an id or a type that cannot
-        be, and for more prompts than a batch may hold.
+        While a batch is running, submitting the same content under its id again returns the same handle; the id of a
+        finished batch may be reused. Raises `BatchRefused`, a `ValueError`, for other content under the id of a running
+        batch, for an invalid id or type, and for more than 4096 prompts.
         """
-        if not BATCH_ID.fullmatch(batch_id):
-            raise ValueError(f"batch id {batch_id!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - / are allowed")
-        if len(prompts) > MAX_BATCH_GROUPS:
-            raise ValueError(f"batch {batch_id!r} has {len(prompts)} prompts; at most {MAX_BATCH_GROUPS} are possible")
-        if batch_type not in ("train", "eval"):
-            raise ValueError(f"batch {batch_id!r}: type {batch_type!r} is neither 'train' nor 'eval'")
+        _check_submission(batch_id, batch_type, len(prompts))
         state = self._buffer.open_batch(
             task, batch_id, batch_type, step=step, digest=_digest(prompts, batch_type, step)
         )
@@ -130,7 +127,7 @@ class BatchCoordinator:
         return BatchHandle(task, batch_id, state.handle)
 
     def stage(self, task: str, batch: BatchHandle | str) -> Stage:
-        """Where a batch is. Raises `KeyError` for an id that never was."""
+        """Return the state of a batch. Raises `UnknownBatch`, a `KeyError`, for an id that was never submitted."""
         state = self._state(task, batch)
         return Stage(state.state) if state.closed or state.state != "running" else Stage.PENDING
 
@@ -144,119 +141,127 @@ class BatchCoordinator:
         min_wait_num: int | None = None,
         detailed: bool = False,
     ) -> BatchResult:
-        """Wait for a batch, run the pipeline on what is finished, and let it be trained. Harmless to repeat.
+        """Wait for a batch, run the pipeline on its finished groups, and release them for training. Idempotent.
 
-        Waits for all groups, or for `min_wait_num` of them (then the rest joins the pool of interrupted groups), by
-        default for those that the over-rollout wants. An evaluation writes nothing for training and tolerates a
-        timeout: its metrics are `eval/<name>/...`, with the part of the id after its first slash as name; `detailed`
-        adds min, max and std.
+        Waits for all groups, or for `min_wait_num` of them (the rest then joins the pool of interrupted groups); by
+        default for as many as the over-rollout asks for. An evaluation produces nothing to train and tolerates a
+        timeout: its metrics are `eval/<name>/...`, where the name is the part of the id after its first slash;
+        `detailed` adds minimum, maximum and standard deviation.
 
-        Raises `TimeoutError`, `ValueError` for a batch of another type, `KeyError` for an id that never was, and what
-        an operator of the pipeline raises: then the batch is running again with every result still there.
+        Raises `ClaimTimeout`, a `TimeoutError`, after `timeout_s`; `BatchRefused`, a `ValueError`, for a batch of
+        another type; `UnknownBatch`, a `KeyError`; and any error of an operator of the pipeline, after which the batch
+        is running again with all its results.
         """
         state = self._state(task, batch)
         if state.kind != batch_type:
-            raise ValueError(f"batch {state.batch_id!r} is of type {state.kind!r}, not {batch_type!r}")
+            raise BatchRefused(f"batch {state.batch_id!r} is of type {state.kind!r}, not {batch_type!r}")
         if min_wait_num is not None and min_wait_num > state.size:
             log.warning(
-                "batch %s: min_wait_num = %d is more than its %d groups, which is what counts",
-                state.batch_id, min_wait_num, state.size,
+                "batch %s: min_wait_num = %d exceeds its %d groups; using %d",
+                state.batch_id, min_wait_num, state.size, state.size,
             )  # fmt: skip
             min_wait_num = state.size
         deadline_s = time.monotonic() + timeout_s
-        state, enough = self._wait(task, state, deadline_s, min_wait_num)
+        state, enough = self._wait(task, state, timeout_s, min_wait_num)
         if batch_type == "eval":
             return self._end_evaluation(task, state, detailed)
         if not enough and state.state == "running":
-            raise TimeoutError(
-                f"batch {state.batch_id!r}: {_finished(state)} of {state.size} groups are finished after "
-                f"{timeout_s:g} s; wait longer, or say with min_wait_num how many are enough"
+            raise ClaimTimeout(
+                f"{_progress(state)} after {timeout_s:g} s; wait longer, or set min_wait_num to how many are enough"
             )
-        return self._end(task, state, deadline_s)
+        return self._end(task, state, deadline_s - time.monotonic())
 
     def abort(self, task: str, batch: BatchHandle | str, reason: str, *, keep_partial_results: bool = False) -> None:
-        """End a batch: what is queued or under way is dropped; finished groups too, unless they are kept to be trained.
+        """End a batch and drop its unfinished groups, and its finished ones too unless they are kept for training.
 
-        Does nothing to a batch that is unknown or over.
+        Does nothing if the batch is unknown or has ended.
         """
         try:
             state = self._state(task, batch)
-        except KeyError:
+        except UnknownBatch:
             return
         dropped = self._buffer.abort_batch(task, state.handle, reason, keep_finished=keep_partial_results)
         log.info("batch %s aborted, %d groups dropped: %s", state.batch_id, dropped, reason)
 
     def _state(self, task: str, batch: BatchHandle | str) -> BatchState:
-        if isinstance(batch, BatchHandle):
-            try:
-                return self._buffer.batch_by_handle(task, batch.handle)
-            except BatchOver as error:
-                raise KeyError(
-                    f"batch {batch.batch_id!r} of task {task!r} was never submitted, or is long over"
-                ) from error
-        found = self._buffer.batch(task, batch)
-        if found is None:
-            raise KeyError(f"batch {batch!r} of task {task!r} was never submitted, or is long over")
-        return found
+        if isinstance(batch, str):
+            state = self._buffer.batch(task, batch)
+            if state is None:
+                raise UnknownBatch(f"batch {batch!r} of task {task!r} was never submitted, or ended long ago")
+            return state
+        try:
+            return self._buffer.batch_by_handle(task, batch.handle)
+        except BatchOver as error:
+            raise UnknownBatch(
+                f"batch {batch.batch_id!r} of task {task!r} was never submitted, or ended long ago"
+            ) from error
 
     def _tend(self, task: str) -> None:
-        """What a producer does for its groups: take those of dead workers back, and see that each has a ticket."""
+        """Do a producer's work for the task: take groups of dead workers back, and give each pending group a ticket."""
         buffer = self._buffer
         buffer.reap(task)
         pending = sum(buffer.counts(name).statuses[Status.PENDING] for name in buffer.tasks())
         buffer.enqueue_missing_tickets(self._queue, pending, self._groups_per_job)
 
     def _wait(
-        self, task: str, state: BatchState, deadline_s: float, min_wait_num: int | None
+        self, task: str, state: BatchState, timeout_s: float, min_wait_num: int | None
     ) -> tuple[BatchState, bool]:
-        """Wait until the batch is complete, over, or enough of it is finished; its state then, and whether it is."""
-        grace_s = 0.0 if min_wait_num is not None else self._over_rollout.grace_s
-        cut_s = math.inf
+        """Wait until the batch is complete, over, or enough of it is finished; returns its state, and whether it is."""
+        enough = False
         with self._buffer.events() as events:
-            while True:
+            waiter = Waiter(events, timeout_s=timeout_s, explain=lambda: _progress(state))
+            for _ in waiter:
                 state = self._buffer.batch_by_handle(task, state.handle)
                 if state.complete or state.state != "running":
                     return state, True
-                least = self._over_rollout.enough(state.size) if min_wait_num is None else min_wait_num
-                now_s = time.monotonic()
-                if least < state.size and state.closed and _finished(state) >= max(least, 1):
-                    cut_s = min(cut_s, now_s + grace_s)
-                if now_s >= min(deadline_s, cut_s):
-                    return state, cut_s < math.inf
+                least, grace_s = self._least_to_wait_for(state.size, min_wait_num)
+                if not enough and state.closed and _finished(state) >= least:
+                    enough = True
+                    waiter.end_within(grace_s)
                 self._tend(task)
-                events.wait(min(POLL_S, min(deadline_s, cut_s) - now_s))
+        return state, enough
 
-    def _end(self, task: str, state: BatchState, deadline_s: float) -> BatchResult:
+    def _least_to_wait_for(self, size: int, min_wait_num: int | None) -> tuple[int, float]:
+        """How many finished groups are enough, and for how many seconds the others are then still waited for."""
+        if min_wait_num is not None:
+            return max(min_wait_num, 1), 0.0
+        return max(self._over_rollout.enough(size), 1), self._over_rollout.grace_s
+
+    def _end(self, task: str, state: BatchState, timeout_s: float) -> BatchResult:
+        """Finalize the batch, or return the result if another process has. Raises `BatchOver` for an aborted one."""
         nonce = secrets.token_hex(8)
-        with self._buffer.events() as events:
-            while True:
-                taken = self._buffer.begin_finalize(task, state.handle, nonce, lease_s=PIPELINE_S)
-                if taken.state == "finalized":
-                    return _result(taken.result)
-                if taken.state == "finalizing":
-                    break
-                if taken.state != "busy":
-                    raise BatchOver(f"batch {state.batch_id!r} is {taken.state}: {taken.result.decode()}")
-                if time.monotonic() >= deadline_s:
-                    raise TimeoutError(f"batch {state.batch_id!r}: another process is still finalizing it")
-                events.wait(POLL_S)
+        claimed = self._begin_finalize(task, state, nonce, timeout_s)
+        if claimed.state == "finalized":
+            return _result(claimed.result)
         try:
             state = self._buffer.batch_by_handle(task, state.handle)
-            scored = run_pipeline(self._pipeline, self._buffer.fetch(taken.groups))
+            scored = run_pipeline(self._pipeline, self._buffer.fetch(claimed.groups))
         except BaseException:
             self._buffer.undo_finalize(task, state.handle, nonce)
             raise
-        shaped = {one.group.group_id: _shaped(one) for one in scored}
         result = {
             "batch_id": state.batch_id,
             "batch_type": "train",
             "finished_task_count": len(scored) + state.filtered + state.failed,
             "metrics": _metrics(scored, state),
         }
-        ended = self._buffer.end_finalize(task, state.handle, nonce, orjson.dumps(result), shaped)
+        outputs = {group.group.group_id: _pipeline_output(group) for group in scored}
+        ended = self._buffer.end_finalize(task, state.handle, nonce, orjson.dumps(result), outputs)
         if ended.state != "finalized":
             raise BatchOver(f"batch {state.batch_id!r} is {ended.state}: {ended.result.decode()}")
         return _result(ended.result)
+
+    def _begin_finalize(self, task: str, state: BatchState, nonce: str, timeout_s: float) -> Finalizing:
+        """Claim the batch for the pipeline, or wait for the process that has; returns a finalized or claimed batch."""
+        busy = f"batch {state.batch_id!r}: another process is still finalizing it"
+        with self._buffer.events() as events:
+            for _ in Waiter(events, timeout_s=timeout_s, explain=lambda: busy):
+                claimed = self._buffer.begin_finalize(task, state.handle, nonce, lease_s=PIPELINE_S)
+                if claimed.state in ("finalized", "finalizing"):
+                    return claimed
+                if claimed.state != "busy":
+                    raise BatchOver(f"batch {state.batch_id!r} is {claimed.state}: {claimed.result.decode()}")
+        raise ClaimTimeout(busy)
 
     def _end_evaluation(self, task: str, state: BatchState, detailed: bool) -> BatchResult:
         name = state.batch_id.partition("/")[2] or state.batch_id
@@ -270,31 +275,49 @@ class BatchCoordinator:
         return _result(self._buffer.close_evaluation(task, state.handle, orjson.dumps(result)))
 
 
+def _check_submission(batch_id: str, batch_type: str, size: int) -> None:
+    if not BATCH_ID.fullmatch(batch_id):
+        raise BatchRefused(f"batch id {batch_id!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - / are allowed")
+    if size > MAX_BATCH_GROUPS:
+        raise BatchRefused(f"batch {batch_id!r} has {size} prompts; at most {MAX_BATCH_GROUPS} are possible")
+    if batch_type not in ("train", "eval"):
+        raise BatchRefused(f"batch {batch_id!r}: type {batch_type!r} is neither 'train' nor 'eval'")
+
+
 def _finished(state: BatchState) -> int:
     return state.gathered + state.filtered + state.failed
 
 
+def _progress(state: BatchState) -> str:
+    return f"batch {state.batch_id!r}: {_finished(state)} of {state.size} groups are finished"
+
+
 def _digest(prompts: Sequence[Prompt], batch_type: str, step: int) -> str:
-    """What makes two submissions the same."""
+    """Identifies the content of a submission."""
     digest = hashlib.sha256(f"{batch_type} {step}".encode())
     for prompt in prompts:
         digest.update(b"\0" + encode_prompt(prompt))
     return digest.hexdigest()
 
 
-def _shaped(one: ScoredGroup) -> PipelineOutput | str:
-    if one.dropped is not None:
-        return one.dropped
-    given = None if one.advantages is None else tuple(float(number) for number in one.advantages)
-    return PipelineOutput(tuple(float(reward) for reward in one.rewards), given)
+def _pipeline_output(group: ScoredGroup) -> PipelineOutput | str:
+    """What the buffer stores for a group: rewards and advantages, or why it was dropped."""
+    if group.dropped is not None:
+        return group.dropped
+    advantages = None if group.advantages is None else tuple(group.advantages.tolist())
+    return PipelineOutput(tuple(group.rewards.tolist()), advantages)
 
 
 def _metrics(scored: Sequence[ScoredGroup], state: BatchState) -> dict[str, float]:
-    rewards = np.concatenate([one.rewards[one.valid] for one in scored]) if scored else np.zeros(0)
-    dropped = sum(one.dropped is not None for one in scored)
-    found: dict[str, float] = {"groups": len(scored) - dropped, "filtered": dropped + state.filtered}
-    found |= {"failed": state.failed, "unfinished": state.size - len(scored) - state.filtered - state.failed}
-    return found | ({"reward": float(rewards.mean())} if len(rewards) else {})
+    rewards = np.concatenate([group.rewards[group.valid] for group in scored]) if scored else np.zeros(0)
+    dropped = sum(group.dropped is not None for group in scored)
+    counts: dict[str, float] = {
+        "groups": len(scored) - dropped,
+        "filtered": dropped + state.filtered,
+        "failed": state.failed,
+        "unfinished": state.size - len(scored) - state.filtered - state.failed,
+    }
+    return counts | ({"reward": float(rewards.mean())} if len(rewards) else {})
 
 
 def _result(stored: bytes) -> BatchResult:

@@ -1,0 +1,142 @@
+"""Claims the batch of a step: waits while it is short, and gives up when it can never fill."""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Self
+
+from rollq.buffer.batch_sizes import groups_at
+from rollq.buffer.errors import (
+    ClaimTimeout,
+    ConfigError,
+    ProductionStalled,
+    ProductionStopped,
+    ServerError,
+    SyncFirst,
+)
+from rollq.buffer.replies import Claimed, Shortfall
+from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.waiter import Waiter, WakeUps
+from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
+from rollq.consumer.trainer_lease import TrainerLease
+
+log = logging.getLogger(__name__)
+
+
+class BatchSizes:
+    """Groups per task in a batch: `fixed`, or else what each task's rules say for the step."""
+
+    def __init__(self, rules: Mapping[str, TaskRules], fixed: Mapping[str, int]) -> None:
+        self.rules = rules
+        self._fixed = dict(fixed)
+
+    @classmethod
+    def from_run(cls, buffer: TrainerBuffer, fixed: Mapping[str, int] | None) -> Self:
+        """Read the rules of the run's tasks.
+
+        Raises `ConfigError` for a run without tasks, for an unknown task in `fixed`, and for more groups than are
+        produced for a step.
+        """
+        rules, fixed = {task: buffer.rules(task) for task in buffer.train_tasks()}, dict(fixed or {})
+        if not rules or fixed.keys() - rules.keys():
+            raise ConfigError(
+                f"batch {fixed!r}: run {buffer.run!r} has the tasks {list(rules)!r}; a producer registers them"
+            )
+        for task, size in fixed.items():
+            produced = min([rules[task].batch_groups, *(groups for _, groups in rules[task].schedule)])
+            if size > produced:
+                raise ConfigError(
+                    f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are "
+                    "produced for each step"
+                )
+        return cls(rules, fixed)
+
+    def at(self, step: int) -> dict[str, int]:
+        """Groups per task in the batch of `step`."""
+        return self._fixed or {
+            task: groups_at(rules.batch_groups, rules.schedule, step) for task, rules in self.rules.items()
+        }
+
+
+class BatchClaimer:
+    """Claims batches for the trainer that holds `lease`. `meanwhile` is called after every claim that is short."""
+
+    def __init__(
+        self,
+        lease: TrainerLease,
+        sizes: BatchSizes,
+        events: WakeUps,
+        stop: threading.Event,
+        *,
+        timeout_s: float | None,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self._lease = lease
+        self._sizes = sizes
+        self._events = events
+        self._stop = stop
+        self._timeout_s = timeout_s
+        self._meanwhile = meanwhile
+
+    def claim(self, step: int) -> Claimed | None:
+        """Wait for the batch of `step`; None when stopped, or when every task's own hook has ended production.
+
+        Raises what `Consumer.__next__` documents.
+        """
+        try:
+            return self._wait(step)
+        except ServerError:
+            if self._stop.is_set():
+                return None
+            raise
+
+    def _wait(self, step: int) -> Claimed | None:
+        shortfall = Shortfall(step, {}, {})
+        waiter = Waiter(
+            self._events, stop=self._stop, timeout_s=self._timeout_s, explain=lambda: self._explain(shortfall)
+        )
+        for _ in waiter:
+            outcome = self._try_claim(step)
+            if isinstance(outcome, Claimed):
+                return outcome
+            shortfall = outcome
+            if (expected := self._outlook(shortfall)) is not Outlook.WAIT:
+                # the last groups under way may have been filed between the claim and the counts
+                outcome = self._try_claim(step)
+                if isinstance(outcome, Claimed):
+                    return outcome
+                self._give_up(expected, outcome)
+                return None
+            self._meanwhile()
+        if waiter.timed_out:
+            raise ClaimTimeout(waiter.reason)
+        return None
+
+    def _try_claim(self, step: int) -> Claimed | Shortfall:
+        return self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step))
+
+    def _outlook(self, shortfall: Shortfall) -> Outlook:
+        buffer = self._lease.buffer
+        counts = [buffer.counts(task) for task in shortfall.wanted]
+        return outlook(shortfall, counts, buffer.memory_fraction())
+
+    def _give_up(self, expected: Outlook, shortfall: Shortfall) -> None:
+        """Raise why the batch cannot fill; return if production has ended because a task's hook ended it."""
+        match expected:
+            case Outlook.SYNC_FIRST:
+                raise SyncFirst(
+                    f"the live weights are too old for step {shortfall.step}; publish those of step "
+                    f"{shortfall.step - 1}, then ask for it again"
+                )
+            case Outlook.STALLED:
+                raise ProductionStalled(self._explain(shortfall))
+            case Outlook.STOPPED:
+                raise ProductionStopped(self._explain(shortfall))
+            case _:
+                log.info("production has ended: %s", self._explain(shortfall))
+
+    def _explain(self, shortfall: Shortfall) -> str:
+        buffer = self._lease.buffer
+        counts = [buffer.counts(task) for task in self._sizes.at(shortfall.step)]
+        return explain_wait(shortfall, counts, len(buffer.workers()), buffer.memory_fraction())
