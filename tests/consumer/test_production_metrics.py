@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.buffer.replies import Production
-from rollq.consumer.metrics import describe_production, times
+from rollq.consumer.production import describe_production, summarise_times
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from rollq.consumer.metrics import describe_production, times
     ],
 )
 def test_xp07_times_of_groups_have_count_mean_p50_and_p99(timings_ms: list[int], expected: dict[str, float]) -> None:
-    assert times(timings_ms) == pytest.approx(expected)
+    assert summarise_times(timings_ms) == pytest.approx(expected)
 
 
 def test_xp07_rates_and_sums_are_of_what_was_taken() -> None:

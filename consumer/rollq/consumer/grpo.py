@@ -1,7 +1,7 @@
 """The GRPO family of losses on a micro-batch. Needs torch.
 
-Invariant: each token's weight comes from the counts of the whole batch, so the sum of the gradients over all
-micro-batches and ranks is the same however the batch was split. Ranks must therefore SUM gradients
+Invariant: each token's weight depends on the counts of the whole batch, so the sum of the gradients over all
+micro-batches and ranks does not depend on how the batch was split. Ranks must therefore sum gradients
 (`sum_gradients`), not average them.
 """
 
@@ -18,18 +18,18 @@ from rollq.consumer.settings import GrpoSettings
 
 
 class TokenLogprobs(NamedTuple):
-    """Of the n loss tokens of a micro-batch in row order: `logprobs` float32 [n], `entropy` float32 [n] or None."""
+    """Values of the n loss tokens of a micro-batch in row order, in nats: `logprobs` and `entropy`, float32 [n]."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor | None
 
 
 def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False) -> TokenLogprobs:
-    """Logprobs of the loss tokens of `micro` under logits / temperature, as the engine sampled them.
+    """Compute the logprobs of the loss tokens of `micro` under logits / temperature, as the engine sampled them.
 
-    `model` is a Hugging Face causal LM or anything with its call signature. Packed rows rely on its finding sequence
-    boundaries in `position_ids` (transformers >= 5 builds the block-diagonal mask when no attention mask and no cache
-    are given).
+    `model` is a Hugging Face causal LM, or a callable with its signature. For packed rows it must find the sequence
+    boundaries in `position_ids`; transformers >= 5 builds the block-diagonal mask if neither an attention mask nor a
+    cache is given. `entropy` also computes the entropy of each token's distribution.
     """
     logits = model(
         input_ids=micro.input_ids,
@@ -38,7 +38,7 @@ def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False) -> T
         use_cache=False,
     ).logits
     row, column = micro.loss_mask.nonzero(as_tuple=True)
-    # the loss tokens only, in float32: prompts are most of the tokens, and the vocabulary is wide
+    # only the loss tokens in float32: most tokens are prompts, and the vocabulary is large
     picked = logits[row, column - 1].float() / micro.temperature[row, column, None]
     chosen = picked.gather(-1, micro.input_ids[row, column, None]).squeeze(-1)
     normaliser = picked.logsumexp(-1)
@@ -58,12 +58,12 @@ def grpo_loss(
     reference_logprobs: torch.Tensor | None = None,
     metrics: LossMetrics | None = None,
 ) -> torch.Tensor:
-    """The micro-batch's part of the batch's loss, a scalar; the parts of all micro-batches and ranks add up to it.
+    """Compute the micro-batch's part of the batch's loss, a scalar; the parts of all micro-batches and ranks add up.
 
-    `old_logprobs` [n]: with `settings.old_logprobs = recomputed`, those of the weights before the first update on this
-    batch (default: the current ones, right for one update per batch). `reference_logprobs` [n]: of the reference
-    model, needed when `settings.kl_coefficient` > 0. Both as from `token_logprobs`. `metrics` collects what is worth
-    logging.
+    `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
+    update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
+    float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. Both are ordered as in
+    `token_logprobs`. `metrics`, if given, is updated. Raises `ConfigError` if the reference logprobs are missing.
 
     The surrogate is PPO's clipped one (Schulman et al. 2017, arXiv:1707.06347); the KL is the k3 estimator
     exp(d) - d - 1 with d = reference - new (Schulman 2020, "Approximating KL divergence").
@@ -82,7 +82,7 @@ def grpo_loss(
     terms = -importance * torch.minimum(ratio * advantages, clipped * advantages)
     if settings.kl_coefficient > 0:
         terms = terms + settings.kl_coefficient * _kl_to_reference(new, reference_logprobs)
-    # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that its backward pass works
+    # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that backward() works
     loss = (terms * _weights(micro, settings)).sum() + new.sum() * 0
     if metrics is not None:
         metrics.add(
@@ -106,7 +106,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def _weights(micro: MicroBatch, settings: GrpoSettings) -> torch.Tensor:
-    """What each loss token counts in the batch's loss, float32 [n]."""
+    """The weight of each loss token in the batch's loss, float32 [n]."""
     counts = micro.counts
     tokens = micro.sample_loss_tokens[micro.loss_mask]
     match settings.aggregation:

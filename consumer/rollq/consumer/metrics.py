@@ -1,56 +1,40 @@
-"""What a step's loss tells about off-policyness, summed over its micro-batches. Needs torch."""
+"""Metrics of a step's loss, summed over its micro-batches: how far off policy it was, and how much was clipped."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 
-from rollq.buffer.replies import Production
 
+@dataclass(frozen=True, slots=True)
+class TokenSums:
+    """Sums over loss tokens. w = exp(new - behaviour): the trainer's weights before the update against the engine's."""
 
-def describe_production(production: Production) -> dict[str, Any]:
-    """What a task produced since the last step, as plain numbers.
+    tokens: float = 0.0
+    w: float = 0.0
+    w_squared: float = 0.0
+    mismatch_kl: float = 0.0  # k3 estimator of KL(behaviour || new): w - log w - 1 (Schulman 2020)
+    ratio: float = 0.0
+    clipped: float = 0.0
+    entropy: float = 0.0
 
-    `groups`: by where they were filed; `tokens_per_s`: new tokens; `reward`: mean of judged samples, before any filter;
-    `group_generate_time_s`: count, mean, p50 and p99 of how long groups took, over the last 1000 of them, where
-    p50 = sorted[n // 2] and p99 = sorted[int(0.99 n)].
-    """
-    sums = dict(production.sums)
-    tokens, reward, judged = (sums.pop(name, 0) for name in ("tokens", "reward_sum", "reward_count"))
-    return {
-        "groups": {name: int(number) for name, number in sums.items()},
-        "tokens_per_s": tokens / production.seconds if production.seconds else 0.0,
-        "reward": reward / judged if judged else None,
-        "group_generate_time_s": times(production.timings_ms),
-    }
+    def __add__(self, other: "TokenSums") -> "TokenSums":
+        return TokenSums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
-
-def times(timings_ms: Sequence[int]) -> dict[str, float]:
-    """Count, mean, p50 and p99 of durations in ms, in s; the count alone without any."""
-    ordered = sorted(timings_ms)
-    n = len(ordered)
-    if not n:
-        return {"count": 0}
-    return {
-        "count": n,
-        "mean": sum(ordered) / n / 1000,
-        "p50": ordered[n // 2] / 1000,
-        "p99": ordered[int(0.99 * n)] / 1000,
-    }
+    @property
+    def effective_sample_size(self) -> float:
+        """(sum w)^2 / (n sum w^2), in (0, 1] (Kong 1992)."""
+        return self.w**2 / (self.tokens * self.w_squared)
 
 
 class LossMetrics:
-    """Sums over the loss tokens of a step; `result` turns them into means.
-
-    Importance weights here are w = exp(new - behaviour), the trainer's weights before the update against the engine.
-    """
+    """Sums over the loss tokens of a step; `result` turns them into means."""
 
     def __init__(self) -> None:
         self._loss = 0.0
         self._on_policy_error = 0.0
-        # staleness -> [tokens, sum w, sum w^2, sum of k3, sum of ratios, clipped tokens, sum of entropies]
-        self._sums: dict[int, torch.Tensor] = defaultdict(lambda: torch.zeros(7, dtype=torch.float64))
+        self._by_staleness: dict[int, TokenSums] = defaultdict(TokenSums)
 
     def add(
         self,
@@ -62,26 +46,25 @@ class LossMetrics:
         staleness: torch.Tensor,
         entropy: torch.Tensor | None,
     ) -> None:
-        """Add a micro-batch: `loss` scalar; the others [n] per loss token, `mismatch` = new - behaviour logprobs."""
+        """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token, `mismatch` = new - behaviour."""
         self._loss += float(loss)
-        weight = mismatch.double().exp()
-        columns = torch.stack(
-            [
-                torch.ones_like(weight),
-                weight,
-                weight**2,
-                weight - mismatch - 1,
-                ratio.double(),
-                was_clipped.double(),
-                torch.zeros_like(weight) if entropy is None else entropy.double(),
-            ]
-        ).cpu()
-        ages = staleness.cpu()
+        w = mismatch.double().exp()
+        per_token = {
+            "tokens": torch.ones_like(w),
+            "w": w,
+            "w_squared": w**2,
+            "mismatch_kl": w - mismatch - 1,
+            "ratio": ratio.double(),
+            "clipped": was_clipped.double(),
+            "entropy": torch.zeros_like(w) if entropy is None else entropy.double(),
+        }
+        values, ages = torch.stack(list(per_token.values())).cpu(), staleness.cpu()  # one transfer from the device
         for age in sorted(set(ages.tolist())):
-            self._sums[age] += columns[:, ages == age].sum(1)
-        fresh = mismatch[staleness == 0]
-        if len(fresh):
-            self._on_policy_error = max(self._on_policy_error, float(fresh.abs().max()))
+            sums = values[:, ages == age].sum(1).tolist()
+            self._by_staleness[age] += TokenSums(**dict(zip(per_token, sums, strict=True)))
+        on_policy = mismatch[staleness == 0]
+        if len(on_policy):
+            self._on_policy_error = max(self._on_policy_error, float(on_policy.abs().max()))
 
     @property
     def loss(self) -> float:
@@ -90,27 +73,22 @@ class LossMetrics:
 
     @property
     def on_policy_error(self) -> float:
-        """Largest |new - behaviour| logprob of a token of staleness 0, which should be rounding alone."""
+        """Largest |new - behaviour| logprob of a token of staleness 0, in nats; only rounding should make it differ."""
         return self._on_policy_error
 
     def result(self) -> dict[str, Any]:
-        """Plain numbers: means over loss tokens, and by staleness the tokens and their effective sample size.
-
-        mismatch_kl: KL(behaviour || new), k3 estimator w - log w - 1 (Schulman 2020). effective_sample_size:
-        (sum w)^2 / (n sum w^2) in (0, 1] (Kong 1992).
-        """
-        total = sum(self._sums.values(), torch.zeros(7, dtype=torch.float64))
-        tokens = max(float(total[0]), 1.0)
+        """Plain numbers: means over the loss tokens; tokens and effective sample size also by staleness."""
+        total = sum(self._by_staleness.values(), TokenSums())
+        tokens = max(total.tokens, 1.0)
+        by_staleness = sorted(self._by_staleness.items())
         return {
             "loss": self._loss,
-            "tokens": int(total[0]),
-            "mismatch_kl": float(total[3]) / tokens,
-            "ratio": float(total[4]) / tokens,
-            "clip_fraction": float(total[5]) / tokens,
-            "entropy": float(total[6]) / tokens,
+            "tokens": int(total.tokens),
+            "mismatch_kl": total.mismatch_kl / tokens,
+            "ratio": total.ratio / tokens,
+            "clip_fraction": total.clipped / tokens,
+            "entropy": total.entropy / tokens,
             "on_policy_error": self._on_policy_error,
-            "staleness_tokens": {str(age): int(sums[0]) for age, sums in sorted(self._sums.items())},
-            "effective_sample_size": {
-                str(age): float(sums[1] ** 2 / (sums[0] * sums[2])) for age, sums in sorted(self._sums.items())
-            },
+            "staleness_tokens": {str(age): int(sums.tokens) for age, sums in by_staleness},
+            "effective_sample_size": {str(age): sums.effective_sample_size for age, sums in by_staleness},
         }

@@ -21,8 +21,9 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.grpo import grpo_loss, token_logprobs
-from rollq.consumer.metrics import LossMetrics, describe_production
+from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.production import describe_production
 from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import TrainerSettings
 

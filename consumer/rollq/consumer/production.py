@@ -1,0 +1,40 @@
+"""Describes what a task has produced between two train steps."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rollq.buffer.replies import Production
+
+
+def describe_production(production: Production) -> dict[str, Any]:
+    """What a task has produced since the last step, as plain numbers.
+
+    `groups` counts groups by the status they were filed under; `tokens_per_s` are new tokens; `reward` is the mean of
+    judged samples before any filter, None without any; `group_generate_time_s` describes the last 1000 groups, see
+    `summarise_times`.
+    """
+    sums = dict(production.sums)
+    tokens, reward, judged = (sums.pop(name, 0) for name in ("tokens", "reward_sum", "reward_count"))
+    return {
+        "groups": {name: int(number) for name, number in sums.items()},
+        "tokens_per_s": tokens / production.seconds if production.seconds else 0.0,
+        "reward": reward / judged if judged else None,
+        "group_generate_time_s": summarise_times(production.timings_ms),
+    }
+
+
+def summarise_times(timings_ms: Sequence[int]) -> dict[str, float]:
+    """Count, mean, p50 and p99 in seconds of durations in milliseconds; only the count if there are none.
+
+    p50 is sorted[n // 2], and p99 is sorted[int(0.99 n)].
+    """
+    ordered = sorted(timings_ms)
+    n = len(ordered)
+    if not n:
+        return {"count": 0}
+    return {
+        "count": n,
+        "mean": sum(ordered) / n / 1000,
+        "p50": ordered[n // 2] / 1000,
+        "p99": ordered[int(0.99 * n)] / 1000,
+    }
