@@ -94,7 +94,7 @@ def test_xm03_what_becomes_of_a_step_that_is_short(
             SHORT,
             counts({Status.COMPLETED: 3}),
             2,
-            "nothing is scheduled: is a producer running (`rollq produce`), and does its prompt file hold prompts?",
+            "nothing is scheduled: is a producer running (`rollq produce`), and does its prompt file contain prompts?",
         ),
         (SHORT, counts({Status.PENDING: 5}, control=Control.PAUSE), 2, "production is set to pause (`rollq resume`)"),
         (

@@ -49,7 +49,7 @@ def test_an_output_that_is_a_file_is_refused_at_the_start(
     settings: Callable[..., TrainerSettings], tmp_path: Path
 ) -> None:
     (tmp_path / "out").write_text("not a folder")
-    with pytest.raises(ConfigError, match=r"^\[trainer\] output: '.*out' cannot be a folder: .*exists"):
+    with pytest.raises(ConfigError, match=r"^\[trainer\] output: '.*out' cannot be created: .*exists"):
         train("redis://127.0.0.1:1/0", "none", settings())
 
 

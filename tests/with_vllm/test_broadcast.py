@@ -165,7 +165,7 @@ def test_an_engine_that_hangs_in_a_round_is_started_again_and_takes_part_in_the_
         try:
             report(trainer.buffer)
             live = trainer.announce(models[1], 1)
-            trainer.sender._meeting = mute = MuteMeeting()
+            trainer.sender._rendezvous = mute = MuteMeeting()
             sending = asyncio.create_task(asyncio.to_thread(trainer.sender.send))
             with pytest.raises(EngineDead, match="fell off the bus"):
                 await receive(host, trainer, live, SwapMode.KEEP)
@@ -175,7 +175,7 @@ def test_an_engine_that_hangs_in_a_round_is_started_again_and_takes_part_in_the_
                 await asyncio.sleep(0.05)
             with pytest.raises(TooLate):
                 await receive(host, trainer, live, SwapMode.KEEP)
-            trainer.sender._meeting = GlooRendezvous()
+            trainer.sender._rendezvous = GlooRendezvous()
             report(trainer.buffer)
             serving = asyncio.create_task(asyncio.to_thread(trainer.sender.serve_late))
             await asyncio.to_thread(BroadcastLog(trainer.buffer, 1).wait, lambda found: found.current.open, 60)

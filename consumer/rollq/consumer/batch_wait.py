@@ -5,56 +5,65 @@ from enum import StrEnum
 
 from rollq.buffer.replies import Control, Counts, Shortfall
 from rollq.buffer.rollouts import Status
-
-FULL = 0.8
-"""Producers admit nothing new from this share of maxmemory on."""
+from rollq.buffer.store.run import MEMORY_LIMIT
 
 
 class Outlook(StrEnum):
-    """What becomes of a step whose batch is short."""
+    """Whether the batch of a step that is short can still fill."""
 
     WAIT = "wait"  # it may fill
-    SYNC_FIRST = "sync first"  # the live weights are too old for it: newer ones were trained, and not published
-    STALLED = "stalled"  # nothing is under way, and a full server admits nothing
-    STOPPED = "stopped"  # production was stopped, and nothing under way can fill it
-    DONE = "done"  # a task's own hook ended its production, and nothing under way can fill it
+    SYNC_FIRST = "sync first"  # the live weights are too old for it: newer ones were trained, but not published
+    STALLED = "stalled"  # no group is pending or running, and a full server admits none
+    STOPPED = "stopped"  # production was stopped, and no running group can fill it
+    DONE = "done"  # a task's own hook ended its production, and no pending or running group can fill it
 
 
 def outlook(shortfall: Shortfall, counts: Iterable[Counts], memory_fraction: float) -> Outlook:
-    """What becomes of the step. `counts`: of the tasks of the batch; `memory_fraction`: used share of maxmemory.
+    """Judge whether the batch can still fill.
 
-    Weights are too old when no group made by them may be trained at the step: then nothing that is under way can help.
-    A trainer that has trained the step before it has newer ones, since a version is a trained step. A full server
-    frees nothing while its trainer waits.
+    `counts` are those of the batch's tasks; `memory_fraction` is the used share of the server's maxmemory.
+
+    The weights are too old if no group made by them may be trained at the step, so nothing pending or running can help.
+    A trainer that has trained the step before has newer ones, since a version is a trained step. A full server frees no
+    memory while its trainer waits.
     """
     short = [count for count in counts if count.task in shortfall.wanted]
-    if any(shortfall.step - count.clock.version - 1 >= count.clock.rules.stale_threshold for count in short):
+    if any(_weights_too_old(shortfall.step, count) for count in short):
         return Outlook.SYNC_FIRST
-    for count in short:
-        if shortfall.ready[count.task] >= shortfall.wanted[count.task]:
-            continue  # it only waits for stragglers
-        running = count.statuses.get(Status.RUNNING, 0)
-        if count.clock.control is Control.STOPPED and not running:
-            return Outlook.STOPPED
-        if running or count.statuses.get(Status.PENDING, 0):
-            continue
-        if count.clock.control is Control.DONE:
-            return Outlook.DONE
-        if memory_fraction >= FULL:
-            return Outlook.STALLED
-    return Outlook.WAIT
+    # a task with enough ready groups only waits for stragglers
+    lacking = [count for count in short if shortfall.ready[count.task] < shortfall.wanted[count.task]]
+    outlooks = (_task_outlook(count, memory_fraction) for count in lacking)
+    return next((found for found in outlooks if found is not Outlook.WAIT), Outlook.WAIT)
+
+
+def _weights_too_old(step: int, counts: Counts) -> bool:
+    return step - counts.clock.version - 1 >= counts.clock.rules.stale_threshold
+
+
+def _task_outlook(counts: Counts, memory_fraction: float) -> Outlook:
+    """The outlook of a task with too few ready groups."""
+    control = counts.clock.control
+    if counts.statuses.get(Status.RUNNING, 0):
+        return Outlook.WAIT
+    if control is Control.STOPPED:
+        return Outlook.STOPPED
+    if counts.statuses.get(Status.PENDING, 0):
+        return Outlook.WAIT
+    if control is Control.DONE:
+        return Outlook.DONE
+    return Outlook.STALLED if memory_fraction >= MEMORY_LIMIT else Outlook.WAIT
 
 
 def explain_wait(shortfall: Shortfall, counts: Sequence[Counts], workers: int, memory_fraction: float = 0.0) -> str:
-    """What holds the batch back, with every task's counts by status.
+    """Explain what holds the batch back, with every task's counts by status.
 
-    `workers`: how many are alive. `memory_fraction`: used share of the server's maxmemory.
+    `workers` is the number of live workers, `memory_fraction` the used share of the server's maxmemory.
     """
     lines = [_describe(shortfall, count, workers) for count in counts]
-    if memory_fraction >= FULL:
+    if memory_fraction >= MEMORY_LIMIT:
         lines.append(
-            f"  the server's memory is full to {memory_fraction:.0%} of maxmemory, and nothing new is admitted: raise "
-            "maxmemory, take smaller batches, or checkpoint more often"
+            f"  the server's memory is full to {memory_fraction:.0%} of maxmemory, and no new groups are admitted: "
+            "raise maxmemory, use smaller batches, or checkpoint more often"
         )
     return f"no batch for step {shortfall.step}:\n" + "\n".join(lines)
 
@@ -75,7 +84,7 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
         return "production is set to pause (`rollq resume`)"
     if clock.control is not Control.RUN:
         return f"production is set to {clock.control.value}: {clock.control_reason}"
-    if shortfall.step - clock.version - 1 >= clock.rules.stale_threshold:
+    if _weights_too_old(shortfall.step, counts):
         return f"the live weights, version {clock.version}, are too old for it: publish newer ones"
     if late := shortfall.stragglers.get(counts.task, 0):
         return f"waiting for {late} groups in generation that would be too old at the next step"
@@ -83,4 +92,4 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
         return f"{workers} workers are generating"
     if pending:
         return "no worker takes the pending groups" + ("" if workers else ", none is alive (`rollq work`)")
-    return "nothing is scheduled: is a producer running (`rollq produce`), and does its prompt file hold prompts?"
+    return "nothing is scheduled: is a producer running (`rollq produce`), and does its prompt file contain prompts?"

@@ -1,7 +1,7 @@
-"""Checkpoints of the reference trainer: a folder that `from_pretrained` loads, with the optimizer's state beside it.
+"""Checkpoints of the reference trainer: folders that `from_pretrained` loads, with the optimizer's state.
 
-Invariant: a checkpoint holds its own step, and appears whole or not at all. The buffer's promise that no batch is
-trained twice rests on that: weights and step can not disagree.
+Invariant: a checkpoint contains its step, and appears complete or not at all, so weights and step cannot disagree. The
+buffer's guarantee that no batch is trained twice depends on it.
 """
 
 import shutil
@@ -30,7 +30,7 @@ class Checkpoint(NamedTuple):
 
 
 def newest_checkpoint(output: Path) -> Checkpoint | None:
-    """The checkpoint of the highest step in a trainer's output folder; None when there is none."""
+    """Find the checkpoint of the highest step in a trainer's output folder; None without any."""
     folders = sorted(_folders(output).glob("step-*"))
     if not folders:
         return None
@@ -40,7 +40,7 @@ def newest_checkpoint(output: Path) -> Checkpoint | None:
 def save_checkpoint(
     output: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, config_from: Path
 ) -> Checkpoint:
-    """Write the checkpoint of `step`, with configuration and tokenizer from `config_from`; keep the last `KEPT`."""
+    """Write the checkpoint of `step`, with the configuration files of `config_from`; only the last `KEPT` stay."""
     folder = _folders(output) / f"step-{step:08d}"
     with atomic_folder(folder) as unfinished:
         copy_config(config_from, unfinished)
@@ -53,9 +53,9 @@ def save_checkpoint(
 
 
 def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Give `optimizer` the state it had for each parameter of `model`.
+    """Restore the optimizer's state for each parameter of `model`.
 
-    Raises `WeightsError` when the checkpoint speaks of parameters that the model does not have.
+    Raises `WeightsError` if the checkpoint has parameters that the model lacks.
     """
     parameters = dict(model.named_parameters())
     for key, tensor in load_file(folder / OPTIMIZER_FILE).items():

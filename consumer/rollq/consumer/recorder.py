@@ -1,9 +1,9 @@
-"""What was trained, kept on disk so that it can be verified afterwards: every batch's tokens, every version's weights.
+"""Records of training on disk, for later verification: the tokens of every batch and the weights of every version.
 
 folder/batches/step-<step>.safetensors: T tokens of n sequences, concatenated
     ids, versions, epochs, staleness int32 [T]; logprobs float32 [T]; loss_mask bool [T]; cu_seqlens int64 [n + 1];
     temperature float32 [n]; advantages float32 [n]; group_ids int64 [n]; metadata `tasks`: JSON, a name per sequence
-folder/weights/epoch-<epoch>-version-<version>/: what `from_pretrained` loads
+folder/weights/epoch-<epoch>-version-<version>/: a folder that `from_pretrained` loads
 """
 
 from collections.abc import Mapping
@@ -37,5 +37,5 @@ def record_batch(folder: Path, batch: Batch) -> None:
 
 
 def record_weights(folder: Path, epoch: int, version: int, tensors: Mapping[str, Any], config_from: Path) -> None:
-    """Write the weights of a version, loadable on their own."""
+    """Write the weights of a version as a complete Hugging Face folder, with configuration from `config_from`."""
     write_model(folder / "weights" / f"epoch-{epoch}-version-{version}", to_safetensors(tensors), config_from)

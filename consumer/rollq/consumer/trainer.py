@@ -1,7 +1,7 @@
 """The reference GRPO trainer: one process, one model, one update per batch. Copy it and change it.
 
-A step is: claim -> gradients -> update -> publish -> commit -> perhaps checkpoint. Whatever is interrupted before the
-checkpoint is done again from the checkpoint before, on the same batches.
+A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if it is due. After an interruption, training
+resumes from the last checkpoint and repeats the steps after it on the same batches.
 """
 
 import logging
@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
+from rollq.buffer.log_once import LogOnce
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
 from rollq.consumer.consumer import Consumer
@@ -44,14 +45,14 @@ def train(
 ) -> int:
     """Train from the newest checkpoint in `settings.output`, or from `settings.model`; returns the last trained step.
 
-    Setting `stop` ends it between two micro-batches, with a checkpoint. Raises `FencedError` when another trainer took
-    over, `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` when batches or logprobs are unusable,
-    `ConfigError` when `settings.output` cannot be a folder.
+    Setting `stop` ends training between two micro-batches, with a checkpoint. Raises `FencedError` if another trainer
+    has taken over, `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` for unusable batches or logprobs,
+    `ConfigError` if `settings.output` cannot be created.
     """
     try:
         settings.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"[trainer] output: {str(settings.output)!r} cannot be a folder: {error}") from error
+        raise ConfigError(f"[trainer] output: {str(settings.output)!r} cannot be created: {error}") from error
     stop = stop or threading.Event()
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -72,7 +73,7 @@ def train(
 
 
 class Learner:
-    """The model and its optimizer: batches in, updates out."""
+    """The model and its optimizer: computes gradients of batches and applies them."""
 
     def __init__(self, settings: TrainerSettings, checkpoint: Checkpoint | None) -> None:
         self._settings = settings
@@ -86,7 +87,7 @@ class Learner:
         self._reference = _load_model(settings.model, settings) if settings.loss.kl_coefficient > 0 else None
 
     def gradients(self, batch: Batch, stop: threading.Event) -> LossMetrics | None:
-        """Add up the gradients of all micro-batches; None when told to stop on the way."""
+        """Accumulate the gradients of all micro-batches; None if `stop` was set before the last one."""
         metrics = LossMetrics()
         self.optimizer.zero_grad()
         padded = self._settings.layout == "padded"
@@ -105,7 +106,7 @@ class Learner:
         return metrics
 
     def update(self) -> float | None:
-        """Step along the clipped gradient; returns its norm. One that is not finite changes nothing: None."""
+        """Apply the clipped gradient and return its norm before clipping; None, without an update, if not finite."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip))
         if not math.isfinite(norm):
             return None
@@ -118,7 +119,7 @@ class Learner:
 
 
 class Trainer:
-    """The loop over steps."""
+    """Trains step after step until the last one."""
 
     def __init__(
         self, consumer: Consumer, learner: Learner, settings: TrainerSettings, seed: int, stop: threading.Event
@@ -129,40 +130,42 @@ class Trainer:
         self._seed = seed
         self._stop = stop
         self._bad_batches = 0
-        self._told_truncation = False
+        self._log_once = LogOnce(log)
         self._trained = self._saved = self._published = consumer.step - 1
 
     def run(self) -> int:
-        """Train until the last step or until told to stop; returns the last trained step."""
-        settings, consumer = self._settings, self._consumer
+        """Train until the last step or until stopped; returns the last trained step."""
         if self._saved:
-            consumer.checkpoint(self._saved)  # a crash may have come between saving it and saying so
+            self._consumer.checkpoint(self._saved)  # a crash may have come between saving it and reporting it
         self._record_weights(self._saved)
         if self._trained == 0:
             self._evaluate(0)
-        while self._trained < settings.steps:
+        while self._trained < self._settings.steps:
             started_s = time.monotonic()
-            try:
-                batch = next(consumer, None)
-            except SyncFirst as error:
-                log.warning("%s", error)
-                self._publish(self._trained)
-                continue
-            except ProductionStalled as error:
-                if self._trained == self._saved:
-                    raise
-                log.warning("a checkpoint may make room: %s", error)
-                self._checkpoint()
-                continue
-            except ProductionStopped:
-                self._checkpoint_the_rest()
-                raise
+            batch = self._next_batch()
             if batch is None or not self._train(batch, started_s):
                 break
-            if self._trained > self._saved and self._trained % settings.checkpoint_every == 0:
+            if self._trained > self._saved and self._trained % self._settings.checkpoint_every == 0:
                 self._checkpoint()
         self._checkpoint_the_rest()
         return self._trained
+
+    def _next_batch(self) -> Batch | None:
+        """The batch of the next step; None if stopped. Publishes, or saves a checkpoint, if that is what it lacks."""
+        while True:
+            try:
+                return next(self._consumer, None)
+            except SyncFirst as error:
+                log.warning("%s", error)
+                self._publish(self._trained)
+            except ProductionStalled as error:
+                if self._trained == self._saved:
+                    raise
+                log.warning("a checkpoint may free memory: %s", error)
+                self._checkpoint()
+            except ProductionStopped:
+                self._checkpoint_the_rest()
+                raise
 
     def _checkpoint_the_rest(self) -> None:
         if self._trained > self._saved:
@@ -174,7 +177,7 @@ class Trainer:
         self._record_weights(step)
 
     def _evaluate(self, step: int) -> None:
-        """Evaluate the live weights, when it is time; a line of `EVALUATIONS_FILE` holds what came of it."""
+        """Evaluate the live weights if it is time, and append the metrics to `EVALUATIONS_FILE`."""
         settings = self._settings
         if not settings.evaluate_every or step % settings.evaluate_every:
             return
@@ -184,12 +187,11 @@ class Trainer:
             log.info("step %d: %s", step, ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
 
     def _train(self, batch: Batch, started_s: float) -> bool:
-        """One step, but for its checkpoint. False when told to stop: the batch stays claimed, and is served again."""
+        """Train one step, without its checkpoint. False if stopped: the batch stays claimed and is returned again."""
         consumer, learner = self._consumer, self._learner
         arrived_s = time.monotonic()
-        if not self._told_truncation and (truncation := find_truncation(batch)):
-            log.warning("%s", truncation)
-            self._told_truncation = True
+        if truncation := find_truncation(batch):
+            self._log_once.warning("truncation", "%s", truncation)
         metrics = learner.gradients(self._shuffled(batch), self._stop)
         if metrics is None:
             return False
@@ -211,14 +213,14 @@ class Trainer:
             "train_s": trained_s - arrived_s,
             "publish_s": time.monotonic() - trained_s,
         }
-        produced = {task: describe_production(one) for task, one in consumer.take_production().items()}
+        produced = {task: describe_production(production) for task, production in consumer.take_production().items()}
         line = {**describe_batch(batch), **metrics.result(), "gradient_norm": norm, **seconds, "produced": produced}
         self._report(line)
         self._evaluate(batch.step)
         return True
 
     def _shuffled(self, batch: Batch) -> Batch:
-        """The batch to learn from: with `shuffle_rewards`, its valid samples have exchanged their rewards."""
+        """The batch to learn from; with `shuffle_rewards`, the rewards of its valid samples are permuted."""
         if not self._settings.shuffle_rewards:
             return batch
         rewards = batch.rewards.copy()
@@ -230,20 +232,20 @@ class Trainer:
         if limit is not None and metrics.on_policy_error > limit:
             raise InvalidGroup(
                 f"step {batch.step}: logprobs of staleness 0 differ by up to {metrics.on_policy_error:.2g} from the "
-                f"engine's, more than verify_logprobs = {limit!r}: weights, temperature or masks are not the same"
+                f"engine's, more than verify_logprobs = {limit!r}: weights, temperature or masks differ"
             )
 
     def _quarantine(self, batch: Batch) -> None:
-        """A batch whose loss or gradient is not finite: kept for audit as failed, and replaced by another."""
+        """Replace a batch whose loss or gradient is not finite; its groups are kept as failed, for audit."""
         self._bad_batches += 1
         where = f"step {batch.step}: loss or gradient is not finite"
         if self._bad_batches >= self._settings.max_bad_batches:
             raise InvalidGroup(
-                f"{where}, for {self._bad_batches} batches in a row: look at the weights and the learning rate; "
+                f"{where}, for {self._bad_batches} batches in a row: check the weights and the learning rate; "
                 "the batch stays claimed"
             )
         groups = ", ".join(f"{group.task}:{group.group_id}" for group in batch.groups)
-        log.error("%s; its groups are quarantined, and the step gets others: %s", where, groups)
+        log.error("%s; its groups are quarantined, and the step gets another batch: %s", where, groups)
         self._consumer.release(batch, "quarantine")
 
     def _checkpoint(self) -> None:
@@ -255,7 +257,7 @@ class Trainer:
         except ServerError as error:
             if not self._stop.is_set():
                 raise
-            log.warning("the buffer will hear of the checkpoint of step %d at the next start: %s", self._saved, error)
+            log.warning("the checkpoint of step %d will be reported at the next start: %s", self._saved, error)
 
     def _record_weights(self, version: int) -> None:
         if (folder := self._settings.record_dir) is not None:
@@ -276,20 +278,20 @@ class Trainer:
 
 
 def find_truncation(batch: Batch) -> str | None:
-    """What to say when samples were drawn with top_p or top_k, of which the trainer's logprobs know nothing."""
+    """A warning if samples were drawn with top_p or top_k, which the trainer's logprobs do not include."""
     for sample in batch.samples:
         top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
         if top_p < 1 or top_k > 0:
             return (
                 f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour "
-                "logprobs are of the truncated distribution, the trainer's are not: importance ratios are too small. "
-                "Use top_p = 1 and top_k = 0 for training, and other values for evaluations"
+                "logprobs are those of the truncated distribution, the trainer's are not, so importance ratios are too "
+                "small. Use top_p = 1 and top_k = 0 for training, and other values only for evaluations"
             )
     return None
 
 
 def describe_batch(batch: Batch) -> dict[str, Any]:
-    """What a step's line of metrics says of its batch. `workers`: worker -> samples it made."""
+    """Describe a batch for the metrics of its step. `workers` maps a worker to the samples it generated."""
     tasks = np.array([batch.groups[index].task for index in batch.sample_groups])
     rewards = batch.rewards
     return {
@@ -308,9 +310,9 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
 
 
 def _load_model(folder: Any, settings: TrainerSettings) -> Any:
-    """A model whose forward pass is the engines': no dropout, which `eval` switches off."""
+    """Load a model in `eval` mode: without dropout, its forward pass is that of the engines."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, settings.dtype))
     try:
         return model.to(settings.device).eval()
     except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
-        raise ConfigError(f"trainer.device = {settings.device!r}: the model cannot go there: {error}") from error
+        raise ConfigError(f"trainer.device = {settings.device!r}: the model cannot be moved there: {error}") from error

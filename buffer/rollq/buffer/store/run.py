@@ -19,6 +19,9 @@ from rollq.buffer.store.events import Events
 from rollq.buffer.store.keys import RunKeys, task_keys
 from rollq.buffer.store.pipelining import Command, pipeline
 
+MEMORY_LIMIT = 0.8
+"""Used share of maxmemory above which producers admit nothing new: the rest is for results that are on their way."""
+
 
 class RunStore:
     """The keys of one run on one server. Thread-safe; holds no state that another process could not rebuild."""

@@ -1,6 +1,6 @@
-"""The trainer's end of vLLM's NCCL weight transfer; the only module of the consumer that knows vLLM, 0.32 and later.
+"""The trainer's side of vLLM's NCCL weight transfer. No other module of the consumer depends on vLLM (0.32 or later).
 
-Untested on GPUs: what is around it is tested with gloo in its place.
+Not tested on GPUs: the tests of the code around it use gloo instead.
 """
 
 from collections.abc import Iterable
@@ -9,18 +9,18 @@ from typing import Any
 from rollq.buffer.errors import ConfigError
 
 BUFFER_BYTES = 1 << 30
-"""Tensors are packed into pieces of this size, on either side."""
+"""Size of the buffers that tensors are packed into, the same on both sides."""
 BUFFERS = 2
-"""Pieces under way at a time."""
+"""Number of buffers in flight."""
 
 
 class NcclRendezvous:
-    """`Rendezvous` of vLLM's workers, on the GPU that is current here. Raises `ConfigError` where that cannot work."""
+    """Connects to vLLM's workers from the current GPU. Raises `ConfigError` without vLLM or a GPU."""
 
     def __init__(self) -> None:
         try:
             import torch
-            import vllm.distributed.weight_transfer.nccl_common  # noqa: F401 - whether it is there
+            import vllm.distributed.weight_transfer.nccl_common  # noqa: F401 - checks that it is installed
         except ImportError as error:
             raise ConfigError(
                 f"transport 'nccl' needs vLLM beside the trainer ({error}): pip install 'rollq[vllm]', "
@@ -34,7 +34,7 @@ class NcclRendezvous:
         return NcclProcessGroup(address, port, world_size, self._device)
 
     def init_info(self, address: str, port: int, world_size: int) -> dict[str, Any]:
-        """Of vLLM's `NCCLWeightTransferInitInfo`, all but the rank."""
+        """The fields of vLLM's `NCCLWeightTransferInitInfo`, except the rank."""
         return {
             "master_address": address,
             "master_port": port,
@@ -46,7 +46,7 @@ class NcclRendezvous:
 
 
 class NcclProcessGroup:
-    """Rank 0 of a group of vLLM's workers, on the GPU `device`."""
+    """Rank 0 of a process group with vLLM's workers, on the GPU `device`."""
 
     def __init__(self, address: str, port: int, world_size: int, device: int) -> None:
         import torch
@@ -57,10 +57,10 @@ class NcclProcessGroup:
         self._device = device
         self._communicator = trainer_init(rendezvous)
         if self._communicator.disabled:
-            raise RuntimeError("vLLM found no NCCL library, and would send nothing")
+            raise RuntimeError("vLLM found no NCCL library and cannot send weights")
 
     def send(self, tensors: Iterable[tuple[str, Any]]) -> None:
-        """Broadcast all tensors, once what computes them on other streams is done."""
+        """Broadcast all tensors, after the work on other CUDA streams that computes them."""
         import torch
         from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
 
@@ -76,5 +76,5 @@ class NcclProcessGroup:
         torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
-        """Abort the communicator; vLLM waits 5 s for that at most."""
+        """Abort the communicator; vLLM waits for it at most 5 s."""
         self._communicator.destroy()
