@@ -1,7 +1,8 @@
-"""Shared fixtures: real servers, and a namespace per test.
+"""Shared fixtures: real servers, and a run per test.
 
-Every pytest-xdist worker has one server for its whole session; tests share it, each under a run name of its own.
-A test that kills, fills or reconfigures a server takes `fresh_server`.
+Every pytest-xdist worker starts one server for its whole session and empties it after each test, so no test sees the
+keys of another. `--server redis` starts the system's Redis instead of the embedded Valkey. A test that kills, fills or
+reconfigures a server takes `fresh_server`.
 """
 
 import os
@@ -18,17 +19,46 @@ import pytest
 # Before anything imports torch: as many test processes as cores, one thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import redis
+
 from rollq.buffer.store.server import EmbeddedServer
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--server", choices=["valkey", "redis"], default="valkey", help="the server that tests share")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that must pass on every kind of server."""
+    for item in items:
+        if "any_server" in getattr(item, "fixturenames", ()):
+            item.add_marker("any_server")
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """The embedded Valkey that this process's tests share."""
-    with EmbeddedServer(tmp_path_factory.mktemp("valkey")) as server:
+def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """The server that all tests of this process share."""
+    kind = request.config.getoption("--server")
+    binary = request.getfixturevalue("redis_binary") if kind == "redis" else None
+    with EmbeddedServer(tmp_path_factory.mktemp(kind), binary=binary) as server:
         yield server
+
+
+@pytest.fixture
+def server(shared_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
+    """The shared server, empty at the start of each test."""
+    yield shared_server
+    with redis.Redis.from_url(shared_server.url) as client:
+        client.flushall()
+
+
+@pytest.fixture
+def any_server(server: EmbeddedServer) -> EmbeddedServer:
+    """The shared server, for tests that CI also runs on the system's Redis (`make test SERVER=redis`)."""
+    return server
 
 
 @pytest.fixture
@@ -90,17 +120,3 @@ def redis_binary() -> Path:
         if match and int(match[1]) >= 7:
             return Path(found)
     missing("no redis-server >= 7.0 on the PATH (Debian: apt-get install redis-server)")
-
-
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory, redis_binary: Path) -> Iterator[EmbeddedServer]:
-    """The system's Redis, shared like `server`."""
-    with EmbeddedServer(tmp_path_factory.mktemp("redis"), binary=redis_binary) as server:
-        yield server
-
-
-@pytest.fixture(params=["valkey", "redis"])
-def any_server(request: pytest.FixtureRequest) -> EmbeddedServer:
-    """Runs the test twice: on the embedded Valkey and on the system's Redis."""
-    server: EmbeddedServer = request.getfixturevalue("server" if request.param == "valkey" else "redis_server")
-    return server
