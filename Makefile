@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+SERVER ?= valkey
 PYTEST_ARGS ?=
 
 BIN := .venv/bin
@@ -11,9 +12,12 @@ VLLM_INSTALLED := .venv-vllm/.installed
 SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 # Without an NVIDIA GPU, torch's small CPU build.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
+# On Redis, only the tests of what depends on the kind of server.
+CHOSEN := $(if $(filter redis,$(SERVER)),any_server and )not slow
+DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --server $(SERVER) --durations 30 -m "$(CHOSEN)" $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-vllm conformance mutants lint type check bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm conformance mutants lint type check bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -29,8 +33,11 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 demo: $(INSTALLED)  ## the main job: producer, two workers and a trainer teach a tiny model
 	$(BIN)/rollq demo
 
-test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORKERS=2)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
+test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORKERS=2, SERVER=redis)
+	$(DEFAULT_TESTS)
+
+test-busy: $(INSTALLED)  ## the default tests beside four busy processes: none may depend on the machine's speed
+	$(BIN)/python tests/busy.py $(DEFAULT_TESTS)
 
 test-slow: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
