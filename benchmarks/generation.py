@@ -6,7 +6,6 @@ from typing import Any
 import orjson
 
 from benchmarks.world import QUESTION
-from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
 
 GROUP_SIZE = 8
 IN_FLIGHT = 32
@@ -19,6 +18,8 @@ ENGINE_ARGS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 5
 
 def write_files(folder: Path) -> None:
     """The model and the prompts."""
+    from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save  # torch: the other benchmarks do without
+
     model = make_model(258, 0, head_dim=32)
     model.generation_config.eos_token_id = list(EOS_IDS)
     save(folder / "model", model, make_tokenizer())

@@ -31,6 +31,8 @@ LENGTHS = Path("../shared/data/azure_llm_conv.csv")
 """Generated tokens of a day of conversations (Azure LLM inference trace 2023), when it lies beside the project."""
 SLOTS = 32
 TOKENS_PER_S = 1000.0
+PROMPTS_PER_GROUP = 40
+"""Prompts for each group that is trained, more than are admitted."""
 SHARES = {"a tenth": 0.1, "half": 0.5, "as long as all": 1.0}
 STRATEGIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "sync": ("sync", {"max_staleness": 0}),
@@ -123,7 +125,8 @@ def run_one(
     run = f"production-{name}"
     made = TaskRules.model_validate({"batch_groups": batch_groups, "group_size": 1, **rules})
     with TemporaryDirectory(prefix="rollq-bench-") as folder, Buffer.connect(url, run) as buffer:
-        write_files(Path(folder), url, run, strategy, made, lengths)
+        write_prompts(Path(folder), PROMPTS_PER_GROUP * batch_groups * steps)
+        write_settings(Path(folder), url, run, strategy, made, lengths)
         with roles(Path(folder)):
             times_s, trained = train(buffer, made, steps, share * generation_s)
             counts = buffer.counts(TASK)
@@ -137,10 +140,14 @@ def run_one(
     )
 
 
-def write_files(folder: Path, url: str, run: str, strategy: str, rules: TaskRules, lengths: Sequence[int]) -> None:
-    """The `rollq.toml` of producer and worker, and prompts that are all different."""
-    prompts = [orjson.dumps({"prompt": "?", "prompt_ids": [i // 1000, i % 1000]}) for i in range(200_000)]
+def write_prompts(folder: Path, count: int) -> None:
+    """Prompts that are all different."""
+    prompts = [orjson.dumps({"prompt": "?", "prompt_ids": [i // 1000, i % 1000]}) for i in range(count)]
     (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
+
+
+def write_settings(folder: Path, url: str, run: str, strategy: str, rules: TaskRules, lengths: Sequence[int]) -> None:
+    """The `rollq.toml` of producer and worker."""
     (folder / "rollq.toml").write_text(
         f"""
 run = "{run}"

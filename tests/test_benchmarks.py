@@ -15,14 +15,11 @@ ROOT = Path(__file__).parents[1]
 def run_benchmarks(folder: Path, *options: str) -> None:
     """`python -m benchmarks --quick` with `folder` as the working directory."""
     command = [sys.executable, "-m", "benchmarks", "--quick", *options]
-    subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=240)
+    subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
 
 
-@pytest.mark.parametrize("name", ["exchange", "tickets", "claim", "expiry", "wakeup", "production"])
-def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:
-    run_benchmarks(tmp_path, "--only", name, "--output", "results.json")
-
-    written = orjson.loads((tmp_path / "results.json").read_bytes())
+def check_figures(results: Path) -> None:
+    written = orjson.loads(results.read_bytes())
     assert written["machine"]["cores"] > 0
     assert written["machine"]["server"].startswith("Valkey ")
     assert written["results"]
@@ -34,14 +31,21 @@ def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Pat
         assert first <= result["measured"] <= third
 
 
-def test_writing_the_table_keeps_the_words_around_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["exchange", "tickets", "expiry", "wakeup", "production"])
+def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:
+    run_benchmarks(tmp_path, "--only", name, "--output", "results.json")
+    check_figures(tmp_path / "results.json")
+
+
+def test_a_benchmark_writes_its_figures_and_a_table_that_keeps_the_words_around_it(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "benchmarks.md"
     page.parent.mkdir()
     page.write_text((ROOT / "docs" / "benchmarks.md").read_text() + "The last words.\n")
     before = page.read_text()
 
-    run_benchmarks(tmp_path, "--only", "claim", "--write-docs")
+    run_benchmarks(tmp_path, "--only", "claim", "--output", "results.json", "--write-docs")
 
+    check_figures(tmp_path / "results.json")
     after = page.read_text()
     assert after.startswith(before[: before.index("<!-- table")])
     assert after.endswith("The last words.\n")
