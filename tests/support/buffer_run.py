@@ -1,8 +1,7 @@
 """A small world for buffer tests: a run with tasks, hand-made results, and the invariants that must always hold."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -16,14 +15,10 @@ from rollq.buffer.rollouts import (
     Sample,
     SampleStatus,
     Segment,
-    Status,
     VersionSpan,
 )
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.store.keys import TaskKeys, task_keys
-
-WHOLE = {Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED}
-"""Groups whose samples are all stored."""
+from support.invariants import check_task
 
 
 def make_sample(
@@ -136,55 +131,3 @@ class World:
         """Assert what must hold at every moment: conservation, one status per group, indexes that match payloads."""
         for task in self.buffer.tasks():
             check_task(self.buffer, task)
-
-
-def check_task(buffer: Buffer, task: str) -> None:
-    counts = buffer.counts(task)
-    assert counts.unaccounted == 0, counts
-    keys = task_keys(buffer.run, task)
-    client: Any = buffer.client  # the driver's types cover replies of every protocol and mode at once
-    by_version, generating, suspects, *by_status = sorted_sets(
-        client, [keys.by_version, keys.generating, keys.suspects, *map(keys.status, Status)]
-    )
-    filed: dict[int, Status] = {}
-    for status, ids in zip(Status, by_status, strict=True):
-        assert not ids & filed.keys(), f"{ids & filed.keys()} are {status} and something else: {filed}"
-        filed |= dict.fromkeys(ids, status)
-    stored = stored_groups(client, keys, int(counts.progress["admitted"]))
-    assert stored.keys() == filed.keys(), stored.keys() ^ filed.keys()
-    for group_id, (group, frames) in stored.items():
-        check_group(group_id, filed[group_id], group, frames)
-    assert by_version == {id for id, status in filed.items() if status in (Status.COMPLETED, Status.ABORTED)}
-    assert generating == {id for id, status in filed.items() if status is Status.RUNNING}
-    assert suspects <= {id for id, status in filed.items() if status is Status.PENDING}
-
-
-def sorted_sets(client: Any, names: Sequence[str]) -> list[set[int]]:
-    """Group ids in each of several sorted sets, in one round trip."""
-    with client.pipeline(transaction=False) as pipeline:
-        for name in names:
-            pipeline.zrange(name, 0, -1)
-        return [set(map(int, ids)) for ids in pipeline.execute()]
-
-
-def stored_groups(client: Any, keys: TaskKeys, admitted: int) -> dict[int, tuple[dict[bytes, bytes], set[int]]]:
-    """Group id -> fields of its hash, indexes of its stored samples; without the ids that have neither.
-
-    Ids are given in order of arrival, so all that may exist are known: a scan would read the keys of other tests too.
-    """
-    ids = range(1, admitted + 1)
-    with client.pipeline(transaction=False) as pipeline:
-        for group_id in ids:
-            pipeline.hgetall(keys.group(group_id)).hkeys(keys.rollout(group_id))
-        replies = pipeline.execute()
-    found = zip(ids, replies[::2], replies[1::2], strict=True)
-    return {group_id: (group, set(map(int, frames))) for group_id, group, frames in found if group or frames}
-
-
-def check_group(group_id: int, filed: Status, group: Mapping[bytes, bytes], frames: set[int]) -> None:
-    """Assert that a group's hash agrees with its index, and that the samples it names are stored."""
-    assert group[b"status"] == filed.value.encode(), (group_id, filed, group)
-    generated = {i for i, letter in enumerate(group[b"letters"].decode()) if letter != "p"}
-    assert frames <= generated, (group_id, frames, group)
-    if filed in WHOLE:
-        assert frames == generated, (group_id, frames, group)

@@ -1,0 +1,69 @@
+"""What must hold for a task at every moment, whatever happened before."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.keys import task_keys
+
+WHOLE = {Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED}
+"""Statuses of groups whose samples are all stored."""
+READ = """
+local sets, groups = {}, {}
+for i, key in ipairs(KEYS) do sets[i] = redis.call('ZRANGE', key, 0, -1) end
+for id = 1, ARGV[1] do
+  groups[id] = { redis.call('HGETALL', ARGV[2] .. id), redis.call('HKEYS', ARGV[3] .. id) }
+end
+return { sets, groups }
+"""
+"""Group ids are given in order of arrival, so all that may exist are known. A scan would read the whole server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One group's own keys: the fields of its hash, and the indexes of its stored samples."""
+
+    fields: Mapping[bytes, bytes]
+    frames: set[int]
+
+
+def check_task(buffer: Buffer, task: str) -> None:
+    """Assert conservation, one status per group, and indexes that match what is stored."""
+    counts = buffer.counts(task)
+    assert counts.unaccounted == 0, counts
+    (by_version, generating, suspects, *by_status), stored = _read(buffer, task, int(counts.progress["admitted"]))
+    filed: dict[int, Status] = {}
+    for status, ids in zip(Status, by_status, strict=True):
+        assert not ids & filed.keys(), f"{ids & filed.keys()} are {status} and something else: {filed}"
+        filed |= dict.fromkeys(ids, status)
+    assert stored.keys() == filed.keys(), stored.keys() ^ filed.keys()
+    for group_id, group in stored.items():
+        _check_group(group_id, filed[group_id], group)
+    assert by_version == {id for id, status in filed.items() if status in (Status.COMPLETED, Status.ABORTED)}
+    assert generating == {id for id, status in filed.items() if status is Status.RUNNING}
+    assert suspects <= {id for id, status in filed.items() if status is Status.PENDING}
+
+
+def _read(buffer: Buffer, task: str, admitted: int) -> tuple[list[set[int]], dict[int, Stored]]:
+    """Group ids by version, generating, suspect and of each status; and every group that has a key."""
+    keys = task_keys(buffer.run, task)
+    names = [keys.by_version, keys.generating, keys.suspects, *map(keys.status, Status)]
+    prefixes = [keys.group(0)[:-1], keys.rollout(0)[:-1]]
+    client: Any = buffer.client  # the driver's types cover replies of every protocol and mode at once
+    sets, groups = client.eval(READ, len(names), *names, admitted, *prefixes)
+    stored = {
+        group_id: Stored(dict(zip(fields[::2], fields[1::2], strict=True)), set(map(int, frames)))
+        for group_id, (fields, frames) in enumerate(groups, start=1)
+        if fields or frames
+    }
+    return [set(map(int, ids)) for ids in sets], stored
+
+
+def _check_group(group_id: int, filed: Status, group: Stored) -> None:
+    assert group.fields[b"status"] == filed.value.encode(), (group_id, filed, group)
+    generated = {i for i, letter in enumerate(group.fields[b"letters"].decode()) if letter != "p"}
+    assert group.frames <= generated, (group_id, group)
+    if filed in WHOLE:
+        assert group.frames == generated, (group_id, group)
