@@ -18,6 +18,7 @@ from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import WorkerTask
 from rollq.workers.tokenizers.byte import EOS_ID
 from support.buffer_run import World
+from support.waiting import PATIENCE_S
 
 
 @dataclass
@@ -170,7 +171,7 @@ class WorkerWorld:
                 await asyncio.wait([serving, playing], return_when=asyncio.FIRST_COMPLETED)
                 if not serving.done() and not worker.intake.stopped:
                     worker.rq.request_shutdown()
-                await asyncio.wait_for(serving, 20)
+                await asyncio.wait_for(serving, PATIENCE_S)
                 await playing
                 assert worker.table.generating <= len(worker.table)
             return script
@@ -178,11 +179,12 @@ class WorkerWorld:
         return asyncio.run(run())
 
     async def _scene(self, scene: Scene, worker: Worker, script: Script) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await scene(worker, script)
 
-    def settings(self, script: Script, **settings: Any) -> WorkerSettings:
-        options = {"script": script}
+    def settings(self, script: Script, *, lengths: Sequence[int] = (), **settings: Any) -> WorkerSettings:
+        """`lengths`: of a `SlowEngine`'s answers."""
+        options = {"script": script, **({"lengths": lengths} if lengths else {})}
         return WorkerSettings.model_validate(
             {"engine": "support.worker_run.ScriptedEngine", "options": options, "grace_s": 10, **settings}
         )

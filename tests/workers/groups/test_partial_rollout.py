@@ -1,8 +1,8 @@
 """Interrupted and expired samples on their way through a real worker: what is kept, and what is made again."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +16,10 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.run import Worker
 from support.buffer_run import make_sample
+from support.slow_engine import pass_time
 from support.worker_run import Script, ScriptedEngine, WorkerWorld
 
-TOKENS = 400
+TOKENS = {"simulated": 40, "transformers": 400}
 
 
 class Taciturn(ScriptedEngine):
@@ -40,28 +41,50 @@ def swap_in_the_middle(
     buffer: Buffer, url: str, folder: Path, engine: str, mode: SwapMode, *, partial: bool
 ) -> list[Sample]:
     """Samples of one group whose generation met new weights (version 2 after 1), on a real engine."""
-    rules = {"partial_rollout": partial, "max_staleness": 4, "max_tokens": TOKENS, "temperature": 1.0, "top_k": 1}
+    tokens = TOKENS[engine]
+    rules = {"partial_rollout": partial, "max_staleness": 4, "max_tokens": tokens, "temperature": 1.0, "top_k": 1}
     world = WorkerWorld(buffer, url, rules)
-    options: dict[str, Any] = {"model": folder, "device": "cpu"}
-    if engine == "simulated":
-        options = {"lengths": [2 * TOKENS], "tokens_per_s": 400.0}
     stored = store_weights(buffer, read_files(folder))
     buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
     world.admit(1)
 
     async def scene(worker: Worker, script: Script) -> None:
-        await world.until(lambda: any(len(held.requests) == 2 for held in worker.table))
-        buffer.publish(world.world.held, 2, uri=stored.uri, digest=stored.digest)
-        if mode is SwapMode.ABORT:
-            await world.until_count(Status.ABORTED, 1)
-            world.recycle(1)
+        def swap() -> None:
+            buffer.publish(world.world.held, 2, uri=stored.uri, digest=stored.digest)
+
+        if engine == "simulated":
+            await swap_a_slow_engine(world, script, swap, mode, tokens)
+        else:
+            await world.until(lambda: any(len(held.requests) == 2 for held in worker.table))
+            swap()
+            if mode is SwapMode.ABORT:
+                await world.until_count(Status.ABORTED, 1)
+                world.recycle(1)
         await world.until_count(Status.COMPLETED, 1)
         await world.until(lambda: worker.host.version is not None and worker.host.version.version == 2)
 
-    world.play(scene, engine=engine, options=options, swap=mode)
+    if engine == "simulated":
+        world.play(scene, engine="support.slow_engine.SlowEngine", lengths=[2 * tokens], swap=mode)
+    else:
+        world.play(scene, engine=engine, options={"model": folder, "device": "cpu"}, swap=mode)
     world.world.check()
     ((_, samples),) = world.results(1)
     return list(samples)
+
+
+async def swap_a_slow_engine(
+    world: WorkerWorld, script: Script, swap: Callable[[], None], mode: SwapMode, tokens: int
+) -> None:
+    """Swap when some of the tokens are made; the rest are made afterwards."""
+    await world.until(lambda: script.running == 2)
+    pass_time(tokens / 4)
+    swap()
+    await world.until(lambda: script.swaps[-1][0].version == 2)
+    if mode is SwapMode.ABORT:
+        await world.until_count(Status.ABORTED, 1)
+        world.recycle(1)
+        await world.until(lambda: script.running == 2)
+    pass_time(tokens)
 
 
 @pytest.mark.parametrize("engine", ["simulated", "transformers"])
@@ -80,9 +103,11 @@ def test_xp10_new_weights_in_the_middle_of_an_answer(
         }[mode]
         assert versions == expected
         assert sample.response_tokens == len(segment.logprobs) == sum(span.tokens for span in segment.versions)
-        assert sample.response_tokens == TOKENS, "the second attempt had what was left of the first one's budget"
+        assert sample.response_tokens == TOKENS[engine], (
+            "the second attempt had what the first one left"
+        )
         assert sample.finish_reason is FinishReason.LENGTH
-        assert sample.sampling["max_tokens"] == TOKENS
+        assert sample.sampling["max_tokens"] == TOKENS[engine]
         assert np.isfinite(segment.logprobs).all()
 
 

@@ -16,6 +16,7 @@ from rollq.workers.groups.samples import priority
 from rollq.workers.groups.task_control import WorkerState, leasable, must_end, wants_sleep
 from rollq.workers.run import Worker
 from rollq.workers.settings import PauseMode
+from support.slow_engine import pass_time
 from support.worker_run import Script, ScriptedEngine, WorkerWorld
 
 FIRST = WeightsVersion(1, 0, "a")
@@ -250,18 +251,18 @@ def test_xp13_a_group_that_was_interrupted_too_often_finishes_under_the_weights_
     world.admit(1)
 
     async def scene(worker: Worker, script: Script) -> None:
-        await world.until_count(Status.RUNNING, 1)
-        await world.until(lambda: all(len(held.requests) == 2 for held in worker.table))
+        await world.until(lambda: script.running == 2)
         world.publish(1)
         await world.until_count(Status.ABORTED, 1)
         world.recycle(1)
-        await world.until(lambda: any(len(held.requests) == 2 for held in worker.table))
+        await world.until(lambda: script.running == 2)
         world.publish(2)
+        await world.until(lambda: script.swaps[-1][0].version == 2)
+        pass_time(40)
         await world.until_count(Status.COMPLETED, 1)
         await world.until(lambda: worker.host.version is not None and worker.host.version.version == 2)
 
-    options = {"lengths": [40], "tokens_per_s": 50.0}
-    world.play(scene, engine="simulated", options=options, swap=SwapMode.ABORT)
+    world.play(scene, engine="support.slow_engine.SlowEngine", lengths=[40], swap=SwapMode.ABORT)
     ((_, samples),) = world.results(1)
     for sample in samples:
         assert sample.newest_version == 1, "the second swap waited for it"
@@ -289,14 +290,15 @@ def test_xm01_an_evaluation_finishes_before_a_swap_and_its_tokens_are_of_one_ver
 
     async def scene(worker: Worker, script: Script) -> None:
         world.tickets(1)
-        await world.until(lambda: any(len(held.requests) == 2 for held in worker.table))
+        await world.until(lambda: script.running == 2)
         world.publish(1)
+        await world.until(lambda: script.swaps[-1][0].version == 1)
+        pass_time(20)
         await world.until(lambda: buffer.batch_by_handle("held_out", state.handle).gathered == 1)
         await world.until(lambda: worker.host.version is not None and worker.host.version.version == 1)
         assert worker.generation.totals.restarted == 0
 
-    options = {"lengths": [20], "tokens_per_s": 50.0}
-    world.play(scene, engine="simulated", options=options, swap=SwapMode.ABORT)
+    world.play(scene, engine="support.slow_engine.SlowEngine", lengths=[20], swap=SwapMode.ABORT)
     world.world.check()
 
 
