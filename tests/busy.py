@@ -8,7 +8,6 @@ Usage: python tests/busy.py COMMAND [ARGUMENT ...]
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import NoReturn
 
 BUSY_PROCESSES = 4
@@ -19,7 +18,7 @@ while os.getppid() == int(sys.argv[1]):
 """
 
 
-def main(command: Sequence[str]) -> NoReturn:
+def main(command: list[str]) -> NoReturn:
     for _ in range(BUSY_PROCESSES):
         # a process group each, so that Ctrl-C does not reach them: it is for the command
         subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())], process_group=0)

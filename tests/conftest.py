@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import redis
 
 from rollq.buffer.store.server import EmbeddedServer
+from support.demo_folder import prepare_once
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
@@ -87,6 +88,13 @@ def fresh_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
     """A server for one test alone, which may kill, stop and restart it."""
     with EmbeddedServer(tmp_path / "server") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def prepared_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `rollq demo --prepare` makes it, with an almost untrained model. Copy it to change it."""
+    own = tmp_path_factory.getbasetemp()
+    return prepare_once(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture(scope="session")

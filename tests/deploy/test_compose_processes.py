@@ -1,24 +1,38 @@
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import redis
 
+from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import free_port
-from rollq.monitor.records import METRICS_FILE, read_steps
-from support.compose_file import COMPOSE, PASSWORD, Containers
+from rollq.cli.demo.command import demo
+from rollq.cli.run_location import Place
+from support.compose_file import COMPOSE, PASSWORD, Containers, read_compose
 
+SERVICES = read_compose({})["services"]
 FAKE_GPUS = "#!/bin/sh\nprintf '0\\n1\\n'\n"
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The volume that `prepare-cpu` fills, with a model that has learnt next to nothing."""
-    with Containers(tmp_path_factory.mktemp("c"), free_port("127.0.0.1"), {"ROLLQ_WARM_UP_STEPS": "1"}) as world:
-        for _ in ("make everything", "find it made"):
-            world.start("prepare-cpu")
-            assert world.finish("prepare-cpu") == 0, world.log("prepare-cpu").read_text()
-        return world.volume("demo")
+@pytest.fixture
+def volume(prepared_demo: Path, tmp_path: Path) -> Path:
+    """The volume `demo` as `prepare-cpu` fills it."""
+    return shutil.copytree(prepared_demo, tmp_path / "demo")
+
+
+def test_prepare_cpu_makes_a_demo_where_there_is_none(tmp_path: Path, volume: Path) -> None:
+    words = shlex.split(SERVICES["prepare-cpu"]["command"][-1])
+    assert words[:6] == ["test", "-e", "/data/rollq.toml", "||", "rollq", "demo"]
+    made = demo.make_context("rollq demo", words[6:]).params
+    assert (made["prepare"], made["out"]) == (True, Path("/data"))
+
+    before = (volume / "rollq.toml").stat()
+    with Containers(tmp_path, free_port("127.0.0.1"), {}, {"demo": volume}) as world:
+        world.start("prepare-cpu")
+        assert world.finish("prepare-cpu") == 0, world.log("prepare-cpu").read_text()
+    assert (volume / "rollq.toml").stat() == before
 
 
 def answers(world: Containers) -> bool:
@@ -29,11 +43,21 @@ def answers(world: Containers) -> bool:
         return False
 
 
+def all_have_begun(world: Containers) -> bool:
+    """Whether the producer has admitted prompts, a worker has reported, and the trainer has opened an epoch."""
+    with Place.at(f"redis://:{PASSWORD}@127.0.0.1:{world.port}/0", "demo").buffer() as buffer:
+        try:
+            counts = buffer.counts("sum")
+        except StoreLost:  # no role has created the run yet
+            return False
+        return counts.clock.epoch > 0 and counts.progress["admitted"] > 0 and len(buffer.workers()) > 0
+
+
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
-def test_the_services_of_a_profile_train_and_stop_cleanly(profile: str, prepared: Path, tmp_path: Path) -> None:
+def test_the_services_of_a_profile_start_and_stop_cleanly(profile: str, volume: Path, tmp_path: Path) -> None:
     suffix = {"cpu": "-cpu", "gpu": ""}[profile]
-    variables = {"ROLLQ_DATA": str(prepared), "ROLLQ_CONFIG": str(COMPOSE / "rollq-cpu.toml")}
-    with Containers(tmp_path, free_port("127.0.0.1"), variables, {"demo": prepared}) as world:
+    variables = {"ROLLQ_DATA": str(volume), "ROLLQ_CONFIG": str(COMPOSE / "rollq-cpu.toml")}
+    with Containers(tmp_path, free_port("127.0.0.1"), variables, {"demo": volume}) as world:
         (world.programs / "nvidia-smi").write_text(FAKE_GPUS)
         (world.programs / "nvidia-smi").chmod(0o755)
         world.start("redis")
@@ -42,8 +66,7 @@ def test_the_services_of_a_profile_train_and_stop_cleanly(profile: str, prepared
         assert not world.healthy(roles[0])
         for role in roles:
             world.start(role)
-        metrics = world.volume("output" + suffix) / METRICS_FILE
-        world.wait_until(lambda: metrics.exists() and len(read_steps(metrics)) >= 2)
+        world.wait_until(lambda: all_have_begun(world))
         assert all(world.healthy(role) for role in roles)
         assert PASSWORD not in "".join(world.log(role).read_text() for role in roles)
         assert [world.stop(role) for role in [*roles, "redis"]] == [0, 0, 0, 0]

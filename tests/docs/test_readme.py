@@ -10,6 +10,7 @@ from rollq.buffer.rollouts import Prompt
 from rollq.buffer.store.server import free_port
 from rollq.cli.settings_file import load_settings
 from rollq.monitor.records import METRICS_FILE, read_steps
+from support.demo_folder import PREPARE
 from support.documented_commands import ROOT, Desk, blocks, kill
 
 BLOCKS = blocks(ROOT / "README.md")
@@ -29,6 +30,13 @@ def code_with(words: str) -> str:
 @pytest.fixture
 def desk(tmp_path: Path) -> "Desk":
     return Desk(tmp_path, free_port("127.0.0.1"))
+
+
+@pytest.fixture
+def sums(desk: Desk, prepared_demo: Path) -> Path:
+    """The folder that the README's command has made."""
+    assert code_with("--prepare").split() == [*PREPARE]
+    return shutil.copytree(prepared_demo, desk.folder / "sums")
 
 
 def steps(metrics: Path) -> int:
@@ -55,14 +63,13 @@ def test_every_link_inside_the_repository_leads_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
-def test_the_roles_run_one_by_one_and_go_on_after_a_kill(desk: Desk, redis_cli: Path) -> None:
+def test_the_roles_run_one_by_one_and_go_on_after_a_kill(desk: Desk, sums: Path, redis_cli: Path) -> None:
     (lines,) = [block.code.splitlines() for block in BLOCKS if block.mark == "terminals"]
     serve, produce, work, second_work, train = lines
     (desk.folder / "trainer.py").write_text(desk.local(files()["trainer.py"]))
-    desk.run(code_with("--prepare"))
-    config = desk.folder / "sums" / "rollq.toml"
+    config = sums / "rollq.toml"
     config.write_text(desk.local(config.read_text("utf-8")))
-    metrics = desk.folder / "sums" / "trainer" / METRICS_FILE
+    metrics = sums / "trainer" / METRICS_FILE
     with desk:
         desk.open("redis", serve)
         desk.wait_until(lambda: b"serving at" in desk.log("redis").read_bytes())
@@ -93,12 +100,11 @@ def test_the_roles_run_one_by_one_and_go_on_after_a_kill(desk: Desk, redis_cli: 
         assert all("stopped" in desk.log(name).read_text() for name in ("train", "second work", "produce"))
 
 
-def test_the_roles_run_on_several_machines_that_share_a_password(desk: Desk) -> None:
-    desk.run(code_with("--prepare"))
+def test_the_roles_run_on_several_machines_that_share_a_password(desk: Desk, sums: Path) -> None:
     terminals = [(block.detail, block.code) for block in BLOCKS if block.mark == "terminal"]
     for machine in {machine for machine, _ in terminals}:
-        shutil.copytree(desk.folder / "sums", desk.folder / machine / "sums")
-    shutil.rmtree(desk.folder / "sums")
+        shutil.copytree(sums, desk.folder / machine / "sums")
+    shutil.rmtree(sums)
     without_torch = desk.folder / "without-torch"
     without_torch.mkdir()
     (without_torch / "torch.py").write_text("raise ModuleNotFoundError(name='torch')")

@@ -4,16 +4,17 @@ It finds wrong offsets, masks, temperatures, version stamps and caches that outl
 every step, and answers are long enough that swaps come in their middle.
 """
 
-import subprocess
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from rollq.buffer.store.server import EmbeddedServer
-from support.recorded_run import recompute_all, role, rollq
+from support.recorded_run import recompute_all, role
+from support.waiting import PATIENCE_S
 
-STEPS = 8
+STEPS = 4
 JUDGE = "def reward(prompt, sample):\n    return sum(map(ord, sample.text)) % 2\n"
 EDITS = {
     "batch_groups = 16": "batch_groups = 4",
@@ -23,16 +24,15 @@ EDITS = {
     'layout = "padded"': 'record_dir = "record"\nverify_logprobs = 1e-4',
     # A batch then takes many rounds, so that it outlasts a train step, however slow the machine is.
     "[worker.options]": "[worker.options]\nmax_batch = 4",
+    "steps = 150": f"steps = {STEPS}",
     "learning_rate = 0.0005": "learning_rate = 0.01",
 }
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def prepared(prepared_demo: Path, tmp_path: Path) -> Path:
     """A demo's folder with a model that knows nothing, and a judge that rewards what can be learnt from anything."""
-    folder = tmp_path_factory.mktemp("logprobs") / "demo"
-    options = ("--prepare", "--warm-up-steps", 1, "--steps", STEPS, "--out", folder)
-    subprocess.run(rollq("demo", *options), check=True, capture_output=True)
+    folder = shutil.copytree(prepared_demo, tmp_path / "demo")
     config = folder / "rollq.toml"
     text = config.read_text("utf-8")
     for old, new in EDITS.items():
@@ -52,7 +52,7 @@ def test_every_token_that_real_workers_made_has_the_logprob_of_the_weights_that_
         for name in ("one", "two"):
             roles.enter_context(role(prepared, "work", "rollq.toml", "--name", name))
         trainer = roles.enter_context(role(prepared, "train", "rollq.toml"))
-        assert trainer.wait(280) == 0, (prepared / "train-rollq.toml.log").read_text()
+        assert trainer.wait(PATIENCE_S) == 0, (prepared / "train-rollq.toml.log").read_text()
 
     assert len(list((prepared / "record" / "batches").iterdir())) == STEPS
     seen = recompute_all(prepared / "record", tolerance=1e-4)

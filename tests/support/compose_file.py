@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +16,9 @@ from typing import Any, Self
 import yaml
 
 from rollq.buffer.store.server import embedded_binary
+from support.waiting import PATIENCE_S, wait_while_alive
 
 COMPOSE = Path(__file__).parents[2] / "compose"
-PATIENCE_S = 120
 PASSWORD = "correct-horse-battery-staple"
 
 
@@ -101,29 +100,23 @@ class Containers:
         return self.processes[service].wait(PATIENCE_S)
 
     def stop(self, service: str) -> int:
-        """Stop a service as an engine does, within its grace period; returns its exit status."""
+        """Stop a service as an engine does, but without killing a slow one; returns its exit status."""
         self.processes[service].terminate()
-        return self.processes[service].wait(seconds(self.compose["services"][service]["stop_grace_period"]))
+        return self.processes[service].wait(PATIENCE_S)
 
     def healthy(self, service: str) -> bool:
         """Run the service's health check once."""
         kind, *command = self.compose["services"][service]["healthcheck"]["test"]
         if kind == "CMD-SHELL":
             command = ["/bin/sh", "-c", *command]
-        timeout_s = seconds(self.compose["services"][service]["healthcheck"]["timeout"])
         done = subprocess.run(
-            self._local(service, command), env=self._environment(service), capture_output=True, timeout=timeout_s
+            self._local(service, command), env=self._environment(service), capture_output=True, timeout=PATIENCE_S
         )
         return done.returncode == 0
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
         """Wait while no service ends."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not happened():
-            for service, process in self.processes.items():
-                assert process.poll() is None, f"{service} ended: {self.log(service).read_text()}"
-            assert time.monotonic() < deadline_s, {s: self.log(s).read_text()[-2000:] for s in self.processes}
-            time.sleep(0.1)
+        wait_while_alive(happened, self.processes, lambda service: self.log(service).read_text())
 
     def _environment(self, service: str) -> dict[str, str]:
         given = self.compose["services"][service].get("environment", {})

@@ -5,14 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rollq.monitor.records import METRICS_FILE, StepRecord, read_lines, read_steps
-
-PATIENCE_S = 120
+from support.waiting import wait_while_alive
 
 
 class DemoProcess:
@@ -39,11 +37,7 @@ class DemoProcess:
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
         """Wait for something to happen while the demo runs."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not happened():
-            assert self.process.poll() is None, f"the demo ended early:\n{self.text()}"
-            assert time.monotonic() < deadline_s, f"it did not happen within {PATIENCE_S} s:\n{self.text()}"
-            time.sleep(0.02)
+        wait_while_alive(happened, {"demo": self.process}, lambda _: self.text())
 
     def pids(self) -> list[int]:
         """Every living process of the demo but itself: they are known by the folder in their environment."""
@@ -61,14 +55,6 @@ class DemoProcess:
     def kill_role(self, command: str) -> None:
         """SIGKILL to one process of a role."""
         os.kill(self.role_pids(command)[0], signal.SIGKILL)
-
-
-def eventually(happened: Callable[[], bool]) -> None:
-    """Wait for what the kernel still has to do, such as ending a process that was killed."""
-    deadline_s = time.monotonic() + 5
-    while not happened():
-        assert time.monotonic() < deadline_s, "it did not happen within 5 s"
-        time.sleep(0.02)
 
 
 def _pids() -> list[int]:

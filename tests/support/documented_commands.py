@@ -10,17 +10,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from support.waiting import PATIENCE_S, wait_while_alive
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^:>]+?)(?:: (?P<detail>.+?))? -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```", re.M | re.S
 )
-PATIENCE_S = 120
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Desk:
             kill(terminal)
 
     def local(self, code: str) -> str:
-        """`code` for this machine and a test: our address and port, and less to learn."""
+        """`code` for this machine and a test: our address and port, and fewer steps."""
         code = code.replace("10.0.0.1", "127.0.0.1").replace("6379", str(self.port))
         code = code.replace("rollq redis ", f"rollq redis --port {self.port} ")
         code = code.replace("redis-cli ", f"redis-cli -p {self.port} ")
-        return code.replace("rollq demo ", "rollq demo --warm-up-steps 1 ").replace("step == 20", "step == 3")
+        return code.replace("step == 20", "step == 3")
 
     def run(self, code: str) -> str:
         """Run shell code to its end; returns what it printed. It must succeed."""
@@ -94,12 +94,7 @@ class Desk:
 
     def wait_until(self, happened: Callable[[], bool]) -> None:
         """Wait while no terminal ends."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not happened():
-            for name, terminal in self.terminals.items():
-                assert terminal.poll() is None, f"{name} ended: {self.log(name).read_text()}"
-            assert time.monotonic() < deadline_s, {n: self.log(n).read_text()[-2000:] for n in self.terminals}
-            time.sleep(0.1)
+        wait_while_alive(happened, self.terminals, lambda name: self.log(name).read_text())
 
     def interrupt(self, name: str) -> None:
         """Ctrl-C."""

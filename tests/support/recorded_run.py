@@ -14,6 +14,8 @@ import torch
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
+from support.waiting import PATIENCE_S
+
 PER_TOKEN = ("ids", "loss_mask", "logprobs", "versions", "epochs", "staleness")
 
 
@@ -30,7 +32,7 @@ def role(folder: Path, *words: object) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(PATIENCE_S)
 
 
 @dataclass
