@@ -312,12 +312,8 @@ def test_sb01_whoever_dies_between_any_two_calls_no_acknowledged_group_and_no_pr
             world.admit(rng.randint(1, 4))
         elif move in ("work", "worker dies"):
             leases = world.lease(rng.randint(1, 4))
-            if move == "worker dies" and leases:  # its leases run out, while others reap
-                keys = task_keys(buffer.run, "math")
-                ids = {str(lease.group_id): 1.0 for lease in leases}
-                buffer.client.zadd(keys.status(Status.RUNNING), ids)
-                now_ms = buffer.counts("math").server_ms
-                buffer.client.hset(keys.clock, mapping={"reaped_ms": now_ms, "hold_until_ms": 0})
+            if move == "worker dies" and leases:
+                world.run_out(leases)
                 assert buffer.reap("math").requeued == len(leases)
             else:
                 acknowledged |= {lease.group_id for lease in leases}

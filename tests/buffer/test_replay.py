@@ -1,7 +1,6 @@
 """The state machine, move by move, on both kinds of server."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -232,21 +231,10 @@ def test_failed_groups_are_kept_for_audit_up_to_a_cap(world: World) -> None:
 # -- dead workers ---------------------------------------------------------------------------------------------------
 
 
-def wait_for_deadline(world: World, lease_s: float = 0.1) -> None:
-    time.sleep(lease_s + 0.05)
-
-
-def prepare_reaping(world: World) -> None:
-    """The first call after a silence judges nobody for one lease; get that behind us."""
-    assert world.buffer.reap("math").held
-    wait_for_deadline(world)
-
-
 def test_a_dead_workers_groups_go_to_another_and_its_late_result_is_refused(world: World) -> None:
-    world.start(math={"lease_s": 0.1}).admit(1)
-    prepare_reaping(world)
+    world.start().admit(1)
     zombie = world.lease(1, worker="zombie")
-    wait_for_deadline(world)
+    world.run_out(zombie)
     assert world.buffer.reap("math") == (1, 0, False)
     heir = world.lease(1, worker="heir")
     assert heir[0].suspect
@@ -259,19 +247,19 @@ def test_a_dead_workers_groups_go_to_another_and_its_late_result_is_refused(worl
 
 
 def test_an_outage_makes_no_suspects(world: World) -> None:
-    world.start(math={"lease_s": 0.1}).admit(1)
+    world.start().admit(1)
     leases = world.lease(1)
-    wait_for_deadline(world)
+    world.run_out(leases)
+    world.buffer.client.hset(task_keys(world.buffer.run, "math").clock, "reaped_ms", 1)
     assert world.buffer.reap("math").held, "nobody reaped for long: everyone was away, not the worker"
+    assert world.buffer.reap("math").held, "for one more lease"
     assert world.buffer.renew(leases) == []
     assert world.put(leases) == [PutOutcome.COMPLETED]
 
 
 def test_suspects_run_alone_on_their_last_try(world: World) -> None:
-    world.start(math={"lease_s": 0.1, "max_deaths": 2}).admit(2)
-    prepare_reaping(world)
-    world.lease(2, worker="dying")
-    wait_for_deadline(world)
+    world.start(math={"max_deaths": 2}).admit(2)
+    world.run_out(world.lease(2, worker="dying"))
     assert world.buffer.reap("math").requeued == 2
     world.admit(2)
     busy = world.buffer.lease(["math"], 4, worker="busy", version=0, epoch=1, idle=False)
@@ -285,14 +273,16 @@ def test_suspects_run_alone_on_their_last_try(world: World) -> None:
 
 
 def test_one_worker_drains_for_a_suspect_and_the_first_idle_one_takes_it(world: World) -> None:
-    world.start(math={"lease_s": 0.1, "max_deaths": 2}).admit(2)
-    prepare_reaping(world)
-    world.lease(1, worker="dying")
-    wait_for_deadline(world)
+    world.start(math={"max_deaths": 2}).admit(2)
+    world.run_out(dead := world.lease(1, worker="dying"))
     world.buffer.reap("math")
     ask = partial(world.buffer.lease, ["math"], 1, version=0, epoch=1)
     assert ask(worker="draining", idle=False).drain
-    wait_for_deadline(world)  # its groups take longer than a lease
+    suspect = task_keys(world.buffer.run, "math").group(dead[0].group_id)
+    reserved_ms: Any = world.buffer.client.hget(suspect, "reserved_until_ms")
+    lease_ms = 1000 * world.buffer.rules("math").lease_s
+    # its groups take longer than a lease
+    world.buffer.client.hset(suspect, "reserved_until_ms", int(float(reserved_ms) - 1.5 * lease_ms))
     busy = ask(worker="busy", idle=False)
     assert not busy.drain
     assert [lease.suspect for lease in busy.leases] == [False]
@@ -301,12 +291,9 @@ def test_one_worker_drains_for_a_suspect_and_the_first_idle_one_takes_it(world: 
 
 
 def test_a_worker_that_drained_for_one_task_is_not_filled_by_another_first(world: World) -> None:
-    world.start(math={}, code={"lease_s": 0.1, "max_deaths": 2}).admit(4)
-    assert world.buffer.reap("code").held
-    wait_for_deadline(world)
+    world.start(math={}, code={"max_deaths": 2}).admit(4)
     world.admit(1, "code")
-    world.lease(1, "code", worker="dying")
-    wait_for_deadline(world)
+    world.run_out(world.lease(1, "code", worker="dying"))
     assert world.buffer.reap("code").requeued == 1
     ask = partial(world.buffer.lease, ["math", "code"], 5, worker="worker", version=0, epoch=1)
     mixed = ask()
@@ -321,11 +308,8 @@ def test_a_worker_that_drained_for_one_task_is_not_filled_by_another_first(world
 
 
 def test_many_suspects_come_back_in_few_turns(world: World) -> None:
-    world.start(math={"lease_s": 0.2}).admit(16)
-    assert world.buffer.reap("math").held
-    wait_for_deadline(world, 0.2)
-    world.lease(16, worker="dying")
-    wait_for_deadline(world, 0.2)
+    world.start().admit(16)
+    world.run_out(world.lease(16, worker="dying"))
     assert world.buffer.reap("math").requeued == 16
     turns = []
     while leases := world.lease(100):
@@ -337,13 +321,12 @@ def test_many_suspects_come_back_in_few_turns(world: World) -> None:
 
 
 def test_only_a_death_alone_quarantines(world: World) -> None:
-    world.start(math={"lease_s": 0.1, "max_deaths": 2}).admit(2)
-    prepare_reaping(world)
+    world.start(math={"max_deaths": 2}).admit(2)
     killer = 1
     for _ in range(2):  # the killer takes an innocent along, then dies alone
         leases = world.lease(2)
         assert killer in {lease.group_id for lease in leases}
-        wait_for_deadline(world)
+        world.run_out(leases)
         world.buffer.reap("math")
     assert world.statuses() == {"pending": 1, "failed": 1}
     assert "quarantined: 2 workers died with it" in world.buffer.inspect("math", killer)["error"]

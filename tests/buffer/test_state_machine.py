@@ -176,17 +176,14 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_worker_dies(self, data: st.DataObject) -> None:
         dead = data.draw(st.lists(st.sampled_from(self.model.ids(Status.RUNNING)), min_size=1, unique=True))
-        keys = task_keys(self.buffer.run, "math")
-        # its deadlines pass, and somebody has been reaping all along
-        self.buffer.client.zadd(keys.status(Status.RUNNING), dict.fromkeys(map(str, dead), 1.0))
-        now_ms = self.buffer.counts("math").server_ms
-        self.buffer.client.hset(keys.clock, mapping={"reaped_ms": now_ms, "hold_until_ms": 0})
+        leases = [lease for group_id in dead if (lease := self.model.groups[group_id].lease) is not None]
+        assert len(leases) == len(dead)
+        self.world.run_out(leases)
         assert self.buffer.reap("math").requeued == len(dead)
+        self.old_leases += leases
         for group_id in dead:
-            group = self.model.groups[group_id]
-            assert group.lease is not None
-            self.old_leases.append(group.lease)
-            group.status, group.lease = Status.PENDING, None
+            self.model.groups[group_id].status = Status.PENDING
+            self.model.groups[group_id].lease = None
 
     @rule(limit=st.integers(1, 3))
     def recycle(self, limit: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import free_port
 from rollq.cli.demo.command import demo
@@ -43,14 +44,13 @@ def answers(world: Containers) -> bool:
         return False
 
 
-def all_have_begun(world: Containers) -> bool:
+def all_have_begun(buffer: Buffer) -> bool:
     """Whether the producer has admitted prompts, a worker has reported, and the trainer has opened an epoch."""
-    with Place.at(f"redis://:{PASSWORD}@127.0.0.1:{world.port}/0", "demo").buffer() as buffer:
-        try:
-            counts = buffer.counts("sum")
-        except StoreLost:  # no role has created the run yet
-            return False
-        return counts.clock.epoch > 0 and counts.progress["admitted"] > 0 and len(buffer.workers()) > 0
+    try:
+        counts = buffer.counts("sum")
+    except StoreLost:  # no role has created the run yet
+        return False
+    return counts.clock.epoch > 0 and counts.progress["admitted"] > 0 and len(buffer.workers()) > 0
 
 
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
@@ -66,7 +66,8 @@ def test_the_services_of_a_profile_start_and_stop_cleanly(profile: str, volume: 
         assert not world.healthy(roles[0])
         for role in roles:
             world.start(role)
-        world.wait_until(lambda: all_have_begun(world))
+        with Place.at(f"redis://:{PASSWORD}@127.0.0.1:{world.port}/0", "demo").buffer() as buffer:
+            world.wait_until(lambda: all_have_begun(buffer))
         assert all(world.healthy(role) for role in roles)
         assert PASSWORD not in "".join(world.log(role).read_text() for role in roles)
         assert [world.stop(role) for role in [*roles, "redis"]] == [0, 0, 0, 0]

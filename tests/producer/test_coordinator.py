@@ -52,7 +52,7 @@ def test_a_batch_goes_all_the_way_to_the_trainer(world: World, queue: Queue) -> 
     assert isinstance(world.buffer.claim(world.held, 1, {"math": 2}), Shortfall), (
         "nothing is trained before its batch is"
     )
-    result = coordinator.finalize("math", batch, timeout_s=5)
+    result = coordinator.finalize("math", batch, timeout_s=60)
     assert result.finished_task_count == 2
     trained = Batch.build(1, world.buffer.fetch(world.claim(1).groups))
     assert trained.rewards.tolist() == [0.0, 0.5, 0.0, 0.5]
@@ -69,10 +69,10 @@ def test_tc01_submitting_again_gives_the_same_handle_and_a_finished_id_a_new_one
     with pytest.raises(ValueError, match="'1' is running with other content"):
         coordinator.submit("math", "1", PROMPTS[:2], step=1)
     finish(world, 3)
-    result = coordinator.finalize("math", first, timeout_s=5)
+    result = coordinator.finalize("math", first, timeout_s=60)
     again = coordinator.submit("math", "1", PROMPTS[:1], step=2)
     assert again != first
-    assert coordinator.finalize("math", first, timeout_s=5) == result, "a late finalize of the old one"
+    assert coordinator.finalize("math", first, timeout_s=60) == result, "a late finalize of the old one"
     assert coordinator.stage("math", again) is Stage.RUNNING
     assert world.statuses() == {"completed": 3, "pending": 1}
 
@@ -117,7 +117,7 @@ def test_tc02_with_min_wait_num_the_rest_is_cancelled_and_what_is_there_finalize
     finish(world, 1)
     with pytest.raises(TimeoutError):
         coordinator.finalize("math", batch, timeout_s=SHORT_S, min_wait_num=2)
-    result = coordinator.finalize("math", batch, timeout_s=5, min_wait_num=1)
+    result = coordinator.finalize("math", batch, timeout_s=60, min_wait_num=1)
     assert (result.finished_task_count, result.metrics["unfinished"]) == (1, 2)
     assert world.put([running]) == [PutOutcome.REFUSED]
     assert world.statuses() == {"completed": 1, "aborted": 2}
@@ -130,7 +130,7 @@ def test_tc02_min_wait_num_above_the_size_is_clamped_with_a_warning(
     coordinator = BatchCoordinator(world.buffer, queue)
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
     finish(world, 3)
-    coordinator.finalize("math", batch, timeout_s=5, min_wait_num=9)
+    coordinator.finalize("math", batch, timeout_s=60, min_wait_num=9)
     assert "min_wait_num = 9 exceeds its 3 groups; using 3" in caplog.text
 
 
@@ -144,11 +144,11 @@ def test_tc03_a_pipeline_that_fails_loses_no_result(world: World, queue: Queue) 
     batch = BatchCoordinator(world.buffer, queue).submit("math", "1", PROMPTS, step=1)
     finish(world, 3)
     with pytest.raises(ZeroDivisionError, match="an operator's mistake"):
-        BatchCoordinator(world.buffer, queue, pipeline=[broken]).finalize("math", batch, timeout_s=5)
+        BatchCoordinator(world.buffer, queue, pipeline=[broken]).finalize("math", batch, timeout_s=60)
     assert world.statuses() == {"gathered": 3}
     coordinator = BatchCoordinator(world.buffer, queue)
     assert coordinator.stage("math", batch) is Stage.RUNNING
-    assert coordinator.finalize("math", batch, timeout_s=5).finished_task_count == 3
+    assert coordinator.finalize("math", batch, timeout_s=60).finished_task_count == 3
 
 
 def test_tc03_what_the_pipeline_drops_is_filtered_and_what_it_keeps_is_trained(world: World, queue: Queue) -> None:
@@ -157,7 +157,7 @@ def test_tc03_what_the_pipeline_drops_is_filtered_and_what_it_keeps_is_trained(w
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
     finish(world, 1, 1.0, 1.0)
     finish(world, 2)
-    result = coordinator.finalize("math", batch, timeout_s=5)
+    result = coordinator.finalize("math", batch, timeout_s=60)
     assert result.metrics == {"groups": 2, "filtered": 1, "failed": 0, "unfinished": 0, "reward": pytest.approx(4 / 6)}
     assert world.statuses() == {"completed": 2, "filtered": 1}
 
@@ -230,7 +230,7 @@ def test_tc06_aborting_what_is_unknown_or_finished_does_nothing(world: World, qu
     coordinator.abort("math", "never", "no reason")
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
     finish(world, 3)
-    result = coordinator.finalize("math", batch, timeout_s=5)
+    result = coordinator.finalize("math", batch, timeout_s=60)
     coordinator.abort("math", batch, "too late")
     assert coordinator.finalize("math", batch, timeout_s=0) == result
     assert world.statuses() == {"completed": 3}
@@ -241,7 +241,7 @@ def test_tc07_the_result_says_which_batch_it_is_and_what_became_of_it(world: Wor
     coordinator = BatchCoordinator(world.buffer, queue)
     coordinator.submit("math", "17", PROMPTS, step=1)
     finish(world, 3)
-    result = coordinator.finalize("math", "17", timeout_s=5)
+    result = coordinator.finalize("math", "17", timeout_s=60)
     assert (result.batch_id, result.batch_type, result.finished_task_count) == ("17", "train", 3)
     assert result.metrics["reward"] == 0.5
 
@@ -279,7 +279,7 @@ def test_tc10_a_group_whose_tries_are_spent_is_failed_and_its_batch_goes_on_with
     batch = coordinator.submit("math", "1", PROMPTS[:1], step=1)
     for _ in range(2):
         world.buffer.hand_back(world.lease(1), counted=True, error="attempt was cut off after 1800 s")
-    result = coordinator.finalize("math", batch, timeout_s=5)
+    result = coordinator.finalize("math", batch, timeout_s=60)
     assert result.metrics["failed"] == 1
     assert world.statuses() == {"failed": 1}
 
@@ -292,7 +292,7 @@ def test_tc11_a_coordinator_that_is_started_again_finds_its_batches_as_they_were
         again = BatchCoordinator(buffer, queue)
         assert again.stage("math", "1") is Stage.RUNNING
         finish(world, 2)
-        assert again.finalize("math", "1", timeout_s=5).finished_task_count == 3
+        assert again.finalize("math", "1", timeout_s=60).finished_task_count == 3
 
 
 def test_tc11_one_that_died_while_it_finalized_is_replaced(world: World, queue: Queue) -> None:
@@ -302,7 +302,7 @@ def test_tc11_one_that_died_while_it_finalized_is_replaced(world: World, queue: 
     finish(world, 3)
     dead = world.buffer.begin_finalize("math", batch.handle, "dead", lease_s=0.001)
     assert dead.state == "finalizing"
-    assert coordinator.finalize("math", batch, timeout_s=5).finished_task_count == 3
+    assert coordinator.finalize("math", batch, timeout_s=60).finished_task_count == 3
     late = world.buffer.end_finalize("math", batch.handle, "dead", b"{}", {})
     assert late.state == "finalized"
     assert world.statuses() == {"completed": 3}
@@ -314,7 +314,7 @@ def test_groups_that_grew_too_old_while_they_were_gathered_expire(world: World, 
     batch = coordinator.submit("math", "1", PROMPTS[:1], step=1)
     finish(world, 1)
     world.train(1)
-    coordinator.finalize("math", batch, timeout_s=5)
+    coordinator.finalize("math", batch, timeout_s=60)
     assert world.statuses() == {"archived": 2, "expired": 1}
 
 

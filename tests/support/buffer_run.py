@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.core import task_keys
 from rollq.buffer.replies import Claimed, PutOutcome, TrainerEpoch
 from rollq.buffer.rollouts import (
     FinishReason,
@@ -15,6 +16,7 @@ from rollq.buffer.rollouts import (
     Sample,
     SampleStatus,
     Segment,
+    Status,
     VersionSpan,
 )
 from rollq.buffer.settings import TaskRules
@@ -122,6 +124,15 @@ class World:
         self.buffer.publish(self.held, step, uri=f"file:///weights/{step}", digest=f"digest-{step}")
         self.buffer.commit(self.held, step)
         return claimed
+
+    def run_out(self, leases: Sequence[Lease]) -> None:
+        """Let leases run out, as if their worker had died, while others reaped all the time."""
+        task = leases[0].task
+        keys = task_keys(self.buffer.run, task)
+        ids = {str(lease.group_id): 1.0 for lease in leases}
+        self.buffer.client.zadd(keys.status(Status.RUNNING), ids)
+        now_ms = self.buffer.counts(task).server_ms
+        self.buffer.client.hset(keys.clock, mapping={"reaped_ms": now_ms, "hold_until_ms": 0})
 
     def statuses(self, task: str = "math") -> dict[str, int]:
         """Groups by status, zeros left out."""

@@ -103,9 +103,7 @@ def test_xp10_new_weights_in_the_middle_of_an_answer(
         }[mode]
         assert versions == expected
         assert sample.response_tokens == len(segment.logprobs) == sum(span.tokens for span in segment.versions)
-        assert sample.response_tokens == TOKENS[engine], (
-            "the second attempt had what the first one left"
-        )
+        assert sample.response_tokens == TOKENS[engine], "the second attempt had what the first one left"
         assert sample.finish_reason is FinishReason.LENGTH
         assert sample.sampling["max_tokens"] == TOKENS[engine]
         assert np.isfinite(segment.logprobs).all()
