@@ -4,9 +4,12 @@ from pathlib import Path
 
 import psutil
 
+from support.waiting import PATIENCE_S
+
 BUSY = Path(__file__).with_name("busy.py")
 COMMAND = """
 import psutil, signal, sys
+from support.waiting import PATIENCE_S
 print(*(child.pid for child in psutil.Process().children()), flush=True)
 signal.pause()
 """
@@ -19,5 +22,5 @@ def test_a_command_runs_beside_four_busy_processes_that_end_with_it() -> None:
         busy = [psutil.Process(int(pid)) for pid in command.stdout.readline().split()]
         assert [process.is_running() for process in busy] == [True] * 4
         command.kill()
-    _, alive = psutil.wait_procs(busy, timeout=120)
+    _, alive = psutil.wait_procs(busy, timeout=PATIENCE_S)
     assert alive == []

@@ -15,6 +15,7 @@ from rollq.buffer.staleness import counted_version, is_stale, stale_threshold, s
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World, make_sample
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -248,7 +249,7 @@ def test_sb03_whoever_waits_is_woken_by_every_move_that_may_concern_it(world: Wo
         for move in moves:
             events.wait(0.0)
             move()
-            assert events.wait(30), "a lost wake-up would cost a poll, but none is lost here"
+            assert events.wait(PATIENCE_S), "a lost wake-up would cost a poll, but none is lost here"
 
 
 def test_sb08_every_group_that_left_without_training_is_counted_under_its_reason(world: World) -> None:

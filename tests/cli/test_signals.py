@@ -1,9 +1,12 @@
 import subprocess
 import sys
 
+from support.waiting import PATIENCE_S
+
 DROPPED = """
 import os, signal, time
 from rollq.cli.signals import interrupt_once
+from support.waiting import PATIENCE_S
 
 class Garbage:
     def __del__(self):
@@ -21,5 +24,5 @@ with interrupt_once():
 
 
 def test_an_interrupt_that_python_drops_comes_again() -> None:
-    done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")

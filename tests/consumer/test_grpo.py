@@ -16,6 +16,7 @@ from rollq.consumer.settings import GrpoSettings
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 from support.gloo_rank import train_share
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
+from support.waiting import PATIENCE_S
 
 VARIANTS = [
     GrpoSettings(),
@@ -182,7 +183,7 @@ def test_ranks_over_gloo_sum_to_the_gradient_of_one_process(world_size: int, tmp
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(timeout=120)
+        rank.join(PATIENCE_S)
     assert [rank.exitcode for rank in ranks] == [0] * world_size
     reference = gradient(Batch.build(1, random_groups(7)), GrpoSettings())
     for index in range(world_size):

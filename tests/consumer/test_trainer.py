@@ -23,6 +23,7 @@ from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer import METRICS_FILE, Learner, Trainer, train
 from support.manual_worker import TEMPERATURE, HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
+from support.waiting import PATIENCE_S
 
 TASKS = ("math", "code")
 
@@ -39,7 +40,13 @@ def settings(model_folder: Path, tmp_path: Path) -> Callable[..., TrainerSetting
     """Settings of a short training into this test's folder."""
 
     def make(**changed: object) -> TrainerSettings:
-        values = {"model": model_folder, "output": tmp_path / "out", "steps": 4, "learning_rate": 3e-3, "timeout_s": 60}
+        values = {
+            "model": model_folder,
+            "output": tmp_path / "out",
+            "steps": 4,
+            "learning_rate": 3e-3,
+            "timeout_s": PATIENCE_S,
+        }
         return TrainerSettings.model_validate({**values, "micro_batch_tokens": 64, **changed})
 
     return make

@@ -14,6 +14,7 @@ from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Status
 from rollq.cli.settings_file import load_settings
 from rollq.consumer import Consumer, ConsumerSettings
+from support.waiting import PATIENCE_S
 
 SETTINGS = """
 run = "{run}"
@@ -53,7 +54,7 @@ def role(folder: Path, name: str) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 def test_xm04_one_batch_is_generated_then_engines_sleep_while_it_is_trained_then_they_wake_and_swap(
@@ -70,7 +71,7 @@ def test_xm04_one_batch_is_generated_then_engines_sleep_while_it_is_trained_then
                 server_url,
                 run=run_name,
                 weights={},
-                settings=ConsumerSettings(colocated=True, timeout_s=60),
+                settings=ConsumerSettings(colocated=True, timeout_s=PATIENCE_S),
             )
         )
         for step in (1, 2, 3):

@@ -14,6 +14,7 @@ from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.agents.loops import AgentLoop, Rollout, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from support.waiting import PATIENCE_S
 
 PLAIN = (
     "{% for tool in tools or [] %}tool {{ tool.function.name }}\n{% endfor %}"
@@ -92,4 +93,4 @@ def rollout(model: Model, prompt: Prompt, *, max_tokens: int = 1000, max_prompt_
 def converse(loop: AgentLoop, model: Model, prompt: Prompt | None = None, **limits: int) -> Sample:
     """The sample that a loop makes of what a model says."""
     making = loop.run(rollout(model, prompt or Prompt("6*7?"), **limits))
-    return asyncio.run(asyncio.wait_for(making, 20))
+    return asyncio.run(asyncio.wait_for(making, PATIENCE_S))

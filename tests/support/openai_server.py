@@ -10,6 +10,7 @@ import orjson
 from aiohttp import web
 
 from rollq.workers.engines.openai.completions_api import PROBE
+from support.waiting import PATIENCE_S
 
 ANSWER = [*b"42", 1]
 
@@ -43,7 +44,7 @@ class CompletionsServer:
 
     def __enter__(self) -> "CompletionsServer":
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE_S)
         return self
 
     def __exit__(
@@ -55,7 +56,7 @@ class CompletionsServer:
         """End the server, if it still runs."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(10)
+            self._thread.join(PATIENCE_S)
 
     async def _serve(self) -> None:
         self._loop, self._stop, self._release = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()

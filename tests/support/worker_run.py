@@ -1,18 +1,21 @@
 """A whole worker against a real server, with an engine that says what the test tells it to."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import FinishReason, Sample, Status, VersionSpan
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
+from rollq.workers.groups import leases
 from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import WorkerTask
@@ -118,6 +121,11 @@ async def own_judge(prompt: Any, sample: Sample) -> float:
     raise RuntimeError("the judge is out")
 
 
+def age_leases(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers take the leases that they hold for older: they renew them, or see that they have run out."""
+    monkeypatch.setattr(leases, "monotonic", lambda: time.monotonic() + seconds)
+
+
 Scene = Callable[[Worker, Script], Awaitable[None]]
 
 
@@ -186,7 +194,7 @@ class WorkerWorld:
         """`lengths`: of a `SlowEngine`'s answers."""
         options = {"script": script, **({"lengths": lengths} if lengths else {})}
         return WorkerSettings.model_validate(
-            {"engine": "support.worker_run.ScriptedEngine", "options": options, "grace_s": 10, **settings}
+            {"engine": "support.worker_run.ScriptedEngine", "options": options, "grace_s": PATIENCE_S, **settings}
         )
 
     def count(self, status: Status) -> int:

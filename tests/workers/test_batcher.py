@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rollq.workers.batcher import Batcher
+from support.waiting import PATIENCE_S
 
 
 def test_what_is_submitted_together_goes_in_one_call_with_an_answer_each() -> None:
@@ -54,7 +55,7 @@ def test_as_many_calls_run_at_a_time_as_allowed(parallel: int) -> None:
         with lock:
             under_way += 1
             most = max(most, under_way)
-        both.wait(10)
+        both.wait(PATIENCE_S)
         with lock:
             under_way -= 1
         return list(items)

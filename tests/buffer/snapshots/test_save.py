@@ -27,6 +27,7 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.samples import decode_sample, encode_sample
 from support.buffer_run import World, make_sample
+from support.waiting import PATIENCE_S
 
 Dump = dict[str, Any]
 
@@ -223,7 +224,7 @@ def test_a_restored_run_may_have_another_name(world: World, tmp_path: Path) -> N
         there.begin(0, launch_id="fork")
         with fork.events() as events:
             assert [group.group_id for group in there.claim(1).groups] == [1, 2]
-            assert events.wait(10)
+            assert events.wait(PATIENCE_S)
     assert world.statuses() == {"completed": 2}
 
 
@@ -364,6 +365,7 @@ from pathlib import Path
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.buffer import Buffer
+from support.waiting import PATIENCE_S
 
 saving.CHUNK_BYTES = saving.GROUPS_PER_TRIP = 1
 def report(done, total):
@@ -725,7 +727,7 @@ class Traffic:
         """Until the trainer has made so many steps more."""
         with self.stepped:
             wanted = len(self.batches) + steps
-            assert self.stepped.wait_for(lambda: len(self.batches) >= wanted, 60)
+            assert self.stepped.wait_for(lambda: len(self.batches) >= wanted, PATIENCE_S)
 
     def _rounds(self) -> Iterator[None]:
         with self.world.buffer.events() as events:

@@ -1,6 +1,7 @@
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import SampleStatus
 from support.buffer_run import World
+from support.waiting import PATIENCE_S
 
 
 def test_who_asks_for_kinds_of_wake_ups_sleeps_through_the_others(buffer: Buffer) -> None:
@@ -8,12 +9,12 @@ def test_who_asks_for_kinds_of_wake_ups_sleeps_through_the_others(buffer: Buffer
     world.start().admit(2)
     with buffer.events("put") as puts, buffer.events("completed", "publish") as others, buffer.events() as everything:
         world.put(world.lease(1))
-        assert others.wait(10)
-        assert everything.wait(10)
+        assert others.wait(PATIENCE_S)
+        assert everything.wait(PATIENCE_S)
         assert not puts.wait(0.1)
         world.put(world.lease(1), status=SampleStatus.FAILED)
-        assert puts.wait(10)
-        assert everything.wait(10)
+        assert puts.wait(PATIENCE_S)
+        assert everything.wait(PATIENCE_S)
         assert not others.wait(0.1)
         buffer.publish(world.held, 1, uri="", digest="d1")
-        assert others.wait(10)
+        assert others.wait(PATIENCE_S)

@@ -19,6 +19,7 @@ from rollq.buffer.weights.broadcast_log import (
     round_number,
 )
 from rollq.buffer.weights.store import TTL_S
+from support.waiting import PATIENCE_S
 
 TENSORS = (TensorSpec("embed", "bfloat16", (7, 3)), TensorSpec("bias", "float32", ()))
 OPENING = {"tensors": [list(spec) for spec in TENSORS], "join_s": 1.0, "timeout_s": 2.0}
@@ -109,7 +110,7 @@ def test_a_wait_ends_with_what_it_waits_for(buffer: Buffer) -> None:
     waiting.start()
     for worker in ("a", "b"):
         BroadcastLog(buffer, 1).append({"ready": worker, "ranks": 1, "attempt": 1})
-    waiting.join(30)
+    waiting.join(PATIENCE_S)
     assert found[0].current.ready == {"a": 1, "b": 1}
     assert log.wait(lambda one: not one.current.open, 0.01).current.ready == {"a": 1, "b": 1}, "what there is by then"
 

@@ -24,6 +24,7 @@ from support.broadcast_worker import follow
 from support.buffer_run import World
 from support.gloo_group import ADDRESS, GlooRendezvous
 from support.manual_worker import make_run
+from support.waiting import PATIENCE_S
 
 Start = Callable[..., BaseProcess]
 
@@ -80,7 +81,7 @@ def until_served(buffer: Buffer, *wanted: str) -> None:
     left, waits = list(wanted), 0
     while left:
         assert (waits := waits + 1) < 20, f"never served: {left}"
-        answer: Any = buffer.client.blpop([f"{buffer.run}:served"], timeout=5)
+        answer: Any = buffer.client.blpop([f"{buffer.run}:served"], timeout=PATIENCE_S)
         if answer is not None:
             left.remove(answer[1].decode())
     names = {served.split()[0] for served in wanted}

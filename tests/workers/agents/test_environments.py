@@ -20,7 +20,7 @@ from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, chat_tokenizer, converse, rollout
-from support.worker_run import Script, WorkerWorld
+from support.worker_run import Script, WorkerWorld, age_leases
 
 
 @dataclass
@@ -279,11 +279,14 @@ def world(buffer: Buffer, server_url: str) -> WorkerWorld:
     return WorkerWorld(buffer, server_url, {"partial_rollout": True, **LOOP})
 
 
-def test_a_group_whose_lease_is_lost_is_torn_down(world: WorkerWorld, seen: Seen) -> None:
+def test_a_group_whose_lease_is_lost_is_torn_down(
+    world: WorkerWorld, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: seen.calls.count("step") == 2)
         [held] = worker.table
         world.buffer.hand_back([held.lease])
+        age_leases(world.task.lease_s / 2, monkeypatch)
         await world.until(lambda: seen.calls.count("teardown") == 2)
         await world.until(lambda: len(worker.table) == 0)
 

@@ -24,6 +24,7 @@ from rollq.workers.engines.protocol import Completion, ContextFull, Request
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import EOS, FORGETFUL, PAD, Model, call, chat_tokenizer, converse, rollout
+from support.waiting import PATIENCE_S
 from support.worker_run import Script, WorkerWorld
 
 SUM = call("calculator", expression="6*7")
@@ -61,7 +62,7 @@ def broken(text: str) -> str:
 
 async def lost(text: str) -> str:
     """A tool that awaits something that was cancelled."""
-    work = asyncio.ensure_future(asyncio.sleep(20))
+    work = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
     work.cancel()
     await work
     return text
@@ -309,7 +310,7 @@ GO_ON = threading.Event()
 def blocks(text: str) -> str:
     """A tool that blocks its thread."""
     STARTED.append(text)
-    GO_ON.wait(20)
+    GO_ON.wait(PATIENCE_S)
     return text
 
 
@@ -324,7 +325,7 @@ def test_a_blocking_tool_keeps_its_place_until_it_ends_and_blocks_nobody_else(to
             await asyncio.sleep(0)
         assert STARTED == ["first"]
         GO_ON.set()
-        return await asyncio.wait_for(second, 20)
+        return await asyncio.wait_for(second, PATIENCE_S)
 
     sample = asyncio.run(scene())
     assert STARTED == ["first", "second"]

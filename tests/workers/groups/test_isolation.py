@@ -25,6 +25,7 @@ from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import WorkerTask
 from support.openai_server import CompletionsServer
+from support.waiting import PATIENCE_S
 from support.worker_run import Script, ScriptedEngine, WorkerWorld
 
 ONE_MAY_FAIL = {"min_valid_samples": 1}
@@ -168,7 +169,7 @@ def test_xp14_an_engine_dies_also_when_the_request_that_saw_it_is_cancelled_mean
         assert len(script.engines) == 2
         alive.cancel()
 
-    asyncio.run(asyncio.wait_for(scene(), 10))
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
 
 
 def restart_frozen() -> None:
@@ -196,13 +197,13 @@ def restart_frozen() -> None:
         alive.cancel()
         assert [engine() is None for engine in engines] == [True, False]
 
-    asyncio.run(asyncio.wait_for(scene(), 30))
+    asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))
 
 
 def test_what_an_engine_brought_is_frozen_and_freed_when_it_is_dead() -> None:
     process = multiprocessing.get_context("spawn").Process(target=restart_frozen)
     process.start()
-    process.join(60)
+    process.join(PATIENCE_S)
     assert process.exitcode == 0
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import threading
 import time
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import save
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.core import task_keys
 from rollq.buffer.errors import StoreLost, WeightsError
 from rollq.buffer.replies import Leased
 from rollq.buffer.rollouts import FinishReason, GroupResult, Prompt, Sample, SampleStatus, Status, VersionSpan
@@ -22,7 +24,8 @@ from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.groups.task_control import WorkerState
 from rollq.workers.run import Worker
 from support.buffer_run import make_sample
-from support.worker_run import Script, WorkerWorld
+from support.waiting import PATIENCE_S
+from support.worker_run import Script, WorkerWorld, age_leases
 
 
 @pytest.fixture
@@ -203,7 +206,7 @@ def test_refused_weights_leave_the_old_ones_serving(world: WorkerWorld) -> None:
         await world.until(lambda: worker.host.published.is_set())
         script.refuse = WeightsError("3 tensors are missing")
         world.publish(1)
-        await asyncio.sleep(0.2)
+        await world.until(lambda: worker.following._refused is not None)
         world.admit(1)
         await world.until_count(Status.COMPLETED, 1)
         assert worker.host.version == WeightsVersion(1, 0, "d0")
@@ -239,9 +242,9 @@ def test_nothing_is_leased_with_weights_that_are_too_old(buffer: Buffer, server_
         await world.until(lambda: worker.host.published.is_set())
         script.refuse = WeightsError("not yet")
         world.publish(1)
-        await asyncio.sleep(0.2)
+        await world.until(lambda: worker.following._refused is not None)
         world.admit(1)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # long enough for a lease
         assert script.requests == []
         assert world.count(Status.PENDING) == 1
         script.refuse = None
@@ -310,7 +313,7 @@ def test_sigterm_lets_groups_in_flight_finish_within_the_grace_period(world: Wor
 def test_an_attempt_that_takes_too_long_is_cut_off_and_fails_when_its_tries_are_spent(
     buffer: Buffer, server_url: str
 ) -> None:
-    world = WorkerWorld(buffer, server_url, {"lease_s": 2.0, "max_tries": 2})
+    world = WorkerWorld(buffer, server_url, {"max_tries": 2})
     world.admit(1)
 
     async def scene(worker: Worker, script: Script) -> None:
@@ -326,19 +329,17 @@ def test_an_attempt_that_takes_too_long_is_cut_off_and_fails_when_its_tries_are_
 def test_a_worker_that_cannot_renew_stops_at_its_local_deadline(
     buffer: Buffer, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = WorkerWorld(buffer, server_url, {"lease_s": 1.0})
+    world = WorkerWorld(buffer, server_url)
     world.admit(1)
-
-    def cut_off(self: Buffer, leases: object) -> list[object]:
-        time.sleep(2)
-        return []
-
-    monkeypatch.setattr(Buffer, "renew", cut_off)
+    ended = threading.Event()
+    monkeypatch.setattr(Buffer, "renew", lambda self, leases: ended.wait() and [])
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)
+        age_leases(world.task.lease_s, monkeypatch)
         await world.until(lambda: script.running == 0)
         await world.until_count(Status.PENDING, 1)
+        ended.set()
 
     world.play(scene, open_gate=False)
     assert world.buffer.inspect("math", 1)["tries"] == "0"
@@ -359,15 +360,22 @@ def test_a_lease_that_came_too_late_to_be_begun_is_handed_back(world: WorkerWorl
     world.world.check()
 
 
-def test_leases_are_renewed_while_a_group_is_slow(buffer: Buffer, server_url: str) -> None:
-    world = WorkerWorld(buffer, server_url, {"lease_s": 0.6})
+def test_leases_are_renewed_while_a_group_is_slow(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.admit(1)
+    running = task_keys(world.buffer.run, "math").status(Status.RUNNING)
+
+    def deadline_ms() -> float:
+        return float(world.buffer.client.zscore(running, "1") or 0)
+
+    async def renewal_at(share: float) -> None:
+        before_ms = deadline_ms()
+        age_leases(share * world.task.lease_s, monkeypatch)
+        await world.until(lambda: deadline_ms() > before_ms)
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)
-        for _ in range(8):
-            await asyncio.sleep(0.2)
-            buffer.reap("math")
+        for share in (0.4, 0.8, 1.2):
+            await renewal_at(share)
         script.gate.set()
         await world.until_count(Status.COMPLETED, 1)
 
@@ -375,14 +383,16 @@ def test_leases_are_renewed_while_a_group_is_slow(buffer: Buffer, server_url: st
     assert len(script.requests) == 2
 
 
-def test_a_group_that_was_taken_over_is_stopped_and_nothing_of_it_is_put(buffer: Buffer, server_url: str) -> None:
-    world = WorkerWorld(buffer, server_url, {"lease_s": 0.6})
+def test_a_group_that_was_taken_over_is_stopped_and_nothing_of_it_is_put(
+    world: WorkerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.admit(1)
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)
         (held,) = worker.table
-        buffer.hand_back([held.lease])
+        world.buffer.hand_back([held.lease])
+        age_leases(world.task.lease_s / 2, monkeypatch)
         await world.until(lambda: script.running == 0 and len(worker.table) == 0)
 
     world.play(scene, open_gate=False)
@@ -425,7 +435,7 @@ def test_groups_that_are_judged_leave_the_engine_to_some_others(buffer: Buffer, 
 
 
 def test_suspects_run_one_at_a_time_and_the_last_try_alone(buffer: Buffer, server_url: str) -> None:
-    world = WorkerWorld(buffer, server_url, {"lease_s": 5.0, "max_deaths": 2})
+    world = WorkerWorld(buffer, server_url, {"max_deaths": 2})
     world.admit(4)
     for group_id in ("1", "2"):  # as if a worker had died with each of them
         buffer.client.zadd(f"rollq:{{{buffer.run}:math}}:suspects", {group_id: 1})
@@ -505,7 +515,7 @@ def test_a_shutdown_does_not_wait_for_a_server_that_was_away_from_the_start(
             serving = asyncio.create_task(worker.run())
             await world.until(lambda: worker.rq.key.encode() in world.queue.connection.keys("rq:worker:*"))
             worker.rq.request_shutdown()
-            await asyncio.wait_for(serving, 20)
+            await asyncio.wait_for(serving, PATIENCE_S)
 
         fresh_server.stop()
         asyncio.run(run())

@@ -233,7 +233,7 @@ def test_the_end_of_a_worker_keeps_the_tokens_of_a_partial_rollout(buffer: Buffe
 def test_tc10_an_attempt_that_takes_too_long_keeps_the_tokens_of_a_partial_rollout(
     buffer: Buffer, server_url: str
 ) -> None:
-    world = partial_world(buffer, server_url, lease_s=2.0)
+    world = partial_world(buffer, server_url)
     world.admit(1)
 
     async def scene(worker: Worker, script: Script) -> None:

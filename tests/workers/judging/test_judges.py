@@ -14,6 +14,7 @@ from rollq.workers.judging.judges import Judge, JudgeContext, exact_match, last_
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.user_code import MAX_THREADS
+from support.waiting import PATIENCE_S
 
 SEGMENT = Segment(
     np.array([1], np.int32), np.array([2], np.int32), np.array([-0.5], np.float32), (VersionSpan(1, 0, 1),)
@@ -29,7 +30,7 @@ def judge_named(name: str, timeout_s: float) -> Judge:
     return make_judge(name, {}, JudgeContext(timeout_s, JudgePool(1)))
 
 
-def verdict(name: str, text: str = "42", answer: Any = "42", timeout_s: float = 5) -> Verdict:
+def verdict(name: str, text: str = "42", answer: Any = "42", timeout_s: float = PATIENCE_S) -> Verdict:
     return asyncio.run(judge_named(name, timeout_s).judge(Prompt("?", answer=answer), sample(text)))
 
 
@@ -67,19 +68,19 @@ async def leaving_judge(prompt: Prompt, judged: Sample) -> float:
 
 
 async def cancelled_judge(prompt: Prompt, judged: Sample) -> float:
-    lost = asyncio.ensure_future(asyncio.sleep(20))
+    lost = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
     lost.cancel()
     await lost
     return 1.0
 
 
 def hanging_judge(prompt: Prompt, judged: Sample) -> float:
-    release.wait(20)
+    release.wait(PATIENCE_S)
     return 1.0
 
 
 async def slow_judge(prompt: Prompt, judged: Sample) -> float:
-    await asyncio.sleep(20)
+    await asyncio.sleep(PATIENCE_S)
     return 1.0
 
 

@@ -20,6 +20,7 @@ from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.judge_doubles import burning_judge, made, question, sample
+from support.waiting import PATIENCE_S
 
 DIED = "judge 'support.judge_doubles.{}': its process {}"
 
@@ -53,7 +54,7 @@ def test_an_isolated_judge_gets_all_of_prompt_and_sample() -> None:
     assert asyncio.run(scene()) == Verdict(1_000_002, {"prompt": 1.0, "sample": 1.0, "text": 1_000_000.0})
 
 
-def isolated(processes: JudgePool, name: str, timeout_s: float = 60) -> Judge:
+def isolated(processes: JudgePool, name: str, timeout_s: float = PATIENCE_S) -> Judge:
     return make_judge(f"support.judge_doubles.{name}", {}, JudgeContext(timeout_s, processes, isolate=True))
 
 
@@ -225,4 +226,4 @@ def test_the_processes_end_with_a_worker_that_is_killed_in_the_middle_of_calls(t
         assert parent.stderr is not None
         assert [parent.stderr.readline() for _ in range(2)] == [b"endless\n"] * 2
         parent.kill()
-        parent.communicate(timeout=60)  # returns when nobody has its standard error open any more
+        parent.communicate(timeout=PATIENCE_S)  # returns when nobody has its standard error open any more

@@ -19,6 +19,7 @@ from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import Ticket, TicketJob, TicketSerializer, enqueue_tickets, open_queue
 from rollq.workers.rq.worker import RqWorker, incarnation_name
+from support.waiting import PATIENCE_S
 
 
 class Order:
@@ -81,7 +82,7 @@ class Work:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -93,14 +94,14 @@ def serve(
 
     async def play() -> tuple[RqWorker, Work]:
         its_work = work()
-        worker = RqWorker(queue, run, its_work, name=incarnation_name("worker"), grace_s=10)
+        worker = RqWorker(queue, run, its_work, name=incarnation_name("worker"), grace_s=PATIENCE_S)
         serving = asyncio.create_task(worker.run())
         try:
             await scene(worker, its_work)
         finally:
             if not serving.done() and not its_work.stopped.is_set():
                 worker.request_shutdown()
-            await asyncio.wait_for(serving, 20)
+            await asyncio.wait_for(serving, PATIENCE_S)
         return worker, its_work
 
     return asyncio.run(play())

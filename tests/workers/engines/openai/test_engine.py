@@ -23,6 +23,7 @@ from rollq.workers.http.retries import RetryPolicy, backoff_s, is_transient, par
 from rollq.workers.run import make_tokenizer
 from rollq.workers.settings import WorkerSettings
 from support.openai_server import ANSWER, CompletionsServer
+from support.waiting import PATIENCE_S
 
 NO_WEIGHTS = Path("no-weights")
 QUICK = {"retries": 3, "retry_first_s": 0.001, "retry_longest_s": 0.002}
@@ -65,7 +66,7 @@ def ask(server: CompletionsServer, *plan: str, request: Request = ASK, **options
 
 async def acquire(semaphore: threading.Semaphore, times: int = 1) -> None:
     for _ in range(times):
-        assert await asyncio.to_thread(semaphore.acquire, timeout=20)
+        assert await asyncio.to_thread(semaphore.acquire, timeout=PATIENCE_S)
 
 
 def test_sb06_token_ids_go_in_and_token_ids_logprobs_and_versions_come_out(server: CompletionsServer) -> None:

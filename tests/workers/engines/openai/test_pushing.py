@@ -16,6 +16,7 @@ from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine
 from support.openai_server import ANSWER, CompletionsServer
+from support.waiting import PATIENCE_S
 
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, seed=7))
 FIRST, SECOND = WeightsVersion(1, 0, "a" * 64), WeightsVersion(1, 1, "b" * 64)
@@ -84,13 +85,13 @@ def outs(engine: OpenAIEngine) -> list[bool]:
 
 
 async def until_all_are_in(engine: OpenAIEngine) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while any(outs(engine)):
             await asyncio.sleep(0.005)
 
 
 async def hold(semaphore: Any) -> None:
-    assert await asyncio.to_thread(semaphore.acquire, timeout=20)
+    assert await asyncio.to_thread(semaphore.acquire, timeout=PATIENCE_S)
 
 
 def test_weights_are_loaded_while_the_server_is_paused_and_named_when_they_are_whole(
@@ -221,7 +222,7 @@ def test_a_server_that_takes_the_weights_when_the_only_other_is_gone_serves_alon
         await engine.swap(model, SECOND, SwapMode.WAIT)
         await asyncio.to_thread(other.stop)
         one.weight_plan.clear()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while outs(engine)[0]:
                 await asyncio.sleep(0.005)
         assert (await engine.generate(ASK)).versions == (VersionSpan(1, 1, 3),)

@@ -13,6 +13,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Engine, EngineDead, Request, Sampling
 from support.openai_server import CompletionsServer
+from support.waiting import PATIENCE_S
 
 ASK = Request(np.array([40, 50], np.int32), Sampling(max_tokens=10, seed=7))
 QUICK: dict[str, Any] = {"retries": 3, "retry_first_s": 0.01, "retry_longest_s": 0.02}
@@ -33,7 +34,7 @@ async def started(*served: CompletionsServer) -> OpenAIEngine:
 
 
 async def all_in(engine: OpenAIEngine) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while any(server.out for server in engine._servers._servers):
             await asyncio.sleep(0.005)
 
@@ -110,7 +111,7 @@ def test_a_server_that_comes_back_with_other_weights_stays_out(
         two[0].plan.append("drop")
         caplog.set_level("INFO")
         await ask_many(engine, 8)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while "serves other weights" not in caplog.text:
                 await asyncio.sleep(0.005)
         assert outs(engine) == [True, False]
