@@ -10,7 +10,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import free_port
 from rollq.cli.demo.command import demo
-from rollq.cli.run_location import Place
+from rollq.cli.run_location import RunLocation
 from support.compose_file import COMPOSE, PASSWORD, Containers, read_compose
 
 SERVICES = read_compose({})["services"]
@@ -66,7 +66,7 @@ def test_the_services_of_a_profile_start_and_stop_cleanly(profile: str, volume: 
         assert not world.healthy(roles[0])
         for role in roles:
             world.start(role)
-        with Place.at(f"redis://:{PASSWORD}@127.0.0.1:{world.port}/0", "demo").buffer() as buffer:
+        with RunLocation.at(f"redis://:{PASSWORD}@127.0.0.1:{world.port}/0", "demo").buffer() as buffer:
             world.wait_until(lambda: all_have_begun(buffer))
         assert all(world.healthy(role) for role in roles)
         assert PASSWORD not in "".join(world.log(role).read_text() for role in roles)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.core import task_keys
 from rollq.buffer.replies import Claimed, PutOutcome, TrainerEpoch
 from rollq.buffer.rollouts import (
     FinishReason,
@@ -20,6 +19,7 @@ from rollq.buffer.rollouts import (
     VersionSpan,
 )
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.keys import task_keys
 from support.invariants import check_task
 
 
