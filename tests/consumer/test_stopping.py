@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,13 +12,14 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ClaimTimeout, ConfigError, FencedError, ProductionStalled, ProductionStopped, SyncFirst
 from rollq.buffer.evaluations import EvaluatedGroup, evaluation_metrics
 from rollq.buffer.replies import Control, Counts
-from rollq.buffer.rollouts import GroupResult, Prompt
+from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.consumer import Consumer, ConsumerSettings
 from support.buffer_run import World, make_sample
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
+from support.waiting import PATIENCE_S
 
 Connect = Callable[..., Consumer]
 
@@ -265,11 +267,24 @@ def test_xm01_an_evaluation_of_the_live_version_is_told_and_leaves_nothing_behin
 
 
 def test_tc05_an_evaluation_tolerates_a_timeout(
-    connect: Connect, buffer: Buffer, answering: list[float], caplog: pytest.LogCaptureFixture
+    connect: Connect,
+    buffer: Buffer,
+    answering: list[float],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answering += [1.0, -1.0]
+
+    finished = [0, 0]
+
+    def now_s() -> float:
+        """The time is up when the wait has had a look at the first finished prompt."""
+        finished.append(buffer.counts("held_out").statuses[Status.GATHERED])
+        return PATIENCE_S * finished[-3]
+
+    monkeypatch.setattr("rollq.consumer.evaluation.time", SimpleNamespace(monotonic=now_s))
     with connect() as consumer:
-        found = consumer.evaluate(timeout_s=1.0)
+        found = consumer.evaluate(timeout_s=PATIENCE_S)
     assert found == {
         "eval/held_out/count": 1,
         "eval/held_out/failed": 0,

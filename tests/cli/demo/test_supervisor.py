@@ -1,13 +1,12 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rollq.cli.demo.supervisor import MAX_RESTARTS, Role, RoleFailed, Supervisor, describe_exit
+from support.waiting import wait_until
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 STUBBORN = (
@@ -24,13 +23,6 @@ with Supervisor(Path(sys.argv[1]), {}) as supervisor:
     print(supervisor.group, flush=True)
     time.sleep(600)
 """
-
-
-def eventually(happened: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not happened():
-        assert time.monotonic() < deadline_s, "it did not happen within 10 s"
-        time.sleep(0.01)
 
 
 def wait(role: Role) -> None:
@@ -85,8 +77,8 @@ def test_stopping_kills_children_that_ignore_it_and_their_children(tmp_path: Pat
         role = supervisor.start("stubborn", STUBBORN)
         supervisor.start("parent", ["/bin/sh", "-c", "sleep 600 & sleep 600"])
         group = supervisor.group
-        eventually(lambda: "deaf" in supervisor.log(role).read_text())
-    eventually(lambda: not alive(group))
+        wait_until(lambda: "deaf" in supervisor.log(role).read_text())
+    wait_until(lambda: not alive(group))
 
 
 def test_children_and_grandchildren_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
@@ -96,7 +88,7 @@ def test_children_and_grandchildren_die_with_a_parent_that_was_killed(tmp_path: 
         group = int(parent.stdout.readline())
         assert alive(group)
         parent.kill()
-    eventually(lambda: not alive(group))
+    wait_until(lambda: not alive(group))
 
 
 def test_exits_are_told_in_words() -> None:

@@ -65,7 +65,7 @@ def connect(
     (tmp_path / "initial").mkdir()
     save_file(tensors(0), tmp_path / "initial" / "model.safetensors")
 
-    def open_consumer(join_s: float = 60, timeout_s: float = 60) -> Consumer:
+    def open_consumer(join_s: float = PATIENCE_S, timeout_s: float = PATIENCE_S) -> Consumer:
         settings = ConsumerSettings.model_validate(
             {"transport": "nccl", "nccl": {"address": ADDRESS, "join_s": join_s, "timeout_s": timeout_s}}
         )
@@ -155,7 +155,7 @@ def test_who_was_not_there_gets_the_weights_while_the_trainer_waits(
     while_waiting: Callable[[Consumer], Any],
 ) -> None:
     buffer.register_task("aime", TaskRules.model_validate({"kind": "eval", "batch_groups": 1}))
-    with connect(join_s=3) as consumer:
+    with connect(join_s=8) as consumer:
         start("a")
         start("dead", "dies before it is ready")
         until_served(buffer, "a 0", "dead 0")
@@ -189,7 +189,7 @@ def test_a_member_that_dies_ends_the_attempt_in_time_and_the_others_take_part_in
     behaviour: str,
     while_waiting: Callable[[Consumer], Any],
 ) -> None:
-    with connect(join_s=60, timeout_s=4) as consumer:
+    with connect(timeout_s=8) as consumer:
         start("a")
         start("dead", behaviour)
         until_served(buffer, "a 0", "dead 0")

@@ -74,7 +74,11 @@ async def cancelled_judge(prompt: Prompt, judged: Sample) -> float:
     return 1.0
 
 
+hanging_in: list[threading.Thread] = []
+
+
 def hanging_judge(prompt: Prompt, judged: Sample) -> float:
+    hanging_in.append(threading.current_thread())
     release.wait(PATIENCE_S)
     return 1.0
 
@@ -158,15 +162,18 @@ def test_a_judge_that_takes_too_long_is_left_behind(name: str) -> None:
 
 def test_sb10_a_judge_that_hangs_holds_up_no_other_and_takes_a_bounded_number_of_threads() -> None:
     release.clear()
+    hanging_in.clear()
 
     async def scene() -> list[Verdict]:
         hanging = judge_named(f"{__name__}.hanging_judge", 0.2)
-        other = judge_named(f"{__name__}.length_judge", 5)
+        other = judge_named(f"{__name__}.length_judge", PATIENCE_S)
         stuck = [asyncio.create_task(hanging.judge(Prompt("?"), sample("x"))) for _ in range(2 * MAX_THREADS)]
-        await asyncio.sleep(0.05)
-        assert sum(thread.name == "user code" for thread in threading.enumerate()) == MAX_THREADS
+        while len(hanging_in) < MAX_THREADS:
+            await asyncio.sleep(0.005)
         assert await other.judge(Prompt("?"), sample("xy")) == Verdict(2.0)
-        return await asyncio.gather(*stuck)
+        found = await asyncio.gather(*stuck)
+        assert len(set(hanging_in)) == len(hanging_in) == MAX_THREADS
+        return found
 
     found = asyncio.run(scene())
     release.set()
@@ -185,7 +192,7 @@ def test_a_thread_whose_call_has_ended_serves_the_next() -> None:
     serving.clear()
 
     async def scene() -> None:
-        judge = judge_named(f"{__name__}.remembering_judge", 5)
+        judge = judge_named(f"{__name__}.remembering_judge", PATIENCE_S)
         for _ in range(20):
             await judge.judge(Prompt("?"), sample("x"))
             await asyncio.sleep(0.005)
@@ -206,7 +213,7 @@ def test_judges_that_do_not_exist_are_configuration_errors() -> None:
 
 
 def test_a_failure_is_logged_once_and_kept_with_every_sample(caplog: pytest.LogCaptureFixture) -> None:
-    judge = judge_named(f"{__name__}.nan_judge", 5)
+    judge = judge_named(f"{__name__}.nan_judge", PATIENCE_S)
     errors = {asyncio.run(judge.judge(Prompt("?"), sample("42"))).error for _ in range(3)}
     assert len(errors) == 1
     assert errors != {None}

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -172,18 +171,17 @@ def test_a_judgement_that_nobody_waits_for_any_more_ends_with_all_that_it_starte
     with_processes(1, scene)
 
 
-async def lags_s(work: Callable[[], Any]) -> list[float]:
-    """How late the event loop was, in seconds, each time that it was asked while `work` went on."""
-    lags, done = [], asyncio.ensure_future(work())
+async def turns(work: Callable[[], Any]) -> int:
+    """How often the event loop got its turn while `work` went on."""
+    found, done = 0, asyncio.ensure_future(work())
     while not done.done():
-        asked_s = time.monotonic()
         await asyncio.sleep(0.005)
-        lags.append(time.monotonic() - asked_s - 0.005)
-    return lags
+        found += 1
+    return found
 
 
 def test_the_event_loop_does_not_wait_for_a_judge_that_burns_the_cpu() -> None:
-    """Inside the event loop, the same judge holds it up for as long as it takes."""
+    """Inside the event loop, the same judge holds it up until it is done."""
 
     async def inline() -> None:
         burning_judge(Prompt("?"), sample("1"))
@@ -191,11 +189,8 @@ def test_the_event_loop_does_not_wait_for_a_judge_that_burns_the_cpu() -> None:
     async def scene(processes: JudgePool) -> None:
         judge = isolated(processes, "burning_judge")
         await judged(judge, "0")  # the process has started
-        apart = await lags_s(lambda: judged(judge, "1"))
-        held_up = await lags_s(inline)
-        print(f"\nlongest lag: {max(apart) * 1e3:.1f} ms with the judge apart, {max(held_up) * 1e3:.0f} ms inline")
-        assert max(held_up) > 0.9
-        assert sorted(apart)[len(apart) // 2] < 0.1  # the median: other work of the machine is not the judge's
+        assert await turns(inline) == 1
+        assert await turns(lambda: judged(judge, "1")) > 3  # about 150 on a quiet machine
 
     with_processes(2, scene)
 
