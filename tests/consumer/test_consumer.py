@@ -1,6 +1,7 @@
 """The consumer on a real server: batches that stay the same, waits that end, fences that hold."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
