@@ -40,9 +40,3 @@ def test_the_judges_of_the_guide_can_be_made() -> None:
     for task in shown.values():
         make_judge(task["judge"], task["judge_options"], JudgeContext(60, JudgePool(1)))
     assert set(BUILT_IN) <= {name.strip('"') for name in re.findall(r'"\w+"', page)}
-
-
-def test_every_page_of_the_guide_is_listed_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
-    for page in (ROOT / "docs" / "guide").glob("*.md"):
-        assert f"docs/guide/{page.name}" in readme, page.name

@@ -1,8 +1,8 @@
-"""README.md as something to run: its code blocks, and terminals to run them in.
+"""Pages as something to run: their code blocks, and terminals to run them in.
 
-What a comment before a block says: `terminals`: each line gets a terminal; `terminal: NAME`: the block gets one, in the
-folder NAME; `file: PATH`: this is what the file holds; `redis-cli`: needs that program; `elsewhere: WHY`: is not run.
-A block without one is run as it stands.
+A comment before a block says what to do with it. `terminals`: each line gets a terminal; `terminal: NAME`: the block
+gets one, in the folder NAME; `file: PATH`: the content of this file; `redis-cli`: needs that program; `elsewhere: WHY`:
+not run. A block without a comment is run unchanged.
 """
 
 import os
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from rollq.monitor.records import read_steps
 from support.waiting import PATIENCE_S, wait_while_alive
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One block of code; `mark` and `detail` are of the comment before it, empty without one."""
+    """One block of code; `mark` and `detail` come from the comment before it, and are empty without one."""
 
     language: str
     code: str
@@ -37,6 +38,28 @@ def blocks(page: Path) -> list[Block]:
     """The blocks of a page, in order."""
     found = BLOCK.finditer(page.read_text("utf-8"))
     return [Block(m["language"], m["code"], m["mark"] or "", m["detail"] or "") for m in found]
+
+
+def files(page: Path) -> dict[str, str]:
+    """The files that a page shows: path to content."""
+    return {block.detail: block.code for block in blocks(page) if block.mark == "file"}
+
+
+def code_with(page: Path, words: str) -> str:
+    """The only block of a page that is run unchanged and contains `words`."""
+    (code,) = [block.code for block in blocks(page) if block.mark == "" and words in block.code]
+    return code
+
+
+def terminals(page: Path) -> list[str]:
+    """The commands of a page that get a terminal each."""
+    (lines,) = [block.code.splitlines() for block in blocks(page) if block.mark == "terminals"]
+    return lines
+
+
+def steps_trained(metrics: Path) -> int:
+    """Train steps that a trainer has recorded in its `metrics.jsonl`."""
+    return len(read_steps(metrics)) if metrics.exists() else 0
 
 
 @dataclass
@@ -62,7 +85,7 @@ class Desk:
         return code.replace("step == 20", "step == 3")
 
     def run(self, code: str) -> str:
-        """Run shell code to its end; returns what it printed. It must succeed."""
+        """Run shell code to its end, and return its output. It must succeed."""
         done = subprocess.run(
             ["/bin/sh", "-e", "-c", self.local(code)],
             cwd=self.folder,
@@ -76,7 +99,7 @@ class Desk:
         return done.stdout
 
     def open(self, name: str, code: str, folder: str = ".") -> None:
-        """Run shell code in a terminal of its own."""
+        """Run shell code in a new terminal."""
         with self.log(name).open("ab") as log:
             self.terminals[name] = subprocess.Popen(
                 ["/bin/sh", "-e", "-c", self.local(code)],
@@ -103,7 +126,7 @@ class Desk:
 
 
 def kill(terminal: "subprocess.Popen[bytes]") -> None:
-    """End all that runs in a terminal, with SIGKILL."""
+    """End everything in a terminal, with SIGKILL."""
     if terminal.poll() is None:
         os.killpg(terminal.pid, signal.SIGKILL)
     terminal.wait()
