@@ -31,13 +31,13 @@ MODES = {
 
 SMOOTHING_STEPS = 20
 INTRODUCTION = """\
-Does what goes through rollq train a model? Each row is one run of `rollq demo`: a Qwen3 of 0.3 million parameters, made
-and warmed up for the seed, then GRPO on two-digit sums and digit sorting, 32 groups of 8 samples a step. Rewards are
-held-out, sampled at temperature 1, the mean of both tasks. The warm-up teaches answers of which 60 % are wrong on
-purpose, so that the right one is known but not preferred. The asynchronous runs have `max_staleness` 1, the synchronous
-ones 0. The control shuffles the rewards within each batch: it has nothing to learn, and drifts away from what it knew.
+Do models learn from what rollq delivers? Each row is one run of `rollq demo`: a Qwen3 with 0.3 million parameters, made
+and warmed up for the seed, then GRPO on two-digit sums and digit sorting, 32 groups of 8 samples per step. Rewards are
+held-out, sampled at temperature 1, the mean of both tasks. 60 % of the answers in the warm-up are wrong on purpose, so
+the model knows the right answer but does not prefer it. Asynchronous runs have `max_staleness` 1, synchronous ones 0.
+The control shuffles the rewards within each batch: it has nothing to learn, and loses what it knew.
 
-`python -m benchmarks.learning --seeds 11 12 13` makes this page, the picture and `learning.json`."""
+`python -m benchmarks.learning --seeds 11 12 13` writes this page, the picture and `learning.json`."""
 
 
 @dataclass(frozen=True, slots=True)
