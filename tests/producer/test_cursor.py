@@ -121,7 +121,7 @@ def test_sb01_the_curriculum_takes_no_prompt_twice_in_a_pass_and_every_new_one(
     server: EmbeddedServer, deeds: list[tuple[str, int, int]], retry: int
 ) -> None:
     rows, cursor = play(server, deeds, prompt_order="curriculum", curriculum_retry_passes=retry)
-    places = iter([Sampler(Rows(ROWS), SEEDS, "skip").row_at(place) for place in range(cursor)])
+    places = iter([prompt.row for prompt, _ in Sampler(Rows(ROWS), SEEDS, "skip").prompts_from(0, cursor)])
     assert all(row in places for row in rows), "the order of places, some of them passed over"
     first_pass = [prompt.row for prompt, after in Sampler(Rows(ROWS, BAD), SEEDS, "skip").prompts_from(0, ROWS)]
     assert rows[: ROWS - len(BAD)] == first_pass[: min(len(rows), ROWS - len(BAD))]

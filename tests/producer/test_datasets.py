@@ -75,7 +75,7 @@ def test_columns_that_json_cannot_hold_make_bad_rows_unless_they_are_left_out(tm
     path = as_parquet([{"prompt": "what is this?", "image": b"\x89PNG", "answer": "a cat", "level": 2}], tmp_path)
     with (
         PromptFile(task(path, answer_field="answer")) as file,
-        pytest.raises(InvalidPrompt, match=r"column 'image' .* name those that are needed in metadata_fields"),
+        pytest.raises(InvalidPrompt, match=r"column 'image' .* list the needed columns in metadata_fields"),
     ):
         file.prompt(0)
     with PromptFile(task(path, answer_field="answer", metadata_fields=["level"])) as file:

@@ -14,10 +14,10 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
 from rollq.cli.settings import EvaluationSettings
-from rollq.producer.producer import EvaluationFeed, Producer, state_of
+from rollq.producer.producer import EvaluationFeed, Producer, task_state
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import TaskState, plan
+from rollq.producer.strategy import TaskState, plan_production
 from support.producer_run import (
     TASK,
     begin,
@@ -72,7 +72,7 @@ def test_a_paused_task_names_its_control_as_the_commands_do(server_url: str, run
         begin(buffer)
         buffer.set_control(TASK, Control.PAUSE, "by hand")
         counts = buffer.counts(TASK)
-        made = plan(ProducerSettings(), counts.clock.rules, state_of(counts), 0.0)
+        made = plan_production(ProducerSettings(), counts.clock.rules, task_state(counts), 0.0)
         assert made.reason == "the task is set to 'pause': by hand"
 
 

@@ -112,7 +112,7 @@ def test_a_pass_of_which_nothing_would_be_taken_takes_all_with_a_warning(caplog:
         made.prompts_from(found[-1][1], 1)
     assert sorted(contents(found)[:9]) == sorted(contents(found)[9:18]) == [str(row) for row in range(10) if row != 4]
     warnings = [record.message for record in caplog.records if "order takes none" in record.message]
-    assert warnings[0].startswith("the order takes none of the 10 prompts in pass 0, so the pass takes all")
+    assert warnings[0].startswith("the order takes none of the 10 prompts in pass 0, so the pass takes all of them")
     assert len(warnings) == 3
 
 
@@ -143,12 +143,12 @@ def test_statistics_are_asked_for_only_as_far_as_is_looked() -> None:
 def test_what_was_left_out_is_told_once_a_pass(caplog: pytest.LogCaptureFixture) -> None:
     known = {row: tried(1.0) for row in range(5)}
     made = sampler(Rows(20, bad=frozenset({9})), curriculum(), known)
-    with caplog.at_level(logging.INFO, logger="rollq.producer.sampler"):
+    with caplog.at_level(logging.INFO, logger="rollq.producer.progress_log"):
         for _ in range(2):
             made.prompts_from(made.prompts_from(0, 12)[-1][1], 4)
     told = [record.message for record in caplog.records if record.levelno == logging.INFO]
     assert len(told) == 1
-    assert told[0].startswith("pass 1 over 20 prompts begins; so far ")
+    assert told[0].startswith("pass 1 over 20 prompts starts; so far ")
     assert told[0].endswith(" and 1 are unusable")
 
 
@@ -196,7 +196,7 @@ def test_an_order_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         make_order(task(prompt_order="hardest"))
     with pytest.raises(ConfigError, match=r"prompt order 'my_orders.no_order' has no uses_stats, pass_order, takes"):
         make_order(task(prompt_order="my_orders.no_order"))
-    with pytest.raises(ConfigError, match="needs statistics of prompts: leave prompt_stats out"):
+    with pytest.raises(ConfigError, match="needs statistics: remove prompt_stats = false"):
         make_order(task(prompt_order="my_orders.WantsStats", prompt_stats=False))
 
 

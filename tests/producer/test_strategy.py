@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import TaskState, draw_on, over_sampled, plan, step_of, too_little_kept
+from rollq.producer.strategy import TaskState, draw_on, over_sampled, plan_production, step_of, too_little_kept
 
 ASYNC = ProducerSettings(strategy="async")
 SYNC = ProducerSettings(strategy="sync")
@@ -51,14 +51,14 @@ def outcomes(seen: int, kept: int) -> TaskState:
 def test_xp01_xp03_room_is_what_the_cumulative_target_leaves(
     settings: ProducerSettings, rule: TaskRules, now: TaskState, room: int
 ) -> None:
-    made = plan(settings, rule, now, 0.0)
+    made = plan_production(settings, rule, now, 0.0)
     assert max(0, made.room) == room
 
 
 def test_xp02_the_budget_of_oversampling_is_a_share_of_the_batch_beyond_the_target() -> None:
     """Target 10, 9 available, batch 4, over_sample 1.0: 5 launches, 14 in total."""
     rule = rules(4, staleness=1, schedule=[(2, 6)])
-    made = plan(ProducerSettings(over_sample=1.0), rule, state(completed=9), 0.0)
+    made = plan_production(ProducerSettings(over_sample=1.0), rule, state(completed=9), 0.0)
     assert (made.target, made.room, made.last_step) == (14, 5, 2)
 
 
@@ -125,8 +125,8 @@ def test_what_is_outstanding_is_a_sum() -> None:
 
 def test_xp04_a_tail_batch_is_not_oversampled() -> None:
     settings, rule = ProducerSettings(over_sample=1.0), rules(4, tail_batch_trigger_size=3)
-    assert plan(settings, rule, state(expired=2), 0.0).target == 8
-    assert plan(settings, rule, state(expired=3), 0.0).target == 4
+    assert plan_production(settings, rule, state(expired=2), 0.0).target == 8
+    assert plan_production(settings, rule, state(expired=3), 0.0).target == 4
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_sync_refuses_an_oversampling_budget() -> None:
 @pytest.mark.parametrize("threshold", [1, 2, 3, 6])
 def test_xp05_no_step_past_the_run_ahead_bound_is_scheduled(version: int, threshold: int) -> None:
     rule = rules(3, staleness=threshold - 1)
-    made = plan(ASYNC, rule, state(version=version), 0.0)
+    made = plan_production(ASYNC, rule, state(version=version), 0.0)
     assert made.last_step - version - 1 == threshold - 1
     assert step_of(made.target - 1, rule, made.last_step) == made.last_step
     assert step_of(made.target - 1, rule, made.last_step + 9) == made.last_step
@@ -164,9 +164,9 @@ def test_xp05_no_step_past_the_run_ahead_bound_is_scheduled(version: int, thresh
 
 def test_xp05_production_stops_at_the_bound_and_goes_on_with_a_newer_version() -> None:
     rule = rules(4, staleness=1)
-    stopped = plan(ASYNC, rule, state(version=3, consumed=16, pending=4), 0.0)
+    stopped = plan_production(ASYNC, rule, state(version=3, consumed=16, pending=4), 0.0)
     assert (stopped.room, "version 3" in stopped.reason) == (0, True)
-    assert plan(ASYNC, rule, state(version=4, consumed=16, pending=4), 0.0).room == 4
+    assert plan_production(ASYNC, rule, state(version=4, consumed=16, pending=4), 0.0).room == 4
 
 
 @pytest.mark.parametrize(
@@ -174,26 +174,26 @@ def test_xp05_production_stops_at_the_bound_and_goes_on_with_a_newer_version() -
     [
         (state(control="pause"), 0.0, "'pause'"),
         (state(control="drain"), 0.0, "'drain'"),
-        (state(version=-1), 0.0, "no trainer has begun"),
+        (state(version=-1), 0.0, "no trainer has started"),
         (state(), 0.8, "80% of maxmemory"),
         (state(), 0.93, "93% of maxmemory"),
-        (state(pending=99), 0.0, "all that version 0 allows is scheduled"),
+        (state(pending=99), 0.0, "everything that version 0 allows is scheduled"),
     ],
 )
 def test_nothing_is_scheduled_and_the_reason_is_told(now: TaskState, memory: float, reason: str) -> None:
-    made = plan(ProducerSettings(over_sample=1.0), rules(), now, memory)
+    made = plan_production(ProducerSettings(over_sample=1.0), rules(), now, memory)
     assert made.room == 0
     assert reason in made.reason
 
 
 def test_why_a_task_was_stopped_is_told() -> None:
     stopped = replace(state(control="stopped"), control_reason="too little is kept")
-    assert plan(ASYNC, rules(), stopped, 0.0).reason == "the task is set to 'stopped': too little is kept"
-    assert plan(ASYNC, rules(), state(control="pause"), 0.0).reason == "the task is set to 'pause'"
+    assert plan_production(ASYNC, rules(), stopped, 0.0).reason == "the task is set to 'stopped': too little is kept"
+    assert plan_production(ASYNC, rules(), state(control="pause"), 0.0).reason == "the task is set to 'pause'"
 
 
 def test_a_plan_with_a_reason_has_no_room() -> None:
-    made = plan(ASYNC, rules(4), state(control="pause"), 0.0)
+    made = plan_production(ASYNC, rules(4), state(control="pause"), 0.0)
     assert (made.target, made.outstanding, made.room) == (4, 0, 0)
 
 
@@ -211,4 +211,4 @@ def test_no_group_is_for_a_step_whose_batch_is_empty() -> None:
 
 
 def test_before_a_trainer_begins_nothing_is_due() -> None:
-    assert plan(SYNC, rules(4), state(version=-1), 0.0).target == 0
+    assert plan_production(SYNC, rules(4), state(version=-1), 0.0).target == 0

@@ -1,4 +1,4 @@
-"""Prompts to tickets: which prompt comes next, how many groups may be generated now, and the loop that does it."""
+"""Turns prompts into groups to generate: which prompt comes next, how many groups are scheduled, and when."""
 
 from typing import TYPE_CHECKING
 

@@ -1,20 +1,20 @@
-"""How a row of a user's data becomes a `Prompt`: one mapping, whatever the rows were read from.
+"""How a row of a user's data becomes a `Prompt`: the same mapping for every file format.
 
-setting of the task     what it names                                      becomes
+setting of the task     column                                             field of the prompt
 `prompt_field`          a text, or a list of chat messages                 `content`
-                        (a column `messages` serves when it is absent)
+                        (default if it is absent: `messages`)
 `answer_field`          the reference answer, any value; "": none          `answer`
-`ids_field`             token ids that win over the text; may be absent    `ids`
-`metadata_fields`       what a judge or agent loop wants to know;          `metadata`
-                        default: every column that is none of the above
+`ids_field`             token ids that replace the text; may be absent     `ids`
+`metadata_fields`       values for judges and agent loops;                 `metadata`
+                        default: all other columns
 
-A name may be a path into nested columns: `answer_field = "reward_model.ground_truth"`. A column whose own name has dots
-in it wins. In `metadata` a path stands under its whole name, and a column of which only a part was used is kept whole.
-A null counts as absent, in a message's fields too: tables with one type per column fill their gaps with it. Only an
-answer and the content of a message may be null.
+A name may be a path into nested columns: `answer_field = "reward_model.ground_truth"`. A column whose own name contains
+dots takes precedence. In `metadata` a path appears under its full name, and a column of which only a part was used is
+kept whole. A null counts as absent, also in the fields of a message, because tables with one type per column fill gaps
+with nulls. Only an answer and the content of a message may be null.
 
-With `chat` a text becomes a user's message, so that the model's chat template is applied to it. `system_prompt` puts a
-system message first, unless the row has one, and makes messages of texts.
+With `chat`, a text becomes a user's message, so that the model's chat template is applied to it. `system_prompt` adds a
+system message at the start, unless the row has one, and turns texts into messages.
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from rollq.buffer.rollouts import Prompt
+from rollq.buffer.wire.prompts import ids_problem, message_problem
 from rollq.producer.settings import PromptSettings
 
 _MESSAGES: Final = "messages"
-_MAX_TOKEN_ID: Final = 2**31 - 1
+
+Content = str | tuple[Mapping[str, Any], ...]
+"""The content of a prompt: a text, or chat messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which column becomes what: the settings above."""
+    """Maps the columns of a row to the fields of a prompt, by the settings above."""
 
     prompt_field: str = "prompt"
     answer_field: str = "answer"
@@ -40,8 +43,8 @@ class Columns:
     system_prompt: str = ""
 
     @classmethod
-    def of(cls, task: PromptSettings) -> Self:
-        """Those of a task."""
+    def from_task(cls, task: PromptSettings) -> Self:
+        """The mapping that a task's settings describe."""
         return cls(
             prompt_field=task.prompt_field,
             answer_field=task.answer_field,
@@ -52,14 +55,14 @@ class Columns:
         )
 
     def wants(self, column: str) -> bool:
-        """Whether anything of a top-level column is needed; the others need not be read."""
+        """Whether a top-level column, or a part of it, is used; the others need not be read."""
         if self.metadata_fields is None:
             return True
         names = (self.prompt_field, _MESSAGES, self.answer_field, self.ids_field, *self.metadata_fields)
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """A row as a prompt. Raises `ValueError` that says what is wrong with it."""
+        """Convert a row to a prompt. Raises `ValueError` with the column and its problem."""
         content, ids = look_up(row, self.prompt_field), look_up(row, self.ids_field)
         field = self.prompt_field
         if content is None and (content := row.get(_MESSAGES)) is not None:
@@ -72,14 +75,14 @@ class Columns:
                 'set answer_field = "" when prompts have no answer'
             )
         return Prompt(
-            content=self._asked(_content(field, content)),
+            content=self._with_system_prompt(_content(field, content)),
             answer=look_up(row, self.answer_field),
-            ids=None if ids is None else _token_ids(self.ids_field, ids),
+            ids=None if ids is None else _token_ids(f"field {self.ids_field!r}", ids),
             metadata=self._metadata(row, field),
         )
 
-    def _asked(self, content: str | tuple[Mapping[str, Any], ...]) -> str | tuple[Mapping[str, Any], ...]:
-        """`content` as the model shall see it."""
+    def _with_system_prompt(self, content: Content) -> Content:
+        """Turn a text into messages, and add the system message, as far as the settings ask for it."""
         if isinstance(content, str):
             if not self.chat and not self.system_prompt:
                 return content
@@ -95,7 +98,7 @@ class Columns:
 
 
 def look_up(row: Any, path: str, default: Any = None) -> Any:
-    """What stands at a path of column names joined by dots; `default` when nothing does."""
+    """Return the value at a path of column names joined by dots; `default` if there is none."""
     if not isinstance(row, Mapping):
         return default
     if path in row:
@@ -104,7 +107,7 @@ def look_up(row: Any, path: str, default: Any = None) -> Any:
     return look_up(row.get(head), rest, default) if rest else default
 
 
-def _content(field: str, value: Any) -> str | tuple[Mapping[str, Any], ...]:
+def _content(field: str, value: Any) -> Content:
     if isinstance(value, str):
         if not value:
             raise ValueError(f"field {field!r} is empty")
@@ -115,19 +118,16 @@ def _content(field: str, value: Any) -> str | tuple[Mapping[str, Any], ...]:
 
 
 def _message(name: str, message: Any) -> Mapping[str, Any]:
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ValueError(f"{name} must be an object with a 'role', not {_shown(message)}")
+    if problem := message_problem(name, message):
+        raise ValueError(problem)
     if not isinstance(message.get("content"), str | list) and message.get("tool_calls") is None:
         raise ValueError(f"{name}.content must be a text or a list, not {_shown(message.get('content'))}")
     return {key: value for key, value in message.items() if value is not None or key == "content"}
 
 
-def _token_ids(field: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"field {field!r} must be a list of token ids, not {_shown(value)}")
-    for token in value:
-        if type(token) is not int or not 0 <= token <= _MAX_TOKEN_ID:
-            raise ValueError(f"field {field!r} holds {_shown(token)}, which is no token id")
+def _token_ids(name: str, value: Any) -> tuple[int, ...]:
+    if problem := ids_problem(name, value):
+        raise ValueError(problem)
     return tuple(value)
 
 

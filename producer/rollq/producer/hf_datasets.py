@@ -1,8 +1,7 @@
-"""Hugging Face data on this machine as a table: a `.parquet` or `.arrow` file, or a folder of `Dataset.save_to_disk`.
+"""Local Hugging Face data as a table: a `.parquet` or `.arrow` file, or a folder written by `Dataset.save_to_disk`.
 
-Read through the package `datasets`, an extra of rollq, memory-mapped: rows are read when they are asked for, and only
-the columns that a prompt needs. It copies a Parquet file to its cache (`HF_HOME`) once, as Arrow. Nothing here touches
-the network.
+The package `datasets`, an extra of rollq, reads it through a memory map: rows are read on demand, and only the columns
+that a prompt needs. It copies a Parquet file to its cache (`HF_HOME`) once, as Arrow. The network is not used.
 """
 
 from pathlib import Path
@@ -15,7 +14,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.producer.columns import Columns
 
 MAX_ROW_BYTES: Final = 10 * 2**20
-PROGRESS_BYTES: Final = 256 * 2**20  # files below are read faster than a reader could follow a bar
+PROGRESS_BYTES: Final = 256 * 2**20  # smaller files are read too fast for a progress bar
 
 
 class DatasetRows:
@@ -28,7 +27,7 @@ class DatasetRows:
 
     @classmethod
     def open(cls, path: Path, columns: Columns) -> Self:
-        """Open what is at `path`. Raises `OSError` when there is nothing, `ConfigError` when it cannot be used."""
+        """Open the data at `path`. Raises `OSError` if it does not exist, `ConfigError` if it cannot be used."""
         size_bytes = path.stat().st_size
         package = _package(path)
         quiet = size_bytes < PROGRESS_BYTES and not package.are_progress_bars_disabled()
@@ -45,7 +44,7 @@ class DatasetRows:
         return cls(path, data.select_columns(wanted).with_format("arrow"))
 
     def close(self) -> None:
-        """Forget the data; its memory map ends with it."""
+        """Release the data and its memory map."""
         self._data = None
 
     @property
@@ -54,11 +53,11 @@ class DatasetRows:
         return int(self._data.num_rows)
 
     def place(self, row: int) -> str:
-        """Where a row is, for people: the file and the row, from 0 as `datasets` counts."""
+        """The location of a row for error messages: the file and the row, from 0 as `datasets` counts."""
         return f"{self._path}[{row}]"
 
     def read(self, row: int) -> dict[str, Any]:
-        """Values of row `row` (from 0), as JSON knows them. Raises `ValueError` for those that it does not."""
+        """Return the values of row `row` (from 0) as JSON types. Raises `ValueError` for values without a JSON type."""
         (values,) = self._data[row].to_pylist()
         row_as_json = {name: _as_json(name, value) for name, value in values.items()}
         size_bytes = sum(map(len, row_as_json.values()))
@@ -87,7 +86,7 @@ def _load(package: Any, path: Path) -> Any:
         else:
             data = package.Dataset.from_file(str(path))
     except (ValueError, LookupError, package.exceptions.DatasetsError) as error:  # Arrow's errors are ValueErrors
-        reason = f"it is empty, or no data of this kind: {error.__cause__ or error}"
+        reason = f"it is empty, or not data of this kind: {error.__cause__ or error}"
         raise ConfigError(f"prompts file {str(path)!r} cannot be read: {reason}") from error
     if isinstance(data, package.DatasetDict):
         raise ConfigError(f"prompts folder {str(path)!r} holds the splits {', '.join(data)}: name one, {path.name}/...")
@@ -99,5 +98,5 @@ def _as_json(column: str, value: Any) -> bytes:
         return orjson.dumps(value)
     except TypeError as error:
         raise ValueError(
-            f"column {column!r} cannot be written as JSON ({error}); name those that are needed in metadata_fields"
+            f"column {column!r} cannot be written as JSON ({error}); list the needed columns in metadata_fields"
         ) from error

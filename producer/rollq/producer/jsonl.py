@@ -1,6 +1,6 @@
-"""A JSON Lines file as a table: read lazily, one row at a time, by an index of line offsets.
+"""A JSON Lines file as a table, read lazily, one row at a time, through an index of line offsets.
 
-Blank lines are no rows.
+Blank lines do not count as rows.
 """
 
 import os
@@ -15,16 +15,16 @@ from tqdm import tqdm
 from rollq.buffer.errors import ConfigError
 
 MAX_LINE_BYTES = 10 * 2**20
-PROGRESS_BYTES = 256 * 2**20  # files below are indexed faster than a reader could follow a bar
+PROGRESS_BYTES = 256 * 2**20  # smaller files are indexed too fast for a progress bar
 _CHUNK_BYTES = 8 * 2**20
 _BOM = b"\xef\xbb\xbf"
 
 
 class JsonLines:
-    """The rows of an open file. Memory: 8 bytes a line and 8 a row."""
+    """The rows of an open file. Takes 8 bytes of memory per line and 8 per row."""
 
     def __init__(self, path: Path, file: BinaryIO, bounds: npt.NDArray[np.int64]) -> None:
-        """Use `open`. `bounds` are those of `line_bounds`."""
+        """Use `open`. `bounds` is the result of `line_bounds`."""
         self._path = path
         self._file = file
         self._bounds = bounds
@@ -32,7 +32,7 @@ class JsonLines:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open and index a file. Raises `OSError`, and `ConfigError` for one without rows."""
+        """Open and index a file. Raises `OSError`, and `ConfigError` for a file without rows."""
         file = path.open("rb")
         try:
             table = cls(path, file, line_bounds(file, path.name))
@@ -53,11 +53,11 @@ class JsonLines:
         return len(self._lines)
 
     def place(self, row: int) -> str:
-        """Where a row is, for people: the file and the line, from 1."""
+        """The location of a row for error messages: the file and the line (from 1)."""
         return f"{self._path}:{int(self._lines[row]) + 1}"
 
     def read(self, row: int) -> dict[str, Any]:
-        """The object of row `row` (from 0). Raises `ValueError` when its line holds none."""
+        """Return the object in row `row` (from 0). Raises `ValueError` if the line is not a JSON object."""
         line = int(self._lines[row])
         start, end = int(self._bounds[line]), int(self._bounds[line + 1]) - 1
         if end - start > MAX_LINE_BYTES:
@@ -67,9 +67,9 @@ class JsonLines:
 
 
 def line_bounds(file: BinaryIO, name: str) -> npt.NDArray[np.int64]:
-    """Offset of the start of each line, then of the end of the file: int64 [lines + 1].
+    """Return the offset of each line's start, then of the file's end: int64 [lines + 1].
 
-    A last line without a newline counts as if it had one. Memory: 8 bytes a line.
+    A last line without a newline counts as if it had one. Takes 8 bytes of memory per line.
     """
     size = os.fstat(file.fileno()).st_size
     parts = [np.zeros(1, np.int64)]
@@ -84,7 +84,7 @@ def line_bounds(file: BinaryIO, name: str) -> npt.NDArray[np.int64]:
 
 
 def json_object(line: bytes) -> dict[str, Any]:
-    """The JSON object that a line holds. Raises `ValueError` that says why it holds none."""
+    """Parse a line as a JSON object. Raises `ValueError` with the reason if it is not one."""
     try:
         row = orjson.loads(line.decode())
     except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""The experience pipeline: what becomes of finished groups before they may be trained.
+"""The experience pipeline: operators that finished groups pass before they may be trained.
 
-An operator is a function from scored groups to scored groups; it drops some, changes rewards, or gives advantages.
-`run_pipeline` applies them in order. Your own is any callable of the same shape. Pure: nothing is written here.
+An operator is a function from scored groups to scored groups; it drops groups, changes rewards or sets advantages.
+`run_pipeline` applies operators in order. A custom operator is any callable of type `Operator`. All of this is pure.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from rollq.buffer.rollouts import BoolArray, Float32Array, Group, SampleStatus
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredGroup:
-    """A group on its way through the pipeline: k samples.
+    """A group of k samples in the pipeline.
 
-    `rewards` float32 [k] (0 where not valid), `valid` bool [k], `advantages` float32 [k] once an operator has given
-    them. `dropped` says why it is not to be trained.
+    `rewards` float32 [k] (0 where not valid), `valid` bool [k], `advantages` float32 [k] once an operator has set them.
+    `dropped` is the reason why the group is not trained, None if it is.
     """
 
     group: Group
@@ -30,67 +30,71 @@ class ScoredGroup:
     dropped: str | None = None
 
     @classmethod
-    def of(cls, group: Group) -> "ScoredGroup":
-        """A group as its judge left it."""
+    def from_group(cls, group: Group) -> "ScoredGroup":
+        """A group with the rewards of its judge."""
         valid = [s.status is SampleStatus.COMPLETED and s.reward is not None for s in group.samples]
         rewards = [s.reward or 0.0 for s in group.samples]
         return cls(group, np.array(rewards, np.float32), np.array(valid, np.bool_))
 
     def drop(self, reason: str) -> "ScoredGroup":
-        """The same group, not to be trained."""
+        """A copy of the group that will not be trained, because of `reason`."""
         return replace(self, dropped=reason)
 
 
 Operator = Callable[[Sequence[ScoredGroup]], Sequence[ScoredGroup]]
+"""Takes the groups that are not dropped yet, and returns them in the same order."""
 
 
 def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> list[ScoredGroup]:
-    """Apply the operators in order; each sees the groups that none before it has dropped. Returns all, in order.
+    """Apply the operators in order and return all groups in order; a dropped group is not passed to later operators.
 
-    Raises `ConfigError` for an operator that returns other groups than it was given, or numbers that are misshapen or
-    not finite.
+    Raises `ConfigError` if an operator returns other groups than it was given, or numbers that are misshapen or not
+    finite.
     """
-    scored = [ScoredGroup.of(group) for group in groups]
+    scored = [ScoredGroup.from_group(group) for group in groups]
     for operator in operators:
-        kept = [index for index, one in enumerate(scored) if one.dropped is None]
-        answer = list(operator([scored[index] for index in kept]))
-        _check(operator, [scored[index] for index in kept], answer)
-        for index, one in zip(kept, answer, strict=True):
-            scored[index] = one
+        kept = {index: group for index, group in enumerate(scored) if group.dropped is None}
+        result = list(operator(list(kept.values())))
+        _check_result(operator, list(kept.values()), result)
+        for index, group in zip(kept, result, strict=True):
+            scored[index] = group
     return scored
 
 
 def drop_zero_advantage(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-    """Drop groups whose valid samples all have the same reward: they teach nothing (DAPO, arXiv:2503.14476)."""
-    return [one.drop("all rewards are equal") if len(np.unique(one.rewards[one.valid])) < 2 else one for one in groups]
+    """Drop groups whose valid samples all have the same reward: they give no gradient (DAPO, arXiv:2503.14476)."""
+    return [
+        group.drop("all rewards are equal") if len(np.unique(group.rewards[group.valid])) < 2 else group
+        for group in groups
+    ]
 
 
 def clip_rewards(low: float, high: float) -> Operator:
-    """Reward shaping: no reward below `low` or above `high`. Raises `ConfigError` when `low` exceeds `high`."""
+    """Return an operator that clips rewards to [`low`, `high`]. Raises `ConfigError` if `low` exceeds `high`."""
     if low > high:
         raise ConfigError(f"clip_rewards({low!r}, {high!r}): the lower bound comes first")
 
     def clip(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
-        return [replace(one, rewards=np.clip(one.rewards, low, high)) for one in groups]
+        return [replace(group, rewards=np.clip(group.rewards, low, high)) for group in groups]
 
     return clip
 
 
 def give_advantages(settings: AdvantageSettings) -> Operator:
-    """Advantages over all groups of the batch; see `AdvantageSettings` for the formulas and their sources."""
+    """Return an operator that sets advantages over all groups of the batch; see `AdvantageSettings` for formulas."""
 
     def give(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
         if not groups:
             return []
-        sizes = [len(one.rewards) for one in groups]
+        sizes = [len(group.rewards) for group in groups]
         flat = advantages(
-            np.concatenate([one.rewards for one in groups]),
+            np.concatenate([group.rewards for group in groups]),
             np.repeat(np.arange(len(groups)), sizes),
-            np.concatenate([one.valid for one in groups]),
+            np.concatenate([group.valid for group in groups]),
             settings,
         )
         shares = np.split(flat, np.cumsum(sizes)[:-1])
-        return [replace(one, advantages=share) for one, share in zip(groups, shares, strict=True)]
+        return [replace(group, advantages=share) for group, share in zip(groups, shares, strict=True)]
 
     return give
 
@@ -103,20 +107,20 @@ reinforce_plus_plus: Operator = give_advantages(AdvantageSettings(baseline="batc
 """REINFORCE++: (r - mean) / std of the whole batch (Hu 2025, arXiv:2501.03262)."""
 
 
-def _check(operator: Operator, given: Sequence[ScoredGroup], answer: Sequence[ScoredGroup]) -> None:
+def _check_result(operator: Operator, groups: Sequence[ScoredGroup], result: Sequence[ScoredGroup]) -> None:
+    """Raise `ConfigError` unless `result` has the groups that were passed, with finite numbers for every sample."""
     name = getattr(operator, "__name__", repr(operator))
-    if [one.group for one in answer] != [one.group for one in given]:
+    if [group.group for group in result] != [group.group for group in groups]:
         raise ConfigError(
-            f"operator {name!r}: must return the {len(given)} groups that it was given, in order; drop one by "
+            f"operator {name!r}: must return the {len(groups)} groups that it was given, in order; drop one by "
             "`ScoredGroup.drop(reason)`"
         )
-    for one in answer:
-        for what, numbers in (("rewards", one.rewards), ("advantages", one.advantages)):
-            if numbers is not None and not _finite(numbers, len(one.group.samples)):
-                raise ConfigError(
-                    f"operator {name!r}: group {one.group.group_id} needs {len(one.group.samples)} finite {what}"
-                )
+    for group in result:
+        samples = len(group.group.samples)
+        for field, numbers in (("rewards", group.rewards), ("advantages", group.advantages)):
+            if numbers is not None and not _is_finite(numbers, samples):
+                raise ConfigError(f"operator {name!r}: group {group.group.group_id} needs {samples} finite {field}")
 
 
-def _finite(numbers: npt.NDArray[np.floating], samples: int) -> bool:
+def _is_finite(numbers: npt.NDArray[np.floating], samples: int) -> bool:
     return numbers.shape == (samples,) and bool(np.isfinite(numbers).all())

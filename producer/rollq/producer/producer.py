@@ -1,7 +1,7 @@
-"""The control loop of a producer process: looks at every task of the run, and schedules what may be scheduled now.
+"""The control loop of a producer process: it reads the state of every task, and schedules as many groups as allowed.
 
-The loop carries no data and keeps no state of its own: what is scheduled, the cursor and who is dead are decided by
-the buffer's functions, so any number of producers may run and any of them may die at any instant.
+The loop holds no state: the buffer's functions decide what is scheduled, where the cursor is and which workers are
+dead, so any number of producers may run, and any of them may die at any time.
 """
 
 import logging
@@ -16,31 +16,33 @@ from rq import Queue
 from rollq.buffer.batch_sizes import groups_through
 from rollq.buffer.batches import MAX_FILL
 from rollq.buffer.errors import InvalidPrompt, ServerError, ServerUnavailable
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import Control, Counts
 from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskRules
-from rollq.producer.progress_log import ProgressLog
+from rollq.buffer.store.run import MEMORY_LIMIT
+from rollq.producer.progress_log import Move, ProgressLog
 from rollq.producer.sampler import PromptSource, Sampler
 from rollq.producer.settings import ProducerSettings
-from rollq.producer.strategy import MEMORY_LIMIT, SchedulePlan, TaskState, plan, step_of, too_little_kept
+from rollq.producer.strategy import SchedulePlan, TaskState, plan_production, step_of, too_little_kept
 
 log = logging.getLogger(__name__)
 
 PROMPTS_PER_CALL = 64
-MIN_PAUSE_S = 0.02  # wake-ups that come faster than this are answered together
+MIN_PAUSE_S = 0.02  # wake-ups that arrive faster are handled together
 RETRY_S = 1.0
 LOOKS_AT = ("admit", "batch", "claim", "commit", "control", "expire", "publish", "put", "release")
-"""Wake-ups after which there may be room, or something to tidy up. A put of completed groups alone is none of them."""
+"""Wake-ups after which groups may be scheduled or swept. A put of completed groups alone is not among them."""
 
 
 ShouldContinue = Callable[[TaskState], bool]
-"""A task's own word on whether production goes on; False ends it for good."""
+"""A task's own hook: whether production continues. False ends it permanently."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFeed:
-    """One task: where its prompts come from, and what ends its production."""
+    """A task with the source of its prompts and the conditions that end its production."""
 
     task: str
     rules: TaskRules
@@ -51,7 +53,7 @@ class TaskFeed:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFeed:
-    """One evaluation, and the rows that it asks, all of them in order."""
+    """An evaluation with its prompts: all usable rows of `source`, in order."""
 
     task: str
     source: PromptSource
@@ -59,7 +61,7 @@ class EvaluationFeed:
 
 
 class Producer:
-    """Schedules the groups of all `feeds` until told to stop, and those of evaluations that the trainer asks for."""
+    """Schedules groups for all `feeds` until stopped, and fills the evaluations that the trainer opens."""
 
     def __init__(
         self,
@@ -74,90 +76,88 @@ class Producer:
         self._settings = settings
         self._feeds = feeds
         self._evaluations = evaluations
-        self._hooks_failed: set[str] = set()
-        self._journal = ProgressLog()
+        self._log_once = LogOnce(log)
+        self._progress = ProgressLog()
 
     def run(self, stop: threading.Event) -> None:
-        """Work until `stop` is set. A server that is away, or full, is waited for.
+        """Schedule until `stop` is set. Waits while the server is unavailable or full.
 
-        Raises `StoreLost` when the run is gone, `ServerRefused` when the server takes away a right, `InvalidPrompt`
-        when prompts cannot be used and that is fatal.
+        Raises `StoreLost` if the run is gone, `ServerRefused` if the server withdraws a right, `InvalidPrompt` for an
+        unusable prompt if that is fatal.
         """
-        waits = False
+        waiting = False
         with self._buffer.events(*LOOKS_AT) as events:
             while not stop.is_set():
                 try:
                     self.tick()
                 except ServerError as error:
-                    if not self._passes(error):
+                    if not self._is_temporary(error):
                         raise
-                    if not waits and not stop.is_set():
+                    if not waiting and not stop.is_set():
                         log.warning("%s - production waits", error)
-                    waits = True
+                    waiting = True
                     stop.wait(RETRY_S)
                     continue
-                if waits:
-                    log.info("the server serves again, production goes on")
-                waits = False
+                if waiting:
+                    log.info("the server is available again, production continues")
+                waiting = False
                 stop.wait(MIN_PAUSE_S)
                 events.wait(self._settings.tick_s)
 
-    def _passes(self, error: ServerError) -> bool:
-        """Whether waiting helps: a full server drains unaided, one that refuses for another reason does not."""
+    def _is_temporary(self, error: ServerError) -> bool:
+        """Whether waiting helps: a full server drains by itself, one that refuses for another reason does not."""
         try:
             return isinstance(error, ServerUnavailable) or self._buffer.memory_fraction() >= MEMORY_LIMIT
         except ServerUnavailable:
             return True
 
     def tick(self) -> None:
-        """One look at every task, then at the tickets."""
+        """Schedule once for every task and evaluation, then add the tickets that are missing."""
         memory_fraction = self._buffer.memory_fraction()
-        waiting = sum(self._feed(feed, memory_fraction) for feed in self._feeds)
-        waiting += sum(self._serve(evaluation) for evaluation in self._evaluations)
+        waiting = sum(self._top_up(feed, memory_fraction) for feed in self._feeds)
+        waiting += sum(self._fill_evaluation(evaluation) for evaluation in self._evaluations)
         self._buffer.enqueue_missing_tickets(self._queue, waiting, self._settings.groups_per_job)
-        self._journal.report(time.monotonic())
+        self._progress.report(time.monotonic())
 
-    def _feed(self, feed: TaskFeed, memory_fraction: float) -> int:
-        """Tidy one task up and top it up. Returns how many of its groups wait for a worker."""
+    def _top_up(self, feed: TaskFeed, memory_fraction: float) -> int:
+        """Sweep one task and schedule groups up to its target. Returns how many of its groups wait for a worker."""
         reaped = self._buffer.reap(feed.task)
         expired = self._buffer.expire(feed.task)
         counts = self._buffer.counts(feed.task)
         if counts.clock.control is Control.RUN and self._ends(feed, counts):
             counts = self._buffer.counts(feed.task)
-        made = plan(self._settings, feed.rules, state_of(counts), memory_fraction)
-        recycled = self._recycle(feed, counts, made)
-        admitted = self._admit(feed, counts, made, recycled) if made.room > recycled else 0
-        self._journal.note(
-            feed.task,
-            made,
-            {
-                "new prompts": admitted,
-                "rolled again": recycled,
-                "expired": expired,
-                "taken from dead workers": reaped.requeued,
-                "quarantined": reaped.quarantined,
-            },
-        )
+        plan = plan_production(self._settings, feed.rules, task_state(counts), memory_fraction)
+        recycled = self._recycle(feed, counts, plan)
+        admitted = self._admit(feed, counts, plan, recycled) if plan.room > recycled else 0
+        moved = {
+            Move.ADMITTED: admitted,
+            Move.RECYCLED: recycled,
+            Move.EXPIRED: expired,
+            Move.REQUEUED: reaped.requeued,
+            Move.QUARANTINED: reaped.quarantined,
+        }
+        self._progress.note(feed.task, plan, moved)
         return counts.statuses.get(Status.PENDING, 0) + recycled + admitted
 
-    def _recycle(self, feed: TaskFeed, counts: Counts, made: SchedulePlan) -> int:
-        pool = sum(counts.statuses.get(status, 0) for status in made.pools)
-        if made.room <= 0 or not pool:
+    def _recycle(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan) -> int:
+        """Schedule interrupted and expired groups again, up to the target. Returns how many."""
+        pool = sum(counts.statuses.get(status, 0) for status in plan.pools)
+        if plan.room <= 0 or not pool:
             return 0
         return self._buffer.recycle(
-            feed.task, epoch=counts.clock.epoch, target=made.target, limit=min(made.room, pool), statuses=made.pools
+            feed.task, epoch=counts.clock.epoch, target=plan.target, limit=min(plan.room, pool), statuses=plan.pools
         )
 
-    def _admit(self, feed: TaskFeed, counts: Counts, made: SchedulePlan, recycled: int) -> int:
-        """Admit new prompts up to the target; each call is for one train step."""
+    def _admit(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan, recycled: int) -> int:
+        """Admit new prompts up to the target, one call per train step. Returns how many."""
         rules = feed.rules
         cursor = int(counts.progress.get("cursor", 0))
-        index = made.outstanding + recycled
+        index = plan.outstanding + recycled
         total = 0
-        while index < made.target:
-            step = step_of(index, rules, made.last_step)
-            target = made.target
-            if step < made.last_step:
+        while index < plan.target:
+            step = step_of(index, rules, plan.last_step)
+            target = plan.target
+            if step < plan.last_step:
                 target = min(target, groups_through(rules.batch_groups, rules.schedule, step))
             prompts = feed.sampler.prompts_from(cursor, min(target - index, PROMPTS_PER_CALL))
             admitted = self._buffer.admit(
@@ -171,15 +171,17 @@ class Producer:
         return total
 
     def _ends(self, feed: TaskFeed, counts: Counts) -> bool:
-        """End the task's production when its hook says so, or too little of it is worth training; whether it did.
+        """End the task's production if its hook says so, or too few of its groups are kept; returns whether it did.
 
-        Only what runs is ended: meanwhile a trainer may have sent the engines to sleep, and would wait for it in vain.
+        Only running production is ended: a trainer may meanwhile have put the engines to sleep, and would wait forever.
         """
         if too_little_kept(counts.outcomes, counts.kept, feed.rules.keep_window, feed.min_keep_rate):
             reason = diagnosis(feed, counts, self._buffer.last_error(feed.task))
             log.error("task %s: production stops: %s", feed.task, reason)
             self._buffer.set_control(feed.task, Control.STOPPED, reason, only_from=Control.RUN)
-        elif feed.should_continue is not None and not self._asks(feed.task, feed.should_continue, state_of(counts)):
+        elif feed.should_continue is not None and not self._should_continue(
+            feed.task, feed.should_continue, task_state(counts)
+        ):
             log.info("task %s: its should_continue hook has ended production", feed.task)
             reason = "its should_continue hook said so"
             self._buffer.set_control(feed.task, Control.DONE, reason, only_from=Control.RUN)
@@ -187,22 +189,22 @@ class Producer:
             return False
         return True
 
-    def _asks(self, task: str, hook: ShouldContinue, state: TaskState) -> bool:
+    def _should_continue(self, task: str, hook: ShouldContinue, state: TaskState) -> bool:
         try:
             return bool(hook(state))
-        except Exception:  # the user's code: a mistake in it must not end a run
-            if task not in self._hooks_failed:
-                log.exception("task %s: its should_continue hook failed, which counts as going on", task)
-            self._hooks_failed.add(task)
+        except Exception as error:  # noqa: BLE001 - user code: a mistake in it must not end a run
+            self._log_once.warning(
+                task, "task %s: its should_continue hook failed, so production continues", task, exc_info=error
+            )
             return True
 
-    def _serve(self, feed: EvaluationFeed) -> int:
-        """Fill the batches of an evaluation that are open. Returns how many of its groups wait for a worker."""
+    def _fill_evaluation(self, feed: EvaluationFeed) -> int:
+        """Fill the open batches of an evaluation. Returns how many of its groups wait for a worker."""
         self._buffer.reap(feed.task)
         for batch in self._buffer.running_batches(feed.task):
             size = batch.size
             while not batch.closed:
-                # rows that cannot be used are passed over, so the number of a group is not that of its row
+                # unusable rows are skipped, so a group's number differs from that of its row
                 prompts = usable_rows(feed.source, size, MAX_FILL + 1, feed.on_bad_prompt)
                 last = len(prompts) <= MAX_FILL
                 size = self._buffer.fill_batch(feed.task, batch.handle, size, prompts, last=last)
@@ -211,36 +213,36 @@ class Producer:
 
 
 def usable_rows(source: PromptSource, start: int, n: int, on_bad_prompt: Literal["skip", "fail"]) -> list[Prompt]:
-    """Up to `n` usable prompts in the order of the file, from the one with number `start` (from 0) on.
+    """Return up to `n` usable prompts in the order of the file, starting with usable prompt number `start` (from 0).
 
-    Raises `InvalidPrompt` for a bad row when `on_bad_prompt` is "fail".
+    Raises `InvalidPrompt` for a bad row if `on_bad_prompt` is "fail".
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for row in range(source.rows):
         try:
-            found.append(source.prompt(row))
+            prompts.append(source.prompt(row))
         except InvalidPrompt:
             if on_bad_prompt == "fail":
                 raise
-        if len(found) == start + n:
+        if len(prompts) == start + n:
             break
-    return found[start:]
+    return prompts[start:]
 
 
 def diagnosis(feed: TaskFeed, counts: Counts, last_error: str) -> str:
-    """Why production of a task stops, and what to do."""
+    """Explain why production of a task stops, and what to do."""
     progress = counts.progress
     return (
         f"{counts.kept} of the last {counts.outcomes} groups were worth training, less than min_keep_rate = "
         f"{feed.min_keep_rate}; so far {int(progress.get('filtered', 0))} were filtered and "
         f"{int(progress.get('failed', 0))} failed"
         + (f", the last one with: {last_error}" if last_error else "")
-        + ". Look at the judge, the filters and how hard the prompts are, then `rollq resume`"
+        + ". Check the judge, the filters and the difficulty of the prompts, then run `rollq resume`"
     )
 
 
-def state_of(counts: Counts) -> TaskState:
-    """The plain numbers that the strategy decides by."""
+def task_state(counts: Counts) -> TaskState:
+    """Extract the numbers that the strategy needs from a task's counts."""
     clock = counts.clock
     return TaskState(
         version=clock.version,

@@ -1,11 +1,11 @@
-"""Which prompt comes next. An order says in which order a pass takes the rows, and which of them it takes at all.
+"""The order of prompts: the sequence in which a pass visits the rows, and which of them it takes.
 
-Both are pure functions of plain numbers and of what Redis keeps about each prompt, so that a producer holds no state of
-its own: after a restart the same seed, cursor and statistics give the same prompts again. The cursor counts places of
-the pass order, taken or passed over, so no order can lose a prompt or take one twice in a pass.
+Both are pure functions of plain numbers and of the statistics that Redis keeps about each prompt, so a producer holds
+no state: after a restart, the same seed, cursor and statistics give the same prompts. The cursor counts places of the
+pass order, taken or not, so no order can lose a prompt or take one twice in a pass.
 
-The orders are made of integer arithmetic alone: numpy does not promise the streams of its generators from one version
-to the next, and two producers that disagree would skip prompts.
+The built-in orders use only integer arithmetic: numpy does not guarantee that its generators produce the same stream in
+all versions, and two producers that disagree would skip prompts.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,24 +24,24 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class PromptOrder(Protocol):
-    """The order of a task's prompts. One of your own is made with the task's settings."""
+    """The order of a task's prompts. A custom class is constructed with the task's settings."""
 
     @property
     def uses_stats(self) -> bool:
-        """Whether `takes` looks at the statistics; they are fetched only then."""
+        """Whether `takes` uses the statistics; they are read only then."""
         ...
 
     def pass_order(self, rows: int, seeds: tuple[int, ...], number: int) -> npt.NDArray[np.int64]:
-        """Every row number below `rows` once, int64 [rows], as pass `number` (from 0) shall take them."""
+        """Every row number below `rows` once, int64 [rows], in the order of pass `number` (from 0)."""
         ...
 
     def takes(self, row: int, number: int, stats: PromptStats | None) -> bool:
-        """Whether pass `number` takes a row, of which `stats` is known; None: it was never tried."""
+        """Whether pass `number` takes a row with these statistics; None if it was never tried."""
         ...
 
 
 class Shuffle:
-    """All rows in every pass, shuffled anew for each."""
+    """All rows in every pass, in a different random order each time."""
 
     uses_stats: ClassVar[bool] = False
 
@@ -53,11 +53,11 @@ class Shuffle:
 
 
 class Curriculum(Shuffle):
-    """Like `Shuffle`, without the prompts that are too easy or too hard by now.
+    """Like `Shuffle`, but leaves out prompts that have become too easy or are too hard.
 
-    Taken are prompts that were tried less than `curriculum_tries` times, and those with a pass rate from
-    `curriculum_low` to `curriculum_high`. Of the others each gets one more chance every `curriculum_retry_passes`
-    passes, each pass another share of them: the policy changes, and only a new try can tell.
+    It takes prompts that were tried less than `curriculum_tries` times, and those with a pass rate from
+    `curriculum_low` to `curriculum_high`. Each of the others is tried again every `curriculum_retry_passes` passes, a
+    different part of them in each pass, because the policy changes.
     """
 
     uses_stats: ClassVar[bool] = True
@@ -81,19 +81,19 @@ BUILT_IN: Final[Mapping[str, Callable[[ProducerTask], PromptOrder]]] = {
 
 
 def make_order(task: ProducerTask) -> PromptOrder:
-    """The order that a task names: a built-in one, or one's own class by dotted path. Raises `ConfigError`."""
-    made: Any = load_plugin("prompt order", task.prompt_order, BUILT_IN)(task)
-    missing = [name for name in ("uses_stats", "pass_order", "takes") if not hasattr(made, name)]
+    """Create the order that a task names: a built-in one, or a custom class by dotted path. Raises `ConfigError`."""
+    order: Any = load_plugin("prompt order", task.prompt_order, BUILT_IN)(task)
+    missing = [name for name in ("uses_stats", "pass_order", "takes") if not hasattr(order, name)]
     if missing:
         raise ConfigError(f"prompt order {task.prompt_order!r} has no {', '.join(missing)}")
-    if made.uses_stats and not task.prompt_stats:
-        raise ConfigError(f"prompt order {task.prompt_order!r} needs statistics of prompts: leave prompt_stats out")
-    order: PromptOrder = made
-    return order
+    if order.uses_stats and not task.prompt_stats:
+        raise ConfigError(f"prompt order {task.prompt_order!r} needs statistics: remove prompt_stats = false")
+    checked: PromptOrder = order
+    return checked
 
 
 def shuffled(rows: int, seeds: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """Permutation of `rows` row numbers, int64 [rows]: they are sorted by a hash of (seeds, row)."""
+    """A permutation of `rows` row numbers, int64 [rows], sorted by a hash of (seeds, row)."""
     state = 0
     for seed in seeds:
         state = int(_splitmix64(np.array([(state + seed) & _MASK], np.uint64))[0])
@@ -102,7 +102,7 @@ def shuffled(rows: int, seeds: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 
 def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers that looks random."""
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), a pseudo-random bijection of 64-bit integers."""
     x = x + np.uint64(_GOLDEN)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,13 +1,13 @@
-"""Prompts at rest: the rows of a file or folder, read lazily and in any order, each turned into a `Prompt`.
+"""The prompts of a file or folder: rows that are read lazily and in any order, and converted to `Prompt`.
 
 `prompts` of the task      read by
 `*.parquet`, `*.arrow`     the package `datasets` (`pip install 'rollq[datasets]'`)
-a folder                   the same: what `Dataset.save_to_disk` wrote
+a folder                   the same; it was written by `Dataset.save_to_disk`
 anything else              `JsonLines`, one JSON object per line
 
-What becomes of a row's columns is the same for all of them: see `rollq.producer.columns`.
+`rollq.producer.columns` maps the columns of a row to a prompt, in the same way for all formats.
 
-Invariant: row numbers depend only on the bytes of the files, so that every producer that reads the same ones sees the
+Invariant: row numbers depend only on the bytes of the files, so that all producers that read the same files see the
 same rows. The sampler's order and the statistics per prompt rely on it.
 """
 
@@ -26,28 +26,32 @@ DATASET_SUFFIXES = frozenset({".parquet", ".arrow"})
 
 
 class Table(Protocol):
-    """Rows of named columns, in any order; a row's values are those that JSON knows."""
+    """Rows of named columns that can be read in any order. Their values are JSON types."""
 
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """Number of rows."""
+        ...
 
     def place(self, row: int) -> str:
-        """Where a row is, for people."""
+        """The location of a row, for error messages."""
         ...
 
     def read(self, row: int) -> dict[str, Any]:
-        """Raises `ValueError` for a row that cannot be read."""
+        """Return row `row` (from 0). Raises `ValueError` if it cannot be read."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the file."""
+        ...
 
 
 class PromptFile:
-    """The prompts of one task. The constructor touches no file; entering it opens and indexes (`ConfigError`)."""
+    """The prompts of one task. Entering the context opens and indexes the file; raises `ConfigError` if that fails."""
 
     def __init__(self, task: PromptSettings) -> None:
         self.path = task.prompts
-        self._columns = Columns.of(task)
+        self._columns = Columns.from_task(task)
         self._table: Table | None = None
 
     def __enter__(self) -> Self:
@@ -70,7 +74,7 @@ class PromptFile:
         return self._opened.rows
 
     def prompt(self, row: int) -> Prompt:
-        """Prompt of row `row` (from 0). Raises `InvalidPrompt` with the file and the line or row."""
+        """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` with the file and the line or row."""
         table = self._opened
         try:
             return replace(self._columns.prompt(table.read(row)), row=row)
@@ -80,12 +84,12 @@ class PromptFile:
     @property
     def _opened(self) -> Table:
         if self._table is None:
-            raise RuntimeError("PromptFile is used outside of its with block")
+            raise RuntimeError("PromptFile is used outside its with block")
         return self._table
 
 
 def open_table(path: Path, columns: Columns) -> Table:
-    """The table at a path, whatever its format. Raises `OSError` and `ConfigError`."""
+    """Open the table at a path, in any of the formats. Raises `OSError` and `ConfigError`."""
     if path.is_dir() or path.suffix in DATASET_SUFFIXES:
         from rollq.producer.hf_datasets import DatasetRows
 

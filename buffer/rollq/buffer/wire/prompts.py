@@ -1,7 +1,6 @@
 """One prompt as JSON, the form in which Redis keeps it and people can read it there."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import orjson
@@ -18,7 +17,7 @@ _FIELDS = {"content", "answer", "ids", "metadata"}
 def encode_prompt(prompt: Prompt) -> bytes:
     """Return a prompt as JSON. Numpy scalars and arrays in `answer` and `metadata` become plain numbers and lists.
 
-    Raises `InvalidPrompt`, naming the field, for a prompt that asks nothing or that JSON cannot hold.
+    Raises `InvalidPrompt`, naming the field, for an empty prompt or one that cannot be written as JSON.
     """
     problem = _problem(prompt)
     if problem is not None:
@@ -56,27 +55,43 @@ def decode_prompt(data: bytes) -> Prompt:
     return prompt
 
 
+def message_problem(name: str, message: object) -> str | None:
+    """Return what is wrong with a chat message, called `name` in the text, or None."""
+    if isinstance(message, Mapping) and isinstance(message.get("role"), str):
+        return None
+    return f"{name} must be an object with a 'role', not {message!r:.80}"
+
+
+def ids_problem(name: str, ids: object) -> str | None:
+    """Return what is wrong with a prompt's token ids, called `name` in the text, or None."""
+    if not isinstance(ids, tuple | list) or not ids:
+        return f"{name} must be a list of token ids, not {ids!r:.80}"
+    if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in set(map(type, ids))):
+        return f"{name} contains values that are not integers"
+    if min(ids) < 0 or max(ids) > MAX_ID:
+        return f"{name} range from {min(ids)} to {max(ids)}; token ids range from 0 to {MAX_ID}"
+    return None
+
+
 def _problem(prompt: Prompt) -> str | None:
     """Return what is wrong with a prompt's fields, or None."""
-    content: Any = prompt.content
-    ids: Any = prompt.ids
-    if not isinstance(content, str | tuple):
-        return f"content is {type(content).__name__}, a text or a tuple of chat messages is needed"
-    if isinstance(content, tuple):
-        messages: tuple[Any, ...] = content
-        for index, message in enumerate(messages):
-            if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-                return f'content[{index}] is {message!r:.80}, a message {{"role": ..., "content": ...}} is needed'
-    if ids is not None:
-        if not isinstance(ids, tuple) or not ids:
-            return f"ids is {ids!r:.80}, a tuple of token ids or None is needed"
-        if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in set(map(type, ids))):
-            return "ids holds something else than integers"
-        if min(ids) < 0 or max(ids) > MAX_ID:
-            return f"ids go from {min(ids)} to {max(ids)}, token ids go from 0 to {MAX_ID}"
-    elif not content:
-        return "content is empty, and there are no ids: nothing is asked"
-    metadata: Any = prompt.metadata
+    metadata: object = prompt.metadata
     if not isinstance(metadata, Mapping):
-        return f"metadata is {type(metadata).__name__}, a mapping is needed"
-    return None
+        return f"metadata must be a mapping, not {type(metadata).__name__}"
+    if prompt.ids is None:
+        return _content_problem(prompt.content) or (
+            None if prompt.content else "both content and ids are empty"
+        )
+    ids: object = prompt.ids
+    if not isinstance(ids, tuple):
+        return f"ids must be a tuple of token ids, not {ids!r:.80}"
+    return _content_problem(prompt.content) or ids_problem("ids", ids)
+
+
+def _content_problem(content: object) -> str | None:
+    if not isinstance(content, str | tuple):
+        return f"content must be a text or a tuple of chat messages, not {type(content).__name__}"
+    if isinstance(content, str):
+        return None
+    problems = (message_problem(f"content[{index}]", message) for index, message in enumerate(content))
+    return next((problem for problem in problems if problem), None)
