@@ -35,7 +35,7 @@ def steps(count: int, tasks: Sequence[str] = TASKS) -> list[StepRecord]:
     ]
 
 
-def snapshot(tasks: Sequence[str] = TASKS, workers: int = 2) -> BufferReading:
+def reading(tasks: Sequence[str] = TASKS, workers: int = 2) -> BufferReading:
     return BufferReading(
         time_s=1050,
         depths={task: {"pending": 3, "running": 12_345, "archived": 1_234_567} for task in tasks},
@@ -57,7 +57,7 @@ def test_a_busy_run_fits_a_terminal_of_80_by_24(tasks: Sequence[str]) -> None:
         total_steps=1000,
         elapsed_s=3000,
         steps=steps(900, tasks=tasks),
-        snapshot=snapshot(tasks, workers=9),
+        reading=reading(tasks, workers=9),
         notes=[f"note {n} " + "long " * 40 for n in range(9)],
     )
     shown = lines(view)
@@ -67,7 +67,7 @@ def test_a_busy_run_fits_a_terminal_of_80_by_24(tasks: Sequence[str]) -> None:
 
 
 def test_the_view_shows_step_reward_staleness_depths_and_versions() -> None:
-    shown = "\n".join(lines(LiveView("rollq demo", 100, 60.0, steps=steps(50), snapshot=snapshot())))
+    shown = "\n".join(lines(LiveView("rollq demo", 100, 60.0, steps=steps(50), reading=reading())))
     for part in ("step 50/100", "v99", "1:00 elapsed", "0:25 left", "0: 33%  1: 67%", "600 tokens/s", "12,345", "v98"):
         assert part in shown, part
     assert "waits 250 ms, trains 125 ms a step" in shown
@@ -75,7 +75,7 @@ def test_the_view_shows_step_reward_staleness_depths_and_versions() -> None:
 
 def test_a_worker_that_has_not_reported_for_a_while_is_shown_as_silent() -> None:
     reports = {"a": {"version": 3, "in_flight": 17, "age_s": 0.4}, "b": {"version": 3, "in_flight": 19, "age_s": 9.0}}
-    shown = "\n".join(lines(LiveView("rollq demo", 100, 60.0, snapshot=BufferReading(1.0, workers=reports))))
+    shown = "\n".join(lines(LiveView("rollq demo", 100, 60.0, reading=BufferReading(1.0, workers=reports))))
     assert "17" in shown
     assert "19" not in shown
     assert "silent" in shown
@@ -88,7 +88,7 @@ def test_a_run_that_has_not_begun_can_be_shown() -> None:
 
 
 def test_the_plain_line_says_the_same_in_one_line() -> None:
-    line = plain_line(LiveView("rollq demo", 100, 60.0, steps=steps(50), snapshot=snapshot()))
+    line = plain_line(LiveView("rollq demo", 100, 60.0, steps=steps(50), reading=reading()))
     assert "\n" not in line
     for part in ("1:00 step 50/100", "reward 0.810", "s0 33% s1 67%", "600 tokens/s", "pending 6", "worker-1@v99"):
         assert part in line, part

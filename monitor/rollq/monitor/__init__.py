@@ -1,1 +1,1 @@
-"""What a run looks like from outside: records of its steps, snapshots of its buffer, a live view and a report."""
+"""Observes a run: records of its steps, readings of its buffer, a live view, status tables and a report."""

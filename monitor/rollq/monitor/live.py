@@ -1,7 +1,7 @@
-"""The live view of a run in a terminal: made from records and snapshots alone, fits 80 x 24.
+"""The live view of a run in a terminal of 80 x 24 characters, made from records and buffer readings alone.
 
-`LiveView` is a plain value, `render` a pure function of it; whoever watches the run feeds it to `rich.live.Live`, or
-prints `plain_line` where there is no terminal.
+`LiveView` is a plain value and `render` a pure function of it. Pass the result to `rich.live.Live`, or print
+`plain_line` where there is no terminal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,44 +29,54 @@ SILENT_S = 5.0  # workers report each second
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """What is shown: the run so far. `notes` are the latest events, newest last; times in seconds."""
+    """What the view shows of a run. `notes` are the latest events, newest last; times are in seconds."""
 
     title: str
     total_steps: int
     elapsed_s: float
     limit_s: float | None = None
     steps: Sequence[StepRecord] = ()
-    snapshot: BufferReading = field(default_factory=lambda: BufferReading(time_s=0.0))
+    reading: BufferReading = field(default_factory=lambda: BufferReading(time_s=0.0))
+
+    @property
+    def step(self) -> int:
+        """The last trained step; 0 before the first."""
+        return self.steps[-1].step if self.steps else 0
+
+    @property
+    def recent(self) -> Sequence[StepRecord]:
+        """The last `RECENT_STEPS` steps."""
+        return self.steps[-RECENT_STEPS:]
+
     notes: Sequence[str] = ()
 
 
 def render(view: LiveView) -> RenderableType:
-    """The whole view, at most 24 lines of 80 columns."""
+    """Render the whole view in at most 24 lines of 80 characters."""
     tables = Table.grid(padding=(0, 3, 0, 0))
-    tables.add_row(_depth_table(view.snapshot), _worker_table(view.snapshot))
+    tables.add_row(_depth_table(view.reading), _worker_table(view.reading))
     notes = (Text(note, style="yellow", overflow="ellipsis", no_wrap=True) for note in view.notes[-SHOWN_NOTES:])
-    trainer = Text(_trainer_line(view.steps[-RECENT_STEPS:]))
-    return Group(_headline(view), _progress(view), _reward_table(view.steps), trainer, Text(), tables, *notes)
+    trainer = Text(_trainer_line(view.recent))
+    return Group(_headline(view), _progress(view), _reward_table(view), trainer, Text(), tables, *notes)
 
 
 def plain_line(view: LiveView) -> str:
-    """The same in one line, for logs."""
-    step = view.steps[-1].step if view.steps else 0
-    depths = {status.value: sum(d.get(status.value, 0) for d in view.snapshot.depths.values()) for status in Status}
-    shares = staleness_shares(view.steps[-RECENT_STEPS:])
+    """Render the view as one line, for logs."""
+    reward = f"reward {mean_reward(view.recent):.3f}" if view.steps else "waiting for the first batch"
+    workers = sorted(view.reading.workers.items())
     parts = [
-        f"{clock(view.elapsed_s)} step {step}/{view.total_steps}",
-        f"reward {mean_reward(view.steps[-RECENT_STEPS:]):.3f}" if view.steps else "waiting for the first batch",
-        " ".join(f"s{age} {share:.0%}" for age, share in shares.items()),
-        f"{tokens_per_s(view.steps[-RECENT_STEPS:]):,.0f} tokens/s",
-        " ".join(f"{name} {n}" for name, n in depths.items() if n),
-        " ".join(f"{name}@v{report.get('version', '?')}" for name, report in sorted(view.snapshot.workers.items())),
+        f"{clock(view.elapsed_s)} step {view.step}/{view.total_steps}",
+        reward,
+        " ".join(f"s{age} {share:.0%}" for age, share in staleness_shares(view.recent).items()),
+        f"{tokens_per_s(view.recent):,.0f} tokens/s",
+        " ".join(f"{status} {groups}" for status, groups in _total_depths(view.reading).items() if groups),
+        " ".join(f"{name}@v{report.get('version', '?')}" for name, report in workers),
     ]
     return " | ".join(part for part in parts if part)
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """`values` averaged into at most `width` blocks, scaled between their smallest and largest mean."""
+    """Draw `values`, averaged into at most `width` blocks, scaled between the smallest and the largest mean."""
     if not values:
         return ""
     size = -(-len(values) // width)
@@ -77,13 +87,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def mean_reward(steps: Sequence[StepRecord], task: str | None = None) -> float:
-    """Mean reward of steps, of one task or of all; 0 without any."""
+    """Mean reward of steps, for one task or for all; 0 without steps."""
     rewards = [s.reward if task is None else s.rewards[task] for s in steps if task is None or task in s.rewards]
     return sum(rewards) / len(rewards) if rewards else 0.0
 
 
 def staleness_shares(steps: Sequence[StepRecord]) -> dict[int, float]:
-    """Share of trained tokens by staleness, smallest staleness first."""
+    """Share of trained tokens per staleness, in ascending order."""
     totals: dict[int, int] = {}
     for step in steps:
         for age, tokens in step.staleness_tokens.items():
@@ -93,20 +103,20 @@ def staleness_shares(steps: Sequence[StepRecord]) -> dict[int, float]:
 
 
 def tokens_per_s(steps: Sequence[StepRecord]) -> float:
-    """Trained tokens per second between the first and the last of `steps`; 0 with less than two."""
+    """Trained tokens per second between the first and the last of `steps`; 0 for fewer than two."""
     if len(steps) < 2 or steps[-1].time_s <= steps[0].time_s:
         return 0.0
     return sum(step.tokens for step in steps[1:]) / (steps[-1].time_s - steps[0].time_s)
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds."""
+    """Format seconds as minutes and seconds, `m:ss`."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def remaining_s(view: LiveView) -> float | None:
-    """Seconds until the last step at the recent pace, at most until the time limit; None before there is a pace."""
-    recent = view.steps[-RECENT_STEPS:]
+    """Seconds until the last step at the recent pace, or until the time limit; None before the second step."""
+    recent = view.recent
     if len(recent) < 2:
         return None
     pace_s = (recent[-1].time_s - recent[0].time_s) / (recent[-1].step - recent[0].step)
@@ -115,56 +125,63 @@ def remaining_s(view: LiveView) -> float | None:
 
 
 def _headline(view: LiveView) -> Text:
-    step = view.steps[-1].step if view.steps else 0
     left_s = remaining_s(view)
+    version, elapsed = view.reading.version, clock(view.elapsed_s)
     return Text.assemble(
         (view.title, "bold"),
-        f"   step {step}/{view.total_steps}   live weights v{view.snapshot.version}   {clock(view.elapsed_s)} elapsed",
+        f"   step {view.step}/{view.total_steps}   live weights v{version}   {elapsed} elapsed",
         f", {clock(left_s)} left" if left_s is not None else "",
     )
 
 
 def _progress(view: LiveView) -> Text:
-    done = BAR_WIDTH * (view.steps[-1].step if view.steps else 0) // view.total_steps
+    done = BAR_WIDTH * view.step // view.total_steps
     return Text.assemble(("━" * done, "green"), ("─" * (BAR_WIDTH - done), "dim"))
 
 
-def _reward_table(steps: Sequence[StepRecord]) -> Table:
+def _reward_table(view: LiveView) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
-    if not steps:
+    if not view.steps:
         table.add_row("waiting for the first batch")
         return table
-    recent = steps[-RECENT_STEPS:]
-    tasks = sorted({task for step in recent for task in step.rewards})
-    rows: list[tuple[str, float, list[float]]] = [("reward", mean_reward(recent), [step.reward for step in steps])]
+    _add_reward(table, "reward", mean_reward(view.recent), [step.reward for step in view.steps])
+    tasks = sorted({task for step in view.recent for task in step.rewards})
     for task in tasks if 1 < len(tasks) <= SHOWN_TASKS else []:
-        rewards = [step.rewards[task] for step in steps if task in step.rewards]
-        rows.append((f"  {task[:12]}", mean_reward(recent, task), rewards))
-    for name, mean, rewards in rows:
-        table.add_row(
-            Text(name), Text(f"{mean:.3f}", style="bold green"), Text(sparkline(rewards, SPARKLINE_WIDTH), "green")
-        )
+        rewards = [step.rewards[task] for step in view.steps if task in step.rewards]
+        _add_reward(table, f"  {task[:12]}", mean_reward(view.recent, task), rewards)
     return table
 
 
-def _depth_table(snapshot: BufferReading) -> Table:
+def _add_reward(table: Table, name: str, mean: float, rewards: Sequence[float]) -> None:
+    table.add_row(
+        Text(name), Text(f"{mean:.3f}", style="bold green"), Text(sparkline(rewards, SPARKLINE_WIDTH), "green")
+    )
+
+
+def _depth_table(reading: BufferReading) -> Table:
+    """Groups per status: a column per task if there are few, otherwise the sums of all tasks."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
-    tasks = sorted(snapshot.depths)
-    shown = {task[:10]: [task] for task in tasks} if len(tasks) <= SHOWN_TASKS else {"all tasks": tasks}
+    columns = {task[:10]: reading.depths[task] for task in sorted(reading.depths)}
+    if len(reading.depths) > SHOWN_TASKS:
+        columns = {"all tasks": _total_depths(reading)}
     table.add_column("groups")
-    for name in shown:
+    for name in columns:
         table.add_column(name, justify="right")
     for status in Status:
-        sums = (sum(snapshot.depths[task].get(status.value, 0) for task in members) for members in shown.values())
-        table.add_row(status.value, *(f"{groups:,}" for groups in sums))
+        table.add_row(status.value, *(f"{depths.get(status.value, 0):,}" for depths in columns.values()))
     return table
 
 
-def _worker_table(snapshot: BufferReading) -> Table:
+def _total_depths(reading: BufferReading) -> dict[str, int]:
+    """Groups per status, summed over all tasks."""
+    return {status.value: sum(d.get(status.value, 0) for d in reading.depths.values()) for status in Status}
+
+
+def _worker_table(reading: BufferReading) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False)
     for header in ("worker", "version", "in flight", "groups"):
         table.add_column(header, justify="left" if header == "worker" else "right")
-    for name, report in islice(sorted(snapshot.workers.items()), SHOWN_WORKERS):
+    for name, report in islice(sorted(reading.workers.items()), SHOWN_WORKERS):
         silent = float(report.get("age_s", 0.0)) > SILENT_S
         in_flight = "silent" if silent else _number(report, "in_flight")
         table.add_row(name[:14], f"v{report.get('version', '?')}", in_flight, _number(report, "groups"))

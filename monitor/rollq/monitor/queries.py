@@ -1,4 +1,4 @@
-"""The answer to a query, for people and for programs."""
+"""The result of a query, as a table or as JSON lines."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -6,12 +6,13 @@ from dataclasses import asdict
 import orjson
 
 from rollq.buffer.query.language import GroupRecord
+from rollq.monitor.tables import aligned
 
 WIDTH = 100
-"""Columns that a row, with its error, is cut to."""
+"""Width in characters to which a row is cut."""
 
-_HEADER = ("task", "uid", "status", "staleness", "reward", "tries")
-_TEXTS = ("task", "status")
+_HEADER = ("task", "uid", "status", "staleness", "reward", "tries", "error")
+_TEXT_COLUMNS = (0, 2, 6)
 
 
 def as_lines(records: Sequence[GroupRecord]) -> list[str]:
@@ -20,24 +21,20 @@ def as_lines(records: Sequence[GroupRecord]) -> list[str]:
 
 
 def as_table(records: Sequence[GroupRecord], *, more: bool) -> str:
-    """A row per group, with its error at the end. `more`: there are others that are not shown."""
+    """One row per group, with its error at the end. `more` adds a line that says that there are further groups."""
     if not records:
         return "no groups"
-    rows = [_HEADER, *(_cells(record) for record in records)]
-    columns = [
-        [cell.ljust(width) if name in _TEXTS else cell.rjust(width) for cell in cells]
-        for name, cells in zip(_HEADER, zip(*rows, strict=True), strict=True)
-        for width in [max(len(cell) for cell in cells)]
-    ]
-    if any(record.error for record in records):
-        columns.append(["error", *(" ".join(record.error.split()) for record in records)])
-    lines = [_cut("  ".join(cells).rstrip()) for cells in zip(*columns, strict=True)]
+    rows = [_HEADER, *map(_cells, records)]
+    if not any(record.error for record in records):
+        rows = [row[:-1] for row in rows]
+    lines = [_cut(line) for line in aligned(rows, left=_TEXT_COLUMNS)]
     return "\n".join([*lines, *(["and more: see --limit and --count"] if more else [])])
 
 
 def _cells(record: GroupRecord) -> tuple[str, ...]:
     reward = "-" if record.reward is None else f"{record.reward:.3f}"
-    return record.task, str(record.uid), record.status, str(record.staleness), reward, str(record.tries)
+    error = " ".join(record.error.split())
+    return record.task, str(record.uid), record.status, str(record.staleness), reward, str(record.tries), error
 
 
 def _cut(line: str) -> str:

@@ -7,13 +7,13 @@ from rollq.monitor.records import BufferReading
 
 
 def take_reading(buffer: MonitorBuffer) -> BufferReading:
-    """Depths, counters, workers and live version as they are now."""
+    """Read the present depths, counters, workers and live version of a run."""
     counts = [buffer.counts(task) for task in buffer.tasks()]
     live = buffer.live_model()
     return BufferReading(
         time_s=time.time(),
-        depths={c.task: {status.value: n for status, n in c.statuses.items()} for c in counts},
-        progress={c.task: dict(c.progress) for c in counts},
+        depths={count.task: {status.value: n for status, n in count.statuses.items()} for count in counts},
+        progress={count.task: dict(count.progress) for count in counts},
         workers=buffer.workers(),
         version=live.version if live else -1,
     )

@@ -1,7 +1,7 @@
-"""What a run leaves on disk: a JSON line per train step (`metrics.jsonl`), one per look at the buffer (`depth.jsonl`).
+"""The records of a run on disk: a JSON line per train step (`metrics.jsonl`) and per buffer reading (`depth.jsonl`).
 
-The trainer writes the first, whoever watches the run the second. A line that is still being written is skipped, and
-of a step that was trained again after a crash the last line counts, so a reader may look at any time.
+The trainer writes the former, the live view of `rollq demo` the latter. Both can be read at any time: a line that is
+still being written is skipped, and for a step that was trained again after a crash the last line counts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,8 +17,11 @@ DEPTH_FILE = "depth.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One train step. `rewards` is per task; `staleness_tokens` maps staleness to trained tokens; `workers` maps the
-    workers that made the batch to their samples in it."""
+    """One train step.
+
+    `rewards` maps a task to its mean reward, `staleness_tokens` a staleness to the trained tokens that had it, and
+    `workers` a worker to the number of its samples in the batch.
+    """
 
     step: int
     time_s: float  # seconds since 1970, when the step was committed
@@ -33,8 +36,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class BufferReading:
-    """One look at the buffer. `depths`: task -> status -> groups; `progress`: task -> counter -> value; `workers`: name
-    -> its last report; `version`: the live weights, -1 before the first."""
+    """One reading of the buffer.
+
+    `depths` maps task and status to a number of groups, `progress` task and counter to a value, and `workers` a worker
+    to its last report. `version` is that of the live weights, -1 before the first.
+    """
 
     time_s: float
     depths: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -43,7 +49,7 @@ class BufferReading:
     version: int = -1
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, one line of `depth.jsonl`."""
+        """Convert to plain values: one line of `depth.jsonl`."""
         return {
             "time_s": self.time_s,
             "depths": {task: dict(statuses) for task, statuses in self.depths.items()},
@@ -54,13 +60,13 @@ class BufferReading:
 
 
 def read_steps(path: Path) -> list[StepRecord]:
-    """Steps of a `metrics.jsonl`, in order, each once. An absent file is a run that has not trained yet."""
+    """Read the steps of a `metrics.jsonl` in order, each once; none if the file does not exist yet."""
     steps = {int(line["step"]): _step(line) for line in read_lines(path)}
     return [steps[step] for step in sorted(steps)]
 
 
 def read_buffer_readings(path: Path) -> list[BufferReading]:
-    """Looks of a `depth.jsonl`, in order."""
+    """Read the buffer readings of a `depth.jsonl` in order."""
     return [BufferReading(**line) for line in read_lines(path)]
 
 
@@ -71,7 +77,7 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """JSON objects of a file of lines; a last line without its newline is still being written and is left out."""
+    """Read the JSON objects of a file of lines, except for an unfinished last line; none if there is no file."""
     if not path.exists():
         return
     for line in path.read_bytes().splitlines(keepends=True):

@@ -1,8 +1,7 @@
-"""The report of a finished run: `reward.png`, `staleness.png`, `depth.png`, an `index.html` that opens offline and
-shows them with the summary, and `report.json` with every number that was drawn.
+"""The report of a finished run: three plots, a page that shows them with the summary, and all numbers as JSON.
 
-Pictures are drawn with matplotlib (extra `demo`) without a display. The page refers to nothing outside itself: images
-are embedded.
+Files: `reward.png`, `staleness.png`, `depth.png`, `index.html`, `report.json`. The plots are drawn with matplotlib
+(extra `demo`) without a display, and embedded in the page, which can therefore be viewed offline.
 """
 
 import base64
@@ -25,10 +24,9 @@ COLOURS = (
     "#f0e442", "#8da0cb",
 )  # fmt: skip
 SMOOTHING_STEPS = 20
-SMOOTHING_LOOKS = 5
-WORKING_STATUSES = tuple(
-    s.value for s in Status if s is not Status.ARCHIVED
-)  # the archive only grows: it would hide them
+SMOOTHING_READINGS = 5
+WORKING_STATUSES = tuple(status.value for status in Status if status is not Status.ARCHIVED)
+"""The statuses that are drawn. The archive only grows, and would hide the others."""
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
@@ -49,18 +47,19 @@ def write_report(
     title: str,
     summary: Mapping[str, Any],
     steps: Sequence[StepRecord],
-    snapshots: Sequence[BufferReading],
+    readings: Sequence[BufferReading],
 ) -> Path:
-    """Write the report into `folder` (made when absent) and return the path of its page.
+    """Write the report into `folder`, which is created if needed, and return the path of its page.
 
-    `summary` holds plain values; nested mappings become one table row per leaf. `summary["held_out"]`, when there,
-    maps `before` and `after` to a reward per task and is drawn into the reward curve.
+    `summary` has plain values; nested mappings become one table row per leaf. `summary["held_out"]`, if present, maps
+    `before` and `after` to the reward of each task, and is drawn into the reward plot. Raises `ConfigError` without
+    matplotlib.
     """
     folder.mkdir(parents=True, exist_ok=True)
     figures: dict[str, tuple[str, Callable[[], Figure]]] = {
         "reward": ("Reward of the trained batches", lambda: reward_figure(steps, summary.get("held_out") or {})),
         "staleness": ("Staleness of the trained tokens", lambda: staleness_figure(steps)),
-        "depth": ("Groups in the buffer", lambda: depth_figure(snapshots)),
+        "depth": ("Groups in the buffer", lambda: depth_figure(readings)),
     }
     parts = []
     for name, (heading, draw) in figures.items():
@@ -69,7 +68,7 @@ def write_report(
         image = base64.b64encode(path.read_bytes()).decode()
         parts.append(f'<h2>{heading}</h2><img alt="{heading}" src="data:image/png;base64,{image}">')
     (folder / "report.json").write_bytes(
-        orjson.dumps(report_data(summary, steps, snapshots), option=orjson.OPT_INDENT_2)
+        orjson.dumps(report_data(summary, steps, readings), option=orjson.OPT_INDENT_2)
     )
     page = folder / "index.html"
     rows = "".join(
@@ -80,28 +79,24 @@ def write_report(
 
 
 def report_data(
-    summary: Mapping[str, Any], steps: Sequence[StepRecord], snapshots: Sequence[BufferReading]
+    summary: Mapping[str, Any], steps: Sequence[StepRecord], readings: Sequence[BufferReading]
 ) -> dict[str, Any]:
-    """Everything that the page shows, as plain values; the curves as columns of equal length."""
+    """Return all numbers of the page as plain values; curves are columns of equal length."""
+    numbers = [step.step for step in steps]
     return {
         "summary": dict(summary),
         "reward": {
-            "step": [s.step for s in steps],
-            "mean": [s.reward for s in steps],
-            "tasks": {task: [s.rewards.get(task) for s in steps] for task in _tasks(steps)},
+            "step": numbers,
+            "mean": [step.reward for step in steps],
+            "tasks": {task: [step.rewards.get(task) for step in steps] for task in _tasks(steps)},
         },
         "staleness": {
-            "step": [s.step for s in steps],
-            "tokens": {str(age): [s.staleness_tokens.get(age, 0) for s in steps] for age in _ages(steps)},
+            "step": numbers,
+            "tokens": {str(age): [step.staleness_tokens.get(age, 0) for step in steps] for age in _ages(steps)},
         },
         "depth": {
-            "time_s": [s.time_s for s in snapshots],
-            "tasks": {
-                task: {
-                    status.value: [s.depths.get(task, {}).get(status.value, 0) for s in snapshots] for status in Status
-                }
-                for task in sorted({task for s in snapshots for task in s.depths})
-            },
+            "time_s": [reading.time_s for reading in readings],
+            "tasks": {task: _depth_curves(readings, task) for task in _buffer_tasks(readings)},
         },
         "steps": [
             {"step": s.step, "time_s": s.time_s, "tokens": s.tokens, "wait_s": s.wait_s, "train_s": s.train_s}
@@ -111,27 +106,34 @@ def report_data(
 
 
 def reward_figure(steps: Sequence[StepRecord], held_out: Mapping[str, Mapping[str, float]]) -> "Figure":
-    """Reward per step and task (pale), its running mean (bold), and held-out reward before and after (dots)."""
+    """Plot the reward per step and task (pale), its running mean (bold), and the held-out rewards (dots)."""
     figure = _figure()
     axes = figure.subplots()
     last = steps[-1].step if steps else 1
     for colour, task in zip(COLOURS, _tasks(steps), strict=False):
-        numbers = [s.step for s in steps if task in s.rewards]
-        rewards = [s.rewards[task] for s in steps if task in s.rewards]
-        axes.plot(numbers, rewards, color=colour, alpha=0.2, linewidth=0.8)
-        axes.plot(numbers, running_mean(rewards, SMOOTHING_STEPS), color=colour, linewidth=2, label=task)
-        ends = {step: held_out.get(when, {}).get(task) for step, when in ((0, "before"), (last, "after"))}
-        known = {step: reward for step, reward in ends.items() if reward is not None}
-        if known:
-            label = f"{task}, held-out"
-            axes.plot(list(known), list(known.values()), "o", color=colour, markeredgecolor="black", label=label)
+        rewards = {step.step: step.rewards[task] for step in steps if task in step.rewards}
+        means = running_mean(list(rewards.values()), SMOOTHING_STEPS)
+        axes.plot(list(rewards), list(rewards.values()), color=colour, alpha=0.2, linewidth=0.8)
+        axes.plot(list(rewards), means, color=colour, linewidth=2, label=task)
+        _plot_held_out(axes, task, held_out, last, colour)
     axes.set(xlabel="train step", ylabel=f"mean reward (line: mean of {SMOOTHING_STEPS} steps)", ylim=(-0.02, 1.02))
     _finish(axes)
     return figure
 
 
+def _plot_held_out(
+    axes: Any, task: str, held_out: Mapping[str, Mapping[str, float]], last_step: int, colour: str
+) -> None:
+    """Draw the held-out reward of a task before the first and after the last step, as far as it is known."""
+    ends = {0: held_out.get("before", {}).get(task), last_step: held_out.get("after", {}).get(task)}
+    known = {step: reward for step, reward in ends.items() if reward is not None}
+    if known:
+        label = f"{task}, held-out"
+        axes.plot(list(known), list(known.values()), "o", color=colour, markeredgecolor="black", label=label)
+
+
 def staleness_figure(steps: Sequence[StepRecord]) -> "Figure":
-    """Share of trained tokens by staleness, as stacked areas over the steps."""
+    """Plot the share of trained tokens by staleness over the steps, stacked."""
     figure = _figure()
     axes = figure.subplots()
     ages = _ages(steps)
@@ -144,27 +146,31 @@ def staleness_figure(steps: Sequence[StepRecord]) -> "Figure":
     return figure
 
 
-def depth_figure(snapshots: Sequence[BufferReading]) -> "Figure":
-    """Groups per status over time, stacked, one panel per task; the archive, which only grows, is left out."""
-    tasks = _buffer_tasks(snapshots) or ["no task"]
+def depth_figure(readings: Sequence[BufferReading]) -> "Figure":
+    """Plot the groups per status over time, stacked, one panel per task, without the archive."""
+    tasks = _buffer_tasks(readings) or ["no task"]
     figure = _figure(height_in=1.2 + 2.8 * len(tasks))
-    start_s = snapshots[0].time_s if snapshots else 0.0
-    times = [s.time_s - start_s for s in snapshots]
-    colours = dict(zip(WORKING_STATUSES, COLOURS[: len(WORKING_STATUSES)], strict=True))
-    for axes, task in zip(figure.subplots(len(tasks), sharex=True, squeeze=False)[:, 0], tasks, strict=True):
-        depths = {status: _depths(snapshots, task, status) for status in WORKING_STATUSES}
-        shown = {status: running_mean(values, SMOOTHING_LOOKS) for status, values in depths.items() if any(values)}
-        if shown:
-            axes.stackplot(times, *shown.values(), labels=list(shown), colors=[colours[s] for s in shown], alpha=0.8)
-        axes.set(ylabel=f"{task}: groups (mean of {SMOOTHING_LOOKS} looks)")
-        axes.set_ylim(bottom=0)
-        _finish(axes)
-    axes.set_xlabel("seconds since the start")
+    panels = figure.subplots(len(tasks), sharex=True, squeeze=False)[:, 0]
+    for axes, task in zip(panels, tasks, strict=True):
+        _plot_depth(axes, readings, task)
+    panels[-1].set_xlabel("seconds since the start")
     return figure
 
 
+def _plot_depth(axes: Any, readings: Sequence[BufferReading], task: str) -> None:
+    times = [reading.time_s - readings[0].time_s for reading in readings]
+    curves = {status: values for status, values in _depth_curves(readings, task).items() if any(values)}
+    shown = {s: running_mean(curves[s], SMOOTHING_READINGS) for s in WORKING_STATUSES if s in curves}
+    if shown:
+        colours = dict(zip(WORKING_STATUSES, COLOURS, strict=False))
+        axes.stackplot(times, *shown.values(), labels=list(shown), colors=[colours[s] for s in shown], alpha=0.8)
+    axes.set(ylabel=f"{task}: groups (mean of {SMOOTHING_READINGS} readings)")
+    axes.set_ylim(bottom=0)
+    _finish(axes)
+
+
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and the up to `window - 1` values before it."""
+    """The mean of each value and of up to `window - 1` values before it."""
     means, total = [], 0.0
     for i, value in enumerate(values):
         total += value - (values[i - window] if i >= window else 0.0)
@@ -176,7 +182,7 @@ def _figure(height_in: float = 4.5) -> "Figure":
     try:
         from matplotlib.figure import Figure  # not pyplot: no display, no global state
     except ImportError as error:
-        raise ConfigError("the report's pictures need matplotlib: pip install 'rollq[demo]'") from error
+        raise ConfigError("the plots of the report need matplotlib: pip install 'rollq[demo]'") from error
     return Figure(figsize=(9.0, height_in), layout="constrained")
 
 
@@ -199,12 +205,14 @@ def _share(step: StepRecord, age: int) -> float:
     return step.staleness_tokens.get(age, 0) / max(1, sum(step.staleness_tokens.values()))
 
 
-def _buffer_tasks(snapshots: Sequence[BufferReading]) -> list[str]:
-    return sorted({task for snapshot in snapshots for task in snapshot.depths})
+def _buffer_tasks(readings: Sequence[BufferReading]) -> list[str]:
+    return sorted({task for reading in readings for task in reading.depths})
 
 
-def _depths(snapshots: Sequence[BufferReading], task: str, status: str) -> list[int]:
-    return [snapshot.depths.get(task, {}).get(status, 0) for snapshot in snapshots]
+def _depth_curves(readings: Sequence[BufferReading], task: str) -> dict[str, list[int]]:
+    """The groups of a task in each reading, by status."""
+    depths = [reading.depths.get(task, {}) for reading in readings]
+    return {status.value: [counts.get(status.value, 0) for counts in depths] for status in Status}
 
 
 def _rows(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

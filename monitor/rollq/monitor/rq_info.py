@@ -1,7 +1,7 @@
-"""RQ's own view of a run: its queue, registries and workers, read without running anything that Redis names.
+"""RQ's view of a run: its queue, registries and workers, read without executing anything that is stored in Redis.
 
-`rq info` itself is not safe to use on a queue that others can write to: it cleans registries, and so loads jobs with
-the classes that it was told. This view counts instead, with the ticket's own job class and serializer.
+`rq info` is not safe on a queue that others can write to: it unpickles jobs while it cleans up registries. This view
+only counts jobs, and uses the ticket's job class and serializer.
 """
 
 from rq import Queue
@@ -10,11 +10,11 @@ from rq.worker import Worker
 from rollq.buffer.store.connection import Patience, patiently
 
 PATIENCE = Patience(unanswered_s=2.0)
-"""A look, unlike a role, waits only a moment for a server that does not answer."""
+"""Unlike a role, this view waits only briefly for a server that does not answer."""
 
 
 def rq_lines(queue: Queue) -> list[str]:
-    """One line for the queue, one per registered worker. Raises ServerUnavailable, ServerRefused."""
+    """One line for the queue and one per registered worker. Raises `ServerUnavailable`, `ServerRefused`."""
     return patiently(queue.connection, lambda: [_queue_line(queue), *_worker_lines(queue)], PATIENCE)
 
 

@@ -1,4 +1,4 @@
-"""Where a run stands: read from the buffer and the queue of tickets, shown as a table or as JSON."""
+"""The status of a run, read from the buffer and the queue of tickets, as a table or as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,9 +12,10 @@ from rollq.buffer.replies import Counts, LiveModel
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import Status
 from rollq.buffer.tickets import tickets_queued
+from rollq.monitor.tables import aligned
 
 STATUS_VERSION = 1
-"""Of the JSON that `as_json` makes; grows when a field changes its meaning or goes."""
+"""Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
 
 WORKER_COLUMNS = (
     "engine",
@@ -28,19 +29,23 @@ WORKER_COLUMNS = (
     "refused",
     "age_s",
 )
-"""What the table shows of a worker's report; JSON has all of it."""
+"""The fields of a worker's report that the table shows; JSON has all fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
-    """One task. `ready`: completed groups fresh enough for `step`, which takes `batch_groups` of them."""
+    """The status of one task.
+
+    `ready` counts completed groups that are fresh enough for `step`, whose batch takes `batch_groups`. `statuses`
+    counts groups by status, and `progress` has the task's cumulative counters.
+    """
 
     task: str
-    step: int  # to be trained next
-    version: int  # live weights, -1 before the first trainer
+    step: int  # trained next
+    version: int  # of the live weights, -1 before the first trainer
     epoch: int
     control: str
-    control_reason: str  # why it is so; empty while production runs
+    control_reason: str  # empty while production runs
     batch_groups: int
     stale_threshold: int
     ready: int
@@ -50,7 +55,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A run as it is now. `tickets`: work orders that no worker has taken; `workers`: name -> its last report."""
+    """The status of a run. `tickets` counts tickets in the queue; `workers` maps a worker to its last report."""
 
     run: str
     model: LiveModel | None
@@ -60,7 +65,7 @@ class RunStatus:
 
 
 def read_status(buffer: MonitorBuffer, queue: Queue) -> RunStatus:
-    """Look at a run. Reads only. Raises `StoreLost` when the server does not hold it."""
+    """Read the status of a run, without changing anything. Raises `StoreLost` if the server does not have the run."""
     return RunStatus(
         run=buffer.run,
         model=buffer.live_model(),
@@ -71,21 +76,21 @@ def read_status(buffer: MonitorBuffer, queue: Queue) -> RunStatus:
 
 
 def as_json(status: RunStatus) -> str:
-    """One JSON object with the fields of `RunStatus`."""
+    """Return one JSON object with the fields of `RunStatus` and the version of its format as `schema`."""
     return orjson.dumps({"schema": STATUS_VERSION, **asdict(status)}, option=orjson.OPT_INDENT_2).decode()
 
 
-def as_table(status: RunStatus) -> str:
-    """The same for people, at most 100 columns wide as long as names are short."""
-    lines = [f"run {status.run}: {_model_line(status.model)}; {status.tickets} tickets queued", ""]
-    header = ["task", "step", "ready", *(status_.value for status_ in Status)]
+def as_table(run: RunStatus) -> str:
+    """Return tables of tasks and workers; at most 100 characters wide if names are short."""
+    lines = [f"run {run.run}: {_model_line(run.model)}; {run.tickets} tickets queued", ""]
+    header = ["task", "step", "ready", *(status.value for status in Status)]
     rows = [
         [task.task, str(task.step), f"{task.ready}/{task.batch_groups}", *(str(n) for n in task.statuses.values())]
-        for task in status.tasks
+        for task in run.tasks
     ]
-    lines += _aligned([header, *rows])
-    lines += [_control_line(task) for task in status.tasks if task.control != "run"]
-    lines += ["", *(_worker_lines(status.workers) or ["no worker has reported lately"])]
+    lines += aligned([header, *rows])
+    lines += [_control_line(task) for task in run.tasks if task.control != "run"]
+    lines += ["", *(_worker_lines(run.workers) or ["no worker has reported lately"])]
     return "\n".join(lines)
 
 
@@ -119,7 +124,7 @@ def _model_line(model: LiveModel | None) -> str:
 def _worker_lines(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     columns = [column for column in WORKER_COLUMNS if any(column in report for report in workers.values())]
     rows = [[name, *(_cell(report.get(column)) for column in columns)] for name, report in sorted(workers.items())]
-    return _aligned([["worker", *columns], *rows]) if rows else []
+    return aligned([["worker", *columns], *rows]) if rows else []
 
 
 def _cell(value: Any) -> str:
@@ -127,15 +132,3 @@ def _cell(value: Any) -> str:
         return "-"
     text = f"{value:,.1f}" if isinstance(value, float) else str(value)
     return text if len(text) <= 24 else f"{text[:21]}..."
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    """Rows as lines: first column to the left, the others to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if not column else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

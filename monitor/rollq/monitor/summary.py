@@ -1,4 +1,4 @@
-"""What a finished run amounts to, in plain values: made from its records, shown to the user, kept in the report."""
+"""The summary of a finished run, as plain values computed from its records."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def conservation(snapshot: BufferReading) -> Conservation:
 
 
 def samples_by_worker(steps: Iterable[StepRecord]) -> dict[str, int]:
-    """Trained samples that each worker process made, those that have died included."""
+    """Count the trained samples of each worker, including workers that have died."""
     samples: Counter[str] = Counter()
     for step in steps:
         samples.update(step.workers)
@@ -70,7 +70,10 @@ def summarize(
     held_out: Mapping[str, Mapping[str, float]],
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Plain values for `summary.json`. `held_out`: `before` and `after` -> task -> reward; `facts` come first."""
+    """Return plain values for `summary.json`.
+
+    `held_out` maps `before` and `after` to the mean held-out reward of each task. `facts` are added at the start.
+    """
     return {
         **facts,
         "steps": steps[-1].step if steps else 0,
@@ -83,7 +86,7 @@ def summarize(
 
 
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    """The summary for a terminal."""
+    """Format the summary for a terminal."""
     lines = [f"{summary['steps']} steps, {summary['trained_tokens']:,} tokens trained in {summary['train_s']:.0f} s"]
     if not summary["in_time"]:
         lines[0] += ", when the time was up"

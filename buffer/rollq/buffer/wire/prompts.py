@@ -79,9 +79,7 @@ def _problem(prompt: Prompt) -> str | None:
     if not isinstance(metadata, Mapping):
         return f"metadata must be a mapping, not {type(metadata).__name__}"
     if prompt.ids is None:
-        return _content_problem(prompt.content) or (
-            None if prompt.content else "both content and ids are empty"
-        )
+        return _content_problem(prompt.content) or (None if prompt.content else "both content and ids are empty")
     ids: object = prompt.ids
     if not isinstance(ids, tuple):
         return f"ids must be a tuple of token ids, not {ids!r:.80}"

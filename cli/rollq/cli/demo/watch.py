@@ -84,7 +84,7 @@ class Watch:
             elapsed_s=self.elapsed_s,
             limit_s=self.limit_s,
             steps=read_steps(self.metrics),
-            snapshot=self.snapshot,
+            reading=self.snapshot,
             notes=tuple(self.notes),
         )
 

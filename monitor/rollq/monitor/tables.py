@@ -1,0 +1,13 @@
+"""Tables of text for a terminal."""
+
+from collections.abc import Collection, Sequence
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
+    """Rows as lines, each column as wide as its widest cell; columns in `left` are aligned left, the others right."""
+    columns = [
+        [cell.ljust(width) if index in left else cell.rjust(width) for cell in cells]
+        for index, cells in enumerate(zip(*rows, strict=True))
+        for width in [max(map(len, cells))]
+    ]
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
