@@ -18,16 +18,22 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "throughput": throughput.measure,
 }
 BY_NAME = frozenset({"throughput"})
-"""Measured only when asked for: it needs vLLM, see `make bench-vllm`."""
+"""Benchmarks that run only with `--only`: they need vLLM, see `make bench-vllm`."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")
 
 
 @click.command(help=__doc__)
-@click.option("--only", multiple=True, type=click.Choice(list(BENCHMARKS)), help="Measure only this; may be repeated.")
-@click.option("--quick", is_flag=True, help="Few repetitions on small data: to see that it runs, not how fast.")
-@click.option("--output", type=click.Path(path_type=Path), default=RESULTS, show_default=True, help="The JSON.")
-@click.option("--write-docs", is_flag=True, help=f"Also put the table into {PAGE}.")
+@click.option("--only", multiple=True, type=click.Choice(list(BENCHMARKS)), help="Run only this; may be repeated.")
+@click.option("--quick", is_flag=True, help="Few repetitions on little data, to check that the benchmarks run.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=RESULTS,
+    show_default=True,
+    help="The results as JSON.",
+)
+@click.option("--write-docs", is_flag=True, help=f"Also update the table in {PAGE}.")
 def main(only: Sequence[str], quick: bool, output: Path, write_docs: bool) -> None:
     described = {**machine.describe(), "load_per_core_before": round(machine.load_per_core(), 2)}
     results = []

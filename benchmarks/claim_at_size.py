@@ -1,4 +1,4 @@
-"""Claim of a batch out of very many completed groups, against out of few: it must not depend on how many there are."""
+"""The time of a claim from a million completed groups, compared with a thousand: it must not grow with their number."""
 
 import time
 
@@ -17,7 +17,7 @@ RULES = TaskRules(batch_groups=BATCH_GROUPS, group_size=GROUP_SIZE, max_stalenes
 
 
 def measure(quick: bool) -> list[Result]:
-    """One figure: time of a claim of 256 out of 1,000,000 over the time of one out of 1,000."""
+    """One result: the time of a claim of 256 out of 1,000,000 groups, divided by that of one out of 1,000."""
     many = 20_000 if quick else MANY
     with (
         server() as small,
@@ -47,7 +47,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 class Claims:
-    """Batches of one run, one step after the other. Timed: claim, without the payloads."""
+    """Claims batches of one run, step after step. Only the claim is timed, not the payloads."""
 
     def __init__(self, buffer: Buffer, epoch: TrainerEpoch) -> None:
         self.buffer = buffer
@@ -55,7 +55,7 @@ class Claims:
         self.step = 0
 
     def seconds(self) -> float:
-        """One repetition; leaves as many completed groups as it found."""
+        """Time one claim, and refill the completed groups afterwards."""
         self.step += 1
         started = time.perf_counter()
         claimed = self.buffer.claim(self.epoch, self.step, {TASK: BATCH_GROUPS})

@@ -1,7 +1,7 @@
-"""vLLM driven without rollq: `python -m benchmarks.directly FOLDER`, until it is ended.
+"""vLLM without rollq: `python -m benchmarks.directly FOLDER` generates until it receives SIGTERM.
 
-All samples of `IN_FLIGHT` groups are with vLLM at any time. The tokens that it has made stand in the file `made` of the
-folder: one int64, there from when vLLM serves.
+vLLM always has all samples of `IN_FLIGHT` groups. The file `tokens` in the folder holds the number of tokens generated
+so far as one int64; it exists once vLLM is ready.
 """
 
 import asyncio
@@ -41,15 +41,15 @@ def main(folder: Path) -> None:
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder / "model"), **args))
     freeze_heap()  # as the worker does
     try:
-        asyncio.run(generate(engine, prompts, folder / "made"))
+        asyncio.run(generate(engine, prompts, folder / "tokens"))
     finally:
         engine.shutdown()
 
 
-async def generate(engine: AsyncLLM, prompts: list[list[int]], made: Path) -> None:
-    """Group after group, `IN_FLIGHT` of them at a time, until SIGTERM."""
+async def generate(engine: AsyncLLM, prompts: list[list[int]], counter: Path) -> None:
+    """Generate group after group, `IN_FLIGHT` at a time, until SIGTERM; counts tokens in the file `counter`."""
     numbers = count()
-    tokens = np.memmap(made, np.int64, "w+", shape=(1,))
+    tokens = np.memmap(counter, np.int64, "w+", shape=(1,))
 
     async def sample(prompt: list[int]) -> None:
         number = next(numbers)

@@ -1,4 +1,4 @@
-"""Groups through the buffer (put, claim, fetch; from numpy to numpy), against raw SET + ZADD and ZPOPMIN + GETDEL."""
+"""Groups through the buffer (put, claim, fetch; numpy to numpy), compared with SET + ZADD and ZPOPMIN + GETDEL."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,17 +18,17 @@ from rollq.buffer.wire.samples import decode_sample, encode_group
 TARGET = 0.5
 GROUP_SIZE = 8
 SIZES = {"4 KB": (16, 56), "147 KB": (512, 2048)}
-"""Prompt and response tokens of each of the 8 samples; named after the bytes of their arrays."""
+"""Prompt and response tokens of each of the 8 samples, by the size of a group's arrays."""
 CALLS = {1: 150, 16: 25}
-"""Groups per call, and how many calls make a repetition."""
+"""Groups per call -> calls per repetition."""
 NEVER_STALE = 100_000
-"""Steps: the same samples serve for every batch."""
+"""Staleness limit in steps, so that the same samples can be used for every batch."""
 
 T = TypeVar("T")
 
 
 def measure(quick: bool) -> list[Result]:
-    """Four figures: small and large groups, one and 16 per call."""
+    """Four results: small and large groups, one and 16 per call."""
     with server() as running:
         return [
             _compare(running.url, label, *tokens, per_call, quick)
@@ -49,29 +49,29 @@ def _compare(url: str, label: str, prompt_tokens: int, response_tokens: int, per
         for _ in range(per_call)
     ]
     with run(url, name, rules) as (buffer, epoch):
-        ours, raw = Ours(buffer, epoch, groups, calls), Raw(buffer, groups, calls)
-        take_turns(1, ours.groups_per_s, raw.groups_per_s)  # warms caches and connections
-        mine, floor = take_turns(2 if quick else 15, ours.groups_per_s, raw.groups_per_s)
+        rollq, raw = RollqSide(buffer, epoch, groups, calls), RawSide(buffer, groups, calls)
+        take_turns(1, rollq.groups_per_s, raw.groups_per_s)  # warms caches and connections
+        through_rollq, floor = take_turns(2 if quick else 15, rollq.groups_per_s, raw.groups_per_s)
         return Result(
             name=name,
             what=f"put + claim of {label} groups, {per_call} per call, against raw commands",
             unit="of the raw floor",
             target=TARGET,
             better="higher",
-            values=ratios(mine, floor),
+            values=ratios(through_rollq, floor),
             details={
-                "rollq_groups_per_s": float(np.median(mine)),
+                "rollq_groups_per_s": float(np.median(through_rollq)),
                 "raw_groups_per_s": float(np.median(floor)),
                 "encoded_bytes": float(len(raw.blob)),
             },
-            profile_us=ours.profile_us(),
+            profile_us=rollq.profile_us(),
         )
 
 
-class Ours:
-    """The buffer's side. Timed: put, claim, fetch, one batch after the other.
+class RollqSide:
+    """Exchanges groups through the buffer. Timed are put, claim and fetch of one batch after the other.
 
-    Admit and lease come before, commit and checkpoint after all of them: they are other benchmarks' matter.
+    Admit and lease come before, commit and checkpoint after the timed part: other benchmarks measure them.
     """
 
     def __init__(self, buffer: Buffer, epoch: TrainerEpoch, groups: Sequence[Sequence[Sample]], calls: int) -> None:
@@ -82,7 +82,7 @@ class Ours:
         self.step = 0
 
     def groups_per_s(self) -> float:
-        """One repetition."""
+        """Run one repetition."""
         batches = [self._lease(self.step + i) for i in range(self.calls)]
         started_s = time.perf_counter()
         for i, results in enumerate(batches, start=1):
@@ -93,7 +93,7 @@ class Ours:
         return self.calls * len(self.groups) / elapsed_s
 
     def profile_us(self) -> dict[str, float]:
-        """Where the time of one group goes: medians over as many calls, timed one part at a time."""
+        """Time the parts of one group's exchange separately: medians over `calls` calls, in µs."""
         parts: dict[str, list[float]] = {}
 
         def timed(part: str, do: Callable[[], T]) -> T:
@@ -122,7 +122,7 @@ class Ours:
     def _claim(self, step: int) -> Claimed:
         claimed = self.buffer.claim(self.epoch, step, {TASK: len(self.groups)})
         if not isinstance(claimed, Claimed):
-            raise RuntimeError(f"put {len(self.groups)} groups, claimed none: {claimed}")
+            raise RuntimeError(f"put {len(self.groups)} groups, but claimed none: {claimed}")
         return claimed
 
     def _commit(self, last_fetched: Sequence[Group]) -> None:
@@ -141,8 +141,8 @@ def _decode(frames: Sequence[Sequence[bytes]]) -> list[Sample]:
     return [decode_sample(frame) for group in frames for frame in group]
 
 
-class Raw:
-    """The floor: the same bytes under plain commands, encoded beforehand, batched alike, through the same client."""
+class RawSide:
+    """The floor: the same bytes through plain commands, already encoded, in the same batches, by the same client."""
 
     def __init__(self, buffer: Buffer, groups: Sequence[Sequence[Sample]], calls: int) -> None:
         self.client = buffer.client
@@ -152,7 +152,7 @@ class Raw:
         self.arrival = 0
 
     def groups_per_s(self) -> float:
-        """One repetition."""
+        """Run one repetition."""
         started_s = time.perf_counter()
         for _ in range(self.calls):
             self._put()

@@ -1,4 +1,4 @@
-"""A new version that makes 10,000 of 1,000,000 groups too old: effective at once, swept without holding the server."""
+"""A new version that makes 10,000 of 1,000,000 groups stale: effective at once, swept without blocking the server."""
 
 import threading
 import time
@@ -16,11 +16,11 @@ GROUP_SIZE = 8
 TOTAL = 1_000_000
 STALE = 10_000
 LOGGED_US = 100
-"""Calls shorter than this are not looked at."""
+"""Shorter calls do not appear in the slow log."""
 
 
 def measure(quick: bool) -> list[Result]:
-    """Three figures: publish until readiness excludes the stale, the whole sweep, the longest call of the sweep."""
+    """Three results: publish until readiness excludes the stale groups, the whole sweep, and its longest call."""
     total, stale, bumps = (20_000, 1_000, 2) if quick else (TOTAL, STALE, 9)
     effective_ms, sweep_s, longest_ms, ping_ms = [], [], [], []
     rules = TaskRules(batch_groups=256, group_size=GROUP_SIZE, max_staleness=0)
@@ -32,19 +32,19 @@ def measure(quick: bool) -> list[Result]:
         for version in range(1, bumps + 1):
             started = time.perf_counter()
             buffer.publish(epoch, version, uri="", digest=str(version))
-            found = buffer.counts(TASK).ready
+            counted = buffer.counts(TASK).ready
             effective_ms.append((time.perf_counter() - started) * 1e3)
             ready -= stale
-            if found != ready:
-                raise RuntimeError(f"{found} groups are ready, {ready} are fresh")
-            with watched(running.url) as seen:
+            if counted != ready:
+                raise RuntimeError(f"{counted} groups are ready, {ready} are fresh")
+            with watched(running.url) as observed:
                 started = time.perf_counter()
                 expired = buffer.expire(TASK)
                 sweep_s.append(time.perf_counter() - started)
             if expired != stale:
                 raise RuntimeError(f"{expired} groups were swept, {stale} are stale")
-            longest_ms.append(seen.longest_call_ms)
-            ping_ms.append(seen.longest_ping_ms)
+            longest_ms.append(observed.longest_call_ms)
+            ping_ms.append(observed.longest_ping_ms)
     bump = f"version bump that expires {stale:,} of {total:,}"
     return [
         Result("expiry-effective", f"{bump}: until readiness excludes them", "ms", 5.0, "lower", tuple(effective_ms)),
@@ -61,17 +61,17 @@ def measure(quick: bool) -> list[Result]:
     ]
 
 
-class Seen:
-    """What `watched` saw."""
+class Observed:
+    """The result of `watched`."""
 
     longest_call_ms = 0.0
     longest_ping_ms = 0.0
 
 
 @contextmanager
-def watched(url: str) -> Iterator[Seen]:
-    """Ping the server from another client all the time, and find the longest call in its slow log."""
-    seen, ended = Seen(), threading.Event()
+def watched(url: str) -> Iterator[Observed]:
+    """Ping the server continuously from another client, and find the longest function call in its slow log."""
+    observed, ended = Observed(), threading.Event()
     with redis.Redis.from_url(url) as client:
         client.config_set("slowlog-log-slower-than", LOGGED_US)
         client.config_set("slowlog-max-len", 10_000)
@@ -81,13 +81,13 @@ def watched(url: str) -> Iterator[Seen]:
             while not ended.is_set():
                 started = time.perf_counter()
                 client.ping()
-                seen.longest_ping_ms = max(seen.longest_ping_ms, (time.perf_counter() - started) * 1e3)
+                observed.longest_ping_ms = max(observed.longest_ping_ms, (time.perf_counter() - started) * 1e3)
 
         pinger = threading.Thread(target=ping, daemon=True)
         pinger.start()
-        yield seen
+        yield observed
         ended.set()
         pinger.join()
         calls = [entry["duration"] for entry in client.slowlog_get(10_000) if entry["command"].startswith(b"FCALL")]
-        seen.longest_call_ms = max(calls, default=LOGGED_US) / 1e3
+        observed.longest_call_ms = max(calls, default=LOGGED_US) / 1e3
         client.config_set("slowlog-log-slower-than", -1)

@@ -1,4 +1,4 @@
-"""Very many completed groups, written by plain commands: what matters is how many there are, not what they hold."""
+"""Fills a run with a large number of completed groups by plain commands. Their number matters, not their content."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,9 +19,9 @@ ARRIVALS = 1 << 32
 
 @contextmanager
 def in_bulk(client: redis.Redis) -> Iterator[None]:
-    """While very much is written, the append-only file is not synced; nor is it rewritten, then or afterwards.
+    """Do not sync the append-only file inside the context, and do not rewrite it from then on.
 
-    A rewrite forks, and for long after a fork every page that is written to first has to be copied or claimed back.
+    A rewrite forks, and long after a fork the first write to every page still has to copy or reclaim it.
     """
     client.config_set("auto-aof-rewrite-percentage", 0)
     client.config_set("appendfsync", "no")
@@ -30,7 +30,7 @@ def in_bulk(client: redis.Redis) -> Iterator[None]:
 
 
 def fill(buffer: Buffer, layers: Iterable[tuple[int, int]], group_size: int) -> None:
-    """Add completed groups: `layers` are (version, how many)."""
+    """Add completed groups. `layers` are pairs of a version and a number of groups."""
     keys = task_keys(buffer.run, TASK)
     last = int(buffer.counts(TASK).progress["admitted"])
     trips = []
@@ -45,7 +45,7 @@ def fill(buffer: Buffer, layers: Iterable[tuple[int, int]], group_size: int) -> 
 
 
 def _write(client: redis.Redis, keys: TaskKeys, ids: range, version: int, group_size: int) -> None:
-    """Leave what admit, lease and put would have left of these groups, with frames of a few bytes."""
+    """Write the keys that admit, lease and put would have written for these groups, with frames of a few bytes."""
     group = {
         "status": Status.COMPLETED.value, "attempt": 1, "tries": 1, "deaths": 0, "step": 1, "eval": 0,
         "letters": "c" * group_size, "versions": ",".join([str(version)] * group_size), "oldest": version,

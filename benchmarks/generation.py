@@ -1,4 +1,4 @@
-"""What both sides of the throughput benchmark generate: model, prompts, lengths."""
+"""Model, prompts and limits that both sides of the throughput benchmark share."""
 
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ GROUP_SIZE = 8
 IN_FLIGHT = 32
 MAX_TOKENS = 256
 EOS_IDS = (1, 2, 3, 4)
-"""One token in 64 ends an answer, so that groups are of different lengths and do not go on in waves."""
+"""One token in 64 ends an answer, so that groups differ in length and do not run in waves."""
 TEMPERATURE = 1.0
 ENGINE_ARGS: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 512 << 20, "max_num_seqs": 256}
 
 
 def write_files(folder: Path) -> None:
-    """The model and the prompts."""
+    """Write the model and the prompts into `folder`."""
     from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save  # torch: the other benchmarks do without
 
     model = make_model(258, 0, head_dim=32)

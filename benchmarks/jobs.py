@@ -1,4 +1,4 @@
-"""What workers are given to do: next to nothing, so that the worker itself is measured."""
+"""Jobs that take no computation, so that the worker itself is measured."""
 
 import asyncio
 from typing import ClassVar
@@ -25,7 +25,7 @@ ANSWER = Sample(
 
 
 class NoOp:
-    """An agent loop that has the answer ready."""
+    """An agent loop that returns a fixed answer at once."""
 
     resumable: ClassVar[bool] = False
 
@@ -34,7 +34,7 @@ class NoOp:
 
 
 class HalfASecond:
-    """An agent loop that takes `GENERATION_S`."""
+    """An agent loop that returns a fixed answer after `GENERATION_S` seconds."""
 
     resumable: ClassVar[bool] = False
 
@@ -44,4 +44,4 @@ class HalfASecond:
 
 
 def empty_job() -> None:
-    """What RQ's own worker runs."""
+    """The job that RQ's worker runs."""

@@ -1,9 +1,9 @@
-"""Does the demo learn? Runs it asynchronously, synchronously, and with shuffled rewards, one run of each per seed.
+"""Does the demo learn? Runs it asynchronously, synchronously, and with shuffled rewards, once each per seed.
 
 python -m benchmarks.learning --seeds 1 2 3
 
-Writes `learning.png` (reward curves: mean and each seed), `learning.json` and `learning.md` (a row per run) into
-`docs/`; the runs' own folders are kept under `--runs`.
+Writes `learning.png` (reward curves of each seed and their mean), `learning.json` and `learning.md` (a row per run)
+into `docs/`; the folders of the runs are kept under `--runs`.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MODES = {
     "synchronous": ("#009e73", ("--strategy", "sync")),
     "rewards shuffled (control)": ("#d55e00", ("--shuffle-rewards",)),
 }
-"""What is compared: name -> colour, options of `rollq demo`."""
+"""The modes that are compared: name -> colour, and options of `rollq demo`."""
 
 SMOOTHING_STEPS = 20
 INTRODUCTION = """\
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def row(self) -> dict[str, Any]:
-        """What the table says of it. Rewards are held-out, the mean over tasks."""
+        """The run's row in the table. Rewards are held-out, averaged over tasks."""
         before, after = (self.summary["held_out"][when]["mean"] for when in ("before", "after"))
         return {
             "mode": self.mode,
@@ -68,11 +68,11 @@ class Run:
 
 
 def main() -> None:
-    """Run everything and write the picture and the tables."""
+    """Run all modes and seeds, and write the plot and the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--docs", type=Path, default=Path("docs"), help="where picture and tables go")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder for plot and tables")
     parser.add_argument("--runs", type=Path, default=Path(f"rollq-demo-learning-{time.strftime('%Y%m%d-%H%M%S')}"))
     options = parser.parse_args()
     runs = [
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def run_demo(mode: str, seed: int, steps: int, folder: Path) -> Run:
-    """One run of the demo in a process of its own; its output is shown."""
+    """Run the demo once in a separate process, with its output shown."""
     print(f"\n== {mode}, seed {seed}", flush=True)
     started_s = time.monotonic()
     command = [sys.executable, "-m", "rollq.cli.main", "demo", "--no-live", "--seed", str(seed), "--steps", str(steps)]
@@ -94,7 +94,7 @@ def run_demo(mode: str, seed: int, steps: int, folder: Path) -> Run:
 
 
 def write_results(runs: Sequence[Run], docs: Path) -> None:
-    """`learning.png`, `learning.json` and `learning.md`."""
+    """Write `learning.png`, `learning.json` and `learning.md` into `docs`."""
     docs.mkdir(parents=True, exist_ok=True)
     learning_figure(runs).savefig(docs / "learning.png", dpi=130)
     rows = [run.row for run in runs]
@@ -107,7 +107,7 @@ def write_results(runs: Sequence[Run], docs: Path) -> None:
 
 
 def learning_figure(runs: Sequence[Run]) -> Figure:
-    """Reward of the trained batches: each seed pale, the mean of the seeds bold, one colour per mode."""
+    """Plot the reward of the trained batches: each seed pale, their mean bold, one colour per mode."""
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.subplots()
     for mode, (colour, _) in MODES.items():
@@ -131,7 +131,7 @@ def learning_figure(runs: Sequence[Run]) -> Figure:
 
 
 def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
-    """A row per run."""
+    """Format the runs as a Markdown table, one row per run."""
     lines = [
         "| run | seed | steps | held-out before | after | gain | tokens of staleness 1 | training, s | whole run, s |",
         "|---|---|---|---|---|---|---|---|---|",

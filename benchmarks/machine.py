@@ -1,4 +1,4 @@
-"""What was measured on: figures mean nothing without it."""
+"""Describes the machine that the benchmarks run on."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from benchmarks.world import server
 
 
 def describe() -> dict[str, str | int]:
-    """CPU, cores, versions of Python, the server and the clients, and the date."""
+    """Return CPU, cores, versions of Python, server and clients, and the date."""
     with server() as running, redis.Redis.from_url(running.url) as client:
         valkey = client.info("server")["valkey_version"]
     return {
@@ -29,12 +29,12 @@ def describe() -> dict[str, str | int]:
 
 
 def load_per_core() -> float:
-    """Runnable processes per core over the last minute: above 1, others share the machine."""
+    """Runnable processes per core over the last minute; above 1, other work shares the machine."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def _cpu_model() -> str:
-    """The kernel's name of the CPU; the platform's where there is no /proc."""
+    """The CPU's name according to the kernel, or to the platform where there is no /proc."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,8 +1,8 @@
-"""Synchronous against asynchronous production: how close each comes to max(generation, training), and whom it favours.
+"""Synchronous and asynchronous production: how close each comes to max(generation, training), and its length bias.
 
-A real server, a producer and a worker as processes; the engine replays lengths (simulated), the trainer only takes its
-time. Generation is bound by the worker's slots: a batch takes at least the sum of its answers' times over the slots.
-The bound of a step is the larger of that and the training time, since both can go on at once.
+A real server, with a producer and a worker as processes. The simulated engine replays lengths, and the trainer only
+waits. Generation is bounded by the worker's slots: a batch takes at least the total time of its answers divided by the
+slots. The bound of a step is the larger of that and the training time, because both can run at once.
 """
 
 import csv
@@ -28,11 +28,11 @@ from rollq.buffer.wire.prompts import decode_prompt
 from rollq.workers.engines.simulated import length_of
 
 LENGTHS = Path("../shared/data/azure_llm_conv.csv")
-"""Generated tokens of a day of conversations (Azure LLM inference trace 2023), when it lies beside the project."""
+"""Generated tokens of a day of conversations (Azure LLM inference trace 2023), used if the file exists."""
 SLOTS = 32
 TOKENS_PER_S = 1000.0
 PROMPTS_PER_GROUP = 40
-"""Prompts for each group that is trained, more than are admitted."""
+"""Prompts in the file per trained group: more than are admitted."""
 SHARES = {"a tenth": 0.1, "half": 0.5, "as long as all": 1.0}
 STRATEGIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "sync": ("sync", {"max_staleness": 0}),
@@ -43,7 +43,10 @@ STRATEGIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One strategy at one training time. Lengths in tokens: of trained groups, and of as many that were admitted."""
+    """The outcome of one strategy at one training time.
+
+    `trained` are the lengths in tokens of trained groups, `admitted` those of the same number of admitted ones.
+    """
 
     step_s: float
     bound_s: float
@@ -53,18 +56,18 @@ class Outcome:
 
     @property
     def closeness(self) -> float:
-        """The bound as a share of what a step took: 1 is perfect."""
+        """The bound as a share of the time that a step took; 1 is optimal."""
         return self.bound_s / self.step_s
 
     def bias(self, percentile: float | None = None) -> float:
-        """How much longer trained answers are than admitted ones: of the mean, or of a percentile."""
+        """By what share trained answers are longer than admitted ones, in the mean or at a percentile."""
         if percentile is None:
             return float(np.mean(self.trained) / np.mean(self.admitted)) - 1
         return float(np.percentile(self.trained, percentile) / np.percentile(self.admitted, percentile)) - 1
 
 
 def measure(quick: bool) -> list[Result]:
-    """For each strategy and training time: bound over step time, and how trained lengths differ from admitted ones."""
+    """One result per training time: bound over step time, and the length bias, of each strategy."""
     lengths = read_lengths()
     batch_groups, steps = (64, 4) if quick else (512, 10)
     with server() as running:
@@ -75,7 +78,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def _row(url: str, share_name: str, lengths: Sequence[int], batch_groups: int, steps: int) -> Result:
-    """The asynchronous strategy at one training time, with the others beside it."""
+    """The result of the asynchronous strategy at one training time, with the others in its details."""
     share = SHARES[share_name]
     outcomes = {
         name: run_one(url, f"{share}-{number}", strategy, rules, lengths, share, batch_groups, steps)
@@ -102,7 +105,7 @@ def _row(url: str, share_name: str, lengths: Sequence[int], batch_groups: int, s
 
 
 def read_lengths() -> tuple[int, ...]:
-    """Lengths of answers in tokens: of the trace, or drawn like it (log-normal, 211 on average, at most 1000)."""
+    """Lengths of answers in tokens: from the trace, or drawn from a similar log-normal (mean 211, at most 1000)."""
     if LENGTHS.exists():
         with LENGTHS.open() as file:
             return tuple(int(row["GeneratedTokens"]) for row in csv.DictReader(file))
@@ -120,7 +123,7 @@ def run_one(
     batch_groups: int,
     steps: int,
 ) -> Outcome:
-    """Train `steps` steps; the first two are not counted: nothing was under way before them."""
+    """Train `steps` steps. The first two do not count, because generation had no head start before them."""
     generation_s = batch_groups * float(np.mean(lengths)) / TOKENS_PER_S / SLOTS
     run = f"production-{name}"
     made = TaskRules.model_validate({"batch_groups": batch_groups, "group_size": 1, **rules})
@@ -141,13 +144,13 @@ def run_one(
 
 
 def write_prompts(folder: Path, count: int) -> None:
-    """Prompts that are all different."""
+    """Write a file of distinct prompts."""
     prompts = [orjson.dumps({"prompt": "?", "prompt_ids": [i // 1000, i % 1000]}) for i in range(count)]
     (folder / "prompts.jsonl").write_bytes(b"\n".join(prompts))
 
 
 def write_settings(folder: Path, url: str, run: str, strategy: str, rules: TaskRules, lengths: Sequence[int]) -> None:
-    """The `rollq.toml` of producer and worker."""
+    """Write the `rollq.toml` of producer and worker."""
     (folder / "rollq.toml").write_text(
         f"""
 run = "{run}"
@@ -179,13 +182,13 @@ lengths = {list(lengths)}
 
 
 def judge(prompt: object, sample: object) -> float:
-    """Nothing is learned here."""
+    """Give every sample the same reward: nothing is learned here."""
     return 0.0
 
 
 @contextmanager
 def roles(folder: Path) -> Iterator[None]:
-    """A producer and a worker."""
+    """Run a producer and a worker as processes."""
     running = []
     try:
         for role in ("produce", "work"):
@@ -200,7 +203,7 @@ def roles(folder: Path) -> Iterator[None]:
 
 
 def train(buffer: Buffer, rules: TaskRules, steps: int, train_s: float) -> tuple[list[float], list[int]]:
-    """Be the trainer: claim, take the time, publish, commit. Returns when each step ended, and the trained lengths."""
+    """Act as the trainer: claim, wait, publish, commit. Returns the end time of each step and the trained lengths."""
     buffer.create_run()
     buffer.register_task(TASK, rules)
     held = buffer.begin_epoch(trainer_id="bench", launch_id="bench", from_step=0, uri="", digest="0")
@@ -219,7 +222,7 @@ def train(buffer: Buffer, rules: TaskRules, steps: int, train_s: float) -> tuple
 
 
 def admitted_length(buffer: Buffer, group_id: int, lengths: Sequence[int]) -> int:
-    """How long the answer to an admitted prompt is; trained groups stay, since nothing is checkpointed."""
+    """Length of the answer to an admitted prompt. Trained groups are still there, since nothing is checkpointed."""
     stored = buffer.client.hget(task_keys(buffer.run, TASK).group(group_id), "prompt")
     assert isinstance(stored, bytes)
     return length_of(np.array(decode_prompt(stored).ids, np.int32), lengths, 0)

@@ -15,7 +15,7 @@ TABLE_END = "<!-- end of table -->\n"
 
 
 def as_json(machine: Mapping[str, Any], results: Sequence[Result]) -> bytes:
-    """Machine and results, indented."""
+    """Machine and results as indented JSON."""
     listed = [
         {
             "name": result.name,
@@ -36,7 +36,7 @@ def as_json(machine: Mapping[str, Any], results: Sequence[Result]) -> bytes:
 
 
 def print_table(machine: Mapping[str, Any], results: Sequence[Result]) -> None:
-    """The table for people."""
+    """Print the results as a table in the terminal."""
     table = Table("what", "target", "measured", "quartiles", "", title=", ".join(f"{v}" for v in machine.values()))
     for result in results:
         colour = "green" if result.holds else "yellow"
@@ -46,7 +46,7 @@ def print_table(machine: Mapping[str, Any], results: Sequence[Result]) -> None:
 
 
 def write_docs(page: Path, machine: Mapping[str, Any], results: Sequence[Result]) -> None:
-    """Replace the table of the page; what people wrote around it stays."""
+    """Replace the table in a page, and keep the text around it."""
     before, _, rest = page.read_text().partition(TABLE_BEGIN)
     _, _, after = rest.partition(TABLE_END)
     page.write_text(before + TABLE_BEGIN + _markdown(machine, results) + TABLE_END + after)

@@ -1,4 +1,4 @@
-"""What a benchmark returns, and the arithmetic on repeated measurements."""
+"""Results of benchmarks, and the arithmetic on repeated measurements."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One figure with its target. `values` are its repetitions; the verdict goes by their median.
+    """One measured figure with its target. `values` are its repetitions; the verdict uses their median.
 
-    `details` are figures that explain it, with the unit in their name; `profile_us` says where the time goes.
+    `details` are further figures with the unit in their name; `profile_us` has the parts of one group's time.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Whether the target is met."""
+        """Whether the median meets the target."""
         return self.measured >= self.target if self.better == "higher" else self.measured <= self.target
 
 
 def take_turns(repetitions: int, *sides: Callable[[], float]) -> list[tuple[float, ...]]:
-    """Measure every side once per repetition, the order reversed each time; returns the values of each side."""
+    """Measure every side once per repetition, in alternating order; returns the values of each side."""
     values: list[list[float]] = [[] for _ in sides]
     for repetition in range(repetitions):
         order = list(range(len(sides)))
@@ -52,5 +52,5 @@ def take_turns(repetitions: int, *sides: Callable[[], float]) -> list[tuple[floa
 
 
 def ratios(of: Sequence[float], to: Sequence[float]) -> tuple[float, ...]:
-    """Ratio of two sides in each repetition."""
-    return tuple(one / other for one, other in zip(of, to, strict=True))
+    """The ratio of two sides in each repetition."""
+    return tuple(value / reference for value, reference in zip(of, to, strict=True))

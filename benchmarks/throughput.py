@@ -1,9 +1,9 @@
-"""Tokens per second through rollq against the same vLLM driven directly, with the same prompts.
+"""Tokens per second through rollq, compared with the same vLLM driven directly with the same prompts.
 
-Through rollq: producer, worker with vLLM and server as processes, tickets, leases, frames, claims and commits, and the
-same weights all the time. Both sides live from the start to the end and take turns of some seconds; meanwhile the other
-side's processes are stopped. How fast a shared machine is changes by the minute, and by more than the difference. All
-processes share a session, as Linux schedules each session as one.
+The rollq side has a producer, a worker with vLLM and a server as processes, with tickets, leases, frames, claims and
+commits, and never changes the weights. Both sides live from start to end and take turns of some seconds, while the
+other side's processes are stopped: the speed of a shared machine changes by the minute, and by more than the difference
+between the sides. All processes share a session, because Linux schedules each session as a unit.
 """
 
 import os
@@ -30,13 +30,13 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.weights.store import locate_weights
 
 Turn = Callable[[float], float]
-"""Runs a side for so many seconds at least; tokens per second."""
+"""Runs a side for at least the given number of seconds; returns tokens per second."""
 
 WARM_UP_S = 5.0
 STEPS = 600
-"""More than are claimed: all the time the weights are those of step 0."""
+"""Allowed staleness: more steps than are claimed, because the weights stay those of step 0."""
 SETTLE_S = 2.0
-"""Of each turn, before anything is counted."""
+"""Start of each turn that is not counted."""
 ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -46,7 +46,7 @@ ENVIRONMENT = {
 
 
 def measure(quick: bool) -> list[Result]:
-    """Turns of both sides; the ratio of every pair of neighbours."""
+    """One result: the ratio of the two sides in each pair of turns."""
     os.environ.update(ENVIRONMENT)
     seconds, turns = (4.0, 2) if quick else (6.0, 24)
     with TemporaryDirectory(prefix="rollq-bench-") as name, ExitStack() as stack:
@@ -70,15 +70,15 @@ def measure(quick: bool) -> list[Result]:
 
 
 class Processes:
-    """Processes of one side, each the first of a group with those that it starts."""
+    """The processes of one side, each the leader of a process group."""
 
     def __init__(self, running: Sequence[subprocess.Popen[bytes]], log: Path) -> None:
         self._running = running
         self._log = log
 
     @contextmanager
-    def going(self) -> Iterator[None]:
-        """Not stopped."""
+    def resumed(self) -> Iterator[None]:
+        """Let the processes run inside the context, and stop them after it."""
         self._signal(signal.SIGCONT)
         try:
             yield
@@ -90,12 +90,12 @@ class Processes:
             os.killpg(process.pid, number)
 
     def check(self) -> None:
-        """Raise `RuntimeError`, with the end of their log, when one has ended."""
+        """Raise `RuntimeError`, with the end of the log, if a process has exited."""
         if any(process.poll() is not None for process in self._running):
             raise RuntimeError(self._log.read_text()[-4000:])
 
     def end(self) -> None:
-        """End them, and wait for it."""
+        """Terminate all processes, and wait for them."""
         for process in self._running:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGCONT)
@@ -106,7 +106,7 @@ class Processes:
 
 @contextmanager
 def processes(commands: Sequence[Sequence[str]], log: Path) -> Iterator[Processes]:
-    """Python modules with their arguments, as processes."""
+    """Run Python modules, each with its arguments, as processes."""
     with log.open("wb") as output:
         running = Processes(
             [
@@ -123,21 +123,21 @@ def processes(commands: Sequence[Sequence[str]], log: Path) -> Iterator[Processe
 
 @contextmanager
 def direct_side(folder: Path) -> Iterator[Turn]:
-    """`benchmarks.directly`, stopped outside its turns."""
+    """Run `benchmarks.directly`, stopped outside its turns."""
     with processes([("benchmarks.directly", str(folder))], folder / "directly.log") as running:
-        while not (folder / "made").exists():
+        while not (folder / "tokens").exists():
             running.check()
             time.sleep(0.1)
         time.sleep(1.0)
-        made = np.memmap(folder / "made", np.int64, "r", shape=(1,))
+        tokens = np.memmap(folder / "tokens", np.int64, "r", shape=(1,))
 
         def turn(seconds: float) -> float:
-            with running.going():
+            with running.resumed():
                 time.sleep(SETTLE_S)
-                before, begun_s = int(made[0]), time.monotonic()
+                before, started_s = int(tokens[0]), time.monotonic()
                 time.sleep(seconds)
                 running.check()
-                return (int(made[0]) - before) / (time.monotonic() - begun_s)
+                return (int(tokens[0]) - before) / (time.monotonic() - started_s)
 
         turn(WARM_UP_S)
         yield turn
@@ -145,7 +145,7 @@ def direct_side(folder: Path) -> Iterator[Turn]:
 
 @contextmanager
 def rollq_side(folder: Path) -> Iterator[Turn]:
-    """A producer and a worker, stopped outside their turns, and a trainer that only claims, reads and commits."""
+    """Run a producer and a worker, stopped outside their turns, and a trainer that only claims, reads and commits."""
     rules = TaskRules(
         batch_groups=IN_FLIGHT, group_size=GROUP_SIZE, max_staleness=STEPS, resume="fresh", stragglers="expire"
     )
@@ -172,23 +172,23 @@ def rollq_side(folder: Path) -> Iterator[Turn]:
                 return sum(group.tokens for group in claimed.groups)
 
             def turn(seconds: float) -> float:
-                with running.going():
+                with running.resumed():
                     settled_s = time.monotonic() + SETTLE_S
                     batch()
                     while time.monotonic() < settled_s:
                         batch()
-                    tokens, begun_s, now_s = 0, time.monotonic(), 0.0
-                    while now_s < begun_s + seconds:
+                    tokens, started_s, now_s = 0, time.monotonic(), 0.0
+                    while now_s < started_s + seconds:
                         tokens += batch()
                         now_s = time.monotonic()
-                    return tokens / (now_s - begun_s)
+                    return tokens / (now_s - started_s)
 
             turn(WARM_UP_S)
             yield turn
 
 
 def write_config(folder: Path, run: str, url: str, rules: TaskRules) -> None:
-    """`rollq.toml` of producer and worker."""
+    """Write the `rollq.toml` of producer and worker."""
     arguments = ", ".join(f"{name} = {orjson.dumps(value).decode()}" for name, value in ENGINE_ARGS.items())
     (folder / "rollq.toml").write_text(
         f"""

@@ -1,4 +1,4 @@
-"""Generation jobs through our worker, lease and put included: against RQ's SimpleWorker, and at hundreds in flight."""
+"""Jobs through rollq's worker, with lease and put: compared with RQ's SimpleWorker, and with hundreds in flight."""
 
 import logging
 import multiprocessing
@@ -29,14 +29,14 @@ from rollq.workers.task_settings import WorkerTask
 
 IN_FLIGHT = 256
 IN_FLIGHT_NO_OP = 512
-"""Groups that take no time are all between two steps of the pipeline: tickets, lease, loop, put."""
+"""Groups that need no generation are all queued between two steps: ticket, lease, loop, put."""
 GROUPS_PER_TICKET = 16
-LOOK_S = 0.002
+POLL_S = 0.002
 PATIENCE_S = 120.0
 
 
 def measure(quick: bool) -> list[Result]:
-    """Three figures: one group a ticket and 16 a ticket against stock RQ; groups of 0.5 s at 256 in flight."""
+    """Three results: one and 16 groups per ticket compared with stock RQ; groups of 0.5 s with 256 in flight."""
     repetitions = 1 if quick else 7
     one, many, stock, slow = (64, 256, 64, 64) if quick else (4_000, 24_000, 1_500, 1_000)
     with server() as running:
@@ -81,7 +81,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def groups_per_s(url: str, loop: str, in_flight: int, groups: int, groups_per_ticket: int) -> float:
-    """From the first lease to the last put of `groups` groups, by one worker process that finds them waiting."""
+    """Rate from the first lease to the last put of `groups` groups that wait for one worker process."""
     name = f"tickets-{secrets.token_hex(4)}"
     task = WorkerTask(
         batch_groups=IN_FLIGHT,
@@ -106,7 +106,7 @@ def groups_per_s(url: str, loop: str, in_flight: int, groups: int, groups_per_ti
 
 
 def stock_jobs_per_s(url: str, jobs: int) -> float:
-    """From the first to the last of `jobs` empty jobs, by one process of RQ's SimpleWorker that finds them waiting."""
+    """Rate from the first to the last of `jobs` empty jobs that wait for one process of RQ's SimpleWorker."""
     with redis.Redis.from_url(url) as client:
         queue = Queue(f"stock-{secrets.token_hex(4)}", connection=client)
         queue.enqueue_many([Queue.prepare_data(empty_job) for _ in range(jobs)])
@@ -117,21 +117,21 @@ def stock_jobs_per_s(url: str, jobs: int) -> float:
 
 
 def duration_s(done: Callable[[], bool], *, started: Callable[[], bool]) -> float:
-    """Seconds from `started` to `done`, as seen by looking."""
+    """Seconds from the time that `started` returns True until `done` does; both are polled."""
     deadline = time.monotonic() + PATIENCE_S
-    begun_s = None
+    started_s = None
     while time.monotonic() < deadline:
-        if begun_s is None and started():
-            begun_s = time.perf_counter()
-        if begun_s is not None and done():
-            return time.perf_counter() - begun_s
-        time.sleep(LOOK_S)
+        if started_s is None and started():
+            started_s = time.perf_counter()
+        if started_s is not None and done():
+            return time.perf_counter() - started_s
+        time.sleep(POLL_S)
     raise RuntimeError(f"the worker did not finish within {PATIENCE_S:g} s")
 
 
 @contextmanager
 def process(target: Callable[..., None], *args: Any) -> Iterator[None]:
-    """A worker process, ended by SIGTERM."""
+    """Run a worker process, and end it with SIGTERM."""
     worker = multiprocessing.get_context("spawn").Process(target=target, args=args, daemon=True)
     worker.start()
     try:
@@ -145,14 +145,14 @@ def process(target: Callable[..., None], *args: Any) -> Iterator[None]:
 
 
 def serve(url: str, name: str, task: WorkerTask, in_flight: int) -> None:
-    """Our worker."""
+    """Run rollq's worker."""
     settings = WorkerSettings(engine="simulated", groups_in_flight=in_flight, grace_s=0)
     with Buffer.connect(url, name) as buffer:
         run_worker(buffer, open_queue(url, name), {TASK: task}, settings)
 
 
 def serve_stock(url: str, queue: str) -> None:
-    """RQ's worker without forks, its fastest."""
+    """Run RQ's fastest worker, which does not fork."""
     logging.getLogger("rq.worker").setLevel(logging.WARNING)
     with redis.Redis.from_url(url) as client:
         SimpleWorker([Queue(queue, connection=client)], connection=client).work(logging_level="WARNING")

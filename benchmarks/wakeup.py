@@ -1,4 +1,4 @@
-"""The last put of a batch wakes the trainer that waits for it: how long until it holds the batch."""
+"""The time from the last put of a batch until the waiting trainer has the batch."""
 
 import multiprocessing
 import time
@@ -17,12 +17,12 @@ BATCH_GROUPS = 32
 GROUP_SIZE = 8
 PROMPT_TOKENS, RESPONSE_TOKENS = 16, 48
 SETTLE_S = 0.02
-"""So long the trainer has been waiting before the last put."""
+"""How long the trainer has waited before the last put."""
 RULES = TaskRules(batch_groups=BATCH_GROUPS, group_size=GROUP_SIZE, max_staleness=100_000)
 
 
 def measure(quick: bool) -> list[Result]:
-    """One figure: from before the last put until the trainer, a process of its own, holds arrays and advantages."""
+    """One result: from before the last put until the trainer, a separate process, has arrays and advantages."""
     batches = 3 if quick else 200
     random = np.random.default_rng(0)
     group = [make_sample(random, PROMPT_TOKENS, RESPONSE_TOKENS, version=0) for _ in range(GROUP_SIZE)]
@@ -58,7 +58,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def train(url: str, batches: int, parent: Connection) -> None:
-    """A trainer that trains nothing: tells its epoch, and for every batch when it had it (s, monotonic)."""
+    """Run a trainer that trains nothing: it sends its epoch, then the arrival time of each batch (s, monotonic)."""
     with Consumer.connect(url, run=RUN, weights={}) as consumer:
         parent.send_bytes(b"%d" % consumer.epoch)
         for batch in consumer:
@@ -71,5 +71,5 @@ def train(url: str, batches: int, parent: Connection) -> None:
 
 def _receive(connection: Connection) -> float:
     if not connection.poll(60):
-        raise RuntimeError("the consumer says nothing")
+        raise RuntimeError("the consumer sends nothing")
     return float(connection.recv_bytes())

@@ -1,5 +1,5 @@
 #!/bin/sh
-# All roles on this machine. Ctrl-C ends them all; started again, they go on from the newest checkpoint.
+# Runs all roles on this machine. Ctrl-C stops them; the next start continues from the newest checkpoint.
 set -eu
 cd "$(dirname "$0")"
 trap 'kill $pids 2>/dev/null; wait' EXIT

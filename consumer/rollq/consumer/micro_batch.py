@@ -77,8 +77,8 @@ def assemble(
     named array, `ArrayError` for a reference that cannot be loaded.
     """
     rows = [sequences[index] for index in chosen] or [_BLANK]
-    layout = _Layout(np.array([len(row.ids) for row in rows]), padded)
-    row_advantages = [advantages[sequences[index].sample] for index in chosen] or [0.0]
+    row_advantages = [advantages[row.sample] for row in rows] if chosen else [0.0]
+    layout = _Layout(rows, padded)
     return MicroBatch(
         input_ids=layout.tensor(_joined(rows, "ids").astype(np.int64)),
         position_ids=layout.tensor(layout.positions),
@@ -89,8 +89,8 @@ def assemble(
         versions=layout.tensor(_joined(rows, "versions"), fill=-1),
         staleness=layout.tensor(_joined(rows, "staleness")),
         advantages=layout.spread(row_advantages, np.float32),
-        temperature=layout.spread([row.temperature for row in rows], np.float32, fill=1),
-        sample_loss_tokens=layout.spread([row.sample_loss_tokens for row in rows], np.float32),
+        temperature=layout.spread(_values(rows, "temperature"), np.float32, fill=1),
+        sample_loss_tokens=layout.spread(_values(rows, "sample_loss_tokens"), np.float32),
         sequence_index=layout.spread(list(chosen) or [-1], np.int64, fill=-1),
         arrays={name: layout.tensor(_named_array(rows, name)) for name in arrays} if chosen else {},
         sequences=tuple(chosen),
@@ -99,9 +99,10 @@ def assemble(
 
 
 class _Layout:
-    """Where each token goes: into one row, or with `padded` into one row per sequence. `lengths` int [n]."""
+    """Where each token goes: into one row, or with `padded` into one row per sequence."""
 
-    def __init__(self, lengths: npt.NDArray[np.int64], padded: bool) -> None:
+    def __init__(self, sequences: Sequence[TokenSequence], padded: bool) -> None:
+        lengths = np.array([len(sequence.ids) for sequence in sequences])
         self._lengths = lengths
         self._padded = padded
         self._row_of_token = np.repeat(np.arange(len(lengths)), lengths)
@@ -144,6 +145,10 @@ _BLANK = TokenSequence(
     temperature=1.0,
     arrays={},
 )
+
+
+def _values(rows: Sequence[TokenSequence], name: str) -> list[float]:
+    return [getattr(row, name) for row in rows]
 
 
 def _joined(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
