@@ -36,7 +36,7 @@ def load_per_core() -> float:
 def _cpu_model() -> str:
     """The CPU's name according to the kernel, or to the platform where there is no /proc."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()

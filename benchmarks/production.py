@@ -126,12 +126,12 @@ def run_one(
     """Train `steps` steps. The first two do not count, because generation had no head start before them."""
     generation_s = batch_groups * float(np.mean(lengths)) / TOKENS_PER_S / SLOTS
     run = f"production-{name}"
-    made = TaskRules.model_validate({"batch_groups": batch_groups, "group_size": 1, **rules})
+    task = TaskRules.model_validate({"batch_groups": batch_groups, "group_size": 1, **rules})
     with TemporaryDirectory(prefix="rollq-bench-") as folder, Buffer.connect(url, run) as buffer:
         write_prompts(Path(folder), PROMPTS_PER_GROUP * batch_groups * steps)
-        write_settings(Path(folder), url, run, strategy, made, lengths)
+        write_settings(Path(folder), url, run, strategy, task, lengths)
         with roles(Path(folder)):
-            times_s, trained = train(buffer, made, steps, share * generation_s)
+            times_s, trained = train(buffer, task, steps, share * generation_s)
             counts = buffer.counts(TASK)
         admitted = [admitted_length(buffer, group_id, lengths) for group_id in range(1, len(trained) + 1)]
     return Outcome(

@@ -1,4 +1,4 @@
-"""What benchmarks share: a server, a run with one task, prompts, samples and leased groups.
+"""The environment that benchmarks share: a server, a run with one task, prompts, samples and leased groups.
 
 `tests/support` has similar helpers; benchmarks do not import tests, so that they can be run without them.
 """

@@ -125,8 +125,8 @@ def test_texts_become_messages_and_get_a_system_prompt_by_setting(columns: Colum
 )
 def test_only_columns_that_are_named_are_wanted_once_metadata_is_chosen(column: str, wanted: bool) -> None:
     columns = Columns(answer_field="reward.truth", ids_field="ids", metadata_fields=("extra",))
-    assert columns.wants(column) is wanted
-    assert Columns().wants(column)
+    assert columns.uses(column) is wanted
+    assert Columns().uses(column)
 
 
 def test_a_prompt_knows_its_row(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], memory_fraction: flo
 
     `counts` are those of the batch's tasks; `memory_fraction` is the used share of the server's maxmemory.
 
-    The weights are too old if no group made by them may be trained at the step, so nothing pending or running can help.
-    A trainer that has trained the step before has newer ones, since a version is a trained step. A full server frees no
-    memory while its trainer waits.
+    The weights are too old if none of the groups that they generate may be trained at the step: then no pending or
+    running group can help. A trainer that has trained the step before has newer ones, since a version is a trained
+    step. A full server frees no memory while its trainer waits.
     """
     short = [count for count in counts if count.task in shortfall.wanted]
     if any(_weights_too_old(shortfall.step, count) for count in short):
@@ -33,7 +33,7 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], memory_fraction: flo
     # a task with enough ready groups only waits for stragglers
     lacking = [count for count in short if shortfall.ready[count.task] < shortfall.wanted[count.task]]
     outlooks = (_task_outlook(count, memory_fraction) for count in lacking)
-    return next((found for found in outlooks if found is not Outlook.WAIT), Outlook.WAIT)
+    return next((final for final in outlooks if final is not Outlook.WAIT), Outlook.WAIT)
 
 
 def _weights_too_old(step: int, counts: Counts) -> bool:

@@ -102,7 +102,7 @@ class BatchClaimer:
                 return outcome
             shortfall = outcome
             if (expected := self._outlook(shortfall)) is not Outlook.WAIT:
-                # the last groups under way may have been filed between the claim and the counts
+                # the last running groups may have been filed between the claim and the counts
                 outcome = self._try_claim(step)
                 if isinstance(outcome, Claimed):
                     return outcome

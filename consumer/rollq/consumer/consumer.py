@@ -210,7 +210,7 @@ class Consumer(Iterator[Batch]):
             self._engines.wake()
 
     def take_production(self) -> dict[str, Production]:
-        """What each task has produced since the last call; empty on ranks other than 0."""
+        """Return what each task has produced since the last call; empty on ranks other than 0."""
         if self._settings.rank != 0:
             return {}
         return {task: self._lease.buffer.take_production(task) for task in self._sizes.rules}

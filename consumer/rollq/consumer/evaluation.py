@@ -73,6 +73,6 @@ def _explain(buffer: Evaluations, opened: Mapping[str, BatchState]) -> str:
 
 def _progress(state: BatchState) -> str:
     if not state.closed:
-        return f"{state.size} prompts so far: is a producer running that knows it (`rollq produce`)?"
+        return f"{state.size} prompts so far: is a producer for it running (`rollq produce`)?"
     done = state.gathered + state.filtered + state.failed
     return f"{done} of {state.size} prompts are finished"

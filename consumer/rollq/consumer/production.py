@@ -7,7 +7,7 @@ from rollq.buffer.replies import Production
 
 
 def describe_production(production: Production) -> dict[str, Any]:
-    """What a task has produced since the last step, as plain numbers.
+    """Describe what a task has produced since the last step, as plain numbers.
 
     `groups` counts groups by the status they were filed under; `tokens_per_s` are new tokens; `reward` is the mean of
     judged samples before any filter, None without any; `group_generate_time_s` describes the last 1000 groups, see

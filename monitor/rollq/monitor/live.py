@@ -29,7 +29,7 @@ SILENT_S = 5.0  # workers report each second
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """What the view shows of a run. `notes` are the latest events, newest last; times are in seconds."""
+    """The content of the view. `notes` are the latest events, newest last; times are in seconds."""
 
     title: str
     total_steps: int

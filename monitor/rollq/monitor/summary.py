@@ -96,8 +96,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(f"held-out reward, {task}: {before[task]:.3f} -> {after[task]:.3f} ({gain:+.3f})")
     shares = summary["staleness_shares"].items()
     lines.append("trained tokens by staleness: " + ", ".join(f"{age}: {share:.1%}" for age, share in shares))
-    made = ", ".join(f"{name}: {samples:,}" for name, samples in summary["samples_by_worker"].items())
-    lines.append(f"trained samples by worker: {made}")
+    workers = ", ".join(f"{name}: {samples:,}" for name, samples in summary["samples_by_worker"].items())
+    lines.append(f"trained samples by worker: {workers}")
     if kept := summary["conservation"]:
         dropped = ", ".join(f"{n:,} {reason}" for reason, n in kept["dropped"].items()) or "none"
         lines.append(

@@ -54,7 +54,7 @@ class Columns:
             system_prompt=task.system_prompt,
         )
 
-    def wants(self, column: str) -> bool:
+    def uses(self, column: str) -> bool:
         """Whether a top-level column, or a part of it, is used; the others need not be read."""
         if self.metadata_fields is None:
             return True

@@ -301,7 +301,7 @@ def _digest(prompts: Sequence[Prompt], batch_type: str, step: int) -> str:
 
 
 def _pipeline_output(group: ScoredGroup) -> PipelineOutput | str:
-    """What the buffer stores for a group: rewards and advantages, or why it was dropped."""
+    """The rewards and advantages that are stored for a group, or the reason why it was dropped."""
     if group.dropped is not None:
         return group.dropped
     advantages = None if group.advantages is None else tuple(group.advantages.tolist())

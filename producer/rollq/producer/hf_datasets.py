@@ -40,8 +40,8 @@ class DatasetRows:
                 package.enable_progress_bars()
         if not data.num_rows:
             raise ConfigError(f"prompts file {str(path)!r} is empty")
-        wanted = [name for name in data.column_names if columns.wants(name)]
-        return cls(path, data.select_columns(wanted).with_format("arrow"))
+        used = [name for name in data.column_names if columns.uses(name)]
+        return cls(path, data.select_columns(used).with_format("arrow"))
 
     def close(self) -> None:
         """Release the data and its memory map."""

@@ -49,7 +49,7 @@ class TaskState:
 
 @dataclass(frozen=True, slots=True)
 class SchedulePlan:
-    """What to schedule: groups until `outstanding` is `target`, first from `pools` in order, then new prompts.
+    """A plan to schedule groups until `outstanding` is `target`, first from `pools` in order, then new prompts.
 
     `last_step` is the train step of the last group. `reason` says why nothing may be scheduled; empty if something may.
     """
