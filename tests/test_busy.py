@@ -9,7 +9,6 @@ from support.waiting import PATIENCE_S
 BUSY = Path(__file__).with_name("busy.py")
 COMMAND = """
 import psutil, signal, sys
-from support.waiting import PATIENCE_S
 print(*(child.pid for child in psutil.Process().children()), flush=True)
 signal.pause()
 """

@@ -6,7 +6,6 @@ from support.waiting import PATIENCE_S
 DROPPED = """
 import os, signal, time
 from rollq.cli.signals import interrupt_once
-from support.waiting import PATIENCE_S
 
 class Garbage:
     def __del__(self):

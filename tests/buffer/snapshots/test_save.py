@@ -365,7 +365,6 @@ from pathlib import Path
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.buffer import Buffer
-from support.waiting import PATIENCE_S
 
 saving.CHUNK_BYTES = saving.GROUPS_PER_TRIP = 1
 def report(done, total):
