@@ -21,6 +21,7 @@ from rollq.buffer.replies import Control, Counts
 from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.run import MEMORY_LIMIT
 from rollq.producer.progress_log import Move, ProgressLog
 from rollq.producer.sampler import PromptSource, Sampler
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 PROMPTS_PER_CALL = 64
 MIN_PAUSE_S = 0.02  # wake-ups that arrive faster are handled together
 RETRY_S = 1.0
-LOOKS_AT = ("admit", "batch", "claim", "commit", "control", "expire", "publish", "put", "release")
+LOOKS_AT = frozenset(EventKind) - {EventKind.COMPLETED, EventKind.WORKER}
 """Wake-ups after which groups may be scheduled or swept. A put of completed groups alone is not among them."""
 
 

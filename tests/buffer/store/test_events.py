@@ -1,5 +1,6 @@
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import SampleStatus
+from rollq.buffer.store.events import EventKind
 from support.buffer_run import World
 from support.waiting import PATIENCE_S
 
@@ -7,7 +8,11 @@ from support.waiting import PATIENCE_S
 def test_who_asks_for_kinds_of_wake_ups_sleeps_through_the_others(buffer: Buffer) -> None:
     world = World(buffer)
     world.start().admit(2)
-    with buffer.events("put") as puts, buffer.events("completed", "publish") as others, buffer.events() as everything:
+    with (
+        buffer.events(EventKind.PUT) as puts,
+        buffer.events(EventKind.COMPLETED, EventKind.PUBLISH) as others,
+        buffer.events() as everything,
+    ):
         world.put(world.lease(1))
         assert others.wait(PATIENCE_S)
         assert everything.wait(PATIENCE_S)

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from rollq.buffer.errors import ServerError
 from rollq.workers.buffer_calls import BufferCalls
+from rollq.buffer.store.events import EventKind
 
 POLL_S = 1.0
 LISTEN_S = 0.25
@@ -55,7 +56,7 @@ class Wakeups:
         """Call `wake` at wake-ups, until `stop`. One thread owns the subscription from its begin to its end."""
         while not stop.is_set():
             try:
-                with self._calls.buffer.events("publish", "control") as events:
+                with self._calls.buffer.events(EventKind.PUBLISH, EventKind.CONTROL) as events:
                     while not stop.is_set():
                         if events.wait(LISTEN_S):
                             wake()

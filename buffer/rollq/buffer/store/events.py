@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection
+from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
@@ -11,11 +12,27 @@ from redis import exceptions as driver
 from rollq.buffer.store.connection import Patience, patiently
 
 
+class EventKind(StrEnum):
+    """The kinds of wake-ups, named by what happened."""
+
+    ADMIT = "admit"  # groups became pending
+    BATCH = "batch"  # a batch of groups began or ended
+    CLAIM = "claim"
+    COMMIT = "commit"
+    COMPLETED = "completed"  # results were put, all of them as completed
+    CONTROL = "control"  # a task's control or sleep changed
+    EXPIRE = "expire"
+    PUBLISH = "publish"  # other weights are live
+    PUT = "put"  # results were put, not all of them as completed
+    RELEASE = "release"
+    WORKER = "worker"  # a worker's state changed
+
+
 class Events:
     """A subscription to a run's channel; use it in `with`, from one thread."""
 
-    def __init__(self, client: redis.Redis, channel: str, patience: Patience, kinds: Collection[str]) -> None:
-        """`kinds`: what to be woken by, as the functions name what they publish; none: everything."""
+    def __init__(self, client: redis.Redis, channel: str, patience: Patience, kinds: Collection[EventKind]) -> None:
+        """`kinds`: what to be woken by; empty for everything."""
         self._client = client
         self._kinds = {kind.encode() for kind in kinds}
         self._patience = patience
