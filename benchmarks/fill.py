@@ -11,10 +11,9 @@ from benchmarks.world import TASK
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import TaskKeys, task_keys
+from rollq.buffer.store.scores import ARRIVALS
 
 GROUPS_PER_TRIP = 5_000
-ARRIVALS = 1 << 32
-"""Scores are version * 2^32 + arrival, see lua/_common.lua."""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,12 @@ class Status(StrEnum):
     FAILED = "failed"  # out of attempts, invalid or quarantined; kept for audit, capped
     CLAIMED = "claimed"  # handed to the trainer as part of a step's batch
     ARCHIVED = "archived"  # trained; kept until a checkpoint covers it
+
+
+SCHEDULED: Final = (
+    Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED
+)  # fmt: skip
+"""The statuses of groups that are on their way to the trainer: what the producer's target is compared with."""
 
 
 class SampleStatus(StrEnum):

@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollq.buffer.batch_sizes import groups_at, groups_through
-from rollq.buffer.rollouts import Status
+from rollq.buffer.rollouts import SCHEDULED, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.run import MEMORY_LIMIT
 from rollq.producer.settings import ProducerSettings
 
 MAX_ADAPTED = 3.0
 """Largest over-sampling that adapts to the keep rate, in batches."""
-
-_COUNTED = (Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class TaskState:
     @property
     def outstanding(self) -> int:
         """Cumulative number of groups that are trained or may be; the buffer counts the same when it admits."""
-        return self.consumed + sum(self.statuses.get(status, 0) for status in _COUNTED)
+        return self.consumed + sum(self.statuses.get(status, 0) for status in SCHEDULED)
 
 
 @dataclass(frozen=True, slots=True)

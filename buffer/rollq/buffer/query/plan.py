@@ -15,13 +15,10 @@ from typing import Final
 
 from rollq.buffer.query.language import AllOf, AnyOf, Condition, Field
 from rollq.buffer.rollouts import Status
+from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
 BY_VERSION: Final = "by_version"
 """The index of completed and aborted groups by version, whatever the order of their task."""
-
-_ARRIVALS: Final = 2**32
-_NO_TOKENS: Final = 2**20 - 1
-"""`ARRIVALS` and `NO_TOKENS` of `lua/_common.lua`."""
 
 _IN_VERSION_INDEX: Final = frozenset({Status.COMPLETED, Status.ABORTED})
 _BY_ARRIVAL: Final = frozenset({Status.GATHERED, Status.EXPIRED, Status.FILTERED, Status.FAILED})
@@ -159,10 +156,10 @@ def _scores(status: Status, reach: Reach, step: int, order: str) -> Iterator[Sco
     by_version = status in _IN_VERSION_INDEX and order != "fifo"
     if status in _IN_VERSION_INDEX and reach.staleness != _ALL:
         index = status if by_version else BY_VERSION
-        tokens = Range(step - 1 - reach.staleness.high, min(step - 1 - reach.staleness.low, _NO_TOKENS - 1))
-        yield Scores(index, tokens.low * _ARRIVALS, (tokens.high + 1) * _ARRIVALS)
+        tokens = Range(step - 1 - reach.staleness.high, min(step - 1 - reach.staleness.low, NO_TOKENS - 1))
+        yield Scores(index, tokens.low * ARRIVALS, (tokens.high + 1) * ARRIVALS)
         if reach.staleness.low <= 0 <= reach.staleness.high:
-            yield Scores(index, low=_NO_TOKENS * _ARRIVALS)
+            yield Scores(index, low=NO_TOKENS * ARRIVALS)
     elif status in _BY_ARRIVAL or (status in _IN_VERSION_INDEX and not by_version):
         yield Scores(status, reach.arrivals.low, reach.arrivals.high + 1)
     else:
