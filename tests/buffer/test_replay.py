@@ -22,8 +22,8 @@ from rollq.buffer.errors import (
 from rollq.buffer.replies import Claimed, PutOutcome, Shortfall
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.store import functions
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.library import library_source
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ReleaseMode
 from support.buffer_run import World, make_sample
@@ -817,7 +817,7 @@ def test_a_published_version_never_falls_or_changes(world: World) -> None:
     publish = world.buffer.publish
     publish(world.held, 2, uri="u", digest="two")
     publish(world.held, 2, uri="u", digest="two")
-    with pytest.raises(FencedError, match="version 1 was to be published, but 2 is live"):
+    with pytest.raises(FencedError, match="version 1 cannot be published: 2 is live"):
         publish(world.held, 1, uri="u", digest="one")
     with pytest.raises(FencedError, match="already live with other weights"):
         publish(world.held, 2, uri="u", digest="other")
@@ -911,7 +911,7 @@ def test_names_that_could_break_keys_are_refused(any_server: EmbeddedServer, nam
 
 def test_functions_of_another_build_are_not_run_silently(fresh_server: EmbeddedServer, run_name: str) -> None:
     client = Buffer.connect(fresh_server.url, run_name).client
-    foreign = functions.library_source() + "\n-- another build"
+    foreign = library_source() + "\n-- another build"
     client.function_load(foreign, replace=True)
     with pytest.raises(RunMismatch, match=f"another build of the functions.*-p {fresh_server.port} function delete"):
         Buffer.connect(fresh_server.url, run_name)

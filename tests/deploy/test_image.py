@@ -103,8 +103,8 @@ def test_the_wheel_holds_every_module_and_data_file_and_works_alone(tmp_path: Pa
         f"for part in {PARTS!r}:\n"
         "    module = importlib.import_module('rollq.' + part)\n"
         f"    assert module.__file__.startswith({str(alone)!r}), module.__file__\n"
-        "from rollq.buffer.store import functions\n"
-        "assert any(p.name.endswith('.lua') for p in resources.files('rollq.buffer').joinpath('lua').iterdir())\n"
+        "from rollq.buffer.store.library import library_source\n"
+        "assert 'local function put(' in library_source()\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

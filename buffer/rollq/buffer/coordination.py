@@ -31,12 +31,12 @@ class Coordination(Evaluations, Fetching, Sweeping):
         What is not finished joins the pool of interrupted groups. Returns what stands, perhaps by another process.
         """
         args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
-        state, stands = self.call_task("end_finalize", task, handle, nonce, "finalized", result, *args)
+        state, stands = self.call_task("end_finalize", task, handle, nonce, result, *args)
         return Finalizing(state.decode(), stands)
 
     def undo_finalize(self, task: str, handle: str, nonce: str) -> None:
         """Give a batch back after its pipeline failed: it is running again, with every result still there."""
-        self.call_task("end_finalize", task, handle, nonce, "running", b"")
+        self.call_task("undo_finalize", task, handle, nonce)
 
     def abort_batch(self, task: str, handle: str, reason: str, *, keep_finished: bool = False) -> int:
         """End a batch: unfinished groups are dropped, finished ones too unless they are kept, as completed.

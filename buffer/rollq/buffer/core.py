@@ -10,9 +10,9 @@ from rollq.buffer.errors import StoreLost
 from rollq.buffer.replies import Clock, Control, LiveModel
 from rollq.buffer.rules_codec import decode_rules, encode_rules
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.store import functions
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.library import FUNCTIONS_VERSION
 from rollq.buffer.store.run import RunStore
 
 
@@ -31,7 +31,7 @@ class BufferCore(RunStore):
 
         Raises RunMismatch, with both values.
         """
-        reply = self.call("create_run", self.keys.info, secrets.token_hex(16), functions.SCHEMA, model, tokenizer)
+        reply = self.call("create_run", self.keys.info, secrets.token_hex(16), FUNCTIONS_VERSION, model, tokenizer)
         self._incarnation = reply.decode()
 
     def register_task(self, task: str, rules: TaskRules) -> None:

@@ -162,11 +162,11 @@ class Leasing(BufferCore):
 
     def report_worker(self, worker: str, report: Mapping[str, Any]) -> None:
         """Leave plain facts about a worker for monitors."""
-        self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)), 0)
+        self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
 
     def forget_worker(self, worker: str) -> None:
         """A worker that stops takes its report along."""
-        self.call("report_worker", self.keys.info, self.incarnation, worker, b"", 1)
+        self.call("forget_worker", self.keys.info, self.incarnation, worker)
 
 
 def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
@@ -211,7 +211,7 @@ def _encode(result: GroupResult) -> tuple[GroupResult, Mapping[int, bytes]]:
 def _result_args(
     result: GroupResult, frames: Mapping[int, bytes], epoch: int, floors: Mapping[int, int], rules: TaskRules
 ) -> list[Any]:
-    """What `put` is told of one group, in the order of its ARGV: the plain numbers that it decides by, the frames."""
+    """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames."""
     lease, samples = result.lease, result.samples
     oldest = [version_of(sample, epoch, floors, rules) for sample in samples]
     versions = [version for version in oldest if version is not None]
@@ -219,24 +219,27 @@ def _result_args(
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     tokens = [sum([len(segment.response_ids) for segment in sample.segments]) for sample in samples]
     error = result.error or next((s.error for s in samples if s.error and s.status is SampleStatus.FAILED), "")
+    numbers = {
+        "id": lease.group_id,
+        "attempt": lease.attempt,
+        "nonce": lease.nonce,
+        "letters": "".join([sample.status for sample in samples]),
+        "versions": ",".join([_NO_VERSION if version is None else str(version) for version in oldest]),
+        "oldest": min(versions, default=_NO_VERSION),
+        "newest": max(newest, default=_NO_VERSION),
+        "filtered": int(result.filtered),
+        "reward": sum(rewards) / len(rewards) if rewards else 0.0,
+        "rewarded": len(rewards),
+        "new_tokens": sum([tokens[index] - lease.samples[index].response_tokens for index in frames]),
+        "tokens": sum(tokens),
+        "took_ms": round(result.generate_s * 1000),
+        "error_text": error,
+        "frame_count": len(frames),
+        "passed": sum(reward >= rules.pass_reward for reward in rewards),
+        "rewarded_tokens": sum([n for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]),
+    }
     return [
-        lease.group_id,
-        lease.attempt,
-        lease.nonce,
-        "".join([sample.status for sample in samples]),
-        ",".join([_NO_VERSION if version is None else str(version) for version in oldest]),
-        min(versions, default=_NO_VERSION),
-        max(newest, default=_NO_VERSION),
-        int(result.filtered),
-        sum(rewards) / len(rewards) if rewards else 0.0,
-        len(rewards),
-        sum([tokens[index] - lease.samples[index].response_tokens for index in frames]),
-        sum(tokens),
-        round(result.generate_s * 1000),
-        error,
-        len(frames),
-        sum(reward >= rules.pass_reward for reward in rewards),
-        sum([count for sample, count in zip(samples, tokens, strict=True) if sample.reward is not None]),
+        *numbers.values(),
         *chain.from_iterable(frames.items()),
     ]
 

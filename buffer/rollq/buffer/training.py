@@ -50,11 +50,11 @@ class Training(Fetching, Sweeping):
         tasks = self.tasks()
         self._check_history(tasks, from_step, None if takeover else trainer_id)
         epoch, nonce, at_step, as_mode = self.call(
-            "begin_epoch_run", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
+            "run_begin_epoch", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
             mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover),
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
-        claimed = {task: self.call_task("begin_epoch", task, epoch, held.nonce, at_step) for task in tasks}
+        claimed = {task: self.call_task("task_begin_epoch", task, epoch, held.nonce, at_step) for task in tasks}
         # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
         last_claimed = max(claimed.values(), default=at_step)
         self._forget_plans(held, (last_claimed if as_mode == b"replay" else at_step) + 1, last_claimed + 1)
@@ -163,7 +163,7 @@ class Training(Fetching, Sweeping):
     def readiness(self, task: str, step: int) -> tuple[int, int]:
         """How many completed groups are fresh at `step`, and how many in generation are waited for because they would
         be too old at the step after it."""
-        ready, stragglers = self.call_task("ready", task, step)
+        ready, stragglers = self.call_task("readiness", task, step)
         return ready, stragglers
 
     def release(
@@ -212,13 +212,13 @@ class Training(Fetching, Sweeping):
 
         Raises FencedError when the trainer was replaced or the version would fall.
         """
-        self.call("publish_run", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
+        self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
         for task in self.tasks():
-            self.call_task("publish", task, held.epoch, held.nonce, version)
+            self.call_task("task_publish", task, held.epoch, held.nonce, version)
 
     def take_production(self, task: str) -> Production:
         """What was produced since the last call of it. For people: after a lost reply these numbers are lost too."""
-        now_ms, sums, timings = self.call_task("take_window", task)
+        now_ms, sums, timings = self.call_task("take_production", task)
         window = {name.decode(): number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)
         return Production((now_ms - since_ms) / 1000, window, tuple(int(timing) for timing in timings))

@@ -12,8 +12,8 @@ from functools import partial
 from redis.exceptions import RedisError
 
 from rollq.buffer.errors import ServerError
-from rollq.workers.buffer_calls import BufferCalls
 from rollq.buffer.store.events import EventKind
+from rollq.workers.buffer_calls import BufferCalls
 
 POLL_S = 1.0
 LISTEN_S = 0.25

@@ -18,8 +18,8 @@ from rollq.buffer.rules_codec import encode_rules
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_manifest
 from rollq.buffer.snapshots.save import Report
-from rollq.buffer.store import functions
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.library import FUNCTIONS_VERSION
 
 BYTES_PER_CALL = 1 << 20
 GROUPS_PER_CALL = 200
@@ -39,10 +39,10 @@ class Restoring(BufferCore):
         exists. After any of these nothing has been written.
         """
         snapshot, digest = read_manifest(directory)
-        if snapshot.functions != functions.SCHEMA:
+        if snapshot.functions != FUNCTIONS_VERSION:
             raise SnapshotError(
-                f"{directory}: was saved from schema {snapshot.functions} of rollq's functions, this rollq has "
-                f"{functions.SCHEMA}: use the rollq that wrote it"
+                f"{directory}: was saved from version {snapshot.functions} of rollq's functions, this rollq has "
+                f"{FUNCTIONS_VERSION}: use the rollq that wrote it"
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
@@ -55,7 +55,7 @@ class Restoring(BufferCore):
                 if report:
                     report(done, snapshot.groups)
             self._restore_task(incarnation, snapshot, task)
-        self._open(incarnation, snapshot, digest)
+        self._finish_restore(incarnation, snapshot, digest)
         return snapshot
 
     def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> None:
@@ -76,7 +76,7 @@ class Restoring(BufferCore):
         parts = [*saved.parts.items(), ("clock", clock)]
         self.call("restore_task", task_keys(self.run, task).clock, incarnation, *_writes(parts))
 
-    def _open(self, incarnation: str, snapshot: Snapshot, digest: str) -> None:
+    def _finish_restore(self, incarnation: str, snapshot: Snapshot, digest: str) -> None:
         run = {
             "incarnation": incarnation, "schema": str(snapshot.functions), "model": snapshot.model,
             "tokenizer": snapshot.tokenizer, "restored_from": digest,
@@ -86,7 +86,7 @@ class Restoring(BufferCore):
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step)}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
         parts += [(f"plan:{step}", plan) for step, plan in snapshot.plans.items()]
-        self.call("restored", self.keys.info, incarnation, digest, *_writes(parts), "", *snapshot.tasks)
+        self.call("finish_restore", self.keys.info, incarnation, digest, *_writes(parts), "", *snapshot.tasks)
         self._incarnation = incarnation
 
 

@@ -17,8 +17,8 @@ from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import SnapshotError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
-from rollq.buffer.store import functions
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.library import FUNCTIONS_VERSION
 
 HOLD_MS = 30_000
 """For so long after its last word a saver is waited for. It speaks after every trip."""
@@ -135,7 +135,7 @@ class Saving(BufferCore):
         steps = range(first + 1, last + 1)
         plans = self.send_all([("HMGET", self.keys.plan(step), "sizes", "round") for step in steps])
         return {
-            "functions": functions.SCHEMA,
+            "functions": FUNCTIONS_VERSION,
             "run": self.run,
             "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": _text(info[1]),

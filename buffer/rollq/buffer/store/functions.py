@@ -1,13 +1,10 @@
-"""The library of Redis functions: assembled from `lua/*.lua`, loaded, called; its error codes become our errors.
+"""The Redis functions: loaded into a server, called, and their error codes raised as errors of rollq.
 
-Nothing else in rollq calls FCALL. The schema version is part of the library's and every function's name, so that
-builds of two schemas can serve their runs side by side on one server.
+Nothing else in rollq calls FCALL. `rollq.buffer.store.library` has the source.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import redis
@@ -29,16 +26,10 @@ from rollq.buffer.errors import (
     VersionFalls,
 )
 from rollq.buffer.store.connection import Patience, patiently
+from rollq.buffer.store.library import LIBRARY, READ_ONLY, library_source
 from rollq.buffer.store.pipelining import pipeline
 from rollq.buffer.store.redis_errors import reply_text
 from rollq.buffer.store.redis_url import cli_command
-
-SCHEMA = 1
-LIBRARY = f"rollq_{SCHEMA}"
-READ_ONLY = frozenset({"counts", "inspect", "ready", "save_group", "save_index"})
-REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups"})
-"""All other functions also run on a server whose memory is full, so that it can drain."""
-
 
 ERRORS: Mapping[str, type[RollqError]] = {
     "STORE_LOST": StoreLost,
@@ -56,30 +47,13 @@ ERRORS: Mapping[str, type[RollqError]] = {
     "BATCH_EXISTS": BatchRefused,
     "BATCH_OVER": BatchOver,
 }
-
-
-@cache
-def library_source() -> str:
-    """The Lua source of the whole library: shared part, functions in order of their names, registrations."""
-    folder = resources.files("rollq.buffer") / "lua"
-    names = sorted(path.name[:-4] for path in folder.iterdir() if path.name.endswith(".lua") and path.name[0] != "_")
-    parts = [f"#!lua name={LIBRARY}", (folder / "_common.lua").read_text()]
-    for name in names:
-        parts.append((folder / f"{name}.lua").read_text())
-        flags = [] if name in REFUSED_WHEN_FULL else ["'allow-oom'"]
-        if name in READ_ONLY:
-            flags = ["'no-writes'"]
-        parts.append(
-            f"redis.register_function{{function_name = '{LIBRARY}_{name}', callback = {name}, "
-            f"flags = {{ {', '.join(flags)} }}}}"
-        )
-    return "\n".join(parts)
+"""Error of rollq for each code that a function's error reply begins with, after "ROLLQ_"."""
 
 
 def load_library(client: redis.Redis) -> None:
     """Load the library where it is missing; leave an identical one alone.
 
-    Raises `RunMismatch` when the server holds other functions of the same schema version, `ServerRefused` when the
+    Raises `RunMismatch` when the server holds other functions of the same version, `ServerRefused` when the
     library is missing and may not be loaded, `ServerUnavailable`.
     """
     source = library_source()
@@ -154,9 +128,11 @@ def _command(name: str) -> str:
 
 
 def translate(error: driver.ResponseError) -> Exception:
-    """Our error for a function's error reply; `error` itself when it is none of ours."""
+    """The error of rollq for a function's error reply; `error` itself when the reply has no code of rollq's."""
+    # every role loads the functions when it connects, and they persist with the data: a server that has lost the
+    # functions has lost the data too
     if "Function not found" in reply_text(error):
-        return StoreLost("the server has lost rollq's functions, and with them its data: it was started again empty")
+        return StoreLost("the server has lost rollq's functions, and with them its data: it was restarted empty")
     code, _, message = reply_text(error).partition(" ")
     kind = ERRORS.get(code.removeprefix("ROLLQ_")) if code.startswith("ROLLQ_") else None
     return kind(message) if kind else error

@@ -2,7 +2,7 @@
 
 Keys of the run share the hash tag `{run}`, keys of a task `{run:task}`, so that a function finds all it touches in
 one slot. A group's own keys are also built inside the functions, by `group_key` and `rollout_key` of
-`lua/_common.lua`; a test holds the two to the same spelling.
+`lua/common/samples.lua`; a test holds the two to the same spelling.
 
 key                              type    content                                       writer     lifetime
 rollq:{run}:run                  hash    incarnation, schema, fingerprints             admin      run

@@ -15,7 +15,7 @@ import redis
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store import functions
 from rollq.buffer.store.connection import Patience, connect, patiently
-from rollq.buffer.store.events import Events
+from rollq.buffer.store.events import EventKind, Events
 from rollq.buffer.store.keys import RunKeys, task_keys
 from rollq.buffer.store.pipelining import Command, pipeline
 
@@ -82,7 +82,7 @@ class RunStore:
             self._incarnation = value.decode()
         return self._incarnation
 
-    def events(self, *kinds: str) -> Events:
+    def events(self, *kinds: EventKind) -> Events:
         """A subscription to the run's wake-ups, or only to those of some kinds; see `Events`."""
         return Events(self.client, self.keys.events, self._patience, kinds)
 

@@ -1,0 +1,39 @@
+-- Errors, time, numbers, and commands on many values at once.
+
+-- The error reply for a code (see `ERRORS` in Python). `message` is a template for string.format.
+local function fail(code, message, ...)
+  return redis.error_reply('ROLLQ_' .. code .. ' ' .. string.format(message, ...))
+end
+
+local function now_ms()
+  local seconds, microseconds = unpack(redis.call('TIME'))
+  return tonumber(seconds) * 1000 + math.floor(tonumber(microseconds) / 1000)
+end
+
+local function exact(number)
+  return string.format('%.0f', number)
+end
+
+-- The named fields of a hash, as separate values; false for each field that is missing.
+local function fields(key, ...)
+  return unpack(redis.call('HMGET', key, ...))
+end
+
+-- The parts of a comma-separated list.
+local function split(list)
+  local parts = {}
+  for part in string.gmatch(list, '[^,]+') do
+    parts[#parts + 1] = part
+  end
+  return parts
+end
+
+-- One command with a list of arguments: members, or alternating scores and members. Does nothing for an empty list.
+local function call_many(command, key, arguments)
+  if #arguments > 0 then redis.call(command, key, unpack(arguments)) end
+end
+
+local function append_pair(list, first, second)
+  list[#list + 1] = first
+  list[#list + 1] = second
+end

@@ -1,0 +1,67 @@
+-- Decisions by a task's clock: what is too old, how groups are scored, how many count.
+
+-- The highest version that is too old to be trained at `step`.
+local function stale_version(clock, step)
+  return step - 1 - clock.threshold
+end
+
+local function pending_score(step, evaluation, arrival)
+  return (step * 2 + evaluation) * ARRIVALS + arrival
+end
+
+-- Oldest version, then arrival. No two groups have the same score, so groups are ordered by arrival and not by the
+-- text of their ids: among a million of them, those that are claimed or expire together are neighbours.
+local function version_score(oldest, arrival)
+  return oldest * ARRIVALS + arrival
+end
+
+local function result_score(clock, oldest, arrival)
+  return clock.order == 'fifo' and arrival or version_score(oldest, arrival)
+end
+
+-- Groups of version `stale` or older score below this in the version index.
+local function stale_bound(stale)
+  return exact(version_score(stale + 1, 0))
+end
+
+-- How many groups the batches of all steps up to `step` hold together. A batch has `batch_groups` until the schedule
+-- ('step:groups,...') changes its size.
+local function groups_through(clock, step)
+  local total, from, size = 0, 1, clock.batch_groups
+  for first, groups in string.gmatch(clock.schedule, '(%d+):(%d+)') do
+    first = tonumber(first)
+    if first > step then break end
+    total, from, size = total + (first - from) * size, first, tonumber(groups)
+  end
+  return total + (step - from + 1) * size
+end
+
+-- How many groups the producer's target is compared with: those on their way to the trainer, plus a whole batch for
+-- each trained step. A trainer that takes less than a batch leaves groups in completed, which still count; steps that
+-- another store saw owe nothing.
+local function scheduled(clock)
+  local total = groups_through(clock, clock.committed)
+  for _, status in ipairs(SCHEDULED) do
+    total = total + redis.call('ZCARD', clock.prefix .. status)
+  end
+  return total
+end
+
+-- How many completed groups are fresh at `step`, and how many in generation would be too old one step later. The batch
+-- waits for those: without them it would hold the quick, short answers and lose the long ones.
+local function count_ready(clock, step)
+  local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
+  local ready
+  if clock.order == 'fifo' then
+    -- the version index holds stale groups of both kinds; the few that are not swept yet count as not ready
+    local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale))
+    ready = math.max(0, redis.call('ZCARD', completed) - old)
+  else
+    ready = redis.call('ZCOUNT', completed, stale_bound(stale), '+inf')
+  end
+  local stragglers = 0
+  if clock.stragglers == 'wait' then
+    stragglers = redis.call('ZCOUNT', clock.prefix .. 'generating', stale + 1, stale + 1)
+  end
+  return ready, stragglers
+end

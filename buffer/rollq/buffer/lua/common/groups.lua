@@ -1,0 +1,86 @@
+-- The moves of one group between status sets.
+
+-- Takes a group out of its status set and out of every index.
+local function withdraw(clock, id, status)
+  for _, set in ipairs({ status, 'suspects', 'generating', 'by_version' }) do
+    redis.call('ZREM', clock.prefix .. set, id)
+  end
+end
+
+local function forget_lease(key)
+  redis.call('HDEL', key, 'nonce', 'worker', 'alone')
+end
+
+-- new -> pending. `batch`: handle of the batch that gathers the group, or false.
+local function create_group(clock, id, step, evaluation, now, batch, prompt)
+  local key = group_key(clock.prefix, id)
+  -- stylua: ignore
+  redis.call('HSET', key, 'status', 'pending', 'arrival', id, 'attempt', 0, 'tries', 0, 'deaths', 0, 'step', step,
+    'eval', evaluation, 'letters', no_letters(clock), 'admitted_ms', now, 'prompt', prompt)
+  if batch then redis.call('HSET', key, 'batch', batch) end
+  redis.call('ZADD', clock.prefix .. 'pending', pending_score(step, evaluation, id), id)
+end
+
+-- any status -> pending. The caller has withdrawn the group.
+local function make_pending(clock, id, deaths)
+  local key = group_key(clock.prefix, id)
+  local step, evaluation, arrival = fields(key, 'step', 'eval', 'arrival')
+  local score = pending_score(tonumber(step), tonumber(evaluation), tonumber(arrival))
+  redis.call('HSET', key, 'status', 'pending')
+  forget_lease(key)
+  redis.call('ZADD', clock.prefix .. 'pending', score, id)
+  if deaths > 0 then redis.call('ZADD', clock.prefix .. 'suspects', deaths, id) end
+end
+
+-- Removes every trace of a group that was withdrawn, and counts it under its reason.
+local function drop_group(clock, id, reason)
+  redis.call('UNLINK', group_key(clock.prefix, id), rollout_key(clock.prefix, id))
+  redis.call('HINCRBY', clock.prefix .. 'progress', 'dropped_' .. reason, 1)
+end
+
+-- any status -> failed or filtered. Beyond the cap, the oldest group there is dropped. The caller has withdrawn the
+-- group.
+local function file_for_audit(clock, id, status, err)
+  local set, key = clock.prefix .. status, group_key(clock.prefix, id)
+  redis.call('HSET', key, 'status', status)
+  if err ~= '' then redis.call('HSET', key, 'error', err) end
+  forget_lease(key)
+  local arrival, batch = fields(key, 'arrival', 'batch')
+  redis.call('ZADD', set, arrival, id)
+  redis.call('HINCRBY', clock.prefix .. 'progress', status, 1)
+  if batch then redis.call('HINCRBY', clock.prefix .. 'batch:' .. batch, status, 1) end
+  if redis.call('ZCARD', set) > clock.audit then
+    local oldest = unpack(redis.call('ZPOPMIN', set))
+    drop_group(clock, oldest, status)
+  end
+end
+
+-- any status -> completed or aborted, and into the version index. The caller has withdrawn the group.
+local function file_result(clock, id, status, oldest, arrival)
+  redis.call('HSET', group_key(clock.prefix, id), 'status', status)
+  redis.call('ZADD', clock.prefix .. status, result_score(clock, oldest, arrival), id)
+  redis.call('ZADD', clock.prefix .. 'by_version', version_score(oldest, arrival), id)
+end
+
+-- any status -> expired, or dropped where the task drops what expires; returns how many were filed. `scored` alternates
+-- arrivals and ids. The caller has withdrawn the groups and reset their stale samples.
+-- A group that was trained before is dropped: its prompt has had its turn.
+local function file_expired(clock, scored)
+  local filed = {}
+  redis.call('HINCRBY', clock.prefix .. 'progress', 'expired', #scored / 2)
+  for i = 1, #scored, 2 do
+    local arrival, id = unpack(scored, i, i + 1)
+    local key = group_key(clock.prefix, id)
+    if redis.call('HEXISTS', key, 'uses') == 1 then
+      drop_group(clock, id, 'reused')
+    elseif clock.expired == 'drop' then
+      drop_group(clock, id, 'expired')
+    else
+      redis.call('HSET', key, 'status', 'expired')
+      redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'reward')
+      append_pair(filed, arrival, id)
+    end
+  end
+  call_many('ZADD', clock.prefix .. 'expired', filed)
+  return #filed / 2
+end

@@ -1,0 +1,23 @@
+-- Restoring a snapshot into a task that does not exist yet.
+
+-- Whether a task is still to be restored as `incarnation`; or nil and an error reply when it belongs to another one.
+local function may_restore(clock_key, incarnation)
+  local existing, restoring = fields(clock_key, 'incarnation', 'restoring')
+  if existing == incarnation then return false end
+  if existing or (restoring and restoring ~= incarnation) then
+    return nil, fail('RUN_MISMATCH', 'the task exists here already, in another incarnation of the run')
+  end
+  return true
+end
+
+-- Writes parts of a snapshot from `args`, beginning at `at`: last part of the key, HSET|RPUSH, number of arguments, the
+-- arguments. Stops at an empty name; returns where.
+local function write_parts(prefix, args, at)
+  while args[at] and args[at] ~= '' do
+    local name, command, count = unpack(args, at, at + 2)
+    local last = at + 2 + tonumber(count)
+    redis.call(command == 'RPUSH' and 'RPUSH' or 'HSET', prefix .. name, unpack(args, at + 3, last))
+    at = last + 1
+  end
+  return at
+end

@@ -1,0 +1,94 @@
+-- The samples of a group: one letter each, and the oldest version of the tokens of each ('-' without tokens).
+
+local NO_VERSION = '-'
+local EVERY_VERSION = '[^,]+'
+local NOT_PENDING = '[^' .. SAMPLE.pending .. ']'
+
+local function group_key(prefix, id)
+  return prefix .. 'group:' .. id
+end
+
+local function rollout_key(prefix, id)
+  return prefix .. 'rollout:' .. id
+end
+
+local function group_fields(clock, id, ...)
+  return fields(group_key(clock.prefix, id), ...)
+end
+
+local function no_letters(clock)
+  return string.rep(SAMPLE.pending, clock.group_size)
+end
+
+local function no_versions(clock)
+  return string.rep(NO_VERSION .. ',', clock.group_size - 1) .. NO_VERSION
+end
+
+local function has_samples(letters)
+  return string.find(letters, NOT_PENDING) ~= nil
+end
+
+-- The letters and versions that are left without the samples of version `stale` or older, or without all of them when
+-- groups expire as a whole; and the indices of the samples that were reset.
+local function reset_stale(clock, letters, versions, stale)
+  local index, reset, kept_letters, kept_versions = 0, {}, {}, {}
+  for version in string.gmatch(versions, EVERY_VERSION) do
+    local old = version ~= NO_VERSION and tonumber(version) <= stale
+    if old or clock.expiry == 'group' then
+      reset[#reset + 1] = index
+      kept_letters[#kept_letters + 1] = SAMPLE.pending
+      kept_versions[#kept_versions + 1] = NO_VERSION
+    else
+      kept_letters[#kept_letters + 1] = string.sub(letters, index + 1, index + 1)
+      kept_versions[#kept_versions + 1] = version
+    end
+    index = index + 1
+  end
+  return table.concat(kept_letters), table.concat(kept_versions, ','), reset
+end
+
+-- The oldest version among the samples that a group still has. `versions` may still name samples that were reset.
+local function oldest_kept(letters, versions)
+  local index, oldest = 0, NO_TOKENS
+  for version in string.gmatch(versions or '', EVERY_VERSION) do
+    index = index + 1
+    if version ~= NO_VERSION and string.sub(letters, index, index) ~= SAMPLE.pending then
+      oldest = math.min(oldest, tonumber(version))
+    end
+  end
+  return oldest
+end
+
+-- Removes the samples of a group that reset_stale resets, with their payload.
+local function reset_group(clock, id, stale)
+  local key = group_key(clock.prefix, id)
+  local old_letters, old_versions = fields(key, 'letters', 'versions')
+  local letters, versions, reset = reset_stale(clock, old_letters, old_versions, stale)
+  if has_samples(letters) then
+    redis.call('HDEL', rollout_key(clock.prefix, id), unpack(reset))
+  else
+    redis.call('UNLINK', rollout_key(clock.prefix, id))
+  end
+  redis.call('HSET', key, 'letters', letters, 'versions', versions)
+  redis.call('HDEL', key, 'shaped')
+end
+
+-- Lets no token of a group count as newer than version `cap`; returns the version that the group counts as.
+local function cap_versions(clock, id, cap)
+  cap = cap + clock.token_shift
+  local versions, oldest = group_fields(clock, id, 'versions', 'oldest')
+  oldest = tonumber(oldest)
+  if oldest == NO_TOKENS then return oldest end
+  versions = string.gsub(versions, '%-?%d+', function(version)
+    return exact(math.min(tonumber(version), cap))
+  end)
+  oldest = math.min(oldest, cap)
+  redis.call('HSET', group_key(clock.prefix, id), 'versions', versions, 'oldest', oldest)
+  return oldest
+end
+
+-- Caps the versions of a group whose batch was claimed in an epoch that is dead by now.
+local function cap_claimed(clock, id, claimed_in)
+  local floor = redis.call('HGET', clock.key, 'floor:' .. claimed_in)
+  return cap_versions(clock, id, tonumber(floor or NO_TOKENS))
+end

@@ -1,0 +1,101 @@
+-- The batch of a train step: its manifest, and what happens to its groups once it is trained.
+
+local HELD_PER_CALL = 1000
+
+local function manifest_key(clock, step)
+  return clock.prefix .. 'manifest:' .. step
+end
+
+local function manifest_ids(manifest)
+  return split(redis.call('HGET', manifest, 'ids') or '')
+end
+
+local function has_batch(manifest)
+  return redis.call('HEXISTS', manifest, 'ids') == 1
+end
+
+-- Moves a whole batch from one status set to another, scored by step.
+local function move_batch(clock, ids, from, to, step)
+  local scored = {}
+  for _, id in ipairs(ids) do
+    append_pair(scored, step, id)
+    redis.call('HSET', group_key(clock.prefix, id), 'status', to)
+  end
+  call_many('ZREM', clock.prefix .. from, ids)
+  call_many('ZADD', clock.prefix .. to, scored)
+end
+
+-- claimed|archived -> completed. The caller has withdrawn the group.
+local function return_to_completed(clock, id, claimed_in)
+  local arrival = group_fields(clock, id, 'arrival')
+  file_result(clock, id, 'completed', cap_claimed(clock, id, claimed_in), tonumber(arrival))
+end
+
+-- Lets a group that may be trained once more live on as a new group with the same samples, in cooling. The old one
+-- leaves like every trained group. Its field `clone` makes this happen once, however often its step is trained.
+local function clone_for_reuse(clock, id, step, claimed_in)
+  local key, progress = group_key(clock.prefix, id), clock.prefix .. 'progress'
+  local uses, clone, oldest = fields(key, 'uses', 'clone', 'oldest')
+  uses = tonumber(uses or '0') + 1
+  local due = step + 1 + clock.cooldown
+  if uses >= clock.max_uses or clone or tonumber(oldest) <= stale_version(clock, due) then return end
+  clone = redis.call('HINCRBY', progress, 'admitted', 1)
+  redis.call('HINCRBY', progress, 'reused', 1)
+  redis.call('COPY', key, group_key(clock.prefix, clone))
+  redis.call('COPY', rollout_key(clock.prefix, id), rollout_key(clock.prefix, clone))
+  redis.call('HSET', key, 'clone', clone)
+  redis.call('HSET', group_key(clock.prefix, clone), 'arrival', clone, 'uses', uses, 'status', 'cooling')
+  cap_claimed(clock, clone, claimed_in)
+  redis.call('ZADD', clock.prefix .. 'cooling', due, clone)
+end
+
+-- cooling -> completed, for groups that may be trained again from `step` on; expired when they are too old by now.
+local function end_cooling(clock, step)
+  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'cooling', '-inf', step)
+  call_many('ZREM', clock.prefix .. 'cooling', ids)
+  local stale = {}
+  for _, id in ipairs(ids) do
+    local oldest, arrival = group_fields(clock, id, 'oldest', 'arrival')
+    if tonumber(oldest) <= stale_version(clock, step) then
+      append_pair(stale, arrival, id)
+    else
+      file_result(clock, id, 'completed', tonumber(oldest), tonumber(arrival))
+    end
+  end
+  if #stale > 0 then file_expired(clock, stale) end
+end
+
+-- archived -> gone, where the run resumes fresh: groups that were kept only while the buffer was being saved.
+local function drop_held(clock)
+  local held = redis.call('ZRANGE', clock.prefix .. 'archived', 0, HELD_PER_CALL - 1, 'WITHSCORES')
+  for i = 1, #held, 2 do
+    local id, step = unpack(held, i, i + 1)
+    redis.call('ZREM', clock.prefix .. 'archived', id)
+    drop_group(clock, id, 'trained')
+    redis.call('HDEL', manifest_key(clock, step), 'ids')
+  end
+end
+
+-- A trained batch leaves claimed: archived for the checkpoint, or dropped at once where the run resumes fresh.
+local function file_trained(clock, manifest, step)
+  local ids = manifest_ids(manifest)
+  if clock.max_uses > 1 then
+    local claimed_in = redis.call('HGET', manifest, 'epoch')
+    for _, id in ipairs(ids) do
+      clone_for_reuse(clock, id, step, claimed_in)
+    end
+    end_cooling(clock, step + 1)
+  end
+  if clock.resume == 'fresh' and clock.saving_until_ms < now_ms() then
+    for _, id in ipairs(ids) do
+      redis.call('ZREM', clock.prefix .. 'claimed', id)
+      drop_group(clock, id, 'trained')
+    end
+    redis.call('HDEL', manifest, 'ids') -- nothing is left that could be served again
+    drop_held(clock)
+  else
+    move_batch(clock, ids, 'claimed', 'archived', step)
+  end
+  local consumed = redis.call('HINCRBY', clock.prefix .. 'progress', 'consumed', #ids)
+  redis.call('HSET', manifest, 'committed', 1, 'consumed', consumed)
+end

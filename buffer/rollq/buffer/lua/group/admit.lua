@@ -1,0 +1,33 @@
+-- New prompts become groups, as many as the target leaves room for. The dataset's cursor moves with them.
+-- Moves: new -> pending
+-- KEYS: clock
+-- ARGV: incarnation, epoch, cursor, target, step, then per prompt: cursor_after, row, prompt
+--   row: '' when unknown
+-- Returns: how many were admitted, the first group id, the cursor now
+-- Caller: Admission.admit; producers
+-- Repeat: finds that the cursor has moved, and admits nothing
+local FIRST_PROMPT = 6
+
+local function admit(keys, args)
+  local incarnation, epoch, cursor, target, step = unpack(args, 1, FIRST_PROMPT - 1)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  local progress = clock.prefix .. 'progress'
+  local live_cursor = tonumber(redis.call('HGET', progress, 'cursor') or '0')
+  local may_admit = clock.epoch == tonumber(epoch) and clock.control == 'run' and not clock.sleep
+  if not may_admit or live_cursor ~= tonumber(cursor) then return { 0, 0, live_cursor } end
+  local count = math.min((#args - FIRST_PROMPT + 1) / 3, tonumber(target) - scheduled(clock))
+  if count <= 0 then return { 0, 0, live_cursor } end
+  local now = now_ms()
+  local first_id = redis.call('HINCRBY', progress, 'admitted', count) - count + 1
+  for id = first_id, first_id + count - 1 do
+    local at = FIRST_PROMPT + 3 * (id - first_id)
+    local cursor_after, row, prompt = unpack(args, at, at + 2)
+    create_group(clock, id, tonumber(step), 0, now, false, prompt)
+    if row ~= '' then redis.call('HSET', group_key(clock.prefix, id), 'row', row) end
+    live_cursor = tonumber(cursor_after)
+  end
+  redis.call('HSET', progress, 'cursor', live_cursor)
+  redis.call('PUBLISH', clock.events, EVENT.admit)
+  return { count, first_id, live_cursor }
+end

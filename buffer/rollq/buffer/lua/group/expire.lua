@@ -1,0 +1,31 @@
+-- Moves groups that are too old out of the way. It only tidies up: claim and readiness never count them.
+-- Moves: completed|aborted -> expired, or dropped
+-- KEYS: clock
+-- ARGV: incarnation, limit
+-- Returns: how many expired, how many were dropped, more 0|1: call again
+-- Caller: Admission.expire; any role
+-- Repeat: finds only groups that became too old since
+local function expire(keys, args)
+  local incarnation, limit = unpack(args)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  limit = tonumber(limit)
+  if clock.saving_until_ms > now_ms() then return { 0, 0, 0 } end
+  local by_version, stale = clock.prefix .. 'by_version', stale_version(clock, clock.step)
+  local ids = redis.call('ZRANGEBYSCORE', by_version, '-inf', '(' .. stale_bound(stale), 'LIMIT', 0, limit)
+  if #ids == 0 then return { 0, 0, 0 } end
+  local left, scored = { completed = {}, aborted = {} }, {}
+  for _, id in ipairs(ids) do
+    local status, arrival = group_fields(clock, id, 'status', 'arrival')
+    left[status][#left[status] + 1] = id
+    append_pair(scored, arrival, id)
+    if clock.expired ~= 'drop' then reset_group(clock, id, stale) end
+  end
+  for status, gone in pairs(left) do
+    call_many('ZREM', clock.prefix .. status, gone)
+  end
+  call_many('ZREM', by_version, ids)
+  local filed = file_expired(clock, scored)
+  redis.call('PUBLISH', clock.events, EVENT.expire)
+  return { filed, #ids - filed, #ids == limit and 1 or 0 }
+end

@@ -1,0 +1,34 @@
+-- A worker gives leased groups back: work that it did not start, or that met an engine's error.
+-- Moves: running -> pending; failed, when the error was counted and the tries are spent
+-- KEYS: clock
+-- ARGV: incarnation, counted, error_text, then per lease: id, attempt, nonce
+--   counted: 1 when the try was spent   error_text: '' without an error
+-- Returns: how many moved
+-- Caller: Leasing.hand_back; workers
+-- Repeat: finds that the nonce is cleared, and moves nothing
+local FIRST_LEASE = 4
+
+local function hand_back(keys, args)
+  local incarnation, counted, error_text = unpack(args, 1, FIRST_LEASE - 1)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  local moved = 0
+  for at = FIRST_LEASE, #args, 3 do
+    local id, attempt, nonce = unpack(args, at, at + 2)
+    local key = group_key(clock.prefix, id)
+    local live_attempt, live_nonce, tries, deaths = fields(key, 'attempt', 'nonce', 'tries', 'deaths')
+    if live_attempt == attempt and live_nonce == nonce then
+      withdraw(clock, id, 'running')
+      if error_text ~= '' then redis.call('HSET', key, 'error', error_text) end
+      if counted == '1' and tonumber(tries) >= clock.max_tries then
+        file_for_audit(clock, id, 'failed', error_text)
+      else
+        if counted ~= '1' then redis.call('HINCRBY', key, 'tries', -1) end
+        make_pending(clock, id, tonumber(deaths))
+      end
+      moved = moved + 1
+    end
+  end
+  if moved > 0 then redis.call('PUBLISH', clock.events, EVENT.admit) end
+  return moved
+end

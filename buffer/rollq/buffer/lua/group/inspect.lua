@@ -1,0 +1,13 @@
+-- One group without its payload.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, id
+-- Returns: the group's hash, flat; empty when there is no such group
+-- Caller: Buffer.inspect; monitors
+-- Repeat: only reads
+local function inspect(keys, args)
+  local incarnation, id = unpack(args)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  return redis.call('HGETALL', group_key(clock.prefix, id))
+end

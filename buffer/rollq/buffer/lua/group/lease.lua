@@ -1,0 +1,154 @@
+-- Leases the best pending groups to one worker until a deadline.
+-- Moves: pending -> running
+-- KEYS: clock
+-- ARGV: incarnation, worker, nonce, epoch, version, want, suspects_held, idle
+--   epoch, version: of the worker's weights   suspects_held: how many suspects it runs   idle: 1 when it runs no group
+-- Returns: drain 0|1, then per group: id, attempt, tries, step, evaluation, suspect, alone, letters, prompt,
+--   must_finish 0|1, and the list index, frame, ... of the samples that earlier attempts left
+-- Caller: Leasing.lease; workers
+-- Repeat: with the same nonce returns the same groups
+--
+-- A suspect is a group that a worker died with. A worker holds at most as many suspects at a time as the square root of
+-- their number: with one killer among n, that many share its next death, and with none, all are back after that many
+-- turns. On its last try a suspect runs alone, so that only its own death can quarantine it. Any idle worker takes it;
+-- of the busy ones, one at a time is asked to drain for it.
+local DRAIN_LEASES = 10 -- leases that a drain may take before another worker is asked
+
+local function grant(clock, id, request, alone)
+  local key = group_key(clock.prefix, id)
+  local letters, versions = fields(key, 'letters', 'versions')
+  local version = math.min(request.version, oldest_kept(letters, versions))
+  redis.call('ZADD', clock.prefix .. 'generating', version, id)
+  redis.call('ZREM', clock.prefix .. 'pending', id)
+  redis.call('ZREM', clock.prefix .. 'suspects', id)
+  redis.call('ZADD', clock.prefix .. 'running', request.now + clock.lease_ms, id)
+  redis.call('HINCRBY', key, 'attempt', 1)
+  redis.call('HINCRBY', key, 'tries', 1)
+  redis.call('HSET', key, 'status', 'running', 'worker', request.worker, 'nonce', request.nonce, 'alone', alone)
+end
+
+local function describe(clock, id)
+  local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions =
+    group_fields(clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt', 'interruptions')
+  local suspect = tonumber(deaths) > 0 and 1 or 0
+  local must_finish = tonumber(interruptions or '0') >= clock.interruptions and 1 or 0
+  local kept = has_samples(letters) and redis.call('HGETALL', rollout_key(clock.prefix, id)) or {}
+  -- stylua: ignore
+  return {
+    tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),
+    letters, prompt, must_finish, kept,
+  }
+end
+
+-- The groups that an earlier call with this nonce granted, as far as it still holds them; nil without such a call.
+local function granted_before(clock, nonce)
+  local granted = redis.call('GET', clock.prefix .. 'grant:' .. nonce)
+  if not granted then return nil end
+  local ids = {}
+  for _, id in ipairs(split(granted)) do
+    if redis.call('HGET', group_key(clock.prefix, id), 'nonce') == nonce then ids[#ids + 1] = id end
+  end
+  return ids
+end
+
+-- Tokens by weights of a dead epoch count as no newer than its floor.
+local function counted_version(clock, epoch, version)
+  if epoch >= clock.epoch then return version end
+  return math.min(version, tonumber(redis.call('HGET', clock.key, 'floor:' .. epoch) or version))
+end
+
+-- Whether a busy worker is to drain for the suspect `id`: it is, when no other worker was asked lately.
+local function reserve(clock, id, request)
+  local reserved_by, until_ms = group_fields(clock, id, 'reserved_by', 'reserved_until_ms')
+  if reserved_by and reserved_by ~= request.worker and tonumber(until_ms) >= request.now then return false end
+  -- stylua: ignore
+  redis.call('HSET', group_key(clock.prefix, id), 'reserved_by', request.worker,
+    'reserved_until_ms', request.now + DRAIN_LEASES * clock.lease_ms)
+  return true
+end
+
+-- The suspects that the worker may take now: ids, alone 0|1, and whether it is to drain instead.
+local function pick_suspects(clock, request, suspect_count)
+  local suspects = clock.prefix .. 'suspects'
+  if request.suspects_held == 0 then
+    local last_try = unpack(redis.call('ZRANGEBYSCORE', suspects, clock.max_deaths - 1, '+inf', 'LIMIT', 0, 1))
+    if last_try and request.idle then return { last_try }, 1, false end
+    if last_try and reserve(clock, last_try, request) then return {}, 0, true end
+  end
+  local most = math.ceil(math.sqrt(suspect_count + request.suspects_held))
+  local share = math.min(request.want, most - request.suspects_held)
+  if share <= 0 then return {}, 0, false end
+  return redis.call('ZRANGEBYSCORE', suspects, '-inf', clock.max_deaths - 2, 'LIMIT', 0, share), 0, false
+end
+
+-- Grants the best pending groups that are no suspects, until `ids` has `want` of them.
+local function grant_best(clock, ids, request, suspect_count)
+  if #ids >= request.want then return end
+  -- groups for a step at which old weights would be too old wait for a worker that has swapped; a worker with the live
+  -- weights takes any group, since no worker has better ones
+  local beyond = '+inf'
+  if request.version < clock.version then
+    beyond = '(' .. exact(pending_score(request.version + clock.threshold + 1, 0, 0))
+  end
+  local suspects, pending = clock.prefix .. 'suspects', clock.prefix .. 'pending'
+  local best = redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'LIMIT', 0, request.want + suspect_count)
+  for _, id in ipairs(best) do
+    if #ids >= request.want then break end
+    if suspect_count == 0 or not redis.call('ZSCORE', suspects, id) then
+      grant(clock, id, request, 0)
+      ids[#ids + 1] = id
+    end
+  end
+end
+
+-- The ids of the groups that were granted, and whether the worker is to drain instead.
+local function grant_groups(clock, request)
+  local suspect_count = redis.call('ZCARD', clock.prefix .. 'suspects')
+  local ids, alone, drain = {}, 0, false
+  if suspect_count > 0 then
+    ids, alone, drain = pick_suspects(clock, request, suspect_count)
+    for _, id in ipairs(ids) do
+      grant(clock, id, request, alone)
+    end
+  end
+  if alone == 0 and not drain then grant_best(clock, ids, request, suspect_count) end
+  if #ids > 0 then
+    redis.call('SET', clock.prefix .. 'grant:' .. request.nonce, table.concat(ids, ','), 'PX', clock.lease_ms)
+  end
+  return ids, drain
+end
+
+local function describe_all(clock, ids)
+  local reply = { 0 }
+  for _, id in ipairs(ids) do
+    reply[#reply + 1] = describe(clock, id)
+  end
+  return reply
+end
+
+local function lease(keys, args)
+  local incarnation, worker, nonce, epoch, version, want, suspects_held, idle = unpack(args)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  local granted = granted_before(clock, nonce)
+  if granted then return describe_all(clock, granted) end
+  local runs = clock.control == 'run' or clock.control == 'done'
+  if not runs or clock.sleep or clock.version < 0 then return { 0 } end
+  -- an evaluation is of one version: a worker with another one takes no part in it
+  if clock.kind == 'eval' and clock.pin ~= epoch .. ':' .. version then return { 0 } end
+  version = counted_version(clock, tonumber(epoch), tonumber(version))
+  if clock.kind == 'train' and version <= stale_version(clock, clock.step) then
+    return fail('STALE_WORKER', 'weights of version %s would be too old at step %s', version, clock.step)
+  end
+  local ids, drain = grant_groups(clock, {
+    worker = worker,
+    nonce = nonce,
+    version = version,
+    want = tonumber(want),
+    suspects_held = tonumber(suspects_held),
+    idle = idle == '1',
+    now = now_ms(),
+  })
+  if drain then return { 1 } end
+  return describe_all(clock, ids)
+end

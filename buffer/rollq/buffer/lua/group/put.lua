@@ -1,0 +1,265 @@
+-- Files the results of leased groups. It is the only way in which a result enters the buffer.
+-- Moves: running -> completed|aborted|expired|filtered|failed, or dropped; for a group of a batch, running -> gathered
+--   when it is finished and back to pending when it is not
+-- KEYS: clock
+-- ARGV: incarnation, epoch, then per group: id, attempt, nonce, letters, versions, oldest, newest, filtered, reward,
+--   rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens
+--   epoch: by which versions were counted   letters: one per sample
+--   versions: the oldest of each sample, comma separated, '-' without tokens
+--   oldest: the version that the group counts as, '-' without tokens   newest: its newest version, or '-'
+--   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
+--   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
+--   each group is followed by index, frame of its `frame_count` new samples
+-- Returns: one word per group: the status it was filed under, `dropped`, `restarted` when it went back to pending,
+--   `duplicate` when this nonce filed it already, or `refused`
+-- Caller: Leasing._put; workers
+-- Repeat: answers duplicate
+local WINDOW_TIMINGS = 1000
+local NEWEST_TRY = 0.25
+local FIRST_RESULT = 3
+local RESULT_ARGS = 17 -- of one group, without its frames
+local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
+local UNFINISHED = '[' .. SAMPLE.aborted .. SAMPLE.pending .. ']'
+
+-- One group of the call, whether it is filtered, and its number of frames.
+local function read_result(clock, args, at)
+  -- in the order of `_result_args` in Python
+  -- stylua: ignore
+  local id, attempt, nonce, letters, versions, oldest, newest, filtered, reward, rewarded, new_tokens, tokens, took_ms,
+    error_text, frame_count, passed, rewarded_tokens = unpack(args, at, at + RESULT_ARGS - 1)
+  local result = {
+    id = id,
+    key = group_key(clock.prefix, id),
+    attempt = attempt,
+    nonce = nonce,
+    letters = letters,
+    versions = versions,
+    oldest = tonumber(oldest) or NO_TOKENS,
+    newest = newest,
+    reward = reward,
+    rewarded = tonumber(rewarded),
+    new_tokens = tonumber(new_tokens),
+    tokens = tokens,
+    took_ms = took_ms,
+    error_text = error_text,
+    passed = tonumber(passed),
+    rewarded_tokens = tonumber(rewarded_tokens),
+  }
+  return result, filtered == '1', tonumber(frame_count)
+end
+
+-- What is stored of the group.
+local function read_group(key)
+  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row =
+    fields(key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row')
+  return {
+    attempt = attempt,
+    nonce = nonce,
+    put_nonce = put_nonce,
+    arrival = tonumber(arrival),
+    deaths = deaths,
+    batch = batch,
+    evaluation = evaluation == '1',
+    row = row,
+  }
+end
+
+-- The status by the samples alone.
+local function judge_letters(clock, letters, filtered)
+  if string.find(letters, NOT_COMPLETED) then
+    local _, failed = string.gsub(letters, SAMPLE.failed, '')
+    if clock.group_size - failed < clock.min_valid then return 'failed' end
+    if string.find(letters, UNFINISHED) then return 'aborted' end
+  end
+  return filtered and 'filtered' or 'completed'
+end
+
+-- The status of a group that a batch waits for. A group of an evaluation must be of its version alone.
+local function judge_gathered(clock, group, result, status)
+  if status == 'failed' or status == 'filtered' then return status end
+  if status ~= 'completed' then return 'restarted' end
+  if group.evaluation and result.oldest ~= NO_TOKENS then
+    local version = tonumber(string.match(clock.pin, ':(.*)'))
+    if result.oldest ~= version or tonumber(result.newest) ~= version then return 'restarted' end
+  end
+  return 'gathered'
+end
+
+-- The status that a result is filed under, or `restarted`.
+local function classify(clock, group, result, filtered, stale)
+  local status = judge_letters(clock, result.letters, filtered)
+  if status == 'aborted' then redis.call('HINCRBY', result.key, 'interruptions', 1) end
+  if result.oldest <= stale and status ~= 'failed' and not group.evaluation then status = 'expired' end
+  if group.batch then return judge_gathered(clock, group, result, status) end
+  return status
+end
+
+-- Removes the samples that the group may not keep.
+local function reset_samples(clock, group, result, status, stale)
+  if status == 'restarted' and group.evaluation then
+    result.letters, result.versions, result.oldest = no_letters(clock), no_versions(clock), NO_TOKENS
+    redis.call('UNLINK', rollout_key(clock.prefix, result.id))
+  elseif status == 'expired' or status == 'restarted' then
+    local reset
+    result.letters, result.versions, reset = reset_stale(clock, result.letters, result.versions, stale)
+    if #reset > 0 then redis.call('HDEL', rollout_key(clock.prefix, result.id), unpack(reset)) end
+  end
+end
+
+local function store_group(group, result, status, now)
+  local deaths = (status == 'completed' or status == 'gathered') and 0 or group.deaths
+  -- stylua: ignore
+  redis.call('HSET', result.key, 'status', status, 'letters', result.letters, 'versions', result.versions,
+    'oldest', result.oldest, 'newest', result.newest, 'reward', result.reward, 'tokens', result.tokens,
+    'generate_ms', result.took_ms, 'put_ms', now, 'put_nonce', result.nonce, 'deaths', deaths)
+  forget_lease(result.key)
+end
+
+-- Files a group under its status; completed, aborted and gathered ones when the call ends. Returns the word for it.
+local function file(clock, group, result, status, totals)
+  if status == 'restarted' then
+    redis.call('HSET', result.key, 'tries', 0)
+    make_pending(clock, result.id, tonumber(group.deaths))
+  elseif status == 'expired' then
+    return file_expired(clock, { group.arrival, result.id }) > 0 and 'expired' or 'dropped'
+  elseif status == 'gathered' then
+    append_pair(totals.filed.gathered, group.arrival, result.id)
+    redis.call('HINCRBY', batch_key(clock, group.batch), 'gathered', 1)
+  elseif status == 'failed' or status == 'filtered' then
+    file_for_audit(clock, result.id, status, result.error_text)
+  else
+    append_pair(totals.filed[status], result_score(clock, result.oldest, group.arrival), result.id)
+    append_pair(totals.by_version, version_score(result.oldest, group.arrival), result.id)
+  end
+  return status
+end
+
+-- Updates what is known of a prompt: "tries,samples,pass rate,mean reward,mean tokens". The averages are over tries, of
+-- which the newest weighs a quarter or more, because the policy changes.
+local function note_prompt(clock, row, result)
+  local prompts = clock.prefix .. 'prompts'
+  local known = redis.call('HGET', prompts, row) or '0,0,0,0,0'
+  local tries, samples, pass_rate, mean_reward, mean_tokens = unpack(split(known))
+  tries = tries + 1
+  local weight = math.max(1 / tries, NEWEST_TRY)
+  local function average(old, new)
+    return old + weight * (new - old)
+  end
+  -- stylua: ignore
+  pass_rate = average(pass_rate, result.passed / result.rewarded)
+  mean_reward = average(mean_reward, tonumber(result.reward))
+  mean_tokens = average(mean_tokens, result.rewarded_tokens / result.rewarded)
+  samples = samples + result.rewarded
+  local statistics = string.format('%d,%d,%.5g,%.6g,%.6g', tries, samples, pass_rate, mean_reward, mean_tokens)
+  redis.call('HSET', prompts, row, statistics)
+end
+
+-- Adds a filed group to the call's totals and to the statistics of its prompt.
+local function account(clock, group, result, status, totals)
+  totals.window[status] = (totals.window[status] or 0) + 1
+  totals.produced = totals.produced + 1
+  totals.tokens = totals.tokens + result.new_tokens
+  if status == 'aborted' or status == 'restarted' then return end
+  totals.timings[#totals.timings + 1] = result.took_ms
+  totals.reward_sum = totals.reward_sum + tonumber(result.reward) * result.rewarded
+  totals.reward_count = totals.reward_count + result.rewarded
+  if status == 'expired' or group.evaluation then return end
+  if clock.prompt_stats == 1 and group.row and result.rewarded > 0 then note_prompt(clock, group.row, result) end
+  totals.outcomes[#totals.outcomes + 1] = (status == 'completed' or status == 'gathered') and 1 or 0
+end
+
+-- Writes the sums since take_production, and the outcomes that make the keep rate.
+local function note_window(clock, totals)
+  local window = totals.window
+  window.tokens, window.reward_sum, window.reward_count = totals.tokens, totals.reward_sum, totals.reward_count
+  for name, number in pairs(window) do
+    redis.call('HINCRBYFLOAT', clock.prefix .. 'window', name, number)
+  end
+  call_many('RPUSH', clock.prefix .. 'timings', totals.timings)
+  redis.call('LTRIM', clock.prefix .. 'timings', -WINDOW_TIMINGS, -1)
+  call_many('RPUSH', clock.prefix .. 'outcomes', totals.outcomes)
+  redis.call('LTRIM', clock.prefix .. 'outcomes', -clock.keep_window, -1)
+end
+
+local function write_totals(clock, totals)
+  local prefix, progress = clock.prefix, clock.prefix .. 'progress'
+  if totals.refused > 0 then redis.call('HINCRBY', progress, 'refused', totals.refused) end
+  if totals.duplicates > 0 then redis.call('HINCRBY', progress, 'duplicates', totals.duplicates) end
+  if totals.produced == 0 then return end
+  call_many('ZREM', prefix .. 'running', totals.left)
+  call_many('ZREM', prefix .. 'generating', totals.left)
+  for status, scored in pairs(totals.filed) do
+    call_many('ZADD', prefix .. status, scored)
+  end
+  call_many('ZADD', prefix .. 'by_version', totals.by_version)
+  redis.call('HINCRBY', progress, 'produced', totals.produced)
+  redis.call('HINCRBY', progress, 'tokens', totals.tokens)
+  redis.call('HINCRBYFLOAT', progress, 'reward_sum', totals.reward_sum)
+  redis.call('HINCRBY', progress, 'reward_count', totals.reward_count)
+  note_window(clock, totals)
+  redis.call('PUBLISH', clock.events, totals.window.completed == totals.produced and EVENT.completed or EVENT.put)
+end
+
+local function new_totals()
+  return {
+    produced = 0,
+    refused = 0,
+    duplicates = 0,
+    tokens = 0,
+    reward_sum = 0,
+    reward_count = 0,
+    left = {}, -- ids that leave running
+    by_version = {}, -- scores and ids
+    filed = { completed = {}, aborted = {}, gathered = {} }, -- scores and ids by status
+    window = {}, -- groups by status
+    timings = {},
+    outcomes = {},
+  }
+end
+
+-- Files one result; returns the word for it.
+local function put_result(clock, group, result, filtered, totals, now)
+  local stale = stale_version(clock, clock.step)
+  local status = classify(clock, group, result, filtered, stale)
+  totals.left[#totals.left + 1] = result.id
+  reset_samples(clock, group, result, status, stale)
+  store_group(group, result, status, now)
+  local word = file(clock, group, result, status, totals)
+  account(clock, group, result, status, totals)
+  return word
+end
+
+-- The word for a result whose lease is no longer the caller's.
+local function refuse(group, result, totals)
+  if group.attempt == result.attempt and group.put_nonce == result.nonce then
+    totals.duplicates = totals.duplicates + 1
+    return 'duplicate'
+  end
+  totals.refused = totals.refused + 1
+  return 'refused'
+end
+
+local function put(keys, args)
+  local incarnation, epoch = unpack(args, 1, FIRST_RESULT - 1)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  if clock.epoch ~= tonumber(epoch) then return fail('EPOCH', 'the live epoch is %s', clock.epoch) end
+  local now, totals = now_ms(), new_totals()
+  local replies, at = {}, FIRST_RESULT
+  while at <= #args do
+    local result, filtered, frame_count = read_result(clock, args, at)
+    local group = read_group(result.key)
+    local first_frame = at + RESULT_ARGS
+    at = first_frame + 2 * frame_count
+    if group.attempt == result.attempt and group.nonce == result.nonce then
+      if frame_count > 0 then
+        redis.call('HSET', rollout_key(clock.prefix, result.id), unpack(args, first_frame, at - 1))
+      end
+      replies[#replies + 1] = put_result(clock, group, result, filtered, totals, now)
+    else
+      replies[#replies + 1] = refuse(group, result, totals)
+    end
+  end
+  write_totals(clock, totals)
+  return replies
+end

@@ -1,0 +1,58 @@
+-- Takes groups back whose lease ran out, as suspects. A group that was alone on its last try is quarantined.
+-- Moves: running -> pending; failed, when it is quarantined
+-- KEYS: clock
+-- ARGV: incarnation, limit
+-- Returns: how many went back, how many were quarantined, held 0|1
+-- Caller: Admission.reap; any role, about once a second
+-- Repeat: finds only leases that ran out since
+--
+-- When nobody has reaped for a third of a lease, the server or every client was away, and leases could not be renewed.
+-- Then no worker is declared dead for one more lease: the reply is `held`.
+local LEAST_OUTAGE_MS = 3000
+
+-- Whether no worker may be declared dead now.
+local function is_held(clock, now)
+  redis.call('HSET', clock.key, 'reaped_ms', now)
+  if now - clock.reaped_ms > math.max(clock.lease_ms / 3, LEAST_OUTAGE_MS) then
+    redis.call('HSET', clock.key, 'hold_until_ms', now + clock.lease_ms)
+    return true
+  end
+  return now < clock.hold_until_ms
+end
+
+local function quarantine(clock, id, worker)
+  redis.call('HSET', group_key(clock.prefix, id), 'deaths', clock.max_deaths)
+  local deaths = clock.max_deaths .. ' workers died with it'
+  file_for_audit(clock, id, 'failed', 'quarantined: ' .. deaths .. ', the last (' .. worker .. ') while it ran alone')
+end
+
+local function requeue(clock, id, deaths)
+  deaths = math.min(deaths + 1, clock.max_deaths - 1)
+  redis.call('HSET', group_key(clock.prefix, id), 'deaths', deaths)
+  make_pending(clock, id, deaths)
+end
+
+local function reap(keys, args)
+  local incarnation, limit = unpack(args)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  local now = now_ms()
+  if is_held(clock, now) then return { 0, 0, 1 } end
+  local requeued, quarantined = 0, 0
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'running', '-inf', now, 'LIMIT', 0, limit)) do
+    local deaths, alone, worker = group_fields(clock, id, 'deaths', 'alone', 'worker')
+    withdraw(clock, id, 'running')
+    if alone == '1' then
+      quarantine(clock, id, worker)
+      quarantined = quarantined + 1
+    else
+      requeue(clock, id, tonumber(deaths))
+      requeued = requeued + 1
+    end
+  end
+  if requeued > 0 then
+    redis.call('HINCRBY', clock.prefix .. 'progress', 'requeued', requeued)
+    redis.call('PUBLISH', clock.events, EVENT.admit)
+  end
+  return { requeued, quarantined, 0 }
+end

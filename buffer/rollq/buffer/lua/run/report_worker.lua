@@ -1,0 +1,31 @@
+-- Stores a worker's report for monitors, and forgets workers that have been silent for an hour.
+-- Moves: nothing
+-- KEYS: run
+-- ARGV: incarnation, worker, report
+--   report: JSON
+-- Returns: 1
+-- Caller: Leasing.report_worker; workers, every second
+-- Repeat: writes the same again
+local SILENT_MS = 3600000
+local STATE = '"state":"(%a+)"'
+
+local function report_worker(keys, args)
+  local incarnation, worker, report = unpack(args)
+  local prefix, err = read_run(keys[1], incarnation)
+  if err then return err end
+  local workers, now = prefix .. 'workers', now_ms()
+  local before = redis.call('HGET', workers, worker)
+  if not before or string.match(before, STATE) ~= string.match(report, STATE) then
+    -- a trainer that shares its accelerators waits for engines to sleep
+    redis.call('PUBLISH', prefix .. 'events', EVENT.worker)
+  end
+  if redis.call('HSET', workers, worker, exact(now) .. ' ' .. report) == 0 then return 1 end
+  -- the table only grows by new names
+  local reports = redis.call('HGETALL', workers)
+  for i = 1, #reports, 2 do
+    local name, last_report = unpack(reports, i, i + 1)
+    local reported_ms = tonumber(string.match(last_report, '^%d+'))
+    if reported_ms and now - reported_ms > SILENT_MS then redis.call('HDEL', workers, name) end
+  end
+  return 1
+end

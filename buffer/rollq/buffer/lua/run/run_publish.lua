@@ -1,0 +1,28 @@
+-- Announces new weights to the workers.
+-- Moves: nothing
+-- KEYS: run
+-- ARGV: incarnation, epoch, nonce, version, uri, digest
+-- Returns: 1 when they were published, 0 when they were live already
+-- Caller: Training.publish; the trainer, rank 0
+-- Repeat: changes nothing
+local function run_publish(keys, args)
+  local incarnation, epoch, nonce, version, uri, digest = unpack(args)
+  local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
+  if err then return err end
+  local live_version, live_digest = fields(prefix .. 'model', 'version', 'digest')
+  local ahead = tonumber(version) - tonumber(live_version or '-1')
+  if ahead < 0 then
+    return fail('VERSION_FALLS', 'version %s cannot be published: %s is live in this epoch', version, live_version)
+  end
+  if ahead == 0 and live_digest == digest then return 0 end
+  if ahead == 0 then
+    return fail('VERSION_FALLS', 'version %s is already live with other weights (%s)', version, live_digest)
+  end
+  -- stylua: ignore
+  redis.call('HSET', prefix .. 'model', 'epoch', epoch, 'version', version, 'uri', uri, 'digest', digest,
+    'published_ms', now_ms())
+  redis.call('HSET', prefix .. 'versions', epoch .. ':' .. version, digest)
+  redis.call('SET', prefix .. 'model_version', version)
+  redis.call('PUBLISH', prefix .. 'events', EVENT.publish)
+  return 1
+end

@@ -1,0 +1,17 @@
+-- Keeps every group while the buffer is saved: no checkpoint, fresh commit or sweep drops or resets it.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, hold_ms
+--   hold_ms: from now, 0 when the copy is complete
+-- Returns: 1 when the last hold was still in force, else 0
+-- Caller: Saving._hold; whoever saves, again and again while it does
+-- Repeat: moves the deadline again
+local function hold_for_saving(keys, args)
+  local incarnation, hold_ms = unpack(args)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  hold_ms = tonumber(hold_ms)
+  local now = now_ms()
+  redis.call('HSET', clock.key, 'saving_until_ms', hold_ms > 0 and now + hold_ms or 0)
+  return clock.saving_until_ms >= now and 1 or 0
+end

@@ -1,0 +1,30 @@
+-- Reserves a run that does not exist for one snapshot. No role can start until finish_restore has ended the restoring.
+-- Moves: nothing
+-- KEYS: run
+-- ARGV: incarnation, digest
+--   incarnation: to be   digest: of the snapshot
+-- Returns: the incarnation of the run
+-- Caller: Restoring.restore; whoever restores
+-- Repeat: returns the same incarnation, also to another process after the first one died
+local function restore_run(keys, args)
+  local incarnation, digest = unpack(args)
+  local run = keys[1]
+  local existing, restoring, restored_as = fields(run, 'incarnation', 'restoring', 'restored_as')
+  if existing then
+    return fail(
+      'RUN_MISMATCH',
+      'the run exists here already: a snapshot is restored into a run that does not, so give it '
+        .. 'another name (--run), or use an empty server'
+    )
+  end
+  if restoring and restoring ~= digest then
+    return fail(
+      'RUN_MISMATCH',
+      'another snapshot was being restored here and did not end: repeat that one, or give the run '
+        .. 'another name (--run)'
+    )
+  end
+  if restoring then return restored_as end
+  redis.call('HSET', run, 'restoring', digest, 'restored_as', incarnation)
+  return incarnation
+end

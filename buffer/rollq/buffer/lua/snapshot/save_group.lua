@@ -1,0 +1,16 @@
+-- One group with its payload, at one instant.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, id
+-- Returns: the group's hash, flat, empty when it has left; and index, frame, ... of its samples
+-- Caller: Saving._read_groups; whoever saves
+-- Repeat: only reads
+local function save_group(keys, args)
+  local incarnation, id = unpack(args)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  return {
+    redis.call('HGETALL', group_key(clock.prefix, id)),
+    redis.call('HGETALL', rollout_key(clock.prefix, id)),
+  }
+end

@@ -1,0 +1,32 @@
+-- A checkpoint covers a step and all before it: their batches will not be asked for again.
+-- Moves: archived -> gone
+-- KEYS: clock
+-- ARGV: incarnation, epoch, nonce, step, limit
+-- Returns: more 0|1: call again
+-- Caller: Training.checkpoint; the trainer, rank 0
+-- Repeat: finds nothing
+--
+-- The manifest of `step` stays: a resume from this checkpoint restores its counters.
+local function checkpoint(keys, args)
+  local incarnation, epoch, nonce, step, limit = unpack(args)
+  local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
+  if err then return err end
+  step, limit = tonumber(step), tonumber(limit)
+  if step > clock.committed then
+    return fail('NOT_CLAIMED', 'step %s is not committed yet; the last committed step is %s', step, clock.committed)
+  end
+  if step < clock.checkpoint then return 0 end
+  -- while the buffer is being saved nothing is dropped: the next checkpoint covers this step
+  if clock.saving_until_ms > now_ms() then return 0 end
+  local archived = clock.prefix .. 'archived'
+  local ids = redis.call('ZRANGEBYSCORE', archived, '-inf', step, 'LIMIT', 0, limit)
+  redis.call('HSET', clock.key, 'checkpoint', step, 'history', step)
+  for old = clock.history, step - 1 do
+    redis.call('UNLINK', manifest_key(clock, old))
+  end
+  for _, id in ipairs(ids) do
+    redis.call('ZREM', archived, id)
+    drop_group(clock, id, 'trained')
+  end
+  return #ids == limit and 1 or 0
+end

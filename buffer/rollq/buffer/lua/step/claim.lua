@@ -1,0 +1,100 @@
+-- Takes the batch of a step. Its manifest fixes it from then on.
+-- Moves: completed -> claimed
+-- KEYS: clock
+-- ARGV: incarnation, epoch, nonce, step, want, claim_round
+--   want: how many groups   claim_round: the round of the step's plan
+-- Returns: `batch`, the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries,
+--   tokens, reward and what a pipeline gave it (JSON); or `short`, how many are ready, how many in generation must be
+--   waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out order: call expire first
+-- Caller: Training._claim_call; the trainer, any rank
+-- Repeat: returns the manifest's batch
+--
+-- A batch that is replayed keeps the floors of its first claim: its tokens are as old as they were then.
+local function live_floors(clock)
+  local floors = {}
+  for epoch = 0, clock.epoch - 1 do
+    local floor = redis.call('HGET', clock.key, 'floor:' .. epoch)
+    if floor then floors[#floors + 1] = epoch .. ':' .. floor end
+  end
+  return table.concat(floors, ',')
+end
+
+local function describe_batch(clock, manifest)
+  local reply = { 'batch', redis.call('HGET', manifest, 'floors') }
+  for _, id in ipairs(manifest_ids(manifest)) do
+    local oldest, arrival, tries, tokens, reward, shaped =
+      group_fields(clock, id, 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'shaped')
+    reply[#reply + 1] =
+      { tonumber(id), tonumber(oldest), tonumber(arrival), tonumber(tries), tonumber(tokens), reward, shaped or '' }
+  end
+  return reply
+end
+
+-- The first fresh groups of a batch. In first-in-first-out order, `old` stale groups may stand between them while the
+-- buffer is being saved, because nothing expires then.
+local function first_fresh(clock, lowest, want, old)
+  local completed, ids = clock.prefix .. 'completed', {}
+  if want == 0 then return ids end
+  if clock.order ~= 'fifo' then return redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
+  for _, id in ipairs(redis.call('ZRANGE', completed, 0, want + old - 1)) do
+    local score = tonumber(redis.call('ZSCORE', clock.prefix .. 'by_version', id))
+    if #ids < want and score >= tonumber(lowest) then ids[#ids + 1] = id end
+  end
+  return ids
+end
+
+local function refuse_step(clock, step)
+  if step <= clock.committed then
+    return fail(
+      'HISTORY_GONE',
+      'step %s was committed and its batch is no longer kept; the oldest step that can be replayed is %s',
+      step,
+      clock.history + 1
+    )
+  end
+  if clock.resume ~= 'fresh' and step - clock.checkpoint > clock.max_uncheckpointed then
+    return fail(
+      'CHECKPOINT_OVERDUE',
+      'the last checkpoint is of step %s, and %s steps are held for the next one; call checkpoint(), '
+        .. 'or raise max_uncheckpointed_steps',
+      clock.checkpoint,
+      clock.max_uncheckpointed
+    )
+  end
+  return nil
+end
+
+local function claim_new(clock, manifest, step, want, claim_round)
+  local lowest, old = stale_bound(stale_version(clock, step)), 0
+  if clock.order == 'fifo' then
+    old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
+    if old > 0 and clock.saving_until_ms <= now_ms() then return { 'sweep', 0, 0 } end
+  end
+  local ready, stragglers = count_ready(clock, step)
+  if ready < want or (stragglers > 0 and want > 0) then return { 'short', ready, stragglers } end
+  local ids = first_fresh(clock, lowest, want, old)
+  move_batch(clock, ids, 'completed', 'claimed', step)
+  call_many('ZREM', clock.prefix .. 'by_version', ids)
+  -- stylua: ignore
+  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', live_floors(clock), 'epoch', clock.epoch,
+    'version', clock.version, 'claimed_ms', now_ms(), 'round', claim_round)
+  redis.call('HSET', clock.key, 'claimed_step', math.max(clock.claimed_step, step))
+  redis.call('PUBLISH', clock.events, EVENT.claim)
+  return describe_batch(clock, manifest)
+end
+
+local function claim(keys, args)
+  local incarnation, epoch, nonce, step, want, claim_round = unpack(args)
+  local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
+  if err then return err end
+  if clock.kind == 'eval' then return fail('EVALUATION', 'groups of an evaluation are never trained') end
+  step, claim_round = tonumber(step), tonumber(claim_round)
+  local manifest = manifest_key(clock, step)
+  if has_batch(manifest) then
+    -- takes over what a rank of an earlier round is about to undo
+    local claimed_round = tonumber(redis.call('HGET', manifest, 'round'))
+    redis.call('HSET', manifest, 'round', math.max(claimed_round, claim_round))
+    return describe_batch(clock, manifest)
+  end
+  return refuse_step(clock, step) or claim_new(clock, manifest, step, tonumber(want), claim_round)
+end

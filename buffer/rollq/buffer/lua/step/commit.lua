@@ -1,0 +1,30 @@
+-- The batch of a step has been trained. A task that takes no part in the batch only moves to the next step.
+-- Moves: claimed -> archived, or dropped where the run resumes fresh
+-- KEYS: clock
+-- ARGV: incarnation, epoch, nonce, step, takes_part
+-- Returns: 1 when it was committed, 0 when it was already
+-- Caller: Training.commit; the trainer, rank 0
+-- Repeat: changes nothing
+local function commit(keys, args)
+  local incarnation, epoch, nonce, step, takes_part = unpack(args)
+  local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
+  if err then return err end
+  step = tonumber(step)
+  if step <= clock.committed then return 0 end
+  local manifest = manifest_key(clock, step)
+  if takes_part == '1' and (step ~= clock.committed + 1 or not has_batch(manifest)) then
+    return fail(
+      'NOT_CLAIMED',
+      'step %s cannot be committed: the last committed step is %s, the last claimed one %s',
+      step,
+      clock.committed,
+      clock.claimed_step
+    )
+  end
+  file_trained(clock, manifest, step)
+  -- stylua: ignore
+  redis.call('HSET', clock.key, 'committed', step, 'claimed_step', math.max(clock.claimed_step, step),
+    'step', math.max(clock.step, step + 1))
+  redis.call('PUBLISH', clock.events, EVENT.commit)
+  return 1
+end

@@ -1,0 +1,30 @@
+-- Fixes a step's sizes per task before any task is claimed, and decides between ranks that deliver the step's batch and
+-- ranks that undo a torn claim.
+-- Moves: nothing
+-- KEYS: run
+-- ARGV: incarnation, epoch, nonce, step, sizes, action, claim_round
+--   sizes: JSON   action: look|deliver|undo   claim_round: the round of claiming that the caller saw
+-- Returns: the sizes of the first caller, delivered 0|1, the round now
+-- Caller: Training._try_claim; the trainer, any rank
+-- Repeat: returns what was decided
+--
+-- To undo begins a new round, unless the batch was delivered; to deliver needs the round in which the tasks were
+-- claimed. So exactly one of the two succeeds, and the other caller learns of it.
+local function plan(keys, args)
+  local incarnation, epoch, nonce, step, sizes, action, claim_round = unpack(args)
+  local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
+  if err then return err end
+  local key = prefix .. 'plan:' .. step
+  redis.call('HSETNX', key, 'sizes', sizes)
+  local first_sizes, delivered, live_round = fields(key, 'sizes', 'delivered', 'round')
+  delivered, live_round = tonumber(delivered or '0'), tonumber(live_round or '0')
+  if delivered == 0 and live_round == tonumber(claim_round) then
+    if action == 'deliver' then
+      delivered = 1
+      redis.call('HSET', key, 'delivered', delivered)
+    elseif action == 'undo' then
+      live_round = redis.call('HINCRBY', key, 'round', 1)
+    end
+  end
+  return { first_sizes, delivered, live_round }
+end

@@ -1,0 +1,45 @@
+-- Gives up a claimed batch.
+-- Moves: claimed -> completed|failed, or dropped
+-- KEYS: clock
+-- ARGV: incarnation, epoch, nonce, step, mode, up_to_round, then bad_ids
+--   mode: return|drop|quarantine   up_to_round: keep a batch that was claimed in a later round; -1 for any round
+--   bad_ids: groups that are quarantined in any mode
+-- Returns: how many groups it held
+-- Caller: Training._release; the trainer, rank 0, and any rank that undoes a torn claim
+-- Repeat: finds no manifest and returns 0
+local FIRST_BAD = 7
+
+local function release_group(clock, id, step, mode, claimed_in)
+  redis.call('ZREM', clock.prefix .. 'claimed', id)
+  if mode == 'quarantine' then
+    file_for_audit(clock, id, 'failed', 'quarantined by the trainer at step ' .. step)
+  elseif mode == 'return' then
+    return_to_completed(clock, id, claimed_in)
+  else
+    drop_group(clock, id, 'released')
+  end
+end
+
+local function release(keys, args)
+  local incarnation, epoch, nonce, step, mode, up_to_round = unpack(args, 1, FIRST_BAD - 1)
+  local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
+  if err then return err end
+  step, up_to_round = tonumber(step), tonumber(up_to_round)
+  if step <= clock.committed then return fail('COMMITTED', 'step %s is committed and cannot be released', step) end
+  local manifest = manifest_key(clock, step)
+  local claimed_round, claimed_in = fields(manifest, 'round', 'epoch')
+  if up_to_round >= 0 and tonumber(claimed_round or '0') > up_to_round then return 0 end
+  local bad = {}
+  for i = FIRST_BAD, #args do
+    bad[args[i]] = true
+  end
+  local ids = manifest_ids(manifest)
+  for _, id in ipairs(ids) do
+    release_group(clock, id, step, bad[id] and 'quarantine' or mode, claimed_in)
+  end
+  redis.call('UNLINK', manifest)
+  -- a replay may already hold the batches of later steps
+  if step == clock.claimed_step then redis.call('HSET', clock.key, 'claimed_step', step - 1) end
+  redis.call('PUBLISH', clock.events, EVENT.release)
+  return #ids
+end

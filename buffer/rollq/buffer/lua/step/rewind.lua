@@ -1,0 +1,53 @@
+-- Undoes a batch that was claimed or trained after the checkpoint's step.
+-- Moves: archived -> claimed (mode replay: the same batch is served again), claimed|archived -> completed (mode
+--   return), claimed|archived -> pending (mode regenerate: nothing is kept but the prompt)
+-- KEYS: clock
+-- ARGV: incarnation, epoch, nonce, step, mode
+-- Returns: how many groups it held
+-- Caller: Training.begin_epoch; the trainer, every rank, after task_begin_epoch, the last step first
+-- Repeat: changes nothing. Whoever takes over half-way finds the remaining steps below claimed_step
+local function drop_clone(clock, clone)
+  local status = group_fields(clock, clone, 'status')
+  if not status then return end
+  withdraw(clock, clone, status)
+  drop_group(clock, clone, 'reused')
+end
+
+local function regenerate(clock, id)
+  local key = group_key(clock.prefix, id)
+  local clone = redis.call('HGET', key, 'clone')
+  if clone then drop_clone(clock, clone) end
+  redis.call('HDEL', key, 'clone', 'uses', 'shaped')
+  redis.call('UNLINK', rollout_key(clock.prefix, id))
+  redis.call('HSET', key, 'letters', no_letters(clock), 'tries', 0)
+  make_pending(clock, id, 0)
+end
+
+local function rewind(keys, args)
+  local incarnation, epoch, nonce, step, mode = unpack(args)
+  local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
+  if err then return err end
+  step = tonumber(step)
+  if step <= clock.committed or step > clock.claimed_step then return 0 end
+  local manifest = manifest_key(clock, step)
+  local claimed_in = redis.call('HGET', manifest, 'epoch')
+  if claimed_in == epoch then return 0 end -- another rank of this launch was quicker, and has claimed it already
+  local ids = manifest_ids(manifest)
+  if mode == 'replay' then
+    if redis.call('HDEL', manifest, 'committed', 'consumed') > 0 then
+      move_batch(clock, ids, 'archived', 'claimed', step)
+    end
+    return #ids
+  end
+  for _, id in ipairs(ids) do
+    withdraw(clock, id, group_fields(clock, id, 'status'))
+    if mode == 'return' then
+      return_to_completed(clock, id, claimed_in)
+    else
+      regenerate(clock, id)
+    end
+  end
+  redis.call('UNLINK', manifest)
+  redis.call('HSET', clock.key, 'claimed_step', step - 1)
+  return #ids
+end

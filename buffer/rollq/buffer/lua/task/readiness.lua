@@ -1,0 +1,13 @@
+-- What a claim of a step would find.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, step
+-- Returns: how many groups are ready, how many in generation must be waited for
+-- Caller: Training.readiness; the trainer, any rank
+-- Repeat: only reads
+local function readiness(keys, args)
+  local incarnation, step = unpack(args)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  return { count_ready(clock, tonumber(step)) }
+end

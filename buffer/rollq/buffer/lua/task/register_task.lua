@@ -1,0 +1,48 @@
+-- Creates a task's clock with its rules, or compares the rules with those of the clock that exists.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, events, epoch, nonce, version, from_step, then per rule: name, value
+--   events: the channel of wake-ups
+-- Returns: 1 when it was created, 0 when it existed
+-- Caller: BufferCore.register_task; every role, when it starts
+-- Repeat: compares and changes nothing
+local FIRST_RULE = 7
+
+local function compare_rules(clock_key, args)
+  for at = FIRST_RULE, #args, 2 do
+    local name, value = unpack(args, at, at + 1)
+    local existing = redis.call('HGET', clock_key, name)
+    if existing ~= value then
+      local task = string.match(clock_key, ':([^:]*)}:clock$')
+      return fail(
+        'RUN_MISMATCH',
+        "task '%s' was registered with %s = %s, this role has %s: a run keeps its settings; change it "
+          .. 'back, or give the run another name',
+        task,
+        name,
+        tostring(existing),
+        value
+      )
+    end
+  end
+  return 0
+end
+
+local function register_task(keys, args)
+  local incarnation, events, epoch, nonce, version, from_step = unpack(args, 1, FIRST_RULE - 1)
+  local clock_key = keys[1]
+  local existing = redis.call('HGET', clock_key, 'incarnation')
+  if existing and existing ~= incarnation then
+    return fail('STORE_LOST', 'the store holds another incarnation of this run')
+  end
+  if existing then return compare_rules(clock_key, args) end
+  -- a task that joins late owes no batch for the steps before
+  local committed = math.max(tonumber(from_step), tonumber(version))
+  -- stylua: ignore
+  redis.call('HSET', clock_key, 'incarnation', incarnation, 'events', events, 'epoch', epoch, 'nonce', nonce,
+    'version', version, 'step', committed + 1, 'committed', committed, 'claimed_step', committed,
+    'checkpoint', from_step, 'history', from_step, 'control', 'run', 'reaped_ms', 0, 'hold_until_ms', 0,
+    'saving_until_ms', 0, 'pin', '', 'open_evaluations', 0, unpack(args, FIRST_RULE))
+  redis.call('HSET', task_prefix(clock_key) .. 'progress', 'cursor', 0, 'admitted', 0, 'consumed', 0)
+  return 1
+end

@@ -1,0 +1,17 @@
+-- Makes a version the live one for a task: groups that it makes too old stop counting at once.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, epoch, nonce, version
+-- Returns: the step that is trained next
+-- Caller: Training.publish; the trainer, rank 0
+-- Repeat: changes nothing
+local function task_publish(keys, args)
+  local incarnation, epoch, nonce, version = unpack(args)
+  local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
+  if err then return err end
+  version = tonumber(version)
+  local step = math.max(clock.step, version + 1)
+  redis.call('HSET', clock.key, 'version', math.max(clock.version, version), 'step', step)
+  redis.call('PUBLISH', clock.events, EVENT.publish)
+  return step
+end

@@ -1,0 +1,69 @@
+"""The source of the library of Redis functions, assembled from the files in `lua/`.
+
+It begins with constants that Python and Lua share, so that each has one definition, in Python. Then come the files in
+`lua/common/`, whose names every function can use, and one block for each function, whose names only it can use.
+
+The version is part of the library's and of every function's name, so that builds of two versions can serve their runs
+side by side on one server.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+
+from rollq.buffer.rollouts import SCHEDULED, SampleStatus, Status
+from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
+
+FUNCTIONS_VERSION = 2
+LIBRARY = f"rollq_{FUNCTIONS_VERSION}"
+
+COMMON = ("basics", "access", "clock", "samples", "groups", "batches", "steps", "restoring")
+"""Files of `lua/common/`, in an order in which each uses only names of those before it."""
+KINDS = ("run", "task", "group", "step", "batch", "snapshot")
+"""Folders of `lua/` with one file for each function."""
+
+READ_ONLY = frozenset({"counts", "inspect", "readiness", "save_group", "save_index"})
+REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups"})
+"""All other functions also run on a server whose memory is full, so that it can drain."""
+
+
+@cache
+def library_source() -> str:
+    """The Lua source of the whole library."""
+    folder = resources.files("rollq.buffer") / "lua"
+    common = [(folder / "common" / f"{name}.lua").read_text() for name in COMMON]
+    files = {path.name.removesuffix(".lua"): path for kind in KINDS for path in (folder / kind).iterdir()}
+    blocks = [_block(name, files[name].read_text()) for name in sorted(files)]
+    return "\n".join([f"#!lua name={LIBRARY}", constants(), *common, *blocks])
+
+
+def constants() -> str:
+    """The constants that Lua takes from Python, as Lua source."""
+    lines = {
+        "ARRIVALS": str(ARRIVALS),
+        "NO_TOKENS": str(NO_TOKENS),
+        "STATUSES": _lua_list(Status),
+        "SCHEDULED": _lua_list(SCHEDULED),
+        "SAMPLE": _lua_table((status.name.lower(), status.value) for status in SampleStatus),
+        "EVENT": _lua_table((kind.value, kind.value) for kind in EventKind),
+    }
+    return "".join(f"local {name} = {value}\n" for name, value in lines.items())
+
+
+def _lua_list(words: Iterable[str]) -> str:
+    return "{ " + ", ".join(f"'{word}'" for word in words) + " }"
+
+
+def _lua_table(items: Iterable[tuple[str, str]]) -> str:
+    return "{ " + ", ".join(f"{name} = '{value}'" for name, value in items) + " }"
+
+
+def _block(name: str, source: str) -> str:
+    flags = [] if name in REFUSED_WHEN_FULL else ["'allow-oom'"]
+    if name in READ_ONLY:
+        flags = ["'no-writes'"]
+    return (
+        f"do\n{source}redis.register_function{{function_name = '{LIBRARY}_{name}', callback = {name}, "
+        f"flags = {{ {', '.join(flags)} }}}}\nend"
+    )
