@@ -61,6 +61,7 @@ mutants: $(INSTALLED)  ## break the modules that decide, and count what the test
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/lua_style.py
 
 type: $(INSTALLED)  ## types, strictly
 	$(BIN)/mypy $(SOURCES)

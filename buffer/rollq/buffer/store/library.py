@@ -52,11 +52,11 @@ def constants() -> str:
 
 
 def _lua_list(words: Iterable[str]) -> str:
-    return "{ " + ", ".join(f"'{word}'" for word in words) + " }"
+    return "{\n" + "".join(f"  '{word}',\n" for word in words) + "}"
 
 
 def _lua_table(items: Iterable[tuple[str, str]]) -> str:
-    return "{ " + ", ".join(f"{name} = '{value}'" for name, value in items) + " }"
+    return "{\n" + "".join(f"  {name} = '{value}',\n" for name, value in items) + "}"
 
 
 def _block(name: str, source: str) -> str:
@@ -64,6 +64,6 @@ def _block(name: str, source: str) -> str:
     if name in READ_ONLY:
         flags = ["'no-writes'"]
     return (
-        f"do\n{source}redis.register_function{{function_name = '{LIBRARY}_{name}', callback = {name}, "
-        f"flags = {{ {', '.join(flags)} }}}}\nend"
+        f"do\n{source}redis.register_function({{\n  function_name = '{LIBRARY}_{name}',\n  callback = {name},\n"
+        f"  flags = {{ {', '.join(flags)} }},\n}})\nend"
     )
