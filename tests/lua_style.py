@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import rollq.buffer
-from rollq.buffer import library
+from rollq.buffer.store import library
 
 ROOT = Path(__file__).parent.parent
 LUA = Path(rollq.buffer.__file__).parent / "lua"
