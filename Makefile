@@ -55,8 +55,9 @@ $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requiremen
 conformance: $(INSTALLED)  ## the behaviours of docs/conformance.md, each with its outcome
 	$(BIN)/python tests/conformance.py -n $(WORKERS) $(PYTEST_ARGS)
 
-mutants: $(INSTALLED)  ## break the modules that decide, and count what the tests notice (about 15 minutes)
+mutants: $(INSTALLED)  ## break the modules that decide, and count what the tests notice (about 30 minutes)
 	$(BIN)/python tests/mutants.py
+	$(BIN)/python tests/lua_mutants.py
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .
