@@ -40,7 +40,7 @@ FILES = (
 TESTS = tuple(
     f"tests/buffer/{name}.py" for name in ("test_functions", "test_replay", "test_production", "test_prompt_stats")
 )
-QUICK_S = 1.0
+QUICK_S = 0.3
 """Tests that take longer are left out."""
 ENOUGH = 0.9
 SEED = 1

@@ -10,7 +10,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
 from rollq.buffer.errors import FencedError, StaleWorker
 from rollq.buffer.replies import Control, PutOutcome, Shortfall
-from rollq.buffer.rollouts import GroupResult, Status
+from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.store.scores import ARRIVALS
 from support.buffer_run import World, make_sample
 
@@ -612,3 +612,107 @@ def test_a_drain_is_asked_of_one_worker_until_its_time_is_over(world: World) -> 
         task_keys(world.buffer.run, "math").group(1), "reserved_until_ms", server_ms(world) - 1
     )  # fmt: skip
     assert drains("second")
+
+
+# -- what counts ----------------------------------------------------------------------------------------------------
+
+
+def test_stale_groups_that_are_not_swept_yet_are_not_ready_in_order_of_arrival(world: World) -> None:
+    world.start(math={"order": "fifo"})
+    assert world.buffer.readiness("math", 1) == (0, 0)
+    world.complete(1)
+    world.buffer.publish(world.held, 5, uri="", digest="5")
+    assert world.buffer.readiness("math", 6) == (0, 0)
+    world.complete(1)
+    assert world.buffer.readiness("math", 6) == (1, 0)
+
+
+def test_a_group_in_generation_that_is_too_old_already_is_not_waited_for(world: World) -> None:
+    world.start(math={"max_staleness": 1, "stragglers": "wait"}).admit(1)
+    world.lease(1)
+    assert [world.buffer.readiness("math", step)[1] for step in (1, 2, 3, 4)] == [0, 1, 0, 0]
+
+
+def test_work_that_nobody_died_with_is_no_suspect(world: World) -> None:
+    world.start().admit(1)
+    world.buffer.hand_back(world.lease(1))
+    assert scores(world, "suspects") == {}
+
+
+def gathering(world: World) -> str:
+    """A batch of three groups that are gathered."""
+    world.start()
+    handle = world.buffer.open_batch("math", "batch", "train", step=1).handle
+    prompts = [Prompt(f"prompt {i}") for i in range(3)]
+    assert world.buffer.fill_batch("math", handle, 0, prompts, last=True) == 3
+    return handle
+
+
+def test_a_batch_counts_its_groups_by_where_they_went(world: World) -> None:
+    handle = gathering(world)
+    assert put_letters(world, "cc") is PutOutcome.GATHERED
+    assert put_letters(world, "cf") is PutOutcome.FAILED
+    assert put_letters(world, "cc", filtered=True) is PutOutcome.FILTERED
+    state = world.buffer.batch_by_handle("math", handle)
+    assert (state.gathered, state.failed, state.filtered, state.complete) == (1, 1, 1, True)
+
+
+def test_a_group_that_leaves_its_batch_without_a_result_has_no_versions(world: World) -> None:
+    handle = gathering(world)
+    assert world.buffer.begin_finalize("math", handle, "nonce", lease_s=9).state == "finalizing"
+    world.buffer.end_finalize("math", handle, "nonce", b"{}", {})
+    assert world.statuses() == {"aborted": 3}
+    assert world.buffer.inspect("math", 1)["versions"] == "-,-"
+
+
+def test_samples_that_start_again_do_not_make_a_group_old(world: World) -> None:
+    world.start(math={"max_staleness": 9}).admit(1)
+    world.buffer.publish(world.held, 2, uri="", digest="2")
+    (lease,) = world.lease(1)
+    world.buffer.put([GroupResult(lease, (make_sample(1), make_sample(0, status="a")))])
+    recycle(world)
+    world.lease(1)
+    assert scores(world, "generating") == {1: 1}
+
+
+def test_after_a_rewind_masked_tokens_are_older_by_what_their_mask_allows_less(world: World) -> None:
+    world.start(math={"max_staleness": 2, "max_token_staleness": 0})
+    world.buffer.publish(world.held, 3, uri="", digest="3")
+    world.complete(1)
+    assert world.buffer.inspect("math", 1)["versions"] == "1,1"
+    world.begin(0, launch_id="launch-2")
+    group = world.buffer.inspect("math", 1)
+    assert (group["versions"], group["oldest"]) == ("-2,-2", "-2")
+    assert scores(world, "by_version") == {1: -2 * ARRIVALS + 1}
+
+
+def test_only_the_latest_timings_are_kept(world: World) -> None:
+    world.start().admit(1)
+    timings = task_keys(world.buffer.run, "math").clock.removesuffix("clock") + "timings"
+    client_of(world).rpush(timings, *[1] * 1200)
+    world.put(world.lease(1))
+    assert len(world.buffer.take_production("math").timings_ms) == 1000
+
+
+def test_a_group_of_an_evaluation_that_starts_again_keeps_nothing(world: World) -> None:
+    world.start(math={}, held_out={"kind": "eval"})
+    handle = world.buffer.open_batch("held_out", "0", "eval", step=0).handle
+    world.buffer.fill_batch("held_out", handle, 0, [Prompt("question")], last=True)
+    assert world.put(world.lease(1, "held_out"), status="a") == [PutOutcome.RESTARTED]
+    group = world.buffer.inspect("held_out", 1)
+    assert (group["letters"], group["versions"], group["tries"]) == ("pp", "-,-", "0")
+    world.check()
+
+
+def test_flags_of_a_lease_are_0_or_1(world: World) -> None:
+    world.start(math={"tail_batch_max_tries": 1}).admit(1)
+    put_letters(world, "ca")
+    recycle(world)
+    world.lease(1)
+    kill_holders(world)
+    world.buffer.reap("math")
+    _, (group_id, attempt, tries, step, evaluation, suspect, alone, letters, _, must_finish, _) = (
+        world.buffer._call_task("lease", "math", "w", "nonce", 1, 0, 1, 0, 1)
+    )
+    assert (group_id, attempt, tries, step, letters) == (1, 3, 2, 1, b"cp")
+    assert (evaluation, suspect, alone, must_finish) == (0, 1, 0, 1)
