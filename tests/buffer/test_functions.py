@@ -8,7 +8,7 @@ from redis.client import PubSub
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.core import task_keys
-from rollq.buffer.errors import FencedError, StaleWorker
+from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
 from rollq.buffer.replies import Control, PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.store.scores import ARRIVALS
@@ -161,7 +161,7 @@ def test_every_status_on_the_way_to_the_trainer_counts_against_the_target(world:
 def test_a_row_is_kept_where_it_is_known(world: World) -> None:
     world.start().admit(1)
     clock = task_keys(world.buffer.run, "math").clock
-    world.buffer._call("admit", clock, world.buffer.incarnation, 1, 1, 9, 1, 2, 7, b"{}", 3, "", b"{}")
+    world.buffer.call("admit", clock, world.buffer.incarnation, 1, 1, 9, 1, 2, 7, b"{}", 3, "", b"{}")
     assert world.buffer.inspect("math", 2)["row"] == "7"
     assert "row" not in world.buffer.inspect("math", 3)
 
@@ -307,9 +307,9 @@ def test_a_sweep_takes_no_more_than_its_limit_and_says_whether_to_call_again(wor
     world.start()
     world.complete(3)
     world.buffer.publish(world.held, 5, uri="", digest="5")
-    assert world.buffer._call_task("expire", "math", 2) == [2, 0, 1]
-    assert world.buffer._call_task("expire", "math", 2) == [1, 0, 0]
-    assert world.buffer._call_task("expire", "math", 2) == [0, 0, 0]
+    assert world.buffer.call_task("expire", "math", 2) == [2, 0, 1]
+    assert world.buffer.call_task("expire", "math", 2) == [1, 0, 0]
+    assert world.buffer.call_task("expire", "math", 2) == [0, 0, 0]
     assert world.buffer.counts("math").progress["expired"] == 3
     assert scores(world, "expired") == {1: 1, 2: 2, 3: 3}
     world.check()
@@ -321,7 +321,7 @@ def test_what_expires_loses_its_reward_and_its_stale_samples(world: World) -> No
     (lease,) = world.lease(1)
     world.buffer.put([GroupResult(lease, (make_sample(1), make_sample(1, status="a")))])
     world.buffer.publish(world.held, 2, uri="", digest="2")
-    assert world.buffer._call_task("expire", "math", 9) == [1, 0, 0]
+    assert world.buffer.call_task("expire", "math", 9) == [1, 0, 0]
     group = world.buffer.inspect("math", 1)
     assert group["letters"] == "pp"
     assert "reward" not in group
@@ -482,13 +482,13 @@ def test_only_batches_of_the_round_or_earlier_are_undone(world: World) -> None:
     world.start()
     world.complete(2)
     fence = (world.held.epoch, world.held.nonce, 1)
-    assert world.buffer._call_task("claim", "math", *fence, 2, 3)[0] == b"batch"
-    assert world.buffer._call_task("release", "math", *fence, "return", 2) == 0
-    assert world.buffer._call_task("claim", "math", *fence, 2, 1)[0] == b"batch", "an earlier round changes nothing"
-    assert world.buffer._call_task("release", "math", *fence, "return", 2) == 0
-    assert world.buffer._call_task("release", "math", *fence, "return", 3) == 2
-    assert world.buffer._call_task("claim", "math", *fence, 2, 0)[0] == b"batch"
-    assert world.buffer._call_task("release", "math", *fence, "return", 0) == 2
+    assert world.buffer.call_task("claim", "math", *fence, 2, 3)[0] == b"batch"
+    assert world.buffer.call_task("release", "math", *fence, "return", 2) == 0
+    assert world.buffer.call_task("claim", "math", *fence, 2, 1)[0] == b"batch", "an earlier round changes nothing"
+    assert world.buffer.call_task("release", "math", *fence, "return", 2) == 0
+    assert world.buffer.call_task("release", "math", *fence, "return", 3) == 2
+    assert world.buffer.call_task("claim", "math", *fence, 2, 0)[0] == b"batch"
+    assert world.buffer.call_task("release", "math", *fence, "return", 0) == 2
 
 
 def test_one_of_delivering_and_undoing_succeeds(world: World) -> None:
@@ -496,7 +496,7 @@ def test_one_of_delivering_and_undoing_succeeds(world: World) -> None:
 
     def plan(step: int, action: str, seen: int, sizes: str = "{}") -> list[Any]:
         fence = (world.buffer.incarnation, world.held.epoch, world.held.nonce)
-        reply: list[Any] = world.buffer._call("plan", world.buffer.keys.info, *fence, step, sizes, action, seen)
+        reply: list[Any] = world.buffer.call("plan", world.buffer.keys.info, *fence, step, sizes, action, seen)
         return reply
 
     assert plan(1, "look", 0, "first") == [b"first", 0, 0]
@@ -534,11 +534,11 @@ def test_no_more_groups_are_leased_than_asked_for(world: World) -> None:
 def test_a_retried_call_returns_only_what_its_nonce_still_holds(world: World) -> None:
     world.start().admit(2)
     call = ("lease", "math", "w", "nonce", 1, 0, 2, 0, 1)
-    first = world.buffer._call_task(*call)
+    first = world.buffer.call_task(*call)
     kill_holders(world)
     world.buffer.reap("math")
     assert len(first) == 3
-    assert world.buffer._call_task(*call) == [0]
+    assert world.buffer.call_task(*call) == [0]
 
 
 def test_weights_are_refused_at_the_step_for_which_they_are_too_old(world: World) -> None:
@@ -566,7 +566,7 @@ def test_weights_of_a_dead_epoch_count_by_its_floor(world: World) -> None:
     world.train(1)
     world.begin(0, mode="return", launch_id="launch-2")
     ask = ("lease", "math", "w")
-    assert len(world.buffer._call_task(*ask, "a", 1, 7, 1, 0, 1)) == 2
+    assert len(world.buffer.call_task(*ask, "a", 1, 7, 1, 0, 1)) == 2
     assert list(scores(world, "generating").values()) == [0]
 
 
@@ -712,7 +712,96 @@ def test_flags_of_a_lease_are_0_or_1(world: World) -> None:
     kill_holders(world)
     world.buffer.reap("math")
     _, (group_id, attempt, tries, step, evaluation, suspect, alone, letters, _, must_finish, _) = (
-        world.buffer._call_task("lease", "math", "w", "nonce", 1, 0, 1, 0, 1)
+        world.buffer.call_task("lease", "math", "w", "nonce", 1, 0, 1, 0, 1)
     )
     assert (group_id, attempt, tries, step, letters) == (1, 3, 2, 1, b"cp")
     assert (evaluation, suspect, alone, must_finish) == (0, 1, 0, 1)
+
+
+def claim_raw(world: World, step: int, want: int, claim_round: int = 0) -> list[Any]:
+    reply: list[Any] = world.buffer.call_task(
+        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round
+    )
+    return reply
+
+
+def test_a_claim_of_a_later_round_takes_the_batch_over(world: World) -> None:
+    world.start()
+    world.complete(2)
+    fence = (world.held.epoch, world.held.nonce, 1)
+    assert claim_raw(world, 1, 2, 1)[0] == b"batch"
+    assert world.buffer.call_task("release", "math", *fence, "return", 0) == 0
+    assert claim_raw(world, 1, 2, 3)[0] == b"batch"
+    assert world.buffer.call_task("release", "math", *fence, "return", 2) == 0
+    assert world.statuses() == {"claimed": 2}
+
+
+def test_what_a_pipeline_gave_a_group_is_served_with_it(world: World) -> None:
+    world.start()
+    world.complete(2)
+    client_of(world).hset(task_keys(world.buffer.run, "math").group(1), "shaped", '{"rewards":[1,2],"advantages":null}')
+    first, second = world.claim(1).groups
+    assert first.shaped is not None
+    assert first.shaped.rewards == (1, 2)
+    assert second.shaped is None
+
+
+def test_one_stale_group_in_front_is_swept_first_and_passed_over_while_the_buffer_is_saved(world: World) -> None:
+    world.start(math={"order": "fifo"})
+    world.complete(1)
+    world.buffer.publish(world.held, 5, uri="", digest="5")
+    world.complete(3)
+    assert claim_raw(world, 6, 2) == [b"sweep", 0, 0]
+    set_clock(world, saving_until_ms=server_ms(world) + 60_000)
+    assert [group[0] for group in claim_raw(world, 6, 2)[2:]] == [2, 3]
+    assert world.statuses() == {"completed": 2, "claimed": 2}
+
+
+def test_a_batch_of_one_waits_for_a_straggler_and_an_empty_one_does_not(world: World) -> None:
+    world.start(math={"max_staleness": 1, "stragglers": "wait"})
+    world.complete(1)
+    world.admit(1)
+    world.lease(1)
+    world.buffer.publish(world.held, 1, uri="", digest="1")
+    assert claim_raw(world, 2, 1) == [b"short", 1, 1]
+    assert claim_raw(world, 2, 0)[0] == b"batch"
+
+
+def test_a_committed_step_whose_batch_is_not_kept_cannot_be_claimed_again(world: World) -> None:
+    world.start(math={"resume": "fresh"})
+    world.complete(2)
+    world.train(1)
+    with pytest.raises(HistoryGone, match="step 1 was committed"):
+        claim_raw(world, 1, 0)
+
+
+def rewind(world: World, step: int, mode: str) -> int:
+    return int(world.buffer.call_task("rewind", "math", world.held.epoch, world.held.nonce, step, mode))
+
+
+def test_regenerating_leaves_nothing_of_a_trained_group_but_its_prompt(world: World) -> None:
+    world.start()
+    world.complete(2)
+    world.train(1)
+    client_of(world).hset(
+        task_keys(world.buffer.run, "math").group(1), mapping={"clone": 99, "uses": 1, "shaped": "{}"}
+    )
+    world.begin(0, mode="regenerate", launch_id="launch-2")
+    group = world.buffer.inspect("math", 1)
+    assert (group["letters"], group["tries"]) == ("pp", "0")
+    assert not {"clone", "uses", "shaped"} & set(group)
+    assert sorted(scores(world, "pending")) == [1, 2]
+    assert scores(world, "suspects") == {}
+    assert world.buffer.clock("math").claimed_step == 0
+    world.check()
+
+
+def test_only_steps_between_the_checkpoint_and_the_last_claim_are_rewound(world: World) -> None:
+    world.start(math={"batch_groups": 1, "max_staleness": 3})
+    world.complete(2)
+    world.train(1, math=1)
+    world.begin(1, launch_id="launch-2")
+    world.claim(2, math=1)
+    assert [rewind(world, step, "return") for step in (1, 2, 3)] == [0, 0, 0]
+    assert world.statuses() == {"archived": 1, "claimed": 1}
+    assert world.buffer.clock("math").claimed_step == 2

@@ -51,14 +51,14 @@ def callers() -> dict[str, set[str]]:
     """Name of a function -> the methods and functions in Python that call it by name."""
     found: dict[str, set[str]] = defaultdict(set)
 
-    def visit(node: ast.AST, scope: tuple[str, ...]) -> None:
+    def visit(node: ast.AST, scope: tuple[str, ...], in_function: bool = False) -> None:
         for child in ast.iter_child_nodes(node):
-            inner = scope
             if isinstance(child, ast.ClassDef | ast.FunctionDef):
-                inner = (*scope, child.name)
-            elif isinstance(child, ast.Constant) and child.value in FUNCTIONS and scope:
+                visit(child, (*scope, child.name), isinstance(child, ast.FunctionDef))
+                continue
+            if in_function and isinstance(child, ast.Constant) and child.value in FUNCTIONS:
                 found[str(child.value)].add(".".join(scope))
-            visit(child, inner)
+            visit(child, scope, in_function)
 
     for path in PACKAGE.rglob("*.py"):
         visit(ast.parse(path.read_text()), ())

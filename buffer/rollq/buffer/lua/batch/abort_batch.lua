@@ -5,7 +5,7 @@
 -- ARGV: incarnation, handle, reason, keep_finished
 --   keep_finished: 1 to keep finished groups, of a batch that is trained
 -- Returns: how many groups were dropped
--- Caller: Batches.abort_batch; coordinators
+-- Caller: Coordination.abort_batch; coordinators
 -- Repeat: finds it aborted; a finalized batch stays finalized
 local function abort_batch(keys, args)
   local incarnation, handle, reason, keep_finished = unpack(args)

@@ -5,7 +5,7 @@
 --   nonce: of the caller   lease_ms: how long it may take
 -- Returns: the state (`finalizing`: the caller has it; `busy`: another process has it), the result when there is one,
 --   and per gathered group: id, the version it counts as, arrival, tries, tokens, reward
--- Caller: Batches.begin_finalize; coordinators
+-- Caller: Coordination.begin_finalize; coordinators
 -- Repeat: by the same caller returns the same; a caller that died is replaced when its time is over
 local function describe_gathered(clock, handle)
   local reply = { 'finalizing', '' }

@@ -5,7 +5,7 @@
 --   nonce: of the caller, who began   result: JSON
 --   outcome: rewards and advantages (JSON) of a group that is kept, else why it is filtered   kept: 1 or 0
 -- Returns: the state now, and the result that was kept
--- Caller: Batches.end_finalize; coordinators
+-- Caller: Coordination.end_finalize; coordinators
 -- Repeat: finds the batch finalized
 local FIRST_GROUP = 5
 

@@ -4,7 +4,7 @@
 -- ARGV: incarnation, batch_id, handle, kind, step, digest
 --   handle: for a new batch   kind: train|eval; an evaluation is of the live version   digest: of the batch's content
 -- Returns: the handle, and 1 when it is new, else 0
--- Caller: Batches.open_batch; coordinators, and the trainer
+-- Caller: Evaluations.open_batch; coordinators, and the trainer
 -- Repeat: with the same content returns the same handle
 local function pin_evaluation(clock)
   if clock.kind ~= 'eval' then return fail('EVALUATION', 'the task is trained on, and cannot be evaluated') end

@@ -4,7 +4,7 @@
 -- ARGV: incarnation, handle, nonce
 --   nonce: of the caller, who began
 -- Returns: the state now
--- Caller: Batches.undo_finalize; coordinators
+-- Caller: Coordination.undo_finalize; coordinators
 -- Repeat: finds the batch running
 local function undo_finalize(keys, args)
   local incarnation, handle, nonce = unpack(args)

@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, limit
 -- Returns: how many expired, how many were dropped, more 0|1: call again
--- Caller: Admission.expire; any role
+-- Caller: Sweeping.expire; any role
 -- Repeat: finds only groups that became too old since
 local function expire(keys, args)
   local incarnation, limit = unpack(args)

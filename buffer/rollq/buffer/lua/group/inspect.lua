@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, id
 -- Returns: the group's hash, flat; empty when there is no such group
--- Caller: Buffer.inspect; monitors
+-- Caller: Inspection.inspect; monitors
 -- Repeat: only reads
 local function inspect(keys, args)
   local incarnation, id = unpack(args)

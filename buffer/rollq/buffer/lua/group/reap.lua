@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, limit
 -- Returns: how many went back, how many were quarantined, held 0|1
--- Caller: Admission.reap; any role, about once a second
+-- Caller: Sweeping.reap; any role, about once a second
 -- Repeat: finds only leases that ran out since
 --
 -- When nobody has reaped for a third of a lease, the server or every client was away, and leases could not be renewed.

@@ -4,7 +4,7 @@
 -- ARGV: incarnation
 -- Returns: now_ms, groups ready at the clock's step, outcomes remembered, how many of them were kept, clock (flat
 --   hash), progress (flat hash), then per status: its name, its number of groups
--- Caller: Buffer.counts; every role
+-- Caller: Inspection.counts; every role
 -- Repeat: only reads
 local function counts(keys, args)
   local incarnation = unpack(args)

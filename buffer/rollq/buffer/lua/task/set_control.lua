@@ -4,7 +4,7 @@
 -- ARGV: incarnation, control, reason, only_from
 --   control: run|pause|stopped|done   only_from: the control that the task must have, '' for any
 -- Returns: 1, or 0 when the task has another control
--- Caller: BufferCore.set_control; operators, and the producer (stopped, done)
+-- Caller: Admission.set_control; operators, and the producer (stopped, done)
 -- Repeat: changes nothing
 local function set_control(keys, args)
   local incarnation, control, reason, only_from = unpack(args)

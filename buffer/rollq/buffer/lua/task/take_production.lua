@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation
 -- Returns: now_ms, sums (flat hash, since_ms among them), milliseconds of each group (the last 1000)
--- Caller: Buffer.take_production; the trainer, rank 0
+-- Caller: Training.take_production; the trainer, rank 0
 -- Repeat: after a lost reply finds nothing; these numbers are only for people
 local function take_production(keys, args)
   local incarnation = unpack(args)
