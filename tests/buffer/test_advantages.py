@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollq.buffer.advantages import AdvantageSettings, advantages
+from rollq.buffer.advantages import AdvantageSettings, advantages, no_advantage
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 2.0, 4.0]
 GROUPS = [0, 0, 0, 0, 1, 1]
@@ -63,3 +63,20 @@ def test_a_group_of_one_valid_sample_teaches_nothing(baseline: str) -> None:
 def test_equal_rewards_give_zero_and_nothing_valid_gives_zeros() -> None:
     assert advantages([2.0] * 3, [0] * 3, [True] * 3, AdvantageSettings()).tolist() == [0.0] * 3
     assert advantages([np.nan] * 2, [0] * 2, [False] * 2, AdvantageSettings()).tolist() == [0.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("rewards", "none"),
+    [
+        ([], True),
+        ([0.5], True),
+        ([1.0, 1.0], True),
+        ([0.3, 0.1 + 0.2], True),
+        ([0.5, 0.5 + 5e-7], True),
+        ([0.5, 0.51], False),
+    ],
+)
+def test_a_group_without_advantage_is_one_whose_rewards_are_the_same_but_for_rounding(
+    rewards: list[float], none: bool
+) -> None:
+    assert no_advantage(rewards) is none

@@ -17,10 +17,10 @@ END = BufferReading(
 
 def test_groups_are_conserved_when_each_is_archived_in_the_buffer_or_counted_as_dropped() -> None:
     kept = conservation(END)
-    assert (kept.admitted, kept.archived, kept.in_buffer) == (45, 30, 7)
-    assert kept.dropped == {"trained": 7, "expired": 1}
-    assert kept.holds
-    assert not conservation(replace(END, depths={})).holds
+    assert (kept["admitted"], kept["archived"], kept["in_buffer"]) == (45, 30, 7)
+    assert kept["dropped"] == {"trained": 7, "expired": 1}
+    assert kept["holds"]
+    assert not conservation(replace(END, depths={}))["holds"]
 
 
 def test_a_worker_that_died_keeps_the_samples_it_made() -> None:

@@ -4,6 +4,7 @@ Invariant: a sample that did not complete gets advantage 0 and takes no part in 
 `Batch` computes every rank's share from the same call, so gradients do not depend on the number of ranks.
 """
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 import numpy as np
@@ -14,6 +15,9 @@ from rollq.buffer.rollouts import BoolArray, Float32Array
 from rollq.buffer.settings import Settings
 
 Float64Array = npt.NDArray[np.float64]
+
+SAME_REWARD = 1e-6
+"""Rewards that differ by no more than this are the same."""
 
 
 class AdvantageSettings(Settings):
@@ -69,6 +73,15 @@ def advantages(
         pool = group if settings.scale == "group" else everyone
         centred = centred / (_deviation(reward, pool, keep) + settings.eps)
     return np.where(keep, centred, 0.0).astype(np.float32)
+
+
+def no_advantage(rewards: Sequence[float]) -> bool:
+    """Whether the valid samples of a group, with these rewards, have no advantage over one another.
+
+    Rewards that differ by no more than `SAME_REWARD` count as the same: a score changes that much when its terms are
+    added in another order or stored as float32, and a deviation below the default `eps` gives almost no advantage.
+    """
+    return not rewards or max(rewards) - min(rewards) <= SAME_REWARD
 
 
 def _count(pool: npt.NDArray[np.int64], keep: BoolArray) -> Float64Array:

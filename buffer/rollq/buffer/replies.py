@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rollq.buffer.rollouts import Lease, PipelineOutput, Status
 from rollq.buffer.settings import TaskRules
@@ -66,13 +66,23 @@ class Counts:
     @property
     def dropped(self) -> Mapping[str, int]:
         """Groups that left the buffer, by reason (`trained` once a checkpoint covers them)."""
-        prefix = "dropped_"
-        return {name[len(prefix) :]: int(n) for name, n in self.progress.items() if name.startswith(prefix)}
+        return dropped_groups(self.progress)
 
     @property
     def unaccounted(self) -> int:
         """Admitted groups that are in no status set and under no drop counter. Anything but 0 is a bug."""
-        return int(self.progress["admitted"]) - sum(self.statuses.values()) - sum(self.dropped.values())
+        return unaccounted_groups(self.progress, self.statuses)
+
+
+def dropped_groups(progress: Mapping[str, float]) -> dict[str, int]:
+    """Groups that left the buffer, by reason (`trained` once a checkpoint covers them), from a task's counters."""
+    prefix = "dropped_"
+    return {name.removeprefix(prefix): int(n) for name, n in progress.items() if name.startswith(prefix)}
+
+
+def unaccounted_groups(progress: Mapping[str, float], statuses: Mapping[Any, int]) -> int:
+    """Admitted groups of a task that are in no status set and under no drop counter. Anything but 0 is a bug."""
+    return int(progress.get("admitted", 0)) - sum(statuses.values()) - sum(dropped_groups(progress).values())
 
 
 @dataclass(frozen=True, slots=True)

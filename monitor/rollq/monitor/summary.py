@@ -2,57 +2,30 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from rollq.buffer.replies import dropped_groups, unaccounted_groups
 from rollq.buffer.rollouts import Status
 from rollq.monitor.live import staleness_shares
 from rollq.monitor.records import BufferReading, StepRecord
 
-DROPPED = "dropped_"
 
-
-@dataclass(frozen=True, slots=True)
-class Conservation:
-    """Where the groups that were admitted are: archived, elsewhere in the buffer, or dropped under a counted reason
-    (`trained` once a checkpoint covers them)."""
-
-    admitted: int
-    archived: int
-    in_buffer: int
-    dropped: Mapping[str, int]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every admitted group is accounted for."""
-        return self.admitted == self.archived + self.in_buffer + sum(self.dropped.values())
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "admitted": self.admitted,
-            "archived": self.archived,
-            "in_buffer": self.in_buffer,
-            "dropped": dict(self.dropped),
-            "holds": self.holds,
-        }
-
-
-def conservation(snapshot: BufferReading) -> Conservation:
-    """Account for the groups of all tasks, as `snapshot` shows them."""
-    dropped: dict[str, int] = {}
-    for counters in snapshot.progress.values():
-        for name, value in counters.items():
-            if name.startswith(DROPPED):
-                reason = name.removeprefix(DROPPED)
-                dropped[reason] = dropped.get(reason, 0) + int(value)
-    archived = sum(statuses.get(Status.ARCHIVED.value, 0) for statuses in snapshot.depths.values())
-    return Conservation(
-        admitted=sum(int(counters.get("admitted", 0)) for counters in snapshot.progress.values()),
-        archived=archived,
-        in_buffer=sum(sum(statuses.values()) for statuses in snapshot.depths.values()) - archived,
-        dropped=dropped,
-    )
+def conservation(reading: BufferReading) -> dict[str, Any]:
+    """Where the admitted groups of all tasks are: archived, elsewhere in the buffer, or dropped under a counted reason
+    (`trained` once a checkpoint covers them). `holds`: every group of every task is accounted for."""
+    dropped: Counter[str] = Counter()
+    for counters in reading.progress.values():
+        dropped.update(dropped_groups(counters))
+    archived = sum(statuses.get(Status.ARCHIVED.value, 0) for statuses in reading.depths.values())
+    return {
+        "admitted": sum(int(counters.get("admitted", 0)) for counters in reading.progress.values()),
+        "archived": archived,
+        "in_buffer": sum(sum(statuses.values()) for statuses in reading.depths.values()) - archived,
+        "dropped": dict(dropped),
+        "holds": not any(
+            unaccounted_groups(reading.progress[task], reading.depths.get(task, {})) for task in reading.progress
+        ),
+    }
 
 
 def samples_by_worker(steps: Iterable[StepRecord]) -> dict[str, int]:
@@ -81,7 +54,7 @@ def summarize(
         "held_out": {when: {**rewards, "mean": _mean(rewards)} for when, rewards in held_out.items() if rewards},
         "staleness_shares": {str(age): share for age, share in staleness_shares(steps).items()},
         "samples_by_worker": samples_by_worker(steps),
-        "conservation": conservation(snapshots[-1]).as_dict() if snapshots else {},
+        "conservation": conservation(snapshots[-1]) if snapshots else {},
     }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.advantages import AdvantageSettings, advantages
+from rollq.buffer.advantages import AdvantageSettings, advantages, no_advantage
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, SampleStatus
 
@@ -64,7 +64,7 @@ def run_pipeline(operators: Sequence[Operator], groups: Sequence[Group]) -> list
 def drop_zero_advantage(groups: Sequence[ScoredGroup]) -> list[ScoredGroup]:
     """Drop groups whose valid samples all have the same reward: they give no gradient (DAPO, arXiv:2503.14476)."""
     return [
-        group.drop("all rewards are equal") if len(np.unique(group.rewards[group.valid])) < 2 else group
+        group.drop("all rewards are equal") if no_advantage(group.rewards[group.valid].tolist()) else group
         for group in groups
     ]
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.replies import PromptStats
+from rollq.buffer.splitmix import splitmix64
 from rollq.producer.settings import ProducerTask
 
 _MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
 
 
 class PromptOrder(Protocol):
@@ -96,14 +96,6 @@ def shuffled(rows: int, seeds: tuple[int, ...]) -> npt.NDArray[np.int64]:
     """A permutation of `rows` row numbers, int64 [rows], sorted by a hash of (seeds, row)."""
     state = 0
     for seed in seeds:
-        state = int(_splitmix64(np.array([(state + seed) & _MASK], np.uint64))[0])
-    keys = _splitmix64(np.arange(rows, dtype=np.uint64) + np.uint64(state))
+        state = int(splitmix64(np.array([(state + seed) & _MASK], np.uint64))[0])
+    keys = splitmix64(np.arange(rows, dtype=np.uint64) + np.uint64(state))
     return np.argsort(keys, kind="stable")
-
-
-def _splitmix64(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), a pseudo-random bijection of 64-bit integers."""
-    x = x + np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -14,17 +14,18 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from types import FrameType
 
 PR_SET_PDEATHSIG = 1
 
 
-def end_with_guard() -> None:
-    """Runs in the forked child: on Linux, ask for a SIGTERM when the guard dies."""
+def die_with_parent(number: int) -> None:
+    """On Linux, have this process get the signal `number` when its parent dies; elsewhere, do nothing."""
     if sys.platform == "linux":
         import ctypes
 
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:
@@ -38,7 +39,7 @@ def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:
         stdout=sys.stderr,
         pass_fds=(lock_fd,),
         env={**os.environ, "LC_ALL": "C"},
-        preexec_fn=end_with_guard,
+        preexec_fn=partial(die_with_parent, signal.SIGTERM),
     )
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

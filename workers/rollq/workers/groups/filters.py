@@ -9,14 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rollq.buffer.advantages import no_advantage
 from rollq.buffer.plugins import check_parameters, load_plugin
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.user_code import UserFunction
 
 FilterFunction = Callable[[Prompt, Sequence[Sample]], bool | Awaitable[bool]]
-
-SAME_REWARD = 1e-6
-"""Rewards that differ by no more than this are the same."""
 
 
 def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
@@ -25,8 +23,7 @@ def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
     The dynamic sampling of DAPO (arXiv:2503.14476, section 3.2); the producer refills what is dropped.
     """
     rewards = [sample.reward for sample in samples if sample.status is SampleStatus.COMPLETED]
-    scored = [reward for reward in rewards if reward is not None]
-    return bool(scored) and max(scored) - min(scored) > SAME_REWARD
+    return not no_advantage([reward for reward in rewards if reward is not None])
 
 
 BUILT_IN: Final[Mapping[str, FilterFunction]] = {"zero_advantage": zero_advantage}

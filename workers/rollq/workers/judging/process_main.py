@@ -6,7 +6,6 @@ What judges print goes to the standard error. Invariant: the process ends with i
 kills it, also in the middle of a call; elsewhere it ends after the call, with its input.
 """
 
-import ctypes
 import os
 import signal
 import struct
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from rollq.buffer.store.server_guard import die_with_parent
 from rollq.workers.judging.rewards import check_reward
 
 HEAD = struct.Struct(">II")
@@ -25,14 +25,11 @@ HEAD = struct.Struct(">II")
 LENGTH = struct.Struct(">I")
 MAX_REASON = 2000
 """Characters of an error that are kept with the sample."""
-PR_SET_PDEATHSIG = 1
-"""Of Linux' prctl: which signal to get when the parent dies."""
 
 
 def serve() -> None:
     """Answer calls until the input ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):  # of a whole process tree: the parent says when it is time to end
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

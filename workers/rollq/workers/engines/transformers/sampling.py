@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rollq.buffer.splitmix import GOLDEN_GAMMA, splitmix64
 from rollq.workers.engines.protocol import Sampling
-
-_GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,15 +64,7 @@ def sample(logprobs: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """A random number in [0, 1) for each (seed, position), [B]: SplitMix64 (Steele, Lea, Flood 2014) used as a hash."""
-    bits = _mix(_mix(seeds) + positions * _GOLDEN_GAMMA)
+    """A random number in [0, 1) for each (seed, position), [B], made by SplitMix64 as a hash."""
+    bits = splitmix64(splitmix64(seeds) + positions * np.uint64(GOLDEN_GAMMA))
     # 52 bits: the largest value times any sum of probabilities still rounds below that sum.
     return (bits >> np.uint64(12)).astype(np.float64) * 2.0**-52
-
-
-def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's output function."""
-    bits = bits + _GOLDEN_GAMMA
-    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> np.uint64(31))
