@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollq.buffer.batch_sizes import groups_at, groups_through, split
+from rollq.buffer.batch_sizes import groups_at, groups_through, share_by_weight
 
 WEIGHTS = st.lists(
     st.tuples(st.text("abc", min_size=1, max_size=5), st.floats(0, 1e6, allow_nan=False)),
@@ -31,14 +31,14 @@ WEIGHTS = st.lists(
 def test_xp09_a_batch_is_split_by_the_largest_remainder(
     total: int, weights: dict[str, float], shares: dict[str, int]
 ) -> None:
-    assert split(total, list(weights.items())) == shares
+    assert share_by_weight(total, list(weights.items())) == shares
 
 
 @given(st.integers(0, 1000), WEIGHTS)
 def test_xp09_every_task_gets_its_share_to_within_one_and_all_is_shared(
     total: int, weights: list[tuple[str, float]]
 ) -> None:
-    shares = split(total, weights)
+    shares = share_by_weight(total, weights)
     together = sum(weight for _, weight in weights)
     assert sum(shares.values()) == total
     assert list(shares) == [name for name, _ in weights]
@@ -52,7 +52,7 @@ def test_xp09_every_task_gets_its_share_to_within_one_and_all_is_shared(
     ("total", "weights", "message"),
     [
         (-1, [("a", 1.0)], "-1 groups cannot be shared: 0 or more are needed"),
-        (7, [("a", 1.0), ("b", 1.0), ("a", 2.0)], "task 'a' stands twice"),
+        (7, [("a", 1.0), ("b", 1.0), ("a", 2.0)], "task 'a' is listed twice"),
         (7, [("a", 1.0), ("b", -0.5)], "task 'b': weight -0.5 must be a number from 0 on"),
         (7, [("a", math.nan)], "task 'a': weight nan"),
         (7, [("a", math.inf)], "task 'a': weight inf"),
@@ -64,7 +64,7 @@ def test_xp09_weights_that_make_no_sense_are_refused(
     total: int, weights: list[tuple[str, float]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        split(total, weights)
+        share_by_weight(total, weights)
 
 
 @pytest.mark.parametrize(("step", "groups"), [(1, 4), (2, 4), (3, 10), (4, 10), (5, 0), (6, 0), (7, 1), (99, 1)])

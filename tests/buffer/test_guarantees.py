@@ -11,7 +11,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import FencedError
 from rollq.buffer.replies import Claimed, PutOutcome
 from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
-from rollq.buffer.staleness import counted_version, is_stale, stale_threshold, staleness, token_mask
+from rollq.buffer.staleness import counted_version, stale_threshold, staleness, token_mask
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World, make_sample
@@ -24,6 +24,10 @@ def world(any_server: EmbeddedServer, run_name: str) -> Iterator[World]:
         world = World(buffer)
         yield world
         world.check()
+
+
+def is_stale(step: int, versions: list[int], threshold: int) -> bool:
+    return staleness(step, versions) >= threshold
 
 
 # -- counts and taking ----------------------------------------------------------------------------------------------

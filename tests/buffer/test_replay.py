@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import (
     CheckpointOverdue,
     ConfigError,
@@ -25,7 +26,6 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import library_source
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.buffer.training import ReleaseMode
 from support.buffer_run import World, make_sample
 from support.power_cut import kill_synced
 

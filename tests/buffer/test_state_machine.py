@@ -18,12 +18,13 @@ from hypothesis.stateful import (
 )
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import StaleWorker
 from rollq.buffer.replies import Claimed, PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, Lease, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.buffer.training import ReleaseMode, ResumeMode
+from rollq.buffer.training import ResumeMode
 from support.buffer_run import World, make_sample
 
 THRESHOLD = 2

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.errors import StoreLost
-from rollq.buffer.snapshots.folder import MANIFEST
+from rollq.buffer.snapshots.folder import INDEX
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
 from rollq.cli.run_location import RunLocation, open_run
@@ -174,7 +174,7 @@ def test_a_folder_in_use_is_refused_and_a_former_snapshot_is_replaced_when_asked
 
 def test_a_folder_without_a_snapshot_and_a_damaged_one_are_named(here: Path, there: Path, tmp_path: Path) -> None:
     nothing = rollq("restore", tmp_path / "nothing", there)
-    assert (nothing.exit_code, f"is no snapshot: it has no {MANIFEST}" in nothing.output) == (1, True)
+    assert (nothing.exit_code, f"is no snapshot: it has no {INDEX}" in nothing.output) == (1, True)
     with roles(here) as (_, world):
         world.begin(0, launch_id="first")
         world.complete(2)

@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import (
     ClaimTimeout,
     ConfigError,
@@ -19,7 +20,6 @@ from rollq.buffer.errors import (
     WeightsError,
 )
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.training import ReleaseMode
 from rollq.buffer.weights.store import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.weights.publisher import WeightPublisher

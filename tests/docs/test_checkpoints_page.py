@@ -4,7 +4,7 @@ from typing import get_args
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.snapshots.folder import MANIFEST
+from rollq.buffer.snapshots.folder import INDEX
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ResumeMode
 from support.buffer_run import World
@@ -38,7 +38,7 @@ def test_every_command_of_the_page_runs(
             if block.language == "bash"
         ]
         assert "saved 4 groups" in desk.run(save)
-        assert (desk.folder / "backups" / "step-20" / MANIFEST).exists()
+        assert (desk.folder / "backups" / "step-20" / INDEX).exists()
         moved = desk.run(move)
         assert "now start the trainer from its checkpoint of step 1" in moved
         assert "restored 4 groups" in desk.run(fork)

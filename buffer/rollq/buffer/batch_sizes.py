@@ -23,26 +23,32 @@ def groups_through(batch_groups: int, schedule: Schedule, step: int) -> int:
     return total + (step - start + 1) * size
 
 
-def split(total: int, weights: Sequence[tuple[str, float]]) -> dict[str, int]:
+def share_by_weight(total: int, weights: Sequence[tuple[str, float]]) -> dict[str, int]:
     """Share `total` groups over tasks by (name, weight): the largest remainder method (Hamilton 1792).
 
     Every task gets its share rounded down; what is left goes to the largest remainders, ties in the order given.
-    Raises `ValueError` for a name that stands twice, a negative total or weight, and weights that are all 0.
+    Raises `ValueError` for a name that is listed twice, a negative total or weight, and weights that are all 0.
     """
     if total < 0:
         raise ValueError(f"{total} groups cannot be shared: 0 or more are needed")
     names = [name for name, _ in weights]
-    for name, weight in weights:
-        if names.count(name) > 1:
-            raise ValueError(f"task {name!r} stands twice")
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ValueError(f"task {name!r}: weight {weight!r} must be a number from 0 on")
-    together = sum(Fraction(weight) for _, weight in weights)
-    if together == 0:
-        raise ValueError(f"the weights of {', '.join(map(repr, names)) or 'no tasks'} are all 0: one must be more")
+    together = _sum_of_weights(weights)
     exact = {name: total * Fraction(weight) / together for name, weight in weights}
     shares = {name: math.floor(share) for name, share in exact.items()}
     by_remainder = sorted(names, key=lambda name: shares[name] - exact[name])  # sorting keeps the order of ties
     for name in by_remainder[: total - sum(shares.values())]:
         shares[name] += 1
     return shares
+
+
+def _sum_of_weights(weights: Sequence[tuple[str, float]]) -> Fraction:
+    names = [name for name, _ in weights]
+    for name, weight in weights:
+        if names.count(name) > 1:
+            raise ValueError(f"task {name!r} is listed twice")
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"task {name!r}: weight {weight!r} must be a number from 0 on")
+    together = sum((Fraction(weight) for _, weight in weights), Fraction(0))
+    if together == 0:
+        raise ValueError(f"the weights of {', '.join(map(repr, names)) or 'no tasks'} are all 0: one must be more")
+    return together

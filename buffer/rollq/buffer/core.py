@@ -11,6 +11,7 @@ from rollq.buffer.replies import Clock, Control, LiveModel
 from rollq.buffer.rules_codec import decode_rules, encode_rules
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.events import EventKind, Events
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
 from rollq.buffer.store.run import RunStore
@@ -86,6 +87,16 @@ class BufferCore(RunStore):
         if fields[0] is None:
             return None
         return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode())
+
+    def events(self, *kinds: EventKind) -> Events:
+        """A subscription to the run's wake-ups, or only to those of some kinds; see `Events`."""
+        return Events(self.client, self.keys.events, self._patience, kinds)
+
+    def memory_fraction(self) -> float:
+        """Used share of the server's `maxmemory`; 0 without a limit."""
+        info: Mapping[str, Any] = self.send(lambda: self.client.info("memory"))
+        limit = int(info.get("maxmemory", 0))
+        return int(info["used_memory"]) / limit if limit else 0.0
 
     def _check_incarnation(self, task: str, found: str | None) -> None:
         if found != self.incarnation:

@@ -28,10 +28,14 @@ MAX_CALL_BYTES = 128 << 10
 NUMBERS_BYTES = 256
 """About what a group takes in a call beside its frames."""
 _NO_VERSION = "-"
+RESULT_ARGS = (
+    "id", "attempt", "nonce", "letters", "versions", "oldest", "newest", "filtered", "reward", "rewarded", "new_tokens",
+    "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens",
+)  # fmt: skip
+"""The numbers of one group in a call of `put`, in their order."""
 
 Floors = tuple[int, Mapping[int, int]]
 """The live epoch, and by which version the tokens of each dead epoch count at most."""
-_outcome = {outcome.value.encode(): outcome for outcome in PutOutcome}.__getitem__
 
 
 class Leasing(BufferCore):
@@ -80,18 +84,22 @@ class Leasing(BufferCore):
         return Leased(tuple(found), drain=False)
 
     def _shares(self, tasks: Sequence[str], n: int, weights: str) -> dict[str, int]:
-        """How many of the `n` best pending groups that a worker with `weights` ("epoch:version") may take are whose."""
+        """Which tasks have the `n` best pending groups that weights ("epoch:version") may serve: task -> groups."""
         if len(tasks) == 1:
             return {tasks[0]: n}
+        tasks = self._tasks_for(tasks, weights)
+        pending = [task_keys(self.run, task).status(Status.PENDING) for task in tasks]
+        heads: list[list[bytes]] = self.send_all([("ZRANGE", key, 0, n - 1, "WITHSCORES") for key in pending])
+        scores = [(float(score), index) for index, head in enumerate(heads) for score in head[1::2]]
+        counted = Counter(index for _, index in sorted(scores)[:n])
+        return {task: counted[index] for index, task in enumerate(tasks) if counted[index]}
+
+    def _tasks_for(self, tasks: Sequence[str], weights: str) -> list[str]:
+        """The tasks without those evaluations that are of other weights ("epoch:version")."""
         evaluations = [task for task in tasks if self.rules(task).kind == "eval"]
         pins = self.send_all([("HGET", task_keys(self.run, task).clock, "pin") for task in evaluations])
         others = {task for task, pin in zip(evaluations, pins, strict=True) if pin != weights.encode()}
-        tasks = [task for task in tasks if task not in others]
-        pending = [task_keys(self.run, task).status(Status.PENDING) for task in tasks]
-        heads: list[list[bytes]] = self.send_all([("ZRANGE", key, 0, n - 1, "WITHSCORES") for key in pending])
-        best = sorted((float(score), index) for index, head in enumerate(heads) for score in head[1::2])[:n]
-        counted = Counter(tasks[index] for _, index in best)
-        return {task: counted[task] for task in tasks if counted[task]}
+        return [task for task in tasks if task not in others]
 
     def renew(self, leases: Sequence[Lease]) -> list[Lease]:
         """Move the deadline of leases; returns those that are no longer the caller's."""
@@ -120,7 +128,7 @@ class Leasing(BufferCore):
         for task, indices in _indices_by_task(results).items():
             while indices:
                 words = self._put(task, [results[index] for index in indices])
-                outcomes.update(zip(indices, map(_outcome, words), strict=False))
+                outcomes.update((index, PutOutcome(word.decode())) for index, word in zip(indices, words, strict=False))
                 indices = indices[len(words) :]
         return [outcomes[index] for index in range(len(results))]
 
@@ -213,35 +221,51 @@ def _result_args(
 ) -> list[Any]:
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames."""
     lease, samples = result.lease, result.samples
-    oldest = [version_of(sample, epoch, floors, rules) for sample in samples]
-    versions = [version for version in oldest if version is not None]
-    newest = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
-    rewards = [sample.reward for sample in samples if sample.reward is not None]
-    tokens = [sum([len(segment.response_ids) for segment in sample.segments]) for sample in samples]
-    error = result.error or next((s.error for s in samples if s.error and s.status is SampleStatus.FAILED), "")
+    tokens = [sample.response_tokens for sample in samples]
     numbers = {
         "id": lease.group_id,
         "attempt": lease.attempt,
         "nonce": lease.nonce,
         "letters": "".join([sample.status for sample in samples]),
-        "versions": ",".join([_NO_VERSION if version is None else str(version) for version in oldest]),
-        "oldest": min(versions, default=_NO_VERSION),
-        "newest": max(newest, default=_NO_VERSION),
+        **_version_args(samples, epoch, floors, rules),
         "filtered": int(result.filtered),
-        "reward": sum(rewards) / len(rewards) if rewards else 0.0,
-        "rewarded": len(rewards),
+        **_reward_args(samples, tokens, rules),
         "new_tokens": sum([tokens[index] - lease.samples[index].response_tokens for index in frames]),
         "tokens": sum(tokens),
         "took_ms": round(result.generate_s * 1000),
-        "error_text": error,
+        "error_text": result.error or _first_error(samples),
         "frame_count": len(frames),
-        "passed": sum(reward >= rules.pass_reward for reward in rewards),
-        "rewarded_tokens": sum([n for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]),
     }
-    return [
-        *numbers.values(),
-        *chain.from_iterable(frames.items()),
-    ]
+    return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
+
+
+def _version_args(
+    samples: Sequence[Sample], epoch: int, floors: Mapping[int, int], rules: TaskRules
+) -> dict[str, str | int]:
+    """The version that each sample counts as, the oldest of them, and the newest version of any token."""
+    counted = [version_of(sample, epoch, floors, rules) for sample in samples]
+    known = [version for version in counted if version is not None]
+    made_by = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
+    return {
+        "versions": ",".join([_NO_VERSION if version is None else str(version) for version in counted]),
+        "oldest": min(known, default=_NO_VERSION),
+        "newest": max(made_by, default=_NO_VERSION),
+    }
+
+
+def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
+    """Mean reward, and how many samples have one, have passed, and how many response tokens they have."""
+    rewarded = [(sample.reward, n) for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]
+    return {
+        "reward": sum([reward for reward, _ in rewarded]) / len(rewarded) if rewarded else 0.0,
+        "rewarded": len(rewarded),
+        "passed": sum([reward >= rules.pass_reward for reward, _ in rewarded]),
+        "rewarded_tokens": sum([n for _, n in rewarded]),
+    }
+
+
+def _first_error(samples: Sequence[Sample]) -> str:
+    return next((sample.error for sample in samples if sample.error and sample.status is SampleStatus.FAILED), "")
 
 
 def version_of(sample: Sample, epoch: int, floors: Mapping[int, int], rules: TaskRules) -> int | None:

@@ -31,11 +31,6 @@ def staleness(step: int, versions: Iterable[int]) -> int:
     return 0 if oldest is None else step - oldest - 1
 
 
-def is_stale(step: int, versions: Iterable[int], threshold: int) -> bool:
-    """Whether what holds tokens of these versions is too old to be trained at `step`."""
-    return staleness(step, versions) >= threshold
-
-
 def counted_version(oldest: int, newest_trainable: int, threshold: int, token_threshold: int) -> int:
     """The one version that a sample counts as, so that a single comparison tells when it is too old.
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from rollq.buffer.batch_sizes import split
+from rollq.buffer.batch_sizes import share_by_weight
 from rollq.buffer.settings import MAX_BATCH_GROUPS, Settings
 
 TaskTables = Mapping[str, Mapping[str, Any]]
@@ -62,13 +62,13 @@ def _sizes(batch: BatchSettings, tables: TaskTables) -> dict[str, dict[str, Any]
 
 def _shares(batch: BatchSettings, weights: dict[str, float]) -> dict[int, dict[str, int]]:
     """Train step -> groups of each task from that step on."""
-    groups, shares = batch.groups, {1: split(batch.groups, list(weights.items()))}
+    groups, shares = batch.groups, {1: share_by_weight(batch.groups, list(weights.items()))}
     for change in sorted(batch.schedule, key=lambda change: change.step):
         if unknown := sorted(set(change.weights or {}) - set(weights)):
             raise ValueError(f"batch.schedule: step {change.step} names task {unknown[0]!r}, which does not exist")
         weights |= change.weights or {}
         groups = change.groups or groups
-        shares[change.step] = split(groups, list(weights.items()))
+        shares[change.step] = share_by_weight(groups, list(weights.items()))
     return shares
 
 

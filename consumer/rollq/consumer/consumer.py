@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import ConfigError, CorruptGroup
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rollouts import Group
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.training import ReleaseMode
 from rollq.buffer.waiter import POLL_S
 from rollq.consumer.batch import Batch
 from rollq.consumer.claimer import BatchClaimer, BatchSizes

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from rollq.buffer.query.language import GroupRecord, parse_query
-from rollq.buffer.query.plan import BY_VERSION, Range, Reach, ReadPlan, Scores, plan, reach_of
+from rollq.buffer.query.plan import BY_VERSION, Range, Reach, ReadPlan, Scores, plan_reads, reach_of
 from rollq.buffer.rollouts import Status
 from support.query_strategies import QUERIES, TASKS
 
@@ -86,7 +86,7 @@ def test_xb15_a_query_that_nothing_can_match_is_known(query: dict[str, Any], is_
 
 
 def planned(query: dict[str, Any], order: str = "staleness") -> ReadPlan:
-    return plan(reach_of(parse_query(query), BOTH), step=5, order=order, most_ids=3)
+    return plan_reads(reach_of(parse_query(query), BOTH), step=5, order=order, most_ids=3)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def answer(query: dict[str, Any], order: str, most_ids: int) -> list[GroupRecord
     reach = reach_of(condition, BOTH)
     found = []
     for task in () if reach.is_empty else reach.tasks:
-        what, sets = plan(reach, step=step, order=order, most_ids=most_ids), indexes(order, step, task)
+        what, sets = plan_reads(reach, step=step, order=order, most_ids=most_ids), indexes(order, step, task)
         ids = set(what.ids)
         for one in what.scores:
             ids |= {group_id for score, group_id in sets[one.index] if one.low <= score < one.high}

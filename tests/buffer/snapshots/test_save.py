@@ -20,7 +20,7 @@ from rollq.buffer.replies import NO_VERSION, BatchState, Claimed, PutOutcome
 from rollq.buffer.rollouts import GroupResult, PipelineOutput, Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots import save as saving
-from rollq.buffer.snapshots.folder import MANIFEST, SavedGroup, read_manifest
+from rollq.buffer.snapshots.folder import INDEX, SavedGroup, read_index
 from rollq.buffer.snapshots.save import as_indexed
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
@@ -173,7 +173,7 @@ def test_xb16_a_snapshot_is_json_and_safetensors_and_holds_no_pickle(world: Worl
     world.complete(2)
     world.buffer.save(tmp_path / "saved")
     files = sorted(path.relative_to(tmp_path / "saved").as_posix() for path in (tmp_path / "saved").rglob("*.*"))
-    assert files == [MANIFEST, "task-math/frames-00000.safetensors", "task-math/groups-00000.jsonl"]
+    assert files == [INDEX, "task-math/frames-00000.safetensors", "task-math/groups-00000.jsonl"]
     lines = (tmp_path / "saved" / files[2]).read_bytes().splitlines()
     assert [orjson.loads(line)["id"] for line in lines] == [1, 2]
     frames = load_file(tmp_path / "saved" / files[1])
@@ -260,7 +260,7 @@ DAMAGES: list[Callable[[Path], None]] = [flip, truncate, Path.unlink]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=["flipped", "truncated", "missing"])
-@pytest.mark.parametrize("name", [MANIFEST, "task-math/frames-00000.safetensors", "task-math/groups-00000.jsonl"])
+@pytest.mark.parametrize("name", [INDEX, "task-math/frames-00000.safetensors", "task-math/groups-00000.jsonl"])
 def test_xb16_a_damaged_file_is_named_and_nothing_is_restored(
     world: World, elsewhere: World, tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -277,18 +277,18 @@ def test_xb16_a_manifest_that_was_edited_is_refused(world: World, elsewhere: Wor
     world.start()
     world.complete(2)
     world.buffer.save(tmp_path / "saved")
-    path = tmp_path / "saved" / MANIFEST
+    path = tmp_path / "saved" / INDEX
     edited = path.read_bytes().replace(b'"cursor": "2"', b'"cursor": "1"')
     assert edited != path.read_bytes()
     path.write_bytes(edited)
-    with pytest.raises(SnapshotError, match=f"{MANIFEST}: its digest is wrong"):
+    with pytest.raises(SnapshotError, match=f"{INDEX}: its digest is wrong"):
         elsewhere.buffer.restore(tmp_path / "saved")
 
 
 def test_xb16_a_snapshot_of_another_schema_is_refused(world: World, elsewhere: World, tmp_path: Path) -> None:
     world.start()
     world.buffer.save(tmp_path / "saved")
-    path = tmp_path / "saved" / MANIFEST
+    path = tmp_path / "saved" / INDEX
     path.write_bytes(path.read_bytes().replace(b'"schema": 1', b'"schema": 9'))
     with pytest.raises(SnapshotError, match="has schema 9, this rollq reads 1"):
         elsewhere.buffer.restore(tmp_path / "saved")
@@ -311,9 +311,9 @@ def test_a_snapshot_is_replaced_only_when_that_is_asked_for(world: World, tmp_pa
     world.complete(2)
     with pytest.raises(ConfigError, match=r"holds a snapshot already.*--replace"):
         world.buffer.save(target)
-    assert read_manifest(target)[0].groups == 0
+    assert read_index(target)[0].groups == 0
     world.buffer.save(target, replace=True)
-    assert read_manifest(target)[0].groups == 2
+    assert read_index(target)[0].groups == 2
     assert list(target.parent.iterdir()) == [target]
 
 
@@ -329,7 +329,7 @@ def test_two_savers_of_one_folder_do_not_mix(world: World, tmp_path: Path) -> No
 
     world.buffer.save(tmp_path / "saved", report=second)
     assert len(refusals) == 1
-    assert read_manifest(tmp_path / "saved")[0].groups == 2
+    assert read_index(tmp_path / "saved")[0].groups == 2
 
 
 # -- interrupted ----------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def test_xb16_an_interrupted_save_leaves_no_trace_and_holds_nothing_back(
         world.buffer.save(target, replace=replaces, report=interrupt)
     assert list(target.parent.iterdir()) == [target] * replaces
     if replaces:
-        assert read_manifest(target)[0].groups == 2
+        assert read_index(target)[0].groups == 2
     world.train(1)
     world.buffer.checkpoint(world.held, 1)
     assert world.statuses() == {"completed": 2}

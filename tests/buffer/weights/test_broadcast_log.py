@@ -13,9 +13,9 @@ from rollq.buffer.weights.broadcast_log import (
     Broadcast,
     BroadcastLog,
     TensorSpec,
+    apply_entry,
     assign_ranks,
-    begin,
-    go_on,
+    first_entry,
     round_number,
 )
 from rollq.buffer.weights.store import TTL_S
@@ -26,9 +26,9 @@ OPENING = {"tensors": [list(spec) for spec in TENSORS], "join_s": 1.0, "timeout_
 
 
 def told(*entries: Mapping[str, Any]) -> Broadcast:
-    found = begin(orjson.dumps(OPENING))
+    found = first_entry(orjson.dumps(OPENING))
     for entry in entries:
-        go_on(found, orjson.dumps(entry))
+        apply_entry(found, orjson.dumps(entry))
     return found
 
 

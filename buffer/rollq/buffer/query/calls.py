@@ -6,7 +6,7 @@ from typing import Any
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.query.language import GroupRecord, parse_query
-from rollq.buffer.query.plan import BY_VERSION, Reach, ReadPlan, plan, reach_of
+from rollq.buffer.query.plan import BY_VERSION, Reach, ReadPlan, plan_reads, reach_of
 from rollq.buffer.rollouts import Status
 from rollq.buffer.staleness import staleness
 from rollq.buffer.store.keys import task_keys
@@ -40,7 +40,7 @@ class Querying(BufferCore):
 
     def _records_within(self, reach: Reach, task: str) -> Iterator[GroupRecord]:
         clock = self.clock(task)
-        what = plan(reach, step=clock.step, order=clock.rules.order, most_ids=IDS_PER_TRIP)
+        what = plan_reads(reach, step=clock.step, order=clock.rules.order, most_ids=IDS_PER_TRIP)
         ids = self._ids(task, what)
         for start in range(0, len(ids), IDS_PER_TRIP):
             yield from self._records(task, ids[start : start + IDS_PER_TRIP], clock.step)

@@ -152,27 +152,37 @@ def _field(field: str, name: str, operand: Any) -> Field:
                 raise QueryError(f"{where}: a list is needed, not {operand!r}")
             return Field(field, name, tuple(_value(field, where, item) for item in operand))
         case "$between":
-            if not isinstance(operand, list) or len(operand) != 2:
-                raise QueryError(f"{where}: two bounds are needed, [low, high], not {operand!r}")
-            low, high = (_value(field, where, bound, ordered=True) for bound in operand)
-            if low > high:
-                raise QueryError(f"{where}: the lower bound comes first, not {operand!r}")
-            return Field(field, name, (low, high))
+            return Field(field, name, _bounds(field, where, operand))
         case "$eq" | "$ne":
             return Field(field, name, _value(field, where, operand))
     if name not in _ORDERED:
         raise QueryError(f"unknown operator {name!r} of field {field!r}: there are {', '.join(_OPERATORS)}")
-    return Field(field, name, _value(field, where, operand, ordered=True))
+    return Field(field, name, _ordered_value(field, where, operand))
 
 
-def _value(field: str, where: str, operand: Any, *, ordered: bool = False) -> Any:
-    if operand is None and field == "reward" and not ordered:
+def _bounds(field: str, where: str, operand: Any) -> tuple[Any, Any]:
+    if not isinstance(operand, list) or len(operand) != 2:
+        raise QueryError(f"{where}: two bounds are needed, [low, high], not {operand!r}")
+    low, high = (_ordered_value(field, where, bound) for bound in operand)
+    if low > high:
+        raise QueryError(f"{where}: the lower bound comes first, not {operand!r}")
+    return low, high
+
+
+def _value(field: str, where: str, operand: Any) -> Any:
+    if operand is None and field == "reward":
         return None  # not judged
-    if FIELDS[field] is str:
-        if not isinstance(operand, str):
-            raise QueryError(f"{where}: a text is needed, not {operand!r}")
-        if field == "status" and operand not in set(Status):
-            raise QueryError(f"{where}: unknown status {operand!r}: there are {', '.join(Status)}")
-    elif type(operand) not in (int, float) or operand in (math.inf, -math.inf) or operand != operand:
-        raise QueryError(f"{where}: a number is needed, not {operand!r}")
+    return _ordered_value(field, where, operand)
+
+
+def _ordered_value(field: str, where: str, operand: Any) -> Any:
+    """A value that can be above or below others; the reward of a group that was not judged cannot."""
+    if FIELDS[field] is not str:
+        if type(operand) not in (int, float) or not math.isfinite(operand):
+            raise QueryError(f"{where}: a number is needed, not {operand!r}")
+        return operand
+    if not isinstance(operand, str):
+        raise QueryError(f"{where}: a text is needed, not {operand!r}")
+    if field == "status" and operand not in set(Status):
+        raise QueryError(f"{where}: unknown status {operand!r}: there are {', '.join(Status)}")
     return operand

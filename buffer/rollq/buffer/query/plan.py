@@ -11,6 +11,7 @@ the others                             step or deadline, of which queries know n
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 from rollq.buffer.query.language import AllOf, AnyOf, Condition, Field
@@ -81,27 +82,27 @@ class Reach:
 
 
 def reach_of(condition: Condition, tasks: frozenset[str]) -> Reach:
-    """Where groups of the run's `tasks` are for which `condition` may hold."""
+    """Where groups of the run's `tasks` may be for which `condition` holds."""
     match condition:
         case AllOf(parts):
-            found = Reach(tasks)
-            for part in parts:
-                found = found.both(reach_of(part, tasks))
+            return reduce(Reach.both, (reach_of(part, tasks) for part in parts), Reach(tasks))
         case AnyOf(parts):
-            found = Reach(frozenset())
-            for part in parts:
-                found = found.either(reach_of(part, tasks))
-        case Field("task"):
-            found = Reach(frozenset(task for task in tasks if condition.matches(task)))
-        case Field("status"):
-            found = Reach(tasks, frozenset(status for status in Status if condition.matches(status.value)))
-        case Field("staleness"):
-            found = Reach(tasks, staleness=_range(condition))
-        case Field("uid" | "arrival"):
-            found = Reach(tasks, arrivals=_range(condition))
+            return reduce(Reach.either, (reach_of(part, tasks) for part in parts), Reach(frozenset()))
+    return _reach_of_field(condition, tasks)
+
+
+def _reach_of_field(condition: Field, tasks: frozenset[str]) -> Reach:
+    match condition.field:
+        case "task":
+            return Reach(frozenset(filter(condition.matches, tasks)))
+        case "status":
+            return Reach(tasks, frozenset(status for status in Status if condition.matches(status.value)))
+        case "staleness":
+            return Reach(tasks, staleness=_range(condition))
+        case "uid" | "arrival":
+            return Reach(tasks, arrivals=_range(condition))
         case _:
-            found = Reach(tasks)
-    return found
+            return Reach(tasks)
 
 
 def _range(condition: Field) -> Range:
@@ -143,7 +144,7 @@ class ReadPlan:
     scores: tuple[Scores, ...] = ()
 
 
-def plan(reach: Reach, *, step: int, order: str, most_ids: int) -> ReadPlan:
+def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int) -> ReadPlan:
     """What to read of a task of `order` whose next step is `step`. Up to `most_ids` groups are read without any set."""
     low = max(1, reach.arrivals.low)
     if reach.arrivals.high - low < most_ids:

@@ -26,8 +26,8 @@ from safetensors.numpy import load, save
 from rollq.buffer.durable import atomic_folder, former_folder
 from rollq.buffer.errors import ConfigError, SnapshotError
 
-SCHEMA = 1
-MANIFEST = "snapshot.json"
+SNAPSHOT_VERSION = 1
+INDEX = "snapshot.json"
 _FILE_NAME = r"^task-[A-Za-z0-9_.-]{1,64}/(groups-[0-9]+\.jsonl|frames-[0-9]+\.safetensors)$"
 
 Part = dict[str, str] | list[str]
@@ -122,10 +122,10 @@ class Writer:
 
     def finish(self, **manifest: Any) -> Snapshot:
         """Write the manifest over all files so far, and return it."""
-        snapshot = Snapshot(schema=SCHEMA, files=tuple(self._files), **manifest)
+        snapshot = Snapshot(schema=SNAPSHOT_VERSION, files=tuple(self._files), **manifest)
         body = snapshot.model_dump(by_alias=True)
         body["digest"] = _digest(body)
-        self._write_synced(MANIFEST, orjson.dumps(body, option=orjson.OPT_INDENT_2))
+        self._write_synced(INDEX, orjson.dumps(body, option=orjson.OPT_INDENT_2))
         return snapshot
 
     def _write(self, name: str, content: bytes) -> None:
@@ -173,20 +173,22 @@ def _locked(hidden: Path, directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def read_manifest(directory: Path) -> tuple[Snapshot, str]:
+def read_index(directory: Path) -> tuple[Snapshot, str]:
     """The manifest in `directory` and its digest. Raises `SnapshotError` naming the file."""
-    path = directory / MANIFEST
+    path = directory / INDEX
     try:
         body = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         former = former_folder(directory.absolute())
-        hint = f"; a former one is in {str(former)!r}" if (former / MANIFEST).exists() else ""
-        raise SnapshotError(f"{str(directory)!r} is no snapshot: it has no {MANIFEST}{hint}") from None
+        hint = f"; a former one is in {str(former)!r}" if (former / INDEX).exists() else ""
+        raise SnapshotError(f"{str(directory)!r} is no snapshot: it has no {INDEX}{hint}") from None
     except (OSError, orjson.JSONDecodeError) as error:
         raise SnapshotError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+    if not isinstance(body, dict) or body.get("schema") != SNAPSHOT_VERSION:
         found = body.get("schema") if isinstance(body, dict) else None
-        raise SnapshotError(f"{path}: has schema {found!r}, this rollq reads {SCHEMA}: use the rollq that wrote it")
+        raise SnapshotError(
+            f"{path}: has schema {found!r}, this rollq reads {SNAPSHOT_VERSION}: use the rollq that wrote it"
+        )
     digest = body.pop("digest", None)
     if digest != _digest(body):
         raise SnapshotError(f"{path}: its digest is wrong: the file was changed; restore from another copy")
@@ -213,7 +215,7 @@ def check(directory: Path, snapshot: Snapshot) -> None:
         for group in read_groups(directory, snapshot, name):
             counted[group.status] = counted.get(group.status, 0) + 1
         if counted != {status: n for status, n in task.statuses.items() if n}:
-            raise SnapshotError(f"{directory / MANIFEST}: groups of task {name!r} are {task.statuses}, found {counted}")
+            raise SnapshotError(f"{directory / INDEX}: groups of task {name!r} are {task.statuses}, found {counted}")
 
 
 def read_groups(directory: Path, snapshot: Snapshot, task: str) -> Iterator[SavedGroup]:
@@ -252,7 +254,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 def _check_target(directory: Path, replace: bool) -> None:
     if directory.is_dir() and not any(directory.iterdir()):
         return
-    if directory.is_dir() and (directory / MANIFEST).exists():
+    if directory.is_dir() and (directory / INDEX).exists():
         if not replace:
             raise ConfigError(f"{str(directory)!r} holds a snapshot already: name another folder, or pass --replace")
     elif directory.exists() or directory.is_symlink():

@@ -16,7 +16,7 @@ from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.replies import NO_VERSION
 from rollq.buffer.rules_codec import encode_rules
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_manifest
+from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_index
 from rollq.buffer.snapshots.save import Report
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
@@ -38,7 +38,7 @@ class Restoring(BufferCore):
         Raises SnapshotError naming the file that is damaged, RunMismatch naming the rule that differs, or when the run
         exists. After any of these nothing has been written.
         """
-        snapshot, digest = read_manifest(directory)
+        snapshot, digest = read_index(directory)
         if snapshot.functions != FUNCTIONS_VERSION:
             raise SnapshotError(
                 f"{directory}: was saved from version {snapshot.functions} of rollq's functions, this rollq has "

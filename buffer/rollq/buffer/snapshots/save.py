@@ -41,6 +41,10 @@ Report = Callable[[int, int], None]
 """Told how many groups are saved, of how many."""
 
 
+_Member = tuple[Status, int, str]
+"""Status, group id and score."""
+
+
 class _Moved(SnapshotError):
     """What the index names is not there any more."""
 
@@ -67,7 +71,7 @@ class _Index:
         }
         return {group_id: handle for handle, ids in handles.items() for group_id in ids}
 
-    def members(self) -> list[tuple[Status, int, str]]:
+    def members(self) -> list[_Member]:
         """Status, group and score. First those that may change soonest."""
         order = sorted(self.scores, key=lambda status: status not in UNFINISHED)
         return [(status, group_id, score) for status in order for group_id, score in self.scores[status]]
@@ -156,13 +160,12 @@ class Saving(BufferCore):
         total = sum(map(_size, indexes.values()))
         statuses = dict.fromkeys((status.value for status in Status), 0)
         chunk: list[SavedGroup] = []
-        members = index.members()
-        for start in range(0, len(members), GROUPS_PER_TRIP):
-            trip = members[start : start + GROUPS_PER_TRIP]
-            for group in self._read_groups(task, index, trip):
+        for trip in _trips(index.members()):
+            groups = list(self._read_groups(task, index, trip))
+            for group in groups:
                 statuses[group.status] += 1
-                chunk.append(group)
-            if len(chunk) + GROUPS_PER_TRIP > CHUNK_GROUPS or sum(g.size_bytes for g in chunk) >= CHUNK_BYTES:
+            chunk += groups
+            if _is_full(chunk):
                 writer.add(task, chunk)
                 chunk = []
             if not self._hold(indexes, HOLD_MS):
@@ -183,9 +186,7 @@ class Saving(BufferCore):
             if cursor == 0:
                 return {"prompts": found} if found else {}
 
-    def _read_groups(
-        self, task: str, index: _Index, members: Sequence[tuple[Status, int, str]]
-    ) -> Iterator[SavedGroup]:
+    def _read_groups(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[SavedGroup]:
         clock_key = task_keys(self.run, task).clock
         replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
         batch_of = index.batch_of
@@ -202,9 +203,10 @@ class Saving(BufferCore):
 
 
 def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGroup:
-    """What is saved of a group that was read later than the index, by which it had `group.status` and `batch`.
+    """The group as it was at the instant of the index, by which it had `group.status` and belonged to `batch`.
 
-    `admitted`: how many groups the task had by then. Raises `SnapshotError` for a result that was taken apart since.
+    The group was read later than the index, and may have moved since. `admitted`: groups that the task had by then.
+    Raises `SnapshotError` for a result that was taken apart since.
     """
     status, now = Status(group.status), Status(group.fields["status"])
     if status not in UNFINISHED and now in UNFINISHED:
@@ -213,19 +215,34 @@ def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGrou
     frames = group.frames
     if status in UNFINISHED and not (status is now and status in POOLS):
         status = Status.PENDING
-        if now is Status.RUNNING:  # nobody will end this try
-            fields["tries"] = str(int(fields["tries"]) - 1)
-        elif now is not Status.PENDING:  # something came of it
-            fields["tries"] = "0"
-        if now not in UNFINISHED:
-            fields["letters"] = "p" * len(fields["letters"])
-            frames = {}
+        frames = _restart(fields, now, frames)
     if int(fields.get("clone", 0)) > admitted:  # it was trained since
         del fields["clone"]
     if batch:  # which may have ended since
         fields["batch"] = batch
         fields.pop("shaped", None)
     return SavedGroup(group.group_id, status.value, group.score, {**fields, "status": status.value}, frames)
+
+
+def _restart(fields: dict[str, str], now: Status, frames: Mapping[int, bytes]) -> Mapping[int, bytes]:
+    """Change the `fields` of a group that is `now` elsewhere so that it can be pending; returns the frames it keeps."""
+    if now is Status.RUNNING:  # nobody will end this try
+        fields["tries"] = str(int(fields["tries"]) - 1)
+    elif now is not Status.PENDING:  # the try has ended
+        fields["tries"] = "0"
+    if now in UNFINISHED:
+        return frames
+    fields["letters"] = "p" * len(fields["letters"])
+    return {}
+
+
+def _trips(members: Sequence[_Member]) -> Iterator[Sequence[_Member]]:
+    return (members[start : start + GROUPS_PER_TRIP] for start in range(0, len(members), GROUPS_PER_TRIP))
+
+
+def _is_full(chunk: Sequence[SavedGroup]) -> bool:
+    """Whether a file of these groups may not take the groups of one more trip."""
+    return len(chunk) + GROUPS_PER_TRIP > CHUNK_GROUPS or sum(group.size_bytes for group in chunk) >= CHUNK_BYTES
 
 
 def _size(index: _Index) -> int:

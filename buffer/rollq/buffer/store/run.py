@@ -4,7 +4,7 @@ Every part of the buffer sends its commands through `RunStore`. It waits for a s
 that has lost the run, so that no other module needs to handle either.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import inf
 from threading import Event
@@ -15,7 +15,6 @@ import redis
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store import functions
 from rollq.buffer.store.connection import Patience, connect, patiently
-from rollq.buffer.store.events import EventKind, Events
 from rollq.buffer.store.keys import RunKeys, task_keys
 from rollq.buffer.store.pipelining import Command, pipeline
 
@@ -81,16 +80,6 @@ class RunStore:
                 )
             self._incarnation = value.decode()
         return self._incarnation
-
-    def events(self, *kinds: EventKind) -> Events:
-        """A subscription to the run's wake-ups, or only to those of some kinds; see `Events`."""
-        return Events(self.client, self.keys.events, self._patience, kinds)
-
-    def memory_fraction(self) -> float:
-        """Used share of the server's `maxmemory`; 0 without a limit."""
-        info: Mapping[str, Any] = self.send(lambda: self.client.info("memory"))
-        limit = int(info.get("maxmemory", 0))
-        return int(info["used_memory"]) / limit if limit else 0.0
 
     # -- for the parts of the buffer --------------------------------------------------------------------------------
 

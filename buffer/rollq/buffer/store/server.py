@@ -69,22 +69,9 @@ class EmbeddedServer:
         self.pid: int | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._log_start = 0
-        self._check_arguments()
-
-    def _check_arguments(self) -> None:
-        if self.port is not None and not 1 <= self.port <= 65535:
-            raise ConfigError(f"port {self.port!r}: must be 1 to 65535, or None for a free one")
-        try:
-            open_to_others = not ip_address(self.bind).is_loopback
-        except ValueError:
-            raise ConfigError(f"bind address {self.bind!r}: must be an IP address, such as 127.0.0.1") from None
-        if open_to_others and not self.password:
-            raise ConfigError(f"bind address {self.bind!r}: a server that others can reach needs a password")
-        if self.socket_path and len(os.fsencode(self.socket_path)) > MAX_SOCKET_PATH_BYTES:
-            raise ConfigError(
-                f"socket path {str(self.socket_path)!r}: longer than {MAX_SOCKET_PATH_BYTES} bytes, which systems "
-                "refuse; choose a shorter directory or a port"
-            )
+        _check_port(port)
+        _check_bind(bind, password)
+        _check_socket_path(self.socket_path)
 
     def __repr__(self) -> str:
         return f"EmbeddedServer({str(self.directory)!r}, url={self.url!r}, pid={self.pid})"
@@ -121,25 +108,34 @@ class EmbeddedServer:
     def start(self) -> None:
         """Start the server and return when it answers, its append-only file loaded.
 
-        Raises ServerUnavailable when the directory is in use, the port is taken, or the program does not run.
+        Raises `ServerUnavailable` when the directory is in use, the port is taken, or the program does not run.
         """
         if self.running:
             return
         self.stop()  # what is left of a server that died
         binary = self.binary or embedded_binary()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        any_port = self.port is None and self.socket_path is None
-        for tries_left in reversed(range(PORT_TRIES if any_port else 1)):
-            if any_port:
-                self.port = free_port(self.bind)
+        if self.port is None and self.socket_path is None:
+            self._start_on_free_port(binary)
+        else:
+            self._start(binary)
+
+    def _start(self, binary: Path) -> None:
+        try:
+            self._launch(binary)
+            self._await_answer()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start_on_free_port(self, binary: Path) -> None:
+        for tries_left in reversed(range(PORT_TRIES)):
+            self.port = free_port(self.bind)
             try:
-                self._launch(binary)
-                self._await_answer()
+                self._start(binary)
                 return
             except BaseException as error:
-                self.stop()
-                if any_port:
-                    self.port = None
+                self.port = None
                 if not (isinstance(error, PortTaken) and tries_left):
                     raise
 
@@ -176,8 +172,8 @@ class EmbeddedServer:
 
     def _launch(self, binary: Path) -> None:
         """Start guard and server; they inherit the lock on the directory."""
-        config = "".join(f"{name} {config_word(value)}\n" for name, value in self._config()).encode()
-        lock = self._lock_directory()
+        config = "".join(f"{name} {config_word(value)}\n" for name, value in server_config(self)).encode()
+        lock = lock_directory(self.directory)
         try:
             with self.log_path.open("ab") as server_log:
                 self._log_start = server_log.tell()
@@ -201,72 +197,97 @@ class EmbeddedServer:
         pid = self._guard.stdout.readline()
         if not pid:
             self._guard.wait()
-            raise ServerUnavailable(f"{str(binary)!r} does not run: {self._log_tail()}")
+            raise ServerUnavailable(f"{str(binary)!r} does not run: {_log_tail(self.log_path, self._log_start)}")
         self.pid = int(pid)
-
-    def _config(self) -> list[tuple[str, str]]:
-        listen = (
-            [("port", "0"), ("unixsocket", str(self.socket_path)), ("unixsocketperm", "600")]
-            if self.socket_path
-            else [("port", str(self.port)), ("bind", self.bind)]
-        )
-        return [
-            *listen,
-            ("dir", str(self.directory)),
-            ("logfile", str(self.log_path)),
-            ("appendonly", "yes"),
-            ("appendfsync", "everysec"),
-            ("save", ""),
-            ("maxmemory-policy", "noeviction"),
-            *([("requirepass", self.password)] if self.password else []),
-        ]
-
-    def _lock_directory(self) -> IO[bytes]:
-        """Take the lock that a running server holds on its directory."""
-        lock = (self.directory / "server.lock").open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise ServerUnavailable(
-                f"directory {str(self.directory)!r} is in use by another server - stop that one, or choose another "
-                "directory"
-            ) from None
-        return lock
 
     def _await_answer(self) -> None:
         """Return when our own process answers PING; another server that holds the port does not count."""
-        assert self._guard is not None
-        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
         with redis.Redis.from_url(
             self.url, password=self.password, protocol=2, socket_timeout=5.0, retry=Retry(NoBackoff(), 0)
         ) as client:
             while True:
                 try:
-                    if client.info("server").get("process_id") == self.pid:
-                        client.ping()
+                    if client.info("server").get("process_id") == self.pid and client.ping():
                         return
                 except redis.exceptions.BusyLoadingError:
-                    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+                    deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
                 except redis.RedisError:
-                    pass  # not listening yet, or another server: the guard's end or the deadline tells
+                    pass  # not listening yet, or another server: the end of the guard or the deadline decides
                 if self.wait(timeout_s=0.01):
                     raise self._failure()
-                if time.monotonic() > deadline:
-                    raise ServerUnavailable(f"the embedded server does not answer: {self._log_tail()}")
+                if time.monotonic() > deadline_s:
+                    raise ServerUnavailable(
+                        f"the embedded server does not answer: {_log_tail(self.log_path, self._log_start)}"
+                    )
 
     def _failure(self) -> ServerUnavailable:
-        tail = self._log_tail()
+        tail = _log_tail(self.log_path, self._log_start)
         if "Failed listening" in tail:
             return PortTaken(f"port {self.port} of {self.bind} is taken or may not be used - choose another: {tail}")
         return ServerUnavailable(f"the embedded server ended at once: {tail}")
 
-    def _log_tail(self) -> str:
-        """The last lines that the server's log got since the last start."""
-        with self.log_path.open("rb") as server_log:
-            server_log.seek(self._log_start)
-            lines = server_log.read().decode(errors="replace").strip().splitlines()[-3:]
-        return f"{' | '.join(lines)[-600:] or 'no output'} (log: {str(self.log_path)!r})"
+
+def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
+    """The configuration of an embedded server: directive, value."""
+    listen = (
+        [("port", "0"), ("unixsocket", str(server.socket_path)), ("unixsocketperm", "600")]
+        if server.socket_path
+        else [("port", str(server.port)), ("bind", server.bind)]
+    )
+    return [
+        *listen,
+        ("dir", str(server.directory)),
+        ("logfile", str(server.log_path)),
+        ("appendonly", "yes"),
+        ("appendfsync", "everysec"),
+        ("save", ""),
+        ("maxmemory-policy", "noeviction"),
+        *([("requirepass", server.password)] if server.password else []),
+    ]
+
+
+def lock_directory(directory: Path) -> IO[bytes]:
+    """Take the lock that a running server holds on its directory. Raises `ServerUnavailable` while another has it."""
+    lock = (directory / "server.lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ServerUnavailable(
+            f"directory {str(directory)!r} is in use by another server - stop that one, or choose another directory"
+        ) from None
+    return lock
+
+
+def _check_port(port: int | None) -> None:
+    if port is not None and not 1 <= port <= 65535:
+        raise ConfigError(f"port {port!r}: must be 1 to 65535, or None for a free one")
+
+
+def _check_bind(bind: str, password: str | None) -> None:
+    try:
+        open_to_others = not ip_address(bind).is_loopback
+    except ValueError:
+        raise ConfigError(f"bind address {bind!r}: must be an IP address, such as 127.0.0.1") from None
+    if open_to_others and not password:
+        raise ConfigError(f"bind address {bind!r}: a server that others can reach needs a password")
+
+
+def _check_socket_path(path: Path | None) -> None:
+    if path and len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"socket path {str(path)!r}: longer than {MAX_SOCKET_PATH_BYTES} bytes, which systems refuse; choose a "
+            "shorter directory or a port"
+        )
+
+
+def _log_tail(path: Path, start: int) -> str:
+    """The last lines that a server wrote to its log from byte `start` on."""
+    with path.open("rb") as server_log:
+        server_log.seek(start)
+        lines = server_log.read().decode(errors="replace").strip().splitlines()[-3:]
+    return f"{' | '.join(lines)[-600:] or 'no output'} (log: {str(path)!r})"
 
 
 def embedded_binary() -> Path:

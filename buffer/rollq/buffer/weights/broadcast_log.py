@@ -74,7 +74,7 @@ class Broadcast:
         return set().union(*(attempt.took for attempt in self.attempts))
 
 
-def begin(raw: bytes) -> Broadcast:
+def first_entry(raw: bytes) -> Broadcast:
     """The round that begins with this entry. Raises `WeightsError` when it is no beginning."""
     entry = orjson.loads(raw)
     if "tensors" not in entry:
@@ -83,21 +83,24 @@ def begin(raw: bytes) -> Broadcast:
     return Broadcast(hashlib.sha256(raw).hexdigest(), tensors, entry["join_s"], entry["timeout_s"])
 
 
-def go_on(found: Broadcast, raw: bytes) -> None:
-    """Add what an entry says to `found`. Twice the same is as once; what comes too late, or too early, is nothing."""
+def apply_entry(found: Broadcast, raw: bytes) -> None:
+    """Add an entry to a broadcast. A repeated entry changes nothing; neither does one that comes too late or early."""
     entry = orjson.loads(raw)
     number = entry.get("attempt", 0)
     if entry.get("opened"):
         if number == len(found.attempts) + 1 and found.current.over is not None:
             found.attempts.append(Attempt())
             found.late.clear()
+    elif number > len(found.attempts):
         return
-    if number > len(found.attempts):
-        return
-    attempt = found.attempts[number - 1]
+    elif "late" in entry:
+        found.late.add(entry["late"])
+    else:
+        _apply_to_attempt(found.attempts[number - 1], entry)
+
+
+def _apply_to_attempt(attempt: Attempt, entry: Mapping[str, Any]) -> None:
     match entry:
-        case {"late": worker}:
-            found.late.add(worker)
         case {"ready": worker, "ranks": ranks} if attempt.open:
             attempt.ready[worker] = ranks
         case {"members": members, "meeting": meeting} if attempt.open:
@@ -156,9 +159,9 @@ class BroadcastLog:
         entries: Any = self._buffer.send(read)
         for at, fields in entries:
             if self._found is None:
-                self._found = begin(fields[b"entry"])
+                self._found = first_entry(fields[b"entry"])
             else:
-                go_on(self._found, fields[b"entry"])
+                apply_entry(self._found, fields[b"entry"])
             self._last = at
         if self._found is None:
             raise _gone()

@@ -18,7 +18,7 @@ import orjson
 
 from rollq.buffer.errors import WeightsError
 
-SCHEMA = 1
+MANIFEST_VERSION = 1
 _SAFETENSORS = ".safetensors"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -64,15 +64,17 @@ class Manifest:
 
     def encode(self) -> bytes:
         """As JSON: the same bytes for the same weights."""
-        return orjson.dumps({"schema": SCHEMA, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
+        return orjson.dumps({"schema": MANIFEST_VERSION, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def decode(cls, raw: bytes) -> "Manifest":
         """Raises `WeightsError` when it is none, or names a file outside its folder."""
         try:
             content = orjson.loads(raw)
-            if content["schema"] != SCHEMA:
-                raise WeightsError(f"weights were published with manifest schema {content['schema']!r}, not {SCHEMA}")
+            if content["schema"] != MANIFEST_VERSION:
+                raise WeightsError(
+                    f"weights were published with manifest schema {content['schema']!r}, not {MANIFEST_VERSION}"
+                )
             files = {name: FileFacts(**facts) for name, facts in content["files"].items()}
             tensors = {name: Tensor(one["dtype"], tuple(one["shape"])) for name, one in content["tensors"].items()}
             kind = str(content["kind"])

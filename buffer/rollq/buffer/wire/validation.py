@@ -39,18 +39,20 @@ def check_group(samples: Sequence[Sample], *, group_size: int, vocab_size: int |
 
 
 def _sample_problem(sample: Sample) -> str | None:
-    """Return what is wrong with the form of a sample; the values in its arrays are looked at for all at once."""
-    response_tokens = 0
+    """What is wrong with the form of a sample, or None; the values in its arrays are checked later."""
     for index, segment in enumerate(sample.segments):
         problem = _segment_problem(segment)
         if problem is not None:
             return f"segments[{index}].{problem}" if len(sample.segments) > 1 else problem
-        response_tokens += len(segment.response_ids)
     if sample.status is SampleStatus.COMPLETED:
-        if response_tokens == 0:
+        if not any(len(segment.response_ids) for segment in sample.segments):
             return "response_ids is empty in a completed sample"
         if sample.reward is None:
             return "reward is missing in a completed sample"
+    return _reward_problem(sample)
+
+
+def _reward_problem(sample: Sample) -> str | None:
     if sample.reward is not None and not _is_finite(sample.reward):
         return f"reward is {sample.reward!r}, a finite number is needed"
     for name, part in sample.reward_parts.items():
@@ -60,7 +62,7 @@ def _sample_problem(sample: Sample) -> str | None:
 
 
 def _segment_problem(segment: Segment) -> str | None:
-    prompt, response, logprobs, mask = segment.prompt_ids, segment.response_ids, segment.logprobs, segment.loss_mask
+    prompt, response, logprobs = segment.prompt_ids, segment.response_ids, segment.logprobs
     if not (_is_vector(prompt, _INT32) and _is_vector(response, _INT32) and _is_vector(logprobs, _FLOAT32)):
         return _wrong_vector(
             prompt_ids=(prompt, _INT32), response_ids=(response, _INT32), logprobs=(logprobs, _FLOAT32)
@@ -70,13 +72,20 @@ def _segment_problem(segment: Segment) -> str | None:
         return f"logprobs has {len(logprobs)} entries for {count} response_ids"
     if count and not len(prompt):
         return "prompt_ids is empty: the first response token follows nothing"
-    if mask is not None:
-        if not _is_vector(mask, _BOOL):
-            return _wrong_vector(loss_mask=(mask, _BOOL))
-        if len(mask) != count:
-            return f"loss_mask has {len(mask)} entries for {count} response_ids"
+    return _mask_problem(segment.loss_mask, count) or _versions_problem(segment.versions, count)
+
+
+def _mask_problem(mask: Any, count: int) -> str | None:
+    if mask is None:
+        return None
+    if not _is_vector(mask, _BOOL):
+        return _wrong_vector(loss_mask=(mask, _BOOL))
+    return None if len(mask) == count else f"loss_mask has {len(mask)} entries for {count} response_ids"
+
+
+def _versions_problem(spans: Sequence[VersionSpan], count: int) -> str | None:
     covered = 0
-    for span in segment.versions:
+    for span in spans:
         if type(span) is not VersionSpan:
             return f"versions holds {span!r}, a VersionSpan is needed"
         epoch, version, tokens = span

@@ -6,7 +6,7 @@
 -- Returns: `batch`, the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries,
 --   tokens, reward and what a pipeline gave it (JSON); or `short`, how many are ready, how many in generation must be
 --   waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out order: call expire first
--- Caller: Training._claim_call; the trainer, any rank
+-- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
 -- A batch that is replayed keeps the floors of its first claim: its tokens are as old as they were then.

@@ -3,7 +3,7 @@
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, first, last
 -- Returns: 1
--- Caller: Training._forget_plans; the trainer, rank 0
+-- Caller: Claiming._forget_plans; the trainer, rank 0
 -- Repeat: finds nothing
 local function forget_plans(keys, args)
   local incarnation, epoch, nonce, first, last = unpack(args)

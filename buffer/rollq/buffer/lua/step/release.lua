@@ -5,7 +5,7 @@
 --   mode: return|drop|quarantine   up_to_round: keep a batch that was claimed in a later round; -1 for any round
 --   bad_ids: groups that are quarantined in any mode
 -- Returns: how many groups it held
--- Caller: Training._release; the trainer, rank 0, and any rank that undoes a torn claim
+-- Caller: Claiming._release; the trainer, rank 0, and any rank that undoes a torn claim
 -- Repeat: finds no manifest and returns 0
 local FIRST_BAD = 7
 

@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, step
 -- Returns: how many groups are ready, how many in generation must be waited for
--- Caller: Training.readiness; the trainer, any rank
+-- Caller: Claiming.readiness; the trainer, any rank
 -- Repeat: only reads
 local function readiness(keys, args)
   local incarnation, step = unpack(args)
