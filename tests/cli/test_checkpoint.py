@@ -53,7 +53,7 @@ def roles(config: Path) -> Iterator[tuple[Producer, World]]:
         source = stack.enter_context(PromptFile(settings.tasks["math"]))
         feed = TaskFeed("math", settings.tasks["math"], Sampler(source, (settings.seed, 0), "skip"))
         buffer = stack.enter_context(open_run(settings, threading.Event()))
-        yield Producer(buffer, RunLocation.of(settings).queue(), settings.producer, [feed]), World(buffer)
+        yield Producer(buffer, RunLocation.from_settings(settings).queue(), settings.producer, [feed]), World(buffer)
 
 
 def prompts_of(world: World) -> list[str]:
@@ -85,7 +85,7 @@ def test_xm05_checkpoint_and_resume_keep_the_prompt_order_and_every_completed_gr
         assert world.statuses() == {"pending": 2, "completed": 2, "archived": 4}
         saved = rollq("checkpoint", tmp_path / "saved", here)
         assert saved.exit_code == 0, saved.output
-        assert "it goes with the trainer's checkpoint of step 1" in saved.output
+        assert "it belongs to the trainer's checkpoint of step 1" in saved.output
         trained, prompts = go_on(producer, world), prompts_of(world)
         assert len(set(prompts)) == len(prompts) == 20
 
@@ -155,7 +155,7 @@ def test_xb16_resuming_into_a_non_empty_buffer_or_under_another_policy_is_refuse
     refused = rollq("restore", tmp_path / "saved", other)
     assert refused.exit_code == 1
     assert "error: task 'math' was saved with order = staleness, the settings ask for fifo" in refused.output
-    with RunLocation.of(load_settings(other, {})).buffer() as buffer, pytest.raises(StoreLost):
+    with RunLocation.from_settings(load_settings(other, {})).buffer() as buffer, pytest.raises(StoreLost):
         buffer.tasks()
 
 

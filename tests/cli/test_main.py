@@ -87,7 +87,7 @@ def settings_file(folder: Path, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("args", "more", "message"),
     [
-        (["train"], "", "has no table [trainer]"),
+        (["train"], "", "needs a table [trainer]"),
         (["train"], '[trainer]\nmodel = "m"\noutput = "o"\nsteps = 1\n', "config.json"),
         (["work"], '[worker.options]\nmodel = "m"\n', "config.json"),
         (["work", "--name", "a b"], "", "--name 'a b': 1 to 32 characters"),

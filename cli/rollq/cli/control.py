@@ -1,34 +1,26 @@
-"""Steers production from outside: `rollq pause` and `rollq resume`."""
+"""Commands that steer a run's production: `rollq pause` and `rollq resume`."""
 
-from collections.abc import Callable
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from rollq.buffer.errors import ConfigError
+from rollq.cli.options import run_options
 
 if TYPE_CHECKING:
+    from rollq.buffer.buffer import Buffer
     from rollq.buffer.replies import Control
 
-
-def _target(command: Callable[..., None]) -> Callable[..., None]:
-    """The arguments that both commands take."""
-    options: list[Callable[[Any], Any]] = [
-        click.argument("file", type=click.Path(path_type=Path), required=False),
-        click.option("--url", help="URL of the server, instead of FILE."),
-        click.option("--run", "run_name", help="Name of the run, with --url."),
-        click.option("--task", "names", multiple=True, help="Only this task; may be given again."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+task_option = click.option("--task", "names", multiple=True, help="Only this task; may be repeated.")
 
 
 @click.command()
-@_target
+@run_options
+@task_option
 def pause(file: Path | None, url: str | None, run_name: str | None, names: tuple[str, ...]) -> None:
-    """Let workers take nothing new. What is under way is finished, or interrupted, as [worker] pause says.
+    """Stop workers from taking new groups. Running groups finish or are interrupted, as [worker] pause says.
 
     A task whose production has ended or was stopped stays as it is.
 
@@ -37,45 +29,49 @@ def pause(file: Path | None, url: str | None, run_name: str | None, names: tuple
       rollq pause rollq.toml
       rollq pause rollq.toml --task math
     """
-    _set(file, url, run_name, names, "pause")
+    from rollq.buffer.replies import Control
+    from rollq.cli.run_location import find_run
+
+    with find_run(file, url, run_name).buffer() as buffer:
+        _set_all(buffer, names, Control.PAUSE, "by hand", unless={Control.STOPPED, Control.DONE})
 
 
 @click.command()
-@_target
+@run_options
+@task_option
 def resume(file: Path | None, url: str | None, run_name: str | None, names: tuple[str, ...]) -> None:
-    """Let production go on that was paused, or that was stopped because too little was worth training.
+    """Resume production that was paused, or that stopped because too few groups were worth training.
 
-    A task that its own should_continue hook has ended goes on only when named with --task; its hook is asked again.
+    A task that was ended by its own should_continue hook resumes only when it is named with --task; the hook is then
+    asked again.
 
     \b
     Example:
       rollq resume rollq.toml
       rollq resume rollq.toml --task math
     """
-    _set(file, url, run_name, names, "run")
-
-
-def _set(file: Path | None, url: str | None, run: str | None, names: tuple[str, ...], control: str) -> None:
     from rollq.buffer.replies import Control
     from rollq.cli.run_location import find_run
 
-    with find_run(file, url, run).buffer() as buffer:
-        tasks = buffer.tasks()
-        if unknown := sorted(set(names) - set(tasks)):
-            raise ConfigError(f"task {unknown[0]!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")
-        for task in names or tasks:
-            before = buffer.clock(task).control
-            if before is Control.SLEEP:
-                raise ConfigError(f"task {task!r} sleeps while the trainer has the GPUs; the trainer wakes it")
-            if _stays(before, Control(control), named=bool(names)):
-                click.echo(f"task {task}: stays {before.value}")
-                continue
-            buffer.set_control(task, Control(control), "by hand" if control == "pause" else "")
-            click.echo(f"task {task}: {before.value} -> {control}")
+    with find_run(file, url, run_name).buffer() as buffer:
+        _set_all(buffer, names, Control.RUN, "", unless=set() if names else {Control.DONE})
 
 
-def _stays(before: "Control", wanted: "Control", *, named: bool) -> bool:
-    """Whether a task's control is left alone: an end outlives a pause, and the end that its hook wanted a resume."""
-    if wanted == "pause":
-        return before in ("stopped", "done")
-    return before == "done" and not named
+def _set_all(
+    buffer: "Buffer", names: tuple[str, ...], control: "Control", reason: str, *, unless: "Collection[Control]"
+) -> None:
+    """Set the named tasks, or all, to `control`, except those that are in one of `unless` now."""
+    from rollq.buffer.replies import Control
+
+    tasks = buffer.tasks()
+    if unknown := sorted(set(names) - set(tasks)):
+        raise ConfigError(f"task {unknown[0]!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")
+    for task in names or tasks:
+        before = buffer.clock(task).control
+        if before is Control.SLEEP:
+            raise ConfigError(f"task {task!r} sleeps while the trainer uses the GPUs; the trainer will wake it")
+        if before in unless:
+            click.echo(f"task {task}: stays {before.value}")
+        else:
+            buffer.set_control(task, control, reason)
+            click.echo(f"task {task}: {before.value} -> {control.value}")

@@ -1,10 +1,8 @@
-"""The roles, one process each: `rollq produce`, `rollq work`, `rollq train`."""
+"""Commands that run a role in this process: `rollq produce`, `rollq work` and `rollq train`."""
 
 import logging
 import sys
 import threading
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,58 +24,37 @@ settings_file = click.argument("file", type=click.Path(path_type=Path))
 @settings_file
 @log_options
 def produce(file: Path) -> None:
-    """Schedule prompts for all tasks of the run, as far ahead as its weights allow, until told to stop.
+    """Schedule prompts for all tasks of the run, as far ahead as its weights allow, until stopped.
 
-    Any number of producers may run; they need no GPU and no torch. Hooks of your own are imported from the folder of
-    FILE, or from what is installed.
+    Any number of producers may run; they need neither a GPU nor torch. Custom hooks are imported from the folder of
+    FILE, or from installed packages.
 
     \b
     Example:
       rollq produce rollq.toml
     """
-    from rollq.buffer.plugins import load_plugin
     from rollq.cli.run_location import RunLocation, open_run
     from rollq.cli.settings_file import load_settings
-    from rollq.producer.producer import EvaluationFeed, Producer, TaskFeed
-    from rollq.producer.prompt_order import make_order
-    from rollq.producer.prompts import PromptFile
-    from rollq.producer.sampler import Sampler
+    from rollq.producer.run import open_prompts, run_producer
 
     settings = load_settings(file)
     sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()
-    with ExitStack() as stack:
-        parts = {}  # what is wrong with files and plugins is told before the server is needed
-        for name, task in settings.tasks.items():
-            hook = load_plugin("should_continue", task.should_continue, {}) if task.should_continue else None
-            source = stack.enter_context(PromptFile(task))
-            log.info("task %s: %d prompts in %s", name, source.rows, task.prompts)
-            parts[name] = (source, make_order(task), hook)
-        evaluations = []
-        for name, asked in settings.evaluations.items():
-            source = stack.enter_context(PromptFile(asked))
-            log.info("evaluation %s: %d prompts in %s", name, source.rows, asked.prompts)
-            evaluations.append(EvaluationFeed(name, source, asked.on_bad_prompt))
-        buffer = stack.enter_context(open_run(settings, stop))
-        feeds = []
-        for name, task in settings.tasks.items():
-            source, order, hook = parts[name]
-            seeds, stats_of = (settings.seed, task.shuffle_seed), partial(buffer.prompt_stats, name)
-            sampler = Sampler(source, seeds, task.on_bad_prompt, order, stats_of)
-            feeds.append(TaskFeed(name, task, sampler, task.min_keep_rate, hook))
+    with open_prompts(settings.tasks, settings.evaluations) as prompts, open_run(settings, stop) as buffer:
         log.info("producing for run %r", settings.run)
-        Producer(buffer, RunLocation.of(settings).queue(), settings.producer, feeds, evaluations).run(stop)
+        queue = RunLocation.from_settings(settings).queue()
+        run_producer(buffer, queue, prompts, settings.producer, seed=settings.seed, stop=stop)
     log.info("stopped")
 
 
 @click.command()
 @settings_file
-@click.option("--name", help="Name of this worker, instead of [worker] name; a random part is added.")
+@click.option("--name", help="Name of this worker, instead of [worker] name; a random suffix is added.")
 @log_options
 def work(file: Path, name: str | None) -> None:
-    """Generate and judge groups with one engine until told to stop; one process per GPU.
+    """Generate and judge groups with one engine until stopped; run one worker per GPU.
 
-    Judges and agent loops of your own are imported from the folder of FILE, or from what is installed.
+    Custom judges and agent loops are imported from the folder of FILE, or from installed packages.
 
     \b
     Example:
@@ -96,15 +73,10 @@ def work(file: Path, name: str | None) -> None:
     with open_run(settings, threading.Event(), **fingerprints(model, worker.tokenizer or model)) as buffer:
         log.info("working for run %r as %s", settings.run, worker.name)
         try:
-            run_worker(
-                buffer,
-                RunLocation.of(settings).queue(),
-                settings.all_tasks(),
-                worker,
-                seed=settings.seed,
-            )
+            queue = RunLocation.from_settings(settings).queue()
+            run_worker(buffer, queue, settings.all_tasks(), worker, seed=settings.seed)
         except EngineDead as error:
-            raise RollqError(f"the engine is gone: {error}") from error
+            raise RollqError(f"the engine died: {error}") from error
     log.info("stopped")
 
 
@@ -114,7 +86,7 @@ def work(file: Path, name: str | None) -> None:
 def train(file: Path) -> None:
     """Train on batches of groups with the reference GRPO trainer, and publish the weights.
 
-    Goes on from the newest checkpoint in its output folder. SIGTERM or Ctrl-C saves one and ends it.
+    Training resumes from the newest checkpoint in the output folder. SIGTERM or Ctrl-C saves one and stops.
 
     \b
     Example:
@@ -126,16 +98,18 @@ def train(file: Path) -> None:
     settings = load_settings(file)
     trainer = settings.trainer
     if trainer is None:
-        raise ConfigError(f"{file}: has no table [trainer], which `rollq train` needs")
+        raise ConfigError(f"{file}: `rollq train` needs a table [trainer]")
     try:
         from rollq.consumer.trainer import train as run_trainer
     except ModuleNotFoundError as error:
         raise ConfigError(f"`rollq train` needs the package {error.name!r}: pip install 'rollq[torch]'") from error
     stop = stop_on_signals()
-    # closing the buffer sets its event, so it gets one of its own
+    # closing a buffer sets its event, so this one must not get the trainer's
     with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model)):
-        place = RunLocation.of(settings)
-    step = run_trainer(place.buffer_url, place.run, trainer, password=place.password, seed=settings.seed, stop=stop)
+        location = RunLocation.from_settings(settings)
+    step = run_trainer(
+        location.buffer_url, location.run, trainer, password=location.password, seed=settings.seed, stop=stop
+    )
     log.info("stopped after step %d of %d", step, trainer.steps)
 
 

@@ -1,4 +1,4 @@
-"""What every role does first: find the servers, create the run or compare with the one that exists."""
+"""Finds the servers of a run, and opens it: the first step of every command."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ from rollq.cli.settings_file import load_settings, password_from
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """Where a run is. Its repr holds no password."""
+    """The servers and the name of a run. Its repr holds no password."""
 
     run: str
     buffer_url: str = field(repr=False)
@@ -27,19 +27,22 @@ class RunLocation:
     password: str | None = field(repr=False)
 
     @classmethod
-    def of(cls, settings: RollqSettings) -> Self:
-        """The place that `rollq.toml` names."""
+    def from_settings(cls, settings: RollqSettings) -> Self:
+        """The location that `rollq.toml` names."""
         redis = settings.redis
         password = redis.password.get_secret_value() if redis.password else None
         return cls(settings.run, redis.buffer_url, redis.queue_url or redis.buffer_url, password)
 
     @classmethod
     def at(cls, url: str, run: str, environment: Mapping[str, str] = os.environ) -> Self:
-        """A run on one server, with the password of the environment."""
+        """A run whose buffer and queue are on one server, with the password from the environment."""
         return cls(run, url, url, password_from(environment))
 
     def buffer(self, stop: threading.Event | None = None) -> Buffer:
-        """The run's buffer. Setting `stop` ends its waits for the server. Raises ServerUnavailable, ServerRefused."""
+        """Connect to the run's buffer. Setting `stop` ends its waits for the server.
+
+        Raises `ServerUnavailable`, `ServerRefused`.
+        """
         patience = Patience(closed=stop or threading.Event())
         return Buffer.connect(self.buffer_url, self.run, password=self.password, patience=patience)
 
@@ -49,18 +52,18 @@ class RunLocation:
 
 
 def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation:
-    """The place that a command's FILE names, or its --url and --run. Raises `ConfigError` for neither and for both."""
+    """The location given by a command's FILE, or by its --url and --run. Raises `ConfigError` for neither or both."""
     if file is not None and not url and not run:
-        return RunLocation.of(load_settings(file))
+        return RunLocation.from_settings(load_settings(file))
     if file is None and url and run:
         return RunLocation.at(url, run)
     raise ConfigError("give either FILE (rollq.toml), or both --url and --run")
 
 
 def fingerprints(model: Path | None, tokenizer: Path | None) -> dict[str, str]:
-    """What `open_run` compares: of the model's architecture and of the tokenizer; empty for what there is not.
+    """Fingerprints of a model's architecture and of a tokenizer, as `open_run` takes them; empty where None is given.
 
-    Raises `ConfigError` for a folder that holds no model.
+    Raises `ConfigError` for a folder without a model.
     """
     from rollq.workers.tokenizers.hugging_face import TOKENIZER_FILE, model_fingerprint, tokenizer_fingerprint
 
@@ -71,12 +74,12 @@ def fingerprints(model: Path | None, tokenizer: Path | None) -> dict[str, str]:
 
 
 def open_run(settings: RollqSettings, stop: threading.Event, *, model: str = "", tokenizer: str = "") -> Buffer:
-    """The buffer of the run, its tasks registered; whichever role comes first creates both.
+    """Connect to the buffer of the run and register its tasks; the first role to come creates both.
 
-    `model` and `tokenizer` are fingerprints, empty for a role that has none. Raises `RunMismatch` when this role's
-    settings are not those that the run was created with, `ServerUnavailable`, `ServerRefused`.
+    `model` and `tokenizer` are fingerprints, empty for a role without them. Raises `RunMismatch` when the run was
+    created with other settings, `ServerUnavailable`, `ServerRefused`.
     """
-    buffer = RunLocation.of(settings).buffer(stop)
+    buffer = RunLocation.from_settings(settings).buffer(stop)
     try:
         buffer.create_run(model=model, tokenizer=tokenizer)
         for name, task in settings.all_tasks().items():

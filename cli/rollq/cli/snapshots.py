@@ -1,4 +1,4 @@
-"""Copies of a run's buffer in a folder: `rollq checkpoint` and `rollq restore`."""
+"""Commands that save and restore a run's buffer: `rollq checkpoint` and `rollq restore`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,26 +7,23 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rollq.cli.options import run_options
+
 if TYPE_CHECKING:
     from rollq.buffer.snapshots.save import Report
 
 QUIET_S = 1.0
-"""What takes no longer needs no progress bar."""
+"""Seconds after which a progress bar appears."""
 
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-file_argument = click.argument("file", type=click.Path(path_type=Path), required=False)
-url_option = click.option("--url", help="URL of the server, instead of FILE.")
-run_option = click.option("--run", "run_name", help="Name of the run, with --url.")
 
 
 @click.command()
 @directory_argument
-@file_argument
-@url_option
-@run_option
-@click.option("--replace", is_flag=True, help="DIR holds a snapshot: replace it once the new one is complete.")
+@run_options
+@click.option("--replace", is_flag=True, help="Replace the snapshot in DIR once the new one is complete.")
 def checkpoint(directory: Path, file: Path | None, url: str | None, run_name: str | None, replace: bool) -> None:
-    """Save the run's buffer to the folder DIR while everything goes on. DIR appears complete or not at all.
+    """Save the run's buffer to the folder DIR while the run continues. DIR appears complete or not at all.
 
     \b
     Example:
@@ -39,19 +36,17 @@ def checkpoint(directory: Path, file: Path | None, url: str | None, run_name: st
         snapshot = buffer.save(directory, replace=replace, report=report)
     first, last = snapshot.resume_steps
     click.echo(f"saved {snapshot.groups} groups of run {snapshot.run!r} to {directory}")
-    click.echo(f"it goes with the trainer's checkpoint of step {_steps(first, last)}")
+    click.echo(f"it belongs to the trainer's checkpoint of step {_steps(first, last)}")
 
 
 @click.command()
 @directory_argument
-@file_argument
-@url_option
-@run_option
+@run_options
 def restore(directory: Path, file: Path | None, url: str | None, run_name: str | None) -> None:
-    """Restore the buffer saved in the folder DIR, into a run that does not exist yet.
+    """Restore the buffer saved in the folder DIR into a run that does not exist yet.
 
-    With FILE its settings must be those that the run was saved with. Nothing is generated until a trainer begins. When
-    this is interrupted, repeat it.
+    With FILE, its settings must match those that the run was saved with. Nothing is generated until a trainer starts.
+    If this command is interrupted, repeat it.
 
     \b
     Example:
@@ -61,20 +56,20 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
     from rollq.cli.run_location import find_run
     from rollq.cli.settings_file import load_settings
 
-    place = find_run(file, url, run_name)
+    location = find_run(file, url, run_name)
     settings = load_settings(file) if file else None
     rules = settings.all_tasks() if settings else {}
-    with place.buffer() as buffer, _bar("restore") as report:
+    with location.buffer() as buffer, _bar("restore") as report:
         snapshot = buffer.restore(directory, rules=rules, report=report)
     for task in sorted(rules.keys() - snapshot.tasks.keys()):
-        click.echo(f"warning: task {task!r} is not in {directory}: it starts from its beginning", err=True)
+        click.echo(f"warning: task {task!r} is not in {directory}: it starts from the beginning", err=True)
     first, last = snapshot.resume_steps
     click.echo(f"restored {snapshot.groups} groups of run {snapshot.run!r}, saved {snapshot.saved_at}")
     click.echo(f"now start the trainer from its checkpoint of step {_steps(first, last)}")
 
 
 def _steps(first: int, last: int) -> str:
-    return f"{last}" if first == last else f"{last} (or of one from {first} on)"
+    return f"{last}" if first == last else f"{last} (or any from {first} on)"
 
 
 @contextmanager

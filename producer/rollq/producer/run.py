@@ -1,0 +1,93 @@
+"""A producer from the settings of its tasks to its end: prompt files, orders and hooks, wired together."""
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from rq import Queue
+
+from rollq.buffer.plugins import load_plugin
+from rollq.buffer.roles import ProducerBuffer
+from rollq.producer.producer import EvaluationFeed, Producer, ShouldContinue, TaskFeed
+from rollq.producer.prompt_order import PromptOrder, make_order
+from rollq.producer.prompts import PromptFile
+from rollq.producer.sampler import Sampler
+from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPrompts:
+    """The opened prompts of one task, with its order and its hook."""
+
+    name: str
+    task: ProducerTask
+    file: PromptFile
+    order: PromptOrder
+    should_continue: ShouldContinue | None
+
+    def feed(self, buffer: ProducerBuffer, seed: int) -> TaskFeed:
+        """The task as a `Producer` takes it; its order sees the buffer's statistics of prompts."""
+        stats_of = partial(buffer.prompt_stats, self.name)
+        seeds = (seed, self.task.shuffle_seed)
+        sampler = Sampler(self.file, seeds, self.task.on_bad_prompt, self.order, stats_of)
+        return TaskFeed(self.name, self.task, sampler, self.task.min_keep_rate, self.should_continue)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPrompts:
+    """The opened prompts of all tasks and evaluations of a run."""
+
+    tasks: tuple[TaskPrompts, ...]
+    evaluations: tuple[EvaluationFeed, ...]
+
+
+@contextmanager
+def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, PromptSettings]) -> Iterator[RunPrompts]:
+    """Open all prompt files and load all plugins, so that mistakes show before a run is created.
+
+    Raises `ConfigError` for a file that cannot be read, and for an order or a hook that cannot be loaded.
+    """
+    with ExitStack() as files:
+
+        def open_file(kind: str, name: str, settings: PromptSettings) -> PromptFile:
+            file = files.enter_context(PromptFile(settings))
+            log.info("%s %s: %d prompts in %s", kind, name, file.rows, settings.prompts)
+            return file
+
+        yield RunPrompts(
+            tuple(
+                TaskPrompts(name, task, open_file("task", name, task), make_order(task), _load_hook(task))
+                for name, task in tasks.items()
+            ),
+            tuple(
+                EvaluationFeed(name, open_file("evaluation", name, settings), settings.on_bad_prompt)
+                for name, settings in evaluations.items()
+            ),
+        )
+
+
+def _load_hook(task: ProducerTask) -> ShouldContinue | None:
+    path = task.should_continue
+    return None if path is None else load_plugin("should_continue", path, {})
+
+
+def run_producer(
+    buffer: ProducerBuffer,
+    queue: Queue,
+    prompts: RunPrompts,
+    settings: ProducerSettings,
+    *,
+    seed: int = 0,
+    stop: threading.Event,
+) -> None:
+    """Produce for the buffer's run until `stop` is set; its tasks must be registered. Raises what `Producer.run` does.
+
+    `buffer` and `queue` are the caller's to close.
+    """
+    feeds = [task.feed(buffer, seed) for task in prompts.tasks]
+    Producer(buffer, queue, settings, feeds, prompts.evaluations).run(stop)
