@@ -60,8 +60,8 @@ def test_a_demo_whose_worker_server_and_trainer_are_killed_trains_every_group_on
     before = demo.metrics()
     assert demo.process.wait(PATIENCE_S) == 0, demo.text()
 
-    assert demo.text().count("(SIGKILL) and was started again") == 2
-    assert "the server died and was started again" in demo.text()
+    assert demo.text().count("(SIGKILL) and was restarted") == 2
+    assert "the server died and was restarted" in demo.text()
     after = demo.metrics()[len(before) :]
     assert [step.step for step in demo.steps()] == list(range(1, STEPS + 1))
     # What the dead trainer had claimed is served again, as it was; and every batch keeps to max_staleness.
@@ -99,7 +99,7 @@ def test_ctrl_c_ends_a_demo_and_leaves_nothing(
     for _ in range(signals):
         demo.process.send_signal(signal.SIGINT)
     assert demo.process.wait(PATIENCE_S) == 130, demo.text()
-    assert "stopped; what was made so far lies in" in demo.text()
+    assert "stopped; the files so far are in" in demo.text()
     wait_until(lambda: demo.pids() == [])
     assert all(nobody_listens(port) for port in demo.ports())
 

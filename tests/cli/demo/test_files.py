@@ -4,7 +4,7 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.cli.demo.files import HELD_OUT_ROWS, DemoFolder, own_tasks, read_rows, user_task
-from rollq.cli.demo.settings import DemoOptions, demo_settings, toml
+from rollq.cli.demo.settings import DemoOptions, demo_toml, held_out_settings
 from rollq.cli.settings_file import load_settings
 
 
@@ -42,7 +42,7 @@ def test_a_folder_that_holds_something_is_not_touched(folder: DemoFolder) -> Non
 
 def test_the_settings_of_a_demo_are_valid_and_name_files_of_its_folder(folder: DemoFolder) -> None:
     tasks = own_tasks(folder)
-    folder.config.write_text(toml(demo_settings(options(folder), folder, tasks, "redis://127.0.0.1:7777/0")))
+    folder.config.write_text(demo_toml(options(folder), folder, tasks, "redis://127.0.0.1:7777/0"))
     settings = load_settings(folder.config, {})
     assert settings.redis.buffer_url == "redis://127.0.0.1:7777/0"
     assert {name: task.max_staleness for name, task in settings.tasks.items()} == {"sum": 2, "sort": 2}
@@ -55,7 +55,7 @@ def test_the_settings_of_a_demo_are_valid_and_name_files_of_its_folder(folder: D
 
 def test_the_synchronous_counterpart_is_on_policy(folder: DemoFolder) -> None:
     wanted = options(folder, strategy="sync", max_staleness=0, shuffle_rewards=True)
-    folder.config.write_text(toml(demo_settings(wanted, folder, own_tasks(folder), "redis://127.0.0.1:7777/0")))
+    folder.config.write_text(demo_toml(wanted, folder, own_tasks(folder), "redis://127.0.0.1:7777/0"))
     settings = load_settings(folder.config, {})
     assert settings.producer.strategy == "sync"
     assert {task.max_staleness for task in settings.tasks.values()} == {0}
@@ -63,11 +63,13 @@ def test_the_synchronous_counterpart_is_on_policy(folder: DemoFolder) -> None:
     assert settings.trainer.shuffle_rewards
 
 
-def test_text_survives_toml(tmp_path: Path) -> None:
-    import tomllib
-
-    values = {"a": 'say "hi" \\ é\n', "b": {"c": True, "d": 1e-5, "e": {"f": 3}}}
-    assert tomllib.loads(toml(values)) == values
+def test_the_fields_of_a_users_prompts_survive_in_the_settings(folder: DemoFolder) -> None:
+    question, answer = 'say "hi" \\ é\n', "{answer} # of [1]"
+    task = user_task(folder, [b"{}"] * 4, question, answer, seed=1)
+    folder.config.write_text(demo_toml(options(folder), folder, [task], "redis://127.0.0.1:7777/0"), "utf-8")
+    loaded = load_settings(folder.config, {}).tasks["prompts"]
+    assert (loaded.prompt_field, loaded.answer_field, loaded.judge) == (question, answer, "last_number")
+    assert held_out_settings(task).prompt_field == question
 
 
 def test_a_users_rows_are_split_and_none_is_lost(folder: DemoFolder) -> None:

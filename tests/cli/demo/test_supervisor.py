@@ -46,7 +46,7 @@ def test_a_dead_role_is_started_again_and_told(tmp_path: Path) -> None:
         first = role.process
         first.kill()
         first.wait()
-        assert supervisor.restart_dead() == ["sleeper died (SIGKILL) and was started again"]
+        assert supervisor.restart_dead() == ["sleeper died (SIGKILL) and was restarted"]
         assert role.process.pid != first.pid
 
 
@@ -56,7 +56,7 @@ def test_a_role_that_finishes_is_left_alone_but_only_when_it_may(tmp_path: Path)
         worker = supervisor.start("worker", (sys.executable, "-c", ""))
         wait(trainer)
         wait(worker)
-        assert supervisor.restart_dead() == ["worker died (exit status 0) and was started again"]
+        assert supervisor.restart_dead() == ["worker died (exit status 0) and was restarted"]
         assert trainer.finished
         assert not worker.finished
 

@@ -1,7 +1,7 @@
-"""`rollq demo`: the whole path on this machine, from prompts to a model that has learned, in a few minutes.
+"""`rollq demo`: all roles on this machine, from prompts to a model that has learned, in a few minutes.
 
-It does what a user would do on several terminals: makes a model, writes a `rollq.toml`, starts a server and the roles
-by their public commands, and watches them. Everything lies in one folder.
+It does what a user would do on several terminals: creates a model, writes a `rollq.toml`, starts a server and the roles
+by their public commands, and watches them. Everything is kept in one folder.
 """
 
 import math
@@ -23,10 +23,9 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
-from rollq.cli.demo.settings import RUN, DemoOptions, demo_settings, task_settings, toml
+from rollq.cli.demo.settings import RUN, DemoOptions, demo_toml, held_out_settings
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
-from rollq.cli.settings import TaskSettings
 from rollq.cli.signals import interrupt_once
 from rollq.monitor.records import read_buffer_readings, read_steps
 from rollq.monitor.report import write_report
@@ -35,21 +34,21 @@ from rollq.monitor.summary import summarize, summary_lines
 Rewards = Mapping[str, float]
 
 AFTER_S = 25.0
-"""Time kept back for what follows the training: evaluation of the last weights, and the report."""
-LOOK_PATIENCE_S = 2.0
-"""How long a look at the buffer waits for the server; it is the demo that starts it again."""
+"""Seconds reserved for the evaluation of the last weights and the report, after training."""
+READ_PATIENCE_S = 2.0
+"""How long reading the buffer waits for the server, which the demo itself restarts."""
 MODEL_PACKAGES = ("torch", "transformers")
 DEFAULT_PORT = 6379
-"""Where `rollq redis` serves unless told otherwise."""
+"""Default port of `rollq redis`."""
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), help="New folder for everything.  [default: rollq-demo-<time>]")
+@click.option("--out", type=click.Path(path_type=Path), help="New folder for all files.  [default: rollq-demo-<time>]")
 @click.option("--steps", type=click.IntRange(1), default=150, show_default=True, help="Train steps.")
-@click.option("--minutes", type=click.FloatRange(0.5), default=4.0, show_default=True, help="Most time for it all.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of model, prompts and sampling.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="Your prompts (JSONL), judged by the last number.")
-@click.option("--prompt-field", default="prompt", show_default=True, help="Field of --prompts that is asked.")
+@click.option("--minutes", type=click.FloatRange(0.5), default=4.0, show_default=True, help="Limit for the whole demo.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the model, the prompts and sampling.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="Custom prompts (JSONL), judged by the last number.")
+@click.option("--prompt-field", default="prompt", show_default=True, help="Field of --prompts with the prompt.")
 @click.option("--answer-field", default="answer", show_default=True, help="Field of --prompts with the answer.")
 @click.option(
     "--strategy",
@@ -58,15 +57,15 @@ DEFAULT_PORT = 6379
     show_default=True,
     help="sync: generate and train in turns; async: generate ahead, as far as --max-staleness allows.",
 )
-@click.option("--max-staleness", type=click.IntRange(0), help="In syncs of weights.  [default: 1; with sync 0]")
-@click.option("--partial-rollout", is_flag=True, help="Interrupt answers at new weights, and continue them.")
-@click.option("--shuffle-rewards", is_flag=True, help="Shuffle each batch's rewards: a control that must not learn.")
+@click.option("--max-staleness", type=click.IntRange(0), help="In weight syncs.  [default: 1; with sync 0]")
+@click.option("--partial-rollout", is_flag=True, help="Interrupt answers at new weights and continue them.")
+@click.option("--shuffle-rewards", is_flag=True, help="Shuffle each batch's rewards: a control run, not to learn.")
 @click.option("--warm-up-steps", type=click.IntRange(1), default=600, show_default=True, help="Supervised steps first.")
-@click.option("--workers", type=click.IntRange(1, 16), default=2, show_default=True, help="Worker processes.")
-@click.option("--prepare", is_flag=True, help="Make model, prompts and rollq.toml, but run nothing.")
-@click.option("--live/--no-live", default=True, help="Live view, if this is a terminal; else a line now and then.")
+@click.option("--workers", type=click.IntRange(1, 16), default=2, show_default=True, help="Number of worker processes.")
+@click.option("--prepare", is_flag=True, help="Create the model, the prompts and rollq.toml, but run nothing.")
+@click.option("--live/--no-live", default=True, help="Live view on a terminal, or a line every few seconds.")
 def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: Any) -> None:
-    """Train a tiny language model with GRPO here: server, producer, workers and trainer in one command.
+    """Train a tiny language model with GRPO: server, producer, workers and trainer in one command.
 
     \b
     Example:
@@ -77,7 +76,7 @@ def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: 
     synchronous = choices["strategy"] == "sync"
     if synchronous and max_staleness:
         raise ConfigError(
-            f"--max-staleness {max_staleness}: with --strategy sync every batch is of the live weights; leave it out"
+            f"--max-staleness {max_staleness}: with --strategy sync every batch is on policy; leave it out"
         )
     choices["max_staleness"] = (0 if synchronous else 1) if max_staleness is None else max_staleness
     out = out or Path(f"rollq-demo-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -85,37 +84,37 @@ def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: 
         try:
             (prepare_demo if prepare else run_demo)(DemoOptions(out=out.absolute(), **choices))
         except KeyboardInterrupt:
-            click.echo(f"\nstopped; what was made so far lies in {out}")
+            click.echo(f"\nstopped; the files so far are in {out}")
             sys.stdout.flush()
-            os._exit(130)  # everybody is stopped; tearing down the libraries would take seconds more
+            os._exit(130)  # all children have ended; tearing down the libraries would take seconds more
 
 
 def prepare_demo(options: DemoOptions) -> None:
-    """Make a demo's folder, and leave the running to the user. Raises `ConfigError` like `run_demo`."""
+    """Create a demo's folder and say how to run it. Raises `ConfigError` like `run_demo`."""
     _check_packages(*MODEL_PACKAGES)
     folder, tasks = _new_folder(options)
     url = f"redis://127.0.0.1:{DEFAULT_PORT}/0"
-    folder.config.write_text(toml(demo_settings(options, folder, tasks, url)), "utf-8")
-    click.echo("now run, each on a terminal of its own:")
-    _tell_by_hand(folder, DEFAULT_PORT)
+    folder.config.write_text(demo_toml(options, folder, tasks, url), "utf-8")
+    click.echo("now run, each on a separate terminal:")
+    _print_commands(folder, DEFAULT_PORT)
 
 
 def run_demo(options: DemoOptions) -> dict[str, Any]:
-    """Run a demo from nothing to its report; returns the summary.
+    """Run a whole demo up to its report; returns the summary.
 
-    Raises `ConfigError` for options that make no sense, `RoleFailed` when a role cannot be kept running.
+    Raises `ConfigError` for invalid options, `RoleFailed` when a role cannot be kept running.
     """
-    if not math.isfinite(options.minutes):  # click's range lets nan pass, and no clock ever reaches it
+    if not math.isfinite(options.minutes):  # click's range accepts nan, which no clock ever reaches
         raise ConfigError(f"--minutes {options.minutes}: must be a finite number")
     deadline_s = time.monotonic() + 60 * options.minutes
     _check_packages(*MODEL_PACKAGES, "matplotlib")
     folder, tasks = _new_folder(options)
     before = _held_out(options, tasks, folder.model, "before")
     with EmbeddedServer(folder.server) as server:
-        folder.config.write_text(toml(demo_settings(options, folder, tasks, server.url)), "utf-8")
-        click.echo(f"server: {server.url}; by hand, a terminal each, this would be")
+        folder.config.write_text(demo_toml(options, folder, tasks, server.url), "utf-8")
+        click.echo(f"server: {server.url}; by hand, each on a separate terminal, the same would be")
         assert server.port is not None
-        _tell_by_hand(folder, server.port)
+        _print_commands(folder, server.port)
         started_s = time.monotonic()
         limit_s = deadline_s - AFTER_S - started_s
         watch = Watch(folder.root.name, folder.metrics, folder.depths, options.steps, limit_s)
@@ -127,12 +126,12 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
 
 
 def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
-    """A folder with the prompts and the model that training starts from."""
+    """A new folder with the prompts and the initial model."""
     fields = (options.prompt_field, options.answer_field)
     rows = read_rows(options.prompts, *fields) if options.prompts else None
     folder = DemoFolder(options.out)
     folder.create()
-    _stay_in(folder)
+    _keep_files_in(folder)
     click.echo(f"rollq demo: everything is written to {folder.root}")
     tasks = own_tasks(folder) if rows is None else [user_task(folder, rows, *fields, options.seed)]
     _make_model(folder, options)
@@ -145,14 +144,14 @@ def _check_packages(*names: str) -> None:
         raise ConfigError(f"`rollq demo` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
 
 
-def _stay_in(folder: DemoFolder) -> None:
-    """Keep libraries' caches and temporary files of this process and its children inside the folder."""
+def _keep_files_in(folder: DemoFolder) -> None:
+    """Keep the caches and temporary files of this process and its children inside the folder."""
     os.environ.update(folder.environment())
-    tempfile.tempdir = None  # it may have been chosen already
+    tempfile.tempdir = None  # forget an earlier choice
 
 
 def _make_model(folder: DemoFolder, options: DemoOptions) -> None:
-    from rollq.cli.demo import tiny_model as tiny  # torch takes seconds to import: not before it is needed
+    from rollq.cli.demo import tiny_model as tiny  # imports torch, which takes seconds
 
     own = own_tasks(folder)
     click.echo(
@@ -175,14 +174,13 @@ def _make_model(folder: DemoFolder, options: DemoOptions) -> None:
 def _held_out(options: DemoOptions, tasks: Sequence[DemoTask], model: Path, when: str) -> Rewards:
     from rollq.cli.demo.held_out import held_out_rewards
 
-    held_out = {task.name: TaskSettings(**{**task_settings(options, task), "prompts": task.held_out}) for task in tasks}
-    rewards = held_out_rewards(model, held_out, options.seed)
+    rewards = held_out_rewards(model, {task.name: held_out_settings(task) for task in tasks}, options.seed)
     click.echo(f"held-out reward {when}: {_list(rewards)}")
     return rewards
 
 
-def _tell_by_hand(folder: DemoFolder, port: int) -> None:
-    """How to run the roles, and to look at the run, on terminals of one's own."""
+def _print_commands(folder: DemoFolder, port: int) -> None:
+    """Print the commands that run the roles and show the run's status."""
     config, data = (shlex.quote(os.path.relpath(path)) for path in (folder.config, folder.server))
     click.echo(f"  rollq redis --dir {data} --port {port}")
     for command in ("produce", "work", "train", "status"):
@@ -190,9 +188,9 @@ def _tell_by_hand(folder: DemoFolder, port: int) -> None:
 
 
 def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer, watch: Watch) -> bool:
-    """Run producer, workers and trainer until the trainer is done (True) or the time is up (False)."""
+    """Run producer, workers and trainer until the trainer has finished (True) or the time is up (False)."""
     command = (sys.executable, "-m", "rollq.cli.main")
-    with Buffer.connect(server.url, RUN, patience=Patience(LOOK_PATIENCE_S, LOOK_PATIENCE_S)) as buffer:
+    with Buffer.connect(server.url, RUN, patience=Patience(READ_PATIENCE_S, READ_PATIENCE_S)) as buffer:
         with Supervisor(folder.logs, _role_environment()) as supervisor:
             trainer = supervisor.start("trainer", (*command, "train", str(folder.config)), finishes=True)
             supervisor.start("producer", (*command, "produce", str(folder.config)))
@@ -200,12 +198,12 @@ def _run_roles(options: DemoOptions, folder: DemoFolder, server: EmbeddedServer,
                 name = f"worker-{number}"
                 supervisor.start(name, (*command, "work", str(folder.config), "--name", name))
             finished = watch.until_finished(buffer, server, supervisor, trainer, live=options.live)
-        watch.look(buffer)  # at rest: what is shown adds up
+        watch.take_reading(buffer)  # with all roles at rest, the counts add up
     return finished
 
 
 def _role_environment() -> dict[str, str]:
-    """The environment of the roles: ours, without settings of other runs."""
+    """This process's environment, without settings of other runs."""
     return {name: value for name, value in os.environ.items() if not name.startswith("ROLLQ_")}
 
 

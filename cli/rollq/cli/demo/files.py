@@ -1,6 +1,6 @@
-"""The folder of a demo: where everything lies, and which prompts it uses.
+"""The folder of a demo, and the prompts that it uses.
 
-Nothing of a demo is written outside its folder; `environment` keeps the caches and temporary files of libraries in it.
+A demo writes nothing outside its folder; `environment` keeps the caches and temporary files of libraries inside.
 """
 
 import random
@@ -20,7 +20,7 @@ TRIED_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """One task of a demo: its files (JSONL, held-out rows disjoint from training), their fields, and its judge."""
+    """One task of a demo: its JSONL files, with the held-out rows apart, their fields, and its judge."""
 
     name: str
     prompts: Path
@@ -39,7 +39,7 @@ class DemoFolder:
     root: Path
 
     def create(self) -> None:
-        """Make the folder. Raises `ConfigError` when it holds anything."""
+        """Create the folder. Raises `ConfigError` when it exists and is not empty."""
         if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
             raise ConfigError(f"folder {str(self.root)!r} is not empty; name a new one with --out")
         for folder in (self.root, self.caches, self.prompts, self.logs):
@@ -63,7 +63,7 @@ class DemoFolder:
 
     @property
     def trained_model(self) -> Path:
-        """The newest checkpoint; the initial model before there is one."""
+        """The newest checkpoint, or the initial model before there is one."""
         from rollq.consumer.checkpoints import newest_checkpoint  # needs torch
 
         checkpoint = newest_checkpoint(self.trainer)
@@ -71,12 +71,12 @@ class DemoFolder:
 
     @property
     def metrics(self) -> Path:
-        """The trainer's line per step."""
+        """The trainer's metrics, one line per step."""
         return self.trainer / METRICS_FILE
 
     @property
     def depths(self) -> Path:
-        """A look at the buffer per second."""
+        """Readings of the buffer, one per second."""
         return self.root / DEPTH_FILE
 
     @property
@@ -99,8 +99,12 @@ class DemoFolder:
     def caches(self) -> Path:
         return self.root / "caches"
 
+    def inside(self, path: Path) -> str:
+        """`path` relative to the folder."""
+        return str(path.relative_to(self.root))
+
     def environment(self) -> dict[str, str]:
-        """Variables for every process of the demo: one thread each, no network, caches and scratch inside."""
+        """Variables for every process of the demo: one thread, no network, caches and temporary files inside."""
         caches = str(self.caches)
         return {
             "OMP_NUM_THREADS": "1",
@@ -131,9 +135,9 @@ def own_tasks(folder: DemoFolder) -> list[DemoTask]:
 
 
 def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes]:
-    """The lines of a user's prompt file, as they are: what is wrong with some of them is the producer's to say.
+    """The lines of a user's prompt file, unchanged; the producer will report those that are not prompts.
 
-    Raises `ConfigError` for a file that cannot be read or has less than two rows, `InvalidPrompt` when none of the
+    Raises `ConfigError` for a file that cannot be read or has fewer than two rows, `InvalidPrompt` when none of the
     first rows is a prompt.
     """
     try:
@@ -144,19 +148,23 @@ def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes
     if len(rows) < 2:
         raise ConfigError(f"prompts file {str(prompts)!r} has {len(rows)} rows; at least 2 are needed, JSON objects")
     columns = Columns(prompt_field=prompt_field, answer_field=answer_field)
-    problem = None
-    for line in rows[:TRIED_ROWS]:
-        try:
-            columns.prompt(json_object(line))
-        except ValueError as error:
-            problem = problem or error
-        else:
-            return rows
-    raise InvalidPrompt(f"none of the first rows of {str(prompts)!r} is a prompt: {problem}")
+    problems = [_problem(columns, line) for line in rows[:TRIED_ROWS]]
+    if all(problems):
+        raise InvalidPrompt(f"none of the first rows of {str(prompts)!r} is a prompt: {problems[0]}")
+    return rows
+
+
+def _problem(columns: Columns, line: bytes) -> str | None:
+    """Why a line is not a prompt."""
+    try:
+        columns.prompt(json_object(line))
+    except ValueError as error:
+        return str(error) or type(error).__name__
+    return None
 
 
 def user_task(folder: DemoFolder, rows: Sequence[bytes], prompt_field: str, answer_field: str, seed: int) -> DemoTask:
-    """The task of a user's rows, up to `HELD_OUT_ROWS` of which, drawn at random, are held out."""
+    """A task of a user's rows, of which up to `HELD_OUT_ROWS`, drawn at random, are held out."""
     held_out = set(random.Random(seed).sample(range(len(rows)), min(HELD_OUT_ROWS, len(rows) // 2)))
     task = DemoTask(
         name="prompts",

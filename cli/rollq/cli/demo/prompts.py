@@ -1,4 +1,4 @@
-"""The demo's prompts: two tasks whose answers can be checked. The same code gives the same bytes.
+"""The demo's prompts: two tasks whose answers can be checked. Every call gives the same bytes.
 
 `sum` asks for the sum of two two-digit numbers ("12+34=", "46"), `sort` for four digits in ascending order
 ("sort 3142=", "1234"). No held-out prompt is trained on.

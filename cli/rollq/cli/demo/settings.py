@@ -1,22 +1,64 @@
-"""What a demo is asked for, and the `rollq.toml` that follows from it."""
+"""Options of a demo, and the `rollq.toml` that follows from them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollq.cli.demo.files import DemoFolder, DemoTask
+from rollq.cli.settings import EvaluationSettings
 
 RUN = "demo"
-GROUP_SIZE = 8
-LEARNING_RATE = 5e-4
-LEASE_S = 5.0  # a killed worker's groups are taken over this soon
+
+TASK = """
+[tasks.{name}]
+prompts = {prompts}
+prompt_field = {prompt_field}
+answer_field = {answer_field}
+judge = {judge}
+max_tokens = {max_tokens}
+batch_groups = {batch_groups}
+group_size = 8
+max_staleness = {max_staleness}
+partial_rollout = {partial_rollout}
+lease_s = 5.0                  # the groups of a killed worker are taken over this soon
+shuffle_seed = {seed}
+"""
+
+FILE = """\
+# Written by `rollq demo`. Paths start at this folder, so it can be moved. See examples/rollq.toml for all settings.
+run = {run}
+seed = {seed}
+
+[redis]
+buffer_url = {url}
+{tasks}
+[producer]
+strategy = {strategy}
+
+[worker]
+grace_s = 1.0
+swap = {swap}
+
+[worker.options]
+model = {model}
+device = "cpu"
+
+[trainer]
+model = {model}
+output = {output}
+steps = {steps}
+learning_rate = 5e-4
+layout = "padded"              # answers are short and of similar length
+threads = 1
+shuffle_rewards = {shuffle_rewards}
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the user asked for. `minutes` bounds the whole demo."""
+    """The options of `rollq demo`. `minutes` limits the whole demo; `max_staleness` is in weight syncs."""
 
     out: Path
     steps: int
@@ -34,67 +76,48 @@ class DemoOptions:
     live: bool
 
 
-def demo_settings(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str) -> dict[str, Any]:
-    """The content of the demo's `rollq.toml`; its paths are relative, so that the folder can be moved."""
-
-    def inside(path: Path) -> str:
-        return str(path.relative_to(folder.root))
-
-    return {
-        "run": RUN,
-        "seed": options.seed,
-        "redis": {"buffer_url": url},
-        "tasks": {task.name: {**task_settings(options, task), "prompts": inside(task.prompts)} for task in tasks},
-        "producer": {"strategy": options.strategy},
-        "worker": {
-            "grace_s": 1.0,
-            "swap": "abort" if options.partial_rollout else "keep",
-            "options": {"model": inside(folder.model), "device": "cpu"},
-        },
-        "trainer": {
-            "model": inside(folder.model),
-            "output": inside(folder.trainer),
-            "steps": options.steps,
-            "learning_rate": LEARNING_RATE,
-            "layout": "padded",  # answers are short and of similar length
-            "threads": 1,
-            "shuffle_rewards": options.shuffle_rewards,
-        },
-    }
+def demo_toml(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str) -> str:
+    """The demo's `rollq.toml`; `url` is that of its server."""
+    return FILE.format(
+        run=_toml(RUN),
+        seed=options.seed,
+        url=_toml(url),
+        tasks="".join(_task_toml(options, folder, task) for task in tasks),
+        strategy=_toml(options.strategy),
+        swap=_toml("abort" if options.partial_rollout else "keep"),
+        model=_toml(folder.inside(folder.model)),
+        output=_toml(folder.inside(folder.trainer)),
+        steps=options.steps,
+        shuffle_rewards=_toml(options.shuffle_rewards),
+    )
 
 
-def task_settings(options: DemoOptions, task: DemoTask) -> dict[str, Any]:
-    """One `[tasks.<name>]` of it."""
-    return {
-        "prompts": str(task.prompts),
-        "prompt_field": task.prompt_field,
-        "answer_field": task.answer_field,
-        "judge": task.judge,
-        "max_tokens": task.max_tokens,
-        "batch_groups": task.batch_groups,
-        "group_size": GROUP_SIZE,
-        "max_staleness": options.max_staleness,
-        "partial_rollout": options.partial_rollout,
-        "lease_s": LEASE_S,
-        "shuffle_seed": options.seed,
-    }
+def _task_toml(options: DemoOptions, folder: DemoFolder, task: DemoTask) -> str:
+    return TASK.format(
+        name=task.name,
+        prompts=_toml(folder.inside(task.prompts)),
+        prompt_field=_toml(task.prompt_field),
+        answer_field=_toml(task.answer_field),
+        judge=_toml(task.judge),
+        max_tokens=task.max_tokens,
+        batch_groups=task.batch_groups,
+        max_staleness=options.max_staleness,
+        partial_rollout=_toml(options.partial_rollout),
+        seed=options.seed,
+    )
 
 
-def toml(settings: Mapping[str, Any]) -> str:
-    """Settings as TOML: plain values first, then a table for each mapping."""
-    return "\n".join(_toml_lines(settings, ())) + "\n"
+def _toml(value: Any) -> str:
+    """A text or a boolean in TOML, which writes both as JSON does."""
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _toml_lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    lines = [f"[{'.'.join(path)}]"] if path else []
-    lines += [f"{key} = {_toml_value(value)}" for key, value in settings.items() if not isinstance(value, Mapping)]
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            lines += ["", *_toml_lines(value, (*path, key))]
-    return lines
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool | int | float):
-        return str(value).lower()
-    return json.dumps(str(value), ensure_ascii=False)  # a JSON string is a TOML basic string
+def held_out_settings(task: DemoTask) -> EvaluationSettings:
+    """The task's held-out prompts as an evaluation."""
+    return EvaluationSettings(
+        prompts=task.held_out,
+        prompt_field=task.prompt_field,
+        answer_field=task.answer_field,
+        judge=task.judge,
+        max_tokens=task.max_tokens,
+    )

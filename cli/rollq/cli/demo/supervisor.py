@@ -1,8 +1,8 @@
-"""Runs a set of roles as child processes, and leaves none of them behind, however the parent ends.
+"""Runs roles as child processes and leaves none of them behind, however the parent ends.
 
-All children share one process group, led by a guardian: a shell that waits for the end of a pipe which only the parent
-holds open. When the parent is gone, even by SIGKILL, the pipe ends and the guardian kills the group, itself included.
-A terminal's Ctrl-C reaches the parent alone, which then stops the children in order.
+All children share one process group, led by a guardian: a shell that reads from a pipe which only the parent holds
+open. When the parent dies, even by SIGKILL, the pipe closes and the guardian kills the group, itself included. A
+terminal's Ctrl-C reaches the parent alone, which then stops the children in order.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from rollq.buffer.errors import RollqError
 GUARDIAN = ("/bin/sh", "-c", "read _; kill -KILL 0")
 MAX_RESTARTS = 5
 STOP_S = 2.5
+"""Seconds between SIGTERM and SIGKILL."""
 TAIL_LINES = 15
 
 
 class RoleFailed(RollqError):
-    """A role of the demo died more often than it is restarted. The message ends with the tail of its log."""
+    """A role of the demo died more often than it is restarted. The message ends with the last lines of its log."""
 
 
 @dataclass(slots=True)
 class Role:
-    """One child: its name, command line and process. `finishes`: exit status 0 means that its work is done; any other
-    end of a child is a death, and it is started again."""
+    """One child process, restarted whenever it exits. With `finishes`, exit status 0 means that its work is done."""
 
     name: str
     command: Sequence[str]
@@ -41,13 +41,13 @@ class Role:
 
     @property
     def finished(self) -> bool:
-        """Whether the role has done its work."""
+        """Whether the role has completed its work."""
         return self.finishes and self.process is not None and self.process.poll() == 0
 
 
 @dataclass(slots=True)
 class Supervisor:
-    """Children that live as long as the `with` block. Output of each goes to `<logs>/<name>.log`."""
+    """Child processes that live as long as the `with` block. Each writes its output to `<logs>/<name>.log`."""
 
     logs: Path
     environment: Mapping[str, str]
@@ -80,36 +80,33 @@ class Supervisor:
         return role
 
     def restart_dead(self) -> list[str]:
-        """Start again whoever died; returns a line about each.
+        """Restart every dead child; returns a line about each.
 
         Raises `RoleFailed` when one has died more than `MAX_RESTARTS` times.
         """
         notes = []
         for role in self.roles:
             status = role.process.poll() if role.process else None
-            if status is None or role.finished:
-                continue
-            if role.restarts >= MAX_RESTARTS:
-                raise RoleFailed(
-                    f"{role.name} died {role.restarts + 1} times, last with {describe_exit(status)}; the end of "
-                    f"{self.log(role)}:\n{tail(self.log(role))}"
-                )
-            role.restarts += 1
-            self._spawn(role)
-            notes.append(f"{role.name} died ({describe_exit(status)}) and was started again")
+            if status is not None and not role.finished:
+                self._restart(role, status)
+                notes.append(f"{role.name} died ({describe_exit(status)}) and was restarted")
         return notes
 
+    def _restart(self, role: Role, status: int) -> None:
+        if role.restarts >= MAX_RESTARTS:
+            raise RoleFailed(
+                f"{role.name} died {role.restarts + 1} times, last with {describe_exit(status)}; the end of "
+                f"{self.log(role)}:\n{tail(self.log(role))}"
+            )
+        role.restarts += 1
+        self._spawn(role)
+
     def stop(self) -> None:
-        """SIGTERM to every child, in the order of their start; after `STOP_S` seconds SIGKILL to what is left."""
+        """Send SIGTERM to every child in the order of their start, and SIGKILL `STOP_S` seconds later."""
         if self._guardian is None:
             return
         processes = [role.process for role in self.roles if role.process is not None]
-        for process in processes:
-            process.terminate()
-        deadline_s = time.monotonic() + STOP_S
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline_s - time.monotonic()))
+        _terminate(processes)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.group, signal.SIGKILL)
         for process in (*processes, self._guardian):
@@ -119,7 +116,7 @@ class Supervisor:
         self._guardian = None
 
     def log(self, role: Role) -> Path:
-        """Where the role's output goes."""
+        """File with the role's output."""
         return self.logs / f"{role.name}.log"
 
     def _spawn(self, role: Role) -> None:
@@ -134,11 +131,21 @@ class Supervisor:
             )
 
 
+def _terminate(processes: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """Send SIGTERM to all, and wait up to `STOP_S` seconds for them to exit."""
+    for process in processes:
+        process.terminate()
+    deadline_s = time.monotonic() + STOP_S
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline_s - time.monotonic()))
+
+
 def describe_exit(status: int) -> str:
     """An exit status in words."""
     return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log."""
+    """The last `lines` lines of a log."""
     return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])

@@ -41,15 +41,15 @@ class Question:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What the warm-up reached: the last loss (nats per token) and, per task, the probability of sampling the right
-    answer to a held-out prompt at temperature 1 (exact, not estimated)."""
+    """Result of the warm-up: the last loss in nats per token and, per task, the exact probability of sampling the right
+    answer to a held-out prompt at temperature 1."""
 
     loss: float
     accuracy: dict[str, float]
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Rows of a prompt file of the demo."""
+    """Read a prompt file of the demo."""
     return [Question(**orjson.loads(line)) for line in path.read_bytes().splitlines()]
 
 
@@ -68,7 +68,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(vocabulary: int, seed: int, head_dim: int = 16) -> Qwen3ForCausalLM:
-    """An untrained Qwen3: 2 layers, hidden size 128, tied embeddings. vLLM on the CPU wants a `head_dim` of 32."""
+    """An untrained Qwen3: 2 layers, hidden size 128, tied embeddings. vLLM on the CPU needs a `head_dim` of 32."""
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -90,15 +90,18 @@ def make_model(vocabulary: int, seed: int, head_dim: int = 16) -> Qwen3ForCausal
 
 
 def wrong_answer(answer: str, rng: random.Random) -> str:
-    """The right digits in a wrong order: backwards for a sum, any order for sorted digits."""
+    """The answer's digits in a wrong order: reversed for a sum, shuffled for sorted digits."""
     return "".join(rng.sample(answer, len(answer))) if len(answer) >= 4 else answer[::-1]
 
 
 def encode(
     questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`ids` int64 [B, T], right padded; `targets` int64 [B, T], the next token; `mask` bool [B, T], True where the
-    target belongs to the answer or its <eos>. Causal attention never looks right: padding needs no attention mask."""
+    """Token ids of questions with their answers: `ids`, `targets`, `mask`, each [B, T].
+
+    `ids` int64 is right padded; `targets` int64 holds the next tokens; `mask` bool is True where the target belongs to
+    the answer or its <eos>. Causal attention never looks right, so padding needs no attention mask.
+    """
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     prompts = [tokenizer.encode(question.prompt, add_special_tokens=False) for question in questions]
     answers = [[*tokenizer.encode(question.answer, add_special_tokens=False), eos] for question in questions]
@@ -114,7 +117,7 @@ def encode(
 def answer_logprobs(
     model: Qwen3ForCausalLM, questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast
 ) -> tuple[torch.Tensor, int]:
-    """Log probability of each answer, its <eos> included, float32 [B] in nats; and the number of answer tokens."""
+    """Log probability of each answer with its <eos>, float32 [B] in nats, and the number of answer tokens."""
     ids, targets, mask = encode(questions, tokenizer)
     logprobs = -functional.cross_entropy(model(input_ids=ids).logits.transpose(1, 2), targets, reduction="none")
     return (logprobs * mask).sum(dim=1), int(mask.sum())
@@ -167,7 +170,7 @@ def make_tiny_model(
     steps: int = STEPS,
     progress: bool = True,
 ) -> WarmUp:
-    """Write model and tokenizer into `folder`; the same arguments give the same weights. `heldout` is by task."""
+    """Train a model into `folder`; the same arguments give the same weights. `heldout`: task -> questions."""
     tokenizer = make_tokenizer()
     model = make_model(len(tokenizer), seed)
     loss = warm_up(model, tokenizer, train, seed=seed, steps=steps, progress=progress)

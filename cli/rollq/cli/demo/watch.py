@@ -1,4 +1,4 @@
-"""Watches a demo while its processes run: restarts who dies, records the buffer's depths, shows the live view."""
+"""Watches a demo while its processes run: restarts dead ones, records the buffer's depths, shows the live view."""
 
 import contextlib
 import subprocess
@@ -28,7 +28,7 @@ KEPT_NOTES = 5
 
 @dataclass(slots=True)
 class Watch:
-    """One demo under way. `metrics` is written by the trainer, `depths` by this."""
+    """A running demo. The trainer writes `metrics`, the watch writes `depths`; times are in seconds."""
 
     title: str
     metrics: Path
@@ -41,12 +41,13 @@ class Watch:
 
     @property
     def elapsed_s(self) -> float:
+        """Time since the start."""
         return time.monotonic() - self.started_s
 
     def until_finished(
         self, buffer: MonitorBuffer, server: EmbeddedServer, supervisor: Supervisor, trainer: Role, *, live: bool
     ) -> bool:
-        """Return when the trainer has finished: True; or False when the time is up and it was told to stop.
+        """Wait for the trainer; returns whether it has finished (True) or the time is up (False).
 
         Raises `RoleFailed` when a role cannot be kept running.
         """
@@ -57,27 +58,30 @@ class Watch:
                 assert trainer.process is not None
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     trainer.process.wait(TICK_S)
-                if not server.running:
-                    server.start()
-                    self.note("the server died and was started again")
-                for note in supervisor.restart_dead():
-                    self.note(note)
-                self.look(buffer)
+                self._restart_dead(server, supervisor)
+                self.take_reading(buffer)
                 show(self.view())
         return True
 
+    def _restart_dead(self, server: EmbeddedServer, supervisor: Supervisor) -> None:
+        if not server.running:
+            server.start()
+            self.note("the server died and was restarted")
+        for note in supervisor.restart_dead():
+            self.note(note)
+
     def note(self, text: str) -> None:
-        """Tell the user of an event."""
+        """Show the user an event."""
         self.notes.append(f"{clock(self.elapsed_s)} {text}")
 
-    def look(self, buffer: MonitorBuffer) -> None:
-        """Take a snapshot and keep it; before the first role has made the run there is nothing to see."""
+    def take_reading(self, buffer: MonitorBuffer) -> None:
+        """Read the buffer and record it; before the first role has created the run there is nothing to read."""
         with contextlib.suppress(StoreLost, ServerUnavailable):
             self.snapshot = take_reading(buffer)
             append_line(self.depths, self.snapshot.as_dict())
 
     def view(self) -> LiveView:
-        """What is shown now."""
+        """The present state of the live view."""
         return LiveView(
             title=self.title,
             total_steps=self.total_steps,
@@ -90,7 +94,7 @@ class Watch:
 
     @contextlib.contextmanager
     def _display(self, live: bool) -> Iterator[Callable[[LiveView], None]]:
-        """The live view on a terminal; elsewhere a line every few seconds, and each note once."""
+        """Show the live view on a terminal; elsewhere, print a line every few seconds and each note once."""
         if live and sys.stdout.isatty():
             with Live(console=Console(), auto_refresh=False) as screen:
                 yield lambda view: screen.update(render(view), refresh=True)

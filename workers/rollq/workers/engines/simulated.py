@@ -20,10 +20,10 @@ from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.spans import version_spans
+from rollq.workers.tokenizers.byte import EOS_ID
 
 FILLER_ID = 0
 """Id of every token except the last of a finished response."""
-EOS_ID = 1
 
 
 class SimulatedSettings(Settings):

@@ -1,0 +1,86 @@
+"""Mean reward of a model on given prompts, without a buffer: samples come from the workers' engine and judges.
+
+Needs torch.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
+from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
+from rollq.workers.engines.protocol import Sampling
+from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
+from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
+from rollq.workers.judging.process_pool import JudgePool
+from rollq.workers.seeds import sample_seed
+from rollq.workers.task_settings import RolloutSettings
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
+
+JUDGE_TIMEOUT_S = 10.0
+MAX_BATCH = 256
+
+PromptSet = tuple[RolloutSettings, Sequence[Prompt]]
+
+
+def mean_rewards(model: Path, prompts: Mapping[str, PromptSet], *, samples: int, seed: int) -> dict[str, float]:
+    """Mean reward per task over `samples` single-turn samples of each prompt, drawn on the CPU at temperature 1.
+
+    The same weights and seed give the same rewards. Samples that cannot be judged are left out; without any, the mean
+    is 0. Raises `ConfigError` when `model` is not a model folder.
+    """
+    return asyncio.run(_mean_rewards(model, prompts, samples, seed))
+
+
+async def _mean_rewards(model: Path, prompts: Mapping[str, PromptSet], samples: int, seed: int) -> dict[str, float]:
+    engine = TransformersEngine(TransformersSettings(model=model, device="cpu", max_batch=MAX_BATCH))
+    sampler = _Sampler(engine, HfTokenizer(model), samples, seed)
+    await engine.start()
+    try:
+        return {task: await sampler.mean_reward(task, *prompt_set) for task, prompt_set in prompts.items()}
+    finally:
+        await engine.close()
+
+
+class _Sampler:
+    """Draws and judges the samples of one model."""
+
+    def __init__(self, engine: TransformersEngine, tokenizer: HfTokenizer, samples: int, seed: int) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._samples = samples
+        self._seed = seed
+
+    async def mean_reward(self, task: str, settings: RolloutSettings, prompts: Sequence[Prompt]) -> float:
+        processes = JudgePool(1)
+        judge = make_judge(settings.judge, settings.judge_options, JudgeContext(JUDGE_TIMEOUT_S, processes))
+        try:
+            judged = await asyncio.gather(
+                *(
+                    self._reward(judge, self._rollout(task, settings, prompt, index))
+                    for prompt in prompts
+                    for index in range(self._samples)
+                )
+            )
+        finally:
+            await judge.close()
+            await processes.close()
+        rewards = [reward for reward in judged if reward is not None]
+        return sum(rewards) / max(1, len(rewards))
+
+    def _rollout(self, task: str, settings: RolloutSettings, prompt: Prompt, index: int) -> Rollout:
+        seed = sample_seed(self._seed, task, prompt.row or 0, index, 0)
+        return Rollout(
+            prompt=prompt,
+            prompt_ids=prompt_tokens(prompt, self._tokenizer),
+            previous=EMPTY_SAMPLE,
+            sampling=Sampling(max_tokens=settings.max_tokens, seed=seed),
+            max_prompt_tokens=settings.max_prompt_tokens,
+            priority=0,
+            tokenizer=self._tokenizer,
+            generate=self._engine.generate,
+        )
+
+    async def _reward(self, judge: Judge, rollout: Rollout) -> float | None:
+        verdict = await judge.judge(rollout.prompt, await SingleTurn().run(rollout))
+        return verdict.reward
