@@ -13,7 +13,8 @@ from rollq.buffer.rollouts import GroupResult, Prompt
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue
 from rollq.consumer.batch import Batch
-from rollq.producer.coordinator import BatchCoordinator, OverRollout, Stage
+from rollq.producer.batches import OverRollout, Stage
+from rollq.producer.coordinator import BatchCoordinator
 from rollq.producer.pipeline import ScoredGroup, clip_rewards, drop_zero_advantage, group_normalised
 from support.buffer_run import World, make_sample
 

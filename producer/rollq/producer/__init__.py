@@ -22,7 +22,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from rollq.producer.coordinator import BatchCoordinator, BatchHandle, BatchResult, OverRollout
+    from rollq.producer.batches import BatchHandle, BatchResult, OverRollout
+    from rollq.producer.coordinator import BatchCoordinator
     from rollq.producer.pipeline import (
         Operator,
         ScoredGroup,
@@ -39,7 +40,8 @@ else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
-            "rollq.producer.coordinator": "BatchCoordinator BatchHandle BatchResult OverRollout",
+            "rollq.producer.batches": "BatchHandle BatchResult OverRollout",
+            "rollq.producer.coordinator": "BatchCoordinator",
             "rollq.producer.pipeline": (
                 "Operator ScoredGroup clip_rewards drop_zero_advantage "
                 "give_advantages group_normalised leave_one_out reinforce_plus_plus"

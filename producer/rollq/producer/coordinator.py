@@ -7,13 +7,10 @@ unchanged. Groups of a batch are gathered, and become trainable only when the ba
 
 import hashlib
 import logging
-import math
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batches import MAX_FILL
-from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, UnknownBatch
+from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, UnknownBatch
 from rollq.buffer.evaluations import BatchType, evaluation_metrics
 from rollq.buffer.replies import BatchState, Finalizing
 from rollq.buffer.roles import CoordinatorBuffer
@@ -29,6 +26,7 @@ from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
 from rollq.buffer.settings import MAX_BATCH_GROUPS
 from rollq.buffer.waiter import Waiter
 from rollq.buffer.wire.prompts import encode_prompt
+from rollq.producer.batches import BatchHandle, BatchResult, OverRollout, Stage
 from rollq.producer.pipeline import Operator, ScoredGroup, run_pipeline
 
 log = logging.getLogger(__name__)
@@ -36,54 +34,6 @@ log = logging.getLogger(__name__)
 BATCH_ID = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 PIPELINE_S = 600.0
 """How long a process may take to finalize a batch before another process may do it."""
-
-
-class Stage(StrEnum):
-    """The state of a batch."""
-
-    PENDING = "pending"  # submitted in part; submitting it again completes it
-    RUNNING = "running"  # its groups are generated
-    FINALIZING = "finalizing"  # a process runs the pipeline on it
-    FINALIZED = "finalized"  # its groups may be trained
-    ABORTED = "aborted"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchHandle:
-    """One incarnation of a batch: a reused id gets another handle."""
-
-    task: str
-    batch_id: str
-    handle: str
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """The outcome of a batch. `finished_task_count` is the number of prompts whose groups finished before its end."""
-
-    batch_id: str
-    batch_type: BatchType
-    finished_task_count: int
-    metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class OverRollout:
-    """Ends a batch without its slowest groups: `grace_s` seconds after ceil(size x (1 - `ratio`)) groups have finished.
-
-    Raises `ConfigError` for a ratio outside [0, 1).
-    """
-
-    ratio: float = 0.0
-    grace_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ratio < 1:
-            raise ConfigError(f"over-rollout ratio {self.ratio!r} must be at least 0 and below 1")
-
-    def enough(self, size: int) -> int:
-        """Number of groups that must have finished in a batch of `size`."""
-        return math.ceil(size * (1 - self.ratio))
 
 
 class BatchCoordinator:
