@@ -7,7 +7,7 @@ import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import BatchOver
+from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, RollqError, UnknownBatch
 from rollq.buffer.replies import PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, Prompt
 from rollq.buffer.store.server import EmbeddedServer
@@ -343,3 +343,12 @@ def test_tc05_an_evaluation_tolerates_a_timeout_writes_nothing_for_training_and_
     assert coordinator.finalize("held_out", batch, timeout_s=0, batch_type="eval") == result
     assert world.statuses("held_out") == {}
     assert world.buffer.counts("held_out").dropped == {"evaluated": 2, "cancelled": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "base"), [(BatchRefused, ValueError), (UnknownBatch, KeyError), (ClaimTimeout, TimeoutError)]
+)
+def test_errors_can_be_caught_as_those_of_rollq_and_as_built_in_ones(error: type[Exception], base: type) -> None:
+    assert issubclass(error, RollqError)
+    assert issubclass(error, base)
+    assert str(error("batch 'x' was never submitted")) == "batch 'x' was never submitted"
