@@ -5,7 +5,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollq.buffer.buffer import Buffer
@@ -23,7 +23,13 @@ ROWS = 12
 BAD = frozenset({3, 8})
 SEEDS = (5, 0)
 
-PROFILE = settings(derandomize=True, max_examples=60, deadline=None, database=None)
+PROFILE = settings(
+    derandomize=True,
+    max_examples=60,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # every example uses a new run
+)
 DEEDS = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["look", "admit", "die"]), st.integers(0, 1), st.integers(1, 6)),
