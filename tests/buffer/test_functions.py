@@ -802,3 +802,14 @@ def test_only_steps_between_the_checkpoint_and_the_last_claim_are_rewound(world:
     assert [rewind(world, step, "return") for step in (1, 2, 3)] == [0, 0, 0]
     assert world.statuses() == {"archived": 1, "claimed": 1}
     assert world.buffer.clock("math").claimed_step == 2
+
+
+def test_a_death_in_company_never_spends_the_last_try(world: World) -> None:
+    world.start(math={"max_deaths": 3}).admit(1)
+    world.lease(1)
+    client_of(world).hset(task_keys(world.buffer.run, "math").group(1), "deaths", 2)
+    kill_holders(world)
+    assert world.buffer.call_task("reap", "math", 9) == [1, 0, 0]
+    assert scores(world, "suspects") == {1: 2}
+    set_clock(world, reaped_ms=0)
+    assert world.buffer.call_task("reap", "math", 9) == [0, 0, 1]
