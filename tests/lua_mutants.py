@@ -40,7 +40,7 @@ FILES = (
 TESTS = tuple(
     f"tests/buffer/{name}.py" for name in ("test_functions", "test_replay", "test_production", "test_prompt_stats")
 )
-QUICK_S = 0.3
+QUICK_S = 2.0
 """Tests that take longer are left out."""
 ENOUGH = 0.9
 SEED = 1
