@@ -192,12 +192,12 @@ class MutantRun:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
         result = yield
-        if fixturedef.argname == "server":
+        if fixturedef.argname == "shared_server":
             self._server = result
         return result
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        items = [item for item in session.items if not {"fresh_server", "redis_server"} & set(fixtures_of(item))]
+        items = [item for item in session.items if "fresh_server" not in fixtures_of(item)]
         self._learn(session, items)
         for mutant in self._mutants:
             killer = self._killer(session, items, mutant)
@@ -272,10 +272,9 @@ class BackToSession:
 
 
 def fixtures_of(item: Any) -> Sequence[str]:
-    """The fixtures of a test, by its parameters too: `any_server` with "redis" takes `redis_server`."""
-    names: list[str] = list(item.fixturenames)
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    return [*names, *("redis_server" for value in params.values() if value == "redis")]
+    """The names of a test's fixtures."""
+    names: list[str] = item.fixturenames
+    return names
 
 
 def run(mutants: Sequence[Mutant]) -> dict[Mutant, str | None]:
