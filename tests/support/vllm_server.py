@@ -75,7 +75,7 @@ class VllmServer:
 
 
 async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:
-    while [server.out for server in engine._servers._servers] != out:
+    while [not server.serving for server in engine._servers.servers] != out:
         await asyncio.sleep(0.05)
 
 

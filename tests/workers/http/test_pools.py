@@ -186,7 +186,7 @@ def test_requests_that_fail_together_leave_a_server_out_as_long_as_one_does() ->
 
     async def scene(pool: ModelPool, asked: Any) -> None:
         await asyncio.gather(*(ask(pool) for _ in range(10)), return_exceptions=True)
-        assert all(server.failures == 1 for server in pool._caller._servers)
+        assert all(server.failures == 1 for server in pool._caller.servers)
 
     counts_of_two([fail_all_at_once] * 2, scene, retries=0, **LONG)
 

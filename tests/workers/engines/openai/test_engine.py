@@ -13,12 +13,12 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason, VersionSpan
-from rollq.workers.engines.openai import servers
 from rollq.workers.engines.openai.completions_api import check_probe
 from rollq.workers.engines.openai.engine import API_KEY
 from rollq.workers.engines.openai.servers import RequestFailed
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine
+from rollq.workers.http import server_pool
 from rollq.workers.http.retries import RetryPolicy, backoff_s, is_transient, parse_retry_after
 from rollq.workers.run import make_tokenizer
 from rollq.workers.settings import WorkerSettings
@@ -167,7 +167,7 @@ def test_sb06_the_pause_is_the_one_that_the_server_asks_for(
         asked.append((failures, retry_after_s))
         return 0.0
 
-    monkeypatch.setattr(servers, "backoff_s", record)
+    monkeypatch.setattr(server_pool, "backoff_s", record)
     ask(server, "429", "500", "ok")
     assert asked == [(1, 17.0), (2, None)]
 

@@ -81,7 +81,7 @@ def calls(server: CompletionsServer) -> list[str]:
 
 
 def outs(engine: OpenAIEngine) -> list[bool]:
-    return [server.out for server in engine._servers._servers]
+    return [not server.serving for server in engine._servers.servers]
 
 
 async def until_all_are_in(engine: OpenAIEngine) -> None:

@@ -35,12 +35,12 @@ async def started(*served: CompletionsServer) -> OpenAIEngine:
 
 async def all_in(engine: OpenAIEngine) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while any(server.out for server in engine._servers._servers):
+        while not all(server.serving for server in engine._servers.servers):
             await asyncio.sleep(0.005)
 
 
 def outs(engine: OpenAIEngine) -> list[bool]:
-    return [server.out for server in engine._servers._servers]
+    return [not server.serving for server in engine._servers.servers]
 
 
 async def ask_many(engine: Engine, times: int) -> None:

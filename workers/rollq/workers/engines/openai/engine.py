@@ -28,15 +28,15 @@ from pydantic import Field, model_validator
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason
-from rollq.buffer.settings import Settings
 from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.openai.completions_api import Tokens, join_parts, request_body
-from rollq.workers.engines.openai.servers import NO_VERSION, Servers
+from rollq.workers.engines.openai.server import NO_VERSION
+from rollq.workers.engines.openai.servers import Servers
 from rollq.workers.engines.openai.weight_routes import Weights
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.tensors import read_model
-from rollq.workers.http.retries import RetryPolicy
+from rollq.workers.http.settings import RetrySettings
 from rollq.workers.seeds import turn_seed
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ API_KEY = "ROLLQ_ENGINE_API_KEY"
 """Environment variable with the server's key, if it wants one."""
 
 
-class OpenAISettings(Settings):
+class OpenAISettings(RetrySettings):
     """Where the servers are, and how long to wait and retry."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
@@ -59,7 +59,6 @@ class OpenAISettings(Settings):
     request_timeout_s: float = Field(default=600, gt=0, description="longest wait for one answer")
     start_timeout_s: float = Field(default=600, gt=0, description="longest wait for a server that still starts")
     retries: int = Field(default=8, ge=0, description="tries of a request after its first")
-    retry_first_s: float = Field(default=0.5, gt=0, description="pause before the second try; it doubles")
     retry_longest_s: float = Field(default=30, gt=0, description="longest such pause, unless the server asks for more")
 
     @model_validator(mode="after")
@@ -103,9 +102,8 @@ class OpenAIEngine:
     def __init__(self, settings: OpenAISettings) -> None:
         self.version = NO_VERSION
         self._settings = settings
-        policy = RetryPolicy(settings.retries, settings.retry_first_s, settings.retry_longest_s)
         pushes = settings.push_model is not None
-        self._servers = Servers(settings.urls, settings.served_model, policy, pushes=pushes)
+        self._servers = Servers(settings.urls, settings.served_model, settings.retry_policy, pushes=pushes)
         self._gate: RequestGate[_Call] = RequestGate()
 
     async def start(self) -> None:

@@ -1,11 +1,11 @@
-"""Several servers of one model: who gets a request, who is out, and how it comes back.
+"""The servers of one model: which one gets a request, and how a server joins, fails and comes back.
 
-Invariant: a server gets requests only after it has answered the simplest one right since it failed the last, and only
-while its answers are those of the others, so that one which was started again with old weights stays out. The last one
-is never out: its failures are for the caller to judge.
+Invariant: a server gets requests only after it has answered the simplest one correctly since it failed the last, and
+only while its answers equal those of the others, so that one that was restarted with old weights stays out. The last
+server is never ejected: its failures are for the caller to judge.
 
-Where weights are pushed, a server is in only with the weights that are wanted, and is asked for their name before the
-first request after a failure or a time without any: it may have been started again.
+Where weights are pushed, a server gets requests only with the weights that are wanted. It is asked for their name
+before the first request after a failure or an idle time, since it may have been restarted.
 """
 
 import asyncio
@@ -13,123 +13,101 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import numpy as np
 
-from rollq.buffer.errors import WeightsError
-from rollq.buffer.rollouts import Float32Array
-from rollq.workers.engines.limits import token_limit
+from rollq.buffer.errors import RollqError, WeightsError
 from rollq.workers.engines.openai import weight_routes
-from rollq.workers.engines.openai.completions_api import (
-    NO_LIMIT_TOKENS,
-    PROBE,
-    Tokens,
-    check_probe,
-    choose_model,
-    fingerprint_body,
-    read_completion,
-    read_fingerprint,
-    request_body,
-)
+from rollq.workers.engines.openai.completions_api import Tokens, choose_model
+from rollq.workers.engines.openai.server import Server, ServerState
 from rollq.workers.engines.openai.weight_routes import Weights
-from rollq.workers.engines.protocol import EngineDead, WeightsVersion
-from rollq.workers.http.client import TransientError, exchange, open_session, stream
-from rollq.workers.http.retries import RetryPolicy, backoff_s
+from rollq.workers.engines.protocol import EngineDead
+from rollq.workers.http.client import TransientError, exchange, open_session
+from rollq.workers.http.retries import RetryPolicy, growing_pause_s
+from rollq.workers.http.server_pool import ServerPool
 
 log = logging.getLogger(__name__)
 
-NO_VERSION = WeightsVersion(0, 0, "")
 SAME_NATS = 0.05
-"""Logprobs of the same weights differ by less, on different machines and kernels."""
+"""Logprobs of equal weights differ by less than this, across machines and kernels."""
 SESSIONS = 10_000
 """Conversations whose server is remembered."""
 
 
-class RequestFailed(RuntimeError):
-    """The servers answer others, but not this request, however often."""
+class RequestFailed(RollqError, RuntimeError):
+    """A request failed at every try, while the servers answer others."""
 
 
-@dataclass(slots=True, eq=False)
-class Server:
-    """One server: its name for the model, whether it takes priorities, how many requests are under way, and whether it
-    gets any. `sure` while nothing can have changed the weights that were pushed into it."""
-
-    url: str
-    model: str = ""
-    context_tokens: int = NO_LIMIT_TOKENS
-    priorities: bool = False
-    asked: int = 0
-    out: bool = True
-    sure: bool = False
-    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-
-class Servers:
-    """Requests to whichever server has the least to do."""
+class Servers(ServerPool[Server]):
+    """Sends each request to the least loaded server."""
 
     def __init__(self, urls: Sequence[str], model: str | None, policy: RetryPolicy, *, pushes: bool) -> None:
         """`pushes`: weights are loaded into the servers, by `serve`."""
+        super().__init__([Server(url.rstrip("/")) for url in urls], policy)
         self._pushes = pushes
         self._weights: Weights | None = None
-        self._servers = [Server(url.rstrip("/")) for url in urls]
         self._wanted_model = model
-        self._policy = policy
         self._sessions: OrderedDict[str, Server] = OrderedDict()
         self._joining: dict[asyncio.Task[None], Server] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._comparing = asyncio.Lock()
         self._http: aiohttp.ClientSession | None = None
 
     @property
     def context_tokens(self) -> int:
-        """The smallest context of all that were met."""
-        return min(server.context_tokens for server in self._servers)
+        """The smallest context of all servers that have been met."""
+        return min(server.context_tokens for server in self.servers)
+
+    @property
+    def serving(self) -> list[Server]:
+        """The servers that get requests."""
+        return [server for server in self.servers if server.serving]
 
     async def start(self, timeout_s: float, key: str | None) -> None:
-        """Wait until the first server is in; the others join when they are ready. Raises `ValueError` when none can
-        serve training."""
+        """Wait until the first server serves; the others join when they are ready. `timeout_s` bounds each request.
+
+        Raises `ValueError` when none can serve training.
+        """
         self._http = open_session(timeout_s, key)
-        await self._first_in([self._start_joining(server) for server in self._servers])
+        await self._first_serving([self._start_joining(server) for server in self.servers])
 
     async def check(self, weights: Weights) -> None:
         """Raise `WeightsError` unless a server can read `weights`."""
         refusals = []
-        for server in self._servers:
-            if not server.out:
-                try:
-                    return await weight_routes.check(self._session(), server.url, weights)
-                except (TransientError, ValueError) as error:
-                    refusals.append(f"{server.url}: {error}")
+        for server in self.serving:
+            try:
+                return await weight_routes.check(self._session(), server.url, weights)
+            except (TransientError, ValueError) as error:
+                refusals.append(f"{server.url}: {error}")
         raise WeightsError(
             f"no server can load weights {str(weights.folder)!r}: {'; '.join(refusals)}. They must be in a folder that "
             f"every server sees under the same path; {weight_routes.NEEDED}"
         )
 
     async def serve(self, weights: Weights) -> None:
-        """Load `weights` into all servers, while there are no requests. Returns when the first server has them, and the
-        others too or had as much time again; those join when they do.
+        """Load `weights` into all servers, while there are no requests.
 
-        Raises `ValueError` when none will ever take them.
+        Returns when the first server has them and the others have them too or have had as much time again; the others
+        join when they are ready. Raises `ValueError` when all servers refuse the weights.
         """
         self._weights = weights
         for task in self._joining:
             task.cancel()
-        for server in self._servers:
-            server.out, server.sure = True, False
+        for server in self.servers:
+            server.state, server.weights_verified = ServerState.JOINING, False
         started_s = monotonic()
-        joining = await self._first_in([self._start_joining(server) for server in self._servers])
+        joining = await self._first_serving([self._start_joining(server) for server in self.servers])
         if joining:
             await asyncio.wait(joining, timeout=monotonic() - started_s)
 
-    async def _first_in(self, joining: Sequence[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Wait until a server is in; the tasks of those that are not yet. Raises `ValueError` when all are refused."""
+    async def _first_serving(self, joining: Sequence[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+        """Wait until a server serves; returns the tasks of those that do not yet. Raises `ValueError` if all fail."""
         waiting = set(joining)
-        while all(server.out for server in self._servers):
+        while not self.serving:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not waiting and all(server.out for server in self._servers):
+            if not waiting and not self.serving:
                 for task in joining:
                     if not task.cancelled():
                         task.result()  # raises why
@@ -137,67 +115,73 @@ class Servers:
         return waiting
 
     async def close(self) -> None:
-        """Let go of the servers."""
+        """Close the connections."""
         for task in self._joining:
             task.cancel()
         if self._http is not None:
             await self._http.close()
 
-    async def ask(self, body: Mapping[str, Any], session: str | None, into: Tokens) -> None:
-        """Have a request for a completion answered `into` what is there of it, from the start at every try: as often as
-        the policy says, elsewhere if there is another server.
+    async def ask(self, body: Mapping[str, Any], session: str | None, tokens: Tokens) -> None:
+        """Collect the answer to a request for a completion in `tokens`, from the start at every try.
 
-        Raises `ValueError` for what is always refused, `RequestFailed`, and `EngineDead` when no server answers the
+        Raises `ValueError` for a request that is refused, `RequestFailed`, and `EngineDead` when no server answers the
         simplest request either.
         """
-        failures, failed = 0, None
-        while True:
-            server = self._choose(session, failed)
-            server.sure = server.sure and server.asked > 0
-            server.asked += 1
-            try:
-                into.begin(server.url)
-                await self._make_sure(server)
-                async for event in stream(self._session(), f"{server.url}/completions", _named(server, body)):
-                    into.add(event)
-                if into.reason is None:
-                    raise TransientError("the answer ended without a finish_reason")
-                return
-            except TransientError as error:
-                failures, failed, server.sure = failures + 1, server, False
-                pause_s = backoff_s(self._policy, failures, error.retry_after_s, random.random())
-                if pause_s is None:
-                    await self._blame(error)
-                    raise RequestFailed(f"{server.url} failed {failures} times, last with {error}") from error
-                elsewhere = self._put_out(server, error)
-                log.debug("try %d at %s failed: %s", failures, server.url, error)
-            finally:
-                server.asked -= 1
-            if not elsewhere:
-                await asyncio.sleep(pause_s)
 
-    def _choose(self, session: str | None, failed: Server | None) -> Server:
-        """The server of this conversation, else that with the least to do; another than that which failed, if any."""
-        allowed = [server for server in self._servers if not server.out] or self._servers
+        async def ask_one(server: Server) -> None:
+            try:
+                tokens.begin(server.url)
+                if server.in_flight == 1:  # it was idle and may have been restarted meanwhile
+                    server.weights_verified = False
+                await server.verify_weights(self._session(), self._weights)
+                async for event in server.stream(self._session(), body):
+                    tokens.add(event)
+                if tokens.reason is None:
+                    raise TransientError("the answer ended without a finish_reason")
+            except TransientError:
+                server.weights_verified = False
+                raise
+
+        await self.send(ask_one, session)
+
+    def choose(self, session: str | None, failed: Server | None) -> Server:
+        """The server of this session, else the least loaded; another one than `failed` if possible."""
+        allowed = self.serving or list(self.servers)
         allowed = [server for server in allowed if server is not failed] or allowed
         chosen = self._sessions.get(session) if session is not None else None
-        if chosen not in allowed or chosen is None:
-            chosen = min(allowed, key=lambda server: server.asked)
+        if chosen is None or chosen not in allowed:
+            chosen = min(allowed, key=lambda server: server.in_flight)
         if session is not None:
-            self._sessions[session] = chosen
-            self._sessions.move_to_end(session)
-            if len(self._sessions) > SESSIONS:
-                self._sessions.popitem(last=False)
+            self._remember(session, chosen)
         return chosen
 
-    def _put_out(self, server: Server, error: TransientError) -> bool:
-        """Give a server that failed nothing more until it has shown that it works; whether there is another."""
-        others = any(not other.out for other in self._servers if other is not server)
-        if others and not server.out:
-            log.warning("%s is out until it works again: %s", server.url, error)
-            server.out = True
+    def _remember(self, session: str, server: Server) -> None:
+        self._sessions[session] = server
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def eject(self, server: Server, error: TransientError) -> bool:
+        """Send a failed server no more requests until it has shown that it works; whether another server is there."""
+        others = any(other is not server for other in self.serving)
+        if others and server.serving:
+            log.warning("%s gets no requests until it works again: %s", server.url, error)
+            server.state = ServerState.EJECTED
             self._start_joining(server)
         return others
+
+    async def give_up(self, server: Server, failures: int, error: TransientError) -> NoReturn:
+        """Raise `RequestFailed` if a server still answers the simplest request, else `EngineDead`."""
+        last = error
+        for other in self.serving:
+            try:
+                await other.probe(self._session())
+            except TransientError as probe_error:
+                last = probe_error
+            else:
+                raise RequestFailed(f"{server.url} failed {failures} times, last with {error}") from error
+        urls = ", ".join(server.url for server in self.servers)
+        raise EngineDead(f"{urls}: {error}; the simplest request failed too: {last}") from error
 
     def _start_joining(self, server: Server) -> asyncio.Task[None]:
         task = asyncio.create_task(self._join(server))
@@ -208,10 +192,10 @@ class Servers:
     def _joined(self, task: asyncio.Task[None]) -> None:
         server = self._joining.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s stays out: %s", server.url, error)
+            log.error("%s cannot be used: %s", server.url, error)
 
     async def _join(self, server: Server) -> None:
-        """Try until the server works. Raises `ValueError` when it is not one for training."""
+        """Try until the server serves. Raises `ValueError` when it is unfit for training."""
         failures = 0
         while True:
             try:
@@ -219,79 +203,32 @@ class Servers:
             except TransientError as error:
                 failures += 1
                 log.log(logging.INFO if failures == 1 else logging.DEBUG, "waiting for %s: %s", server.url, error)
-                endless = RetryPolicy(failures, self._policy.first_s, self._policy.longest_s)
-                await asyncio.sleep(backoff_s(endless, failures, error.retry_after_s, random.random()) or 0)
+                await asyncio.sleep(growing_pause_s(self.policy, failures, error.retry_after_s, random.random()))
             else:
                 log.info("%s serves", server.url)
                 return
 
     async def _meet(self, server: Server) -> None:
-        listed = await exchange(self._session(), "GET", f"{server.url}/models", None)
+        """Check everything about a server, then let it serve. Raises `TransientError` or `ValueError`."""
+        http = self._session()
+        listed = await exchange(http, "GET", f"{server.url}/models", None)
         server.model, server.context_tokens = choose_model(listed, self._wanted_model)
-        if self._pushes and self._weights is None:
-            await weight_routes.resume(self._session(), server.url)
-        await self._make_sure(server)
-        check_probe(read_completion(await self._probe(server), NO_VERSION))
-        server.priorities = await self._takes_priorities(server)
-        async with self._one_at_a_time:
-            other = next((other for other in self._servers if not other.out), None)
-            named = self._weights is not None  # and it has them
-            if other is not None and not named and not await self._same(server, other):
-                raise TransientError(f"its answers are not those of {other.url}: it serves other weights")
-            server.out = False
+        if self._pushes and self._weights is None:  # a worker that died in a swap may have left it paused
+            await weight_routes.resume(http, server.url)
+        await server.verify_weights(http, self._weights)
+        await server.probe(http)
+        server.priorities = await server.accepts_priorities(http)
+        async with self._comparing:  # two servers that join together must not both pass as the first
+            if self._weights is None and self.serving and not await self._same(server, self.serving[0]):
+                raise TransientError(f"its answers are not those of {self.serving[0].url}: it serves other weights")
+            server.state = ServerState.SERVING
 
     async def _same(self, server: Server, other: Server) -> bool:
-        mine, theirs = await self._fingerprint(server), await self._fingerprint(other)
+        """Whether two servers have the same weights, judged by their logprobs."""
+        mine, theirs = await server.fingerprint(self._session()), await other.fingerprint(self._session())
         return mine.shape == theirs.shape and bool((np.abs(mine - theirs) < SAME_NATS).all())
-
-    async def _fingerprint(self, server: Server) -> Float32Array:
-        return read_fingerprint(await self._complete(server, fingerprint_body()))
-
-    async def _make_sure(self, server: Server) -> None:
-        """Where weights are pushed, see that the server has them. Those that ask meanwhile wait."""
-        async with server.loading:
-            if self._weights is not None and not server.sure:
-                await weight_routes.load(self._session(), server.url, self._weights)
-                server.sure = True
-
-    async def _probe(self, server: Server) -> Any:
-        tokens = token_limit(PROBE, server.context_tokens)
-        return await self._complete(server, request_body(PROBE, tokens, NO_VERSION))
-
-    async def _takes_priorities(self, server: Server) -> bool:
-        """Some servers refuse them when they do not schedule by them."""
-        body = {**request_body(PROBE, 1, NO_VERSION), "model": server.model, "priority": 1}
-        try:
-            await exchange(self._session(), "POST", f"{server.url}/completions", body)
-        except ValueError:
-            return False
-        return True
-
-    async def _blame(self, error: TransientError) -> None:
-        """Raise `EngineDead` unless a server that gets requests answers the simplest one."""
-        last = error
-        for server in [server for server in self._servers if not server.out]:
-            try:
-                await self._probe(server)
-            except TransientError as also:
-                last = also
-            else:
-                return
-        urls = ", ".join(server.url for server in self._servers)
-        raise EngineDead(f"{urls}: {error}; the simplest request failed too: {last}") from error
-
-    async def _complete(self, server: Server, body: Mapping[str, Any]) -> Any:
-        return await exchange(self._session(), "POST", f"{server.url}/completions", _named(server, body))
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             raise EngineDead("the engine was not started")
         return self._http
-
-
-def _named(server: Server, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The request, with what this server calls the model, and without what it refuses."""
-    named = {**body, "model": server.model}
-    if not server.priorities:
-        del named["priority"]
-    return named

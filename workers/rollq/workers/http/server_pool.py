@@ -1,0 +1,146 @@
+"""Several servers that do the same: each request goes to the least loaded one, and is retried when that may help.
+
+Two pools differ in how a failed server comes back. A `JsonCaller` leaves it out for a while; the engine's servers
+(`rollq.workers.engines.openai.servers`) leave it out until it has answered a probe.
+"""
+
+import asyncio
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Generic, NoReturn, TypeVar
+
+import aiohttp
+
+from rollq.workers.http.client import TransientError, exchange, open_session
+from rollq.workers.http.retries import RetryPolicy, backoff_s, growing_pause_s
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class PooledServer:
+    """One server of a pool, and how many requests are at it."""
+
+    url: str
+    in_flight: int = 0
+
+
+S = TypeVar("S", bound=PooledServer)
+
+
+class ServerPool(ABC, Generic[S]):
+    """Servers behind one retry loop. Subclasses decide which server is next and what a failure means for it."""
+
+    def __init__(self, servers: Sequence[S], policy: RetryPolicy) -> None:
+        self.servers = servers
+        self.policy = policy
+
+    async def send(self, ask: Callable[[S], Awaitable[T]], session: str | None = None) -> T:
+        """The result of `ask` with a server, tried as often as the policy allows.
+
+        A try that failed is repeated at once if another server may serve it, else after a pause. Requests of one
+        `session` prefer the same server. Raises what `ask` raises, and the error of `give_up` after the last try.
+        """
+        failures, failed = 0, None
+        while True:
+            server = self.choose(session, failed)
+            server.in_flight += 1
+            try:
+                return await ask(server)
+            except TransientError as error:
+                failures, failed = failures + 1, server
+                pause_s = backoff_s(self.policy, failures, error.retry_after_s, random.random())
+                if pause_s is None:
+                    await self.give_up(server, failures, error)
+                retry_now = self.eject(server, error)
+                log.debug("try %d at %s failed: %s", failures, server.url, error)
+            finally:
+                server.in_flight -= 1
+            if not retry_now:
+                await asyncio.sleep(pause_s)
+
+    @abstractmethod
+    def choose(self, session: str | None, failed: S | None) -> S:
+        """The server for the next try; `failed` is the one of the try before."""
+
+    @abstractmethod
+    def eject(self, server: S, error: TransientError) -> bool:
+        """Leave out a server that failed; whether a retry need not wait, because another server is there."""
+
+    @abstractmethod
+    async def give_up(self, server: S, failures: int, error: TransientError) -> NoReturn:
+        """Raise the error of a request whose last try failed."""
+
+
+@dataclass(slots=True, eq=False)
+class _RestingServer(PooledServer):
+    """`failures` in a row, and until when (monotonic) the server is left out for them."""
+
+    slots: asyncio.Semaphore = field(kw_only=True)
+    failures: int = 0
+    out_until_s: float = 0.0
+
+    @property
+    def out(self) -> bool:
+        """Whether the server is left out now."""
+        return self.out_until_s > monotonic()
+
+
+class JsonCaller(ServerPool[_RestingServer]):
+    """Posts JSON to servers, at most `concurrent` requests to each at the same time.
+
+    A server that failed is left out for a while, longer each time. A request waits before its next try only when all
+    servers are left out, and then it is sent whether they are back or not.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], policy: RetryPolicy, timeout_s: float, concurrent: int, key: str | None = None
+    ) -> None:
+        super().__init__([_RestingServer(url.rstrip("/"), slots=asyncio.Semaphore(concurrent)) for url in urls], policy)
+        self._timeout_s = timeout_s
+        self._key = key
+        self._http: aiohttp.ClientSession | None = None
+
+    async def post(self, body: Mapping[str, Any], path: str = "") -> Any:
+        """Post `body` and return the answer.
+
+        Raises `ValueError` with the server's message for a refusal, `TransientError` when all tries failed.
+        """
+        http = self._http = self._http or open_session(self._timeout_s, self._key)
+
+        async def ask(server: _RestingServer) -> Any:
+            async with server.slots:
+                answer = await exchange(http, "POST", server.url + path, body)
+            server.failures = 0
+            return answer
+
+        return await self.send(ask)
+
+    def choose(self, session: str | None, failed: _RestingServer | None) -> _RestingServer:
+        """The least loaded server that is not left out, else the least loaded of all."""
+        return min(self.servers, key=lambda server: (server.out, server.in_flight))
+
+    def eject(self, server: _RestingServer, error: TransientError) -> bool:
+        """See `ServerPool.eject`. Requests that fail together count as one failure."""
+        if not server.out:
+            server.failures += 1
+            pause_s = growing_pause_s(self.policy, server.failures, error.retry_after_s, random.random())
+            server.out_until_s = monotonic() + pause_s
+        return not all(server.out for server in self.servers)
+
+    async def give_up(self, server: _RestingServer, failures: int, error: TransientError) -> NoReturn:
+        """Raise `TransientError`."""
+        self.eject(server, error)
+        raise TransientError(f"{server.url} failed {failures} times, last with {error}") from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
