@@ -11,11 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights.manifest import WEIGHTS_FILE, Verify
+from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import Incoming
+from rollq.workers.settings import WorkerSettings
+from rollq.workers.signals import Signals
 from rollq.workers.wakeups import Wakeups
 from rollq.workers.weight_follower import WeightFollower
 from support.gloo_group import GlooProcessGroup, come
@@ -84,14 +86,15 @@ async def _follow(buffer: Buffer, name: str, behaviour: str, folder: Path) -> No
         return GlooEngine(buffer, name, behaviour, folder)
 
     calls = BufferCalls(buffer)
-    host, wakeups = EngineHost(make, restarts=3), Wakeups(calls)
-    following = WeightFollower(calls, host, wakeups.listener(), SwapMode.KEEP, folder, Verify.FULL, name)
+    host, signals = EngineHost(make, restarts=3), Signals()
+    wakeups = Wakeups(calls, signals)
+    follower = WeightFollower(calls, host, signals, WorkerSettings(weights_folder=folder), worker=name)
 
     async def report() -> None:
         while True:
             await calls(buffer.report_worker, name, {"transfer_ranks": host.transfer_ranks, "state": "run"})
             await asyncio.sleep(REPORT_S)
 
-    with following:
+    with follower:
         await host.start()
-        await asyncio.gather(wakeups.run(), following.run(), host.keep_alive(), report())
+        await asyncio.gather(wakeups.run(), follower.run(), host.keep_alive(), report())

@@ -8,13 +8,11 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.weights.manifest import Verify
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import SwapMode
 from rollq.workers.run import load_engine
 from rollq.workers.settings import WorkerSettings
-from rollq.workers.wakeups import Wakeups
+from rollq.workers.signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 from support.worker_run import Script, ScriptedEngine
 
@@ -36,8 +34,7 @@ def test_a_weights_folder_that_is_a_file_is_refused(buffer: Buffer, tmp_path: Pa
 
     async def scenario() -> None:
         host, calls = EngineHost(lambda: ScriptedEngine(Script()), 0), BufferCalls(buffer)
-        listener = Wakeups(calls).listener()
-        with WeightFollower(calls, host, listener, SwapMode.KEEP, file, Verify.FULL, "w"):
+        with WeightFollower(calls, host, Signals(), WorkerSettings(weights_folder=file), worker="w"):
             pass
 
     with pytest.raises(ConfigError, match=rf"^\[worker\] weights_folder: no folder can be made in '{file}': .*exists"):

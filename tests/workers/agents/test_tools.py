@@ -455,7 +455,7 @@ def test_xp14_a_tool_that_fails_costs_its_sample_and_not_the_others_nor_the_work
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until_count(Status.COMPLETED, 2)
-        assert worker.making.tokens == 4 * len([*answer.encode(), EOS])  # what the engine made, trained or not
+        assert worker.maker.tokens == 4 * len([*answer.encode(), EOS])  # what the engine made, trained or not
 
     answer = call("flaky", text="x")
     script = world.play(scene, answer=answer)

@@ -12,14 +12,14 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import BroadcastLog, TensorSpec
-from rollq.buffer.weights.manifest import Verify
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines import receiver as rounds
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver, Incoming, TooLate, TransferPlan
 from rollq.workers.engines.vllm.extension import LoadExtension
-from rollq.workers.wakeups import Wakeups
+from rollq.workers.settings import WorkerSettings
+from rollq.workers.signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 from support.worker_run import Script, ScriptedEngine
 
@@ -190,10 +190,10 @@ def test_weights_that_do_not_fit_are_not_asked_for_again(
 
     async def scenario() -> None:
         host = await hosted(forever)
-        listener = Wakeups(found.calls).listener()
-        with WeightFollower(found.calls, host, listener, SwapMode.KEEP, tmp_path, Verify.FULL, "w") as following:
-            assert not await following.catch_up()
-            assert not await following.catch_up()
+        settings = WorkerSettings(weights_folder=tmp_path)
+        with WeightFollower(found.calls, host, Signals(), settings, worker="w") as follower:
+            assert not await follower.catch_up()
+            assert not await follower.catch_up()
 
     asyncio.run(scenario())
     assert found.read().current.broken == {"w": "they are of another model"}

@@ -221,12 +221,12 @@ def test_refused_weights_leave_the_old_ones_serving(world: WorkerWorld) -> None:
 def test_weights_that_cannot_be_written_leave_the_old_ones_serving(world: WorkerWorld) -> None:
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: worker.host.published.is_set())
-        folder = worker.following._folder
+        folder = worker.follower._folder
         shutil.rmtree(folder)
         folder.write_text("in the way")
         stored = store_weights(world.buffer, {WEIGHTS_FILE: save({})})
         world.buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
-        await world.until(lambda: worker.following._refused is not None)
+        await world.until(lambda: worker.follower._refused is not None)
         world.admit(1)
         await world.until_count(Status.COMPLETED, 1)
         folder.unlink()
@@ -283,7 +283,7 @@ def test_results_on_their_way_at_a_forced_end_are_put_or_handed_back(
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 80)
-        worker.generation._puts._limit = 4
+        worker.runner._puts._limit = 4
         script.gate.set()
         await world.until(lambda: all(held.finished for held in worker.table))
         worker.rq.request_shutdown()
@@ -539,7 +539,7 @@ def test_a_paused_run_spends_no_tickets_and_goes_on_when_it_is_resumed(world: Wo
     world.buffer.client.hset(clock, "control", "pause")
 
     async def scene(worker: Worker, script: Script) -> None:
-        await world.until(lambda: worker.pausing.state is WorkerState.PAUSED)
+        await world.until(lambda: worker.control.state is WorkerState.PAUSED)
         world.buffer.client.hset(clock, "control", "run")
         world.admit(2)
         await world.until_count(Status.COMPLETED, 2)

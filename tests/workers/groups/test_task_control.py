@@ -13,7 +13,7 @@ from rollq.buffer.rollouts import Lease, Prompt, Status
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode, WeightsVersion
 from rollq.workers.groups.samples import priority
-from rollq.workers.groups.task_control import WorkerState, leasable, must_end, wants_sleep
+from rollq.workers.groups.task_control import WorkerState, leasable, should_interrupt, wants_sleep
 from rollq.workers.run import Worker
 from rollq.workers.settings import PauseMode
 from support.slow_engine import pass_time
@@ -75,7 +75,7 @@ def test_controls_say_what_is_leased_and_when_the_engine_sleeps(
 def test_xp13_a_pause_drains_what_is_not_to_be_interrupted_again_but_not_for_ever(
     must_finish: bool, paused_s: float, mode: PauseMode, ends: bool
 ) -> None:
-    assert must_end(lease(must_finish=must_finish), paused_s, mode, 60.0) is ends
+    assert should_interrupt(lease(must_finish=must_finish), paused_s, mode, 60.0) is ends
 
 
 def test_xp12_a_pause_that_drains_takes_nothing_new_and_lets_the_rest_finish(world: WorkerWorld) -> None:
@@ -84,10 +84,10 @@ def test_xp12_a_pause_that_drains_takes_nothing_new_and_lets_the_rest_finish(wor
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 4)
         world.buffer.set_control("math", PAUSE)
-        await world.until(lambda: worker.pausing.state is WorkerState.DRAINING)
+        await world.until(lambda: worker.control.state is WorkerState.DRAINING)
         script.gate.set()
         await world.until_count(Status.COMPLETED, 2)
-        await world.until(lambda: worker.pausing.state is WorkerState.PAUSED)
+        await world.until(lambda: worker.control.state is WorkerState.PAUSED)
         assert world.count(Status.PENDING) == 1
         world.buffer.set_control("math", RUN)
         await world.until_count(Status.COMPLETED, 3)
@@ -107,7 +107,7 @@ def test_xp12_a_pause_that_aborts_keeps_the_tokens_of_a_partial_rollout(
         await world.until(lambda: script.running == 2)
         buffer.set_control("math", control)
         await world.until_count(Status.ABORTED, 1)
-        await world.until(lambda: worker.pausing.state is WorkerState.PAUSED)
+        await world.until(lambda: worker.control.state is WorkerState.PAUSED)
 
     world.play(scene, answer="123456", open_gate=False, pause="abort")
     world.world.check()
@@ -158,7 +158,7 @@ def test_xp12_a_task_that_is_paused_does_not_stop_the_others(buffer: Buffer, ser
     buffer.set_control("math", PAUSE)
 
     async def scene(worker: Worker, script: Script) -> None:
-        await world.until(lambda: worker.pausing.open_tasks == ("code",))
+        await world.until(lambda: worker.control.open_tasks == ("code",))
         world.tickets(4)
         await world.until(lambda: buffer.counts("code").statuses[Status.COMPLETED] == 2)
         assert world.count(Status.PENDING) == 2
@@ -178,7 +178,7 @@ def test_xm04_the_engine_sleeps_when_nothing_is_in_flight_and_wakes_with_the_new
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)
         world.buffer.sleep(world.world.held, "step 1 is being trained")
-        await world.until(lambda: worker.pausing.state is WorkerState.DRAINING)
+        await world.until(lambda: worker.control.state is WorkerState.DRAINING)
         assert script.sleeps == ["swap 0"]
         script.gate.set()
         await world.until_count(Status.COMPLETED, 1)
@@ -297,7 +297,7 @@ def test_xm01_an_evaluation_finishes_before_a_swap_and_its_tokens_are_of_one_ver
         pass_time(20)
         await world.until(lambda: buffer.batch_by_handle("held_out", state.handle).gathered == 1)
         await world.until(lambda: worker.host.version is not None and worker.host.version.version == 1)
-        assert worker.generation.totals.restarted == 0
+        assert worker.runner.totals.restarted == 0
 
     world.play(scene, engine="support.slow_engine.SlowEngine", lengths=[20], swap=SwapMode.ABORT)
     world.world.check()

@@ -1,7 +1,7 @@
-"""One worker process from its settings to its end: engine, weights, leases, tickets and reports, wired together.
+"""One worker process: its engine, weights, leases, tickets and reports, wired together.
 
-Invariant: whichever part fails for good (the run is gone, the engine died once too often) ends all parts, groups in
-hand are given back where the server still takes them, and the reason is raised.
+Invariant: when a part fails for good (the run is gone, the engine died too often), all parts end, held groups are
+handed back if the server still accepts them, and the reason is raised.
 """
 
 import asyncio
@@ -35,6 +35,7 @@ from rollq.workers.groups.timeouts import AttemptTimeouts
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.rq.worker import RqWorker, incarnation_name
 from rollq.workers.settings import WorkerSettings
+from rollq.workers.signals import Signals
 from rollq.workers.task_settings import WorkerTask
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
@@ -44,9 +45,9 @@ from rollq.workers.weight_follower import WeightFollower
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.001
-"""A thread that comes back from Redis may wait so long for a busy event loop; Python's 5 ms are felt in every call."""
-REPORT_S = 1.0
+"""How long a thread back from Redis may wait for a busy event loop. Python's default, 5 ms, slows every call."""
 LAST_WORDS_S = 1.0
+"""How long a worker that ends tries to reach the server."""
 ENGINE_METHODS = ("start", "generate", "swap", "abort", "sleep", "wake", "close")
 
 
@@ -55,7 +56,7 @@ def run_worker(
 ) -> None:
     """Serve `tasks` of the buffer's run until SIGTERM, SIGINT or RQ's shutdown command. Call it in the main thread.
 
-    `buffer` and `queue` are the caller's to close. An outage of either server is waited out, however long.
+    The caller closes `buffer` and `queue`. The worker waits out an outage of either server, however long.
     Raises `ConfigError`, `StoreLost`, `RunMismatch`, `ServerError` at the start, and `EngineDead` when the engine died
     more often than `settings.engine_restarts`.
     """
@@ -80,47 +81,31 @@ class Worker:
         """`freeze`: see `EngineHost`."""
         name = incarnation_name(settings.name)
         self._engine_name = settings.engine
-        self.calls = BufferCalls(buffer)
+        signals = self._signals = Signals()
+        self.calls = calls = BufferCalls(buffer)
         self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts, freeze=freeze)
-        self.wakeups = Wakeups(self.calls)
-        self.following = WeightFollower(
-            self.calls,
-            self.host,
-            self.wakeups.listener(),
-            settings.swap,
-            settings.weights_folder,
-            settings.verify,
-            name,
-        )
+        self.wakeups = Wakeups(calls, signals)
+        self.follower = WeightFollower(calls, self.host, signals, settings, worker=name)
         timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
-        self.table = LeaseTable(self.calls, lease_s, timeouts)
-        self.making = SampleMaker(self.host, make_tokenizer(settings), worker=name)
+        self.table = LeaseTable(calls, lease_s, timeouts, signals)
+        self.maker = SampleMaker(self.host, make_tokenizer(settings), self.table, worker=name)
         self.processes = JudgePool(settings.judge_processes)
         self.recipes = make_recipes(tasks, settings, seed, self.processes)
-        self.generation = GroupRunner(self.calls, self.host, self.recipes, self.making, timeouts)
-        self.pausing = TaskControl(
-            self.calls, self.host, self.table, self.following, self.wakeups.listener(), tuple(tasks), settings
+        self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, timeouts)
+        self.control = TaskControl(
+            calls, self.host, self.table, self.follower, signals, tasks=tuple(tasks), settings=settings
         )
         self.intake = Intake(
-            self.calls,
-            self.generation,
-            self.table,
-            self.host,
-            self.pausing,
-            worker=name,
-            capacity=settings.groups_in_flight,
-        )
-        self._report_soon = asyncio.Event()
-        self.making.generated = self.intake.note_generated
-        self.following.changed = self.intake.look_soon
-        self.pausing.changed = (self.intake.look_soon, self._report_soon.set)
+            calls, self.host, self.table, self.runner, self.control,
+            signals=signals, worker=name, capacity=settings.groups_in_flight,
+        )  # fmt: skip
         self.rq = RqWorker(queue, buffer.run, self.intake, name=name, grace_s=settings.grace_s)
 
     async def run(self) -> None:
-        """Work until told to stop. Raises what ended it for good."""
+        """Work until asked to stop. Raises the error that ended the worker for good."""
         self.rq.install_signals()
-        with self.following:
+        with self.follower:
             try:
                 await self.host.start()
                 await self._serve()
@@ -132,8 +117,8 @@ class Worker:
             asyncio.create_task(part)
             for part in (
                 self.wakeups.run(),
-                self.following.run(),
-                self.pausing.run(),
+                self.follower.run(),
+                self.control.run(),
                 self.table.run(),
                 self.host.keep_alive(),
                 self._report(),
@@ -152,12 +137,12 @@ class Worker:
             await asyncio.wait(background)
 
     async def _end(self) -> None:
-        """Give back what is still held, sign off, stop the engine."""
-        rest = [held.lease for held in self.table]
+        """Hand back the leases that are left, sign off, stop the engine."""
+        leases = [held.lease for held in self.table]
         with suppress(RollqError, TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                if rest:
-                    await self.calls(self.calls.buffer.hand_back, rest)
+                if leases:
+                    await self.calls(self.calls.buffer.hand_back, leases)
                 await self.calls(self.calls.buffer.forget_worker, self.rq.name)
         for recipe in self.recipes.values():
             await recipe.judge.close()
@@ -168,42 +153,47 @@ class Worker:
         self.calls.close()
 
     async def _report(self) -> None:
-        """Tell monitors what this worker does: every second, and at once when it falls asleep or goes on."""
+        """Report to monitors what this worker does: every second, and at once when its state changes."""
         facts = {"pid": os.getpid(), "host": socket.gethostname(), "engine": self._engine_name}
         tokens, at_s = 0, monotonic()
         while True:
-            self._report_soon.clear()
-            made = self.making.tokens
-            totals, version, now_s = self.generation.totals, self.host.version, monotonic()
-            report: dict[str, Any] = facts | {
-                "version": -1 if version is None else version.version,
-                "epoch": -1 if version is None else version.epoch,
-                "state": self.pausing.state.value,
-                "asleep_for": self.pausing.asleep_for,
-                "transfer_ranks": self.host.transfer_ranks,
-                "in_flight": len(self.table),
-                "tokens_per_s": round((made - tokens) / max(now_s - at_s, 1e-3), 1),
-                "groups": totals.groups,
-                "samples": totals.samples,
-                "failed_samples": totals.failed_samples,
-                "tokens": made,
-                "recomputed_tokens": self.making.recomputed_tokens,
-                "swaps": self.following.swaps,
-                "swap_pause_s": round(self.following.swap_pause_s, 3),
-                "restarted": totals.restarted,
-                "refused": totals.refused,
-            }
-            tokens, at_s = made, now_s
+            now_s = monotonic()
+            tokens_per_s = round((self.maker.tokens - tokens) / max(now_s - at_s, 1e-3), 1)
+            tokens, at_s = self.maker.tokens, now_s
+            report = facts | {"tokens_per_s": tokens_per_s} | self._state() | self._totals()
             await self.calls(self.calls.buffer.report_worker, self.rq.name, report)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_S):
-                    await self._report_soon.wait()
+            await self._signals.state.wait()
+
+    def _state(self) -> dict[str, Any]:
+        version = self.host.version
+        return {
+            "version": -1 if version is None else version.version,
+            "epoch": -1 if version is None else version.epoch,
+            "state": self.control.state.value,
+            "asleep_for": self.control.asleep_for,
+            "transfer_ranks": self.host.transfer_ranks,
+            "in_flight": len(self.table),
+        }
+
+    def _totals(self) -> dict[str, Any]:
+        totals = self.runner.totals
+        return {
+            "groups": totals.groups,
+            "samples": totals.samples,
+            "failed_samples": totals.failed_samples,
+            "tokens": self.maker.tokens,
+            "recomputed_tokens": self.maker.recomputed_tokens,
+            "swaps": self.follower.swaps,
+            "swap_pause_s": round(self.follower.swap_pause_s, 3),
+            "restarted": totals.restarted,
+            "refused": totals.refused,
+        }
 
 
 def load_engine(settings: WorkerSettings) -> Engine:
-    """A new engine: a built-in one, or one's own class by dotted path, made with `settings.options`.
+    """A new engine: a built-in one, or a custom class by dotted path, made with `settings.options`.
 
-    Raises `ConfigError` when there is none such, or it does not take the options.
+    Raises `ConfigError` for an unknown engine or unsupported options.
     """
     if "." not in settings.engine:
         return make_engine(settings.engine, settings.options)
@@ -219,7 +209,7 @@ def load_engine(settings: WorkerSettings) -> Engine:
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
     """The tokenizer of the settings, else that of the engine's model, else bytes.
 
-    Raises `ConfigError` when there is none for an engine whose model is elsewhere.
+    Raises `ConfigError` when an engine whose model is elsewhere has none set.
     """
     folder = settings.tokenizer or settings.options.get("model")
     if folder is None and settings.engine == "openai":

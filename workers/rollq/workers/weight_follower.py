@@ -1,27 +1,26 @@
-"""Weight following: the engine serves what the trainer published last.
+"""Weight following: the engine serves the weights that the trainer published last.
 
-Invariant: weights reach the engine only when their bytes are those that were announced, or come from the trainer
-itself; refused or failed ones leave the old version serving, are logged once, and are tried again.
+Invariant: weights reach the engine only if their bytes are those that were announced, or come from the trainer itself.
+Weights that are refused or fail leave the old version serving, are logged once, and are tried again.
 """
 
 import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
 from rollq.buffer.errors import ConfigError, ServerError, WeightsError
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import round_number
-from rollq.buffer.weights.manifest import Verify
 from rollq.buffer.weights.store import load_weights
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
+from rollq.workers.engines.protocol import EngineDead, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver, TooLate
-from rollq.workers.wakeups import Listener
+from rollq.workers.settings import WorkerSettings
+from rollq.workers.signals import Signals
 
 log = logging.getLogger(__name__)
 
@@ -29,34 +28,23 @@ RETRY_S = 2.0
 
 
 class WeightFollower:
-    """Loads what is published."""
+    """Loads every published version into the engine, from a temporary folder that is removed at the end."""
 
     def __init__(
-        self,
-        calls: BufferCalls,
-        host: EngineHost,
-        listener: Listener,
-        mode: SwapMode,
-        folder: Path | None,
-        verify: Verify,
-        worker: str,
+        self, calls: BufferCalls, host: EngineHost, signals: Signals, settings: WorkerSettings, *, worker: str
     ) -> None:
-        """`folder`: where downloaded weights go, in a folder of their own that is removed at the end."""
-        self.changed: Callable[[], None] = lambda: None
         self.swaps = 0
         self.swap_pause_s = 0.0
         self._host = host
         self._calls = calls
-        self._listener = listener
-        self._mode = mode
-        self._given_folder = folder
-        self._verify = verify
-        self._rounds = BroadcastReceiver(calls, worker)
+        self._signals = signals
+        self._settings = settings
+        self._broadcasts = BroadcastReceiver(calls, worker)
         self._refused: WeightsVersion | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._catching_up = asyncio.Lock()
 
     def __enter__(self) -> "WeightFollower":
-        parent = self._given_folder
+        parent = self._settings.weights_folder
         try:
             if parent is not None:
                 parent.mkdir(parents=True, exist_ok=True)
@@ -76,11 +64,11 @@ class WeightFollower:
         while True:
             if not self._host.asleep and not await self.catch_up():
                 await asyncio.sleep(RETRY_S)
-            await self._listener.wait()
+            await self._signals.weights.wait()
 
     async def catch_up(self) -> bool:
-        """Serve the live model, if it is another than the one that serves. False when they were refused."""
-        async with self._one_at_a_time:
+        """Load the live weights, if the engine serves others. False when they were refused."""
+        async with self._catching_up:
             live = await self._calls(self._calls.buffer.live_model)
             if live is None or self._host.version is None:
                 return True
@@ -90,46 +78,52 @@ class WeightFollower:
             return await self._serve(live, wanted)
 
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
+        if wanted == self._refused and round_number(live.uri) is not None:
+            return False  # a broadcast that did not fit will not fit the next time
         try:
-            if (number := round_number(live.uri)) is None:
-                folder = await self._calls(self._load, live)
-                swap_pause_s = await self._host.swap(folder, wanted, self._mode)
-            elif wanted == self._refused:  # what does not fit will not fit the next time
-                return False
-            else:
-                incoming = await self._rounds.enter(live, number)
-                swap_pause_s = await self._host.receive(incoming, wanted, self._mode)
+            swap_pause_s = await self._swap(live, wanted)
         except TooLate as error:
             log.info("weights of version %d come later: %s", wanted.version, error)
             return False
         except WeightsError as error:
-            if wanted != self._refused:
-                rest = "the old ones go on serving" if self._host.published.is_set() else "and there are no others yet"
-                log.error("weights of version %d refused, %s: %s", wanted.version, rest, error)
-            self._refused = wanted
+            self._refuse(wanted, error)
             return False
         except EngineDead as error:
-            log.warning("the engine died while it took weights of version %d: %s", wanted.version, error)
+            log.warning("the engine died while it loaded weights of version %d: %s", wanted.version, error)
             return True
-        if swap_pause_s is None:  # it fell asleep meanwhile; whoever wakes it catches up
-            return True
-        log.info(
-            "serving weights of version %d (epoch %d); generation stood still for %.3f s",
-            wanted.version,
-            wanted.epoch,
-            swap_pause_s,
-        )
+        if swap_pause_s is not None:  # None: the engine fell asleep; its wake-up catches up
+            self._note_swap(wanted, swap_pause_s)
+        return True
+
+    async def _swap(self, live: LiveModel, wanted: WeightsVersion) -> float | None:
+        """Swap to the live weights, from files or from a broadcast; see `EngineHost.swap`."""
+        number = round_number(live.uri)
+        if number is None:
+            folder = await self._calls(self._load, live)
+            return await self._host.swap(folder, wanted, self._settings.swap)
+        incoming = await self._broadcasts.enter(live, number)
+        return await self._host.receive(incoming, wanted, self._settings.swap)
+
+    def _refuse(self, wanted: WeightsVersion, error: WeightsError) -> None:
+        """Log refused weights once."""
+        if wanted != self._refused:
+            state = "the engine keeps serving the old ones" if self._host.published.is_set() else "there are no others"
+            log.error("weights of version %d refused, %s: %s", wanted.version, state, error)
+        self._refused = wanted
+
+    def _note_swap(self, version: WeightsVersion, swap_pause_s: float) -> None:
+        message = "serving weights of version %d (epoch %d); generation paused for %.3f s"
+        log.info(message, version.version, version.epoch, swap_pause_s)
         self.swaps += 1
         self.swap_pause_s += swap_pause_s
         self._refused = None
-        self.changed()
-        return True
+        self._signals.room.set()
 
     def _load(self, live: LiveModel) -> Path:
-        if not live.uri:  # nothing to load: only an engine that reads no weights takes an empty folder
+        if not live.uri:  # nothing to load: only an engine that reads no weights accepts the empty folder
             return self._folder
         try:
-            return load_weights(self._calls.buffer, live.uri, live.digest, self._folder, self._verify)
+            return load_weights(self._calls.buffer, live.uri, live.digest, self._folder, self._settings.verify)
         except ServerError:
             raise
         except OSError as error:

@@ -20,13 +20,12 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.runner import GroupRunner
 from rollq.workers.groups.task_control import TaskControl
+from rollq.workers.signals import Signals
 
 log = logging.getLogger(__name__)
 
 JUDGED_SHARE = 4
 """One group for so many of the capacity may be judged beside them. More would only wait, and get older."""
-LOOK_S = 1.0
-"""How long to wait for news before looking again."""
 
 
 class TicketGroups:
@@ -66,26 +65,26 @@ class Intake:
     def __init__(
         self,
         calls: BufferCalls,
-        generation: GroupRunner,
-        table: LeaseTable,
         host: EngineHost,
-        pausing: TaskControl,
+        table: LeaseTable,
+        runner: GroupRunner,
+        control: TaskControl,
         *,
+        signals: Signals,
         worker: str,
         capacity: int,
     ) -> None:
         self._calls = calls
-        self._generation = generation
+        self._runner = runner
         self._table = table
         self._host = host
-        self._pausing = pausing
+        self._control = control
+        self._signals = signals
         self._worker = worker
         self._capacity = capacity
         self._draining = False
         self.stopped = False
-        self._news = asyncio.Event()
         self._stale_versions = LogOnce(log)
-        self.look_soon = self._news.set
 
     async def room(self, groups: int) -> int:
         """Wait until `groups` groups (at most the capacity) may be taken; return how many. 0 after `stop`."""
@@ -93,7 +92,7 @@ class Intake:
             free = self._free()
             if free >= min(groups, self._capacity) and self._may_take():
                 return free
-            await self._wait_for_news()
+            await self._signals.room.wait()
         return 0
 
     async def take(self, tickets: Sequence[Ticket]) -> Sequence[TicketGroups]:
@@ -101,7 +100,7 @@ class Intake:
         wanted = min(sum(ticket.groups for ticket in tickets), self._free())
         asked_s, leases = await self._lease(wanted)
         if self.stopped and leases:
-            await self._generation.hand_back(leases)
+            await self._runner.hand_back(leases)
             leases = ()
         orders, at = [], 0
         for ticket in tickets:
@@ -110,18 +109,13 @@ class Intake:
             orders.append(TicketGroups([self._start(lease, asked_s) for lease in share]))
         return orders
 
-    def note_generated(self, held: HeldLease) -> None:
-        """Give the group's room at the engine to another."""
-        self._table.note_generated(held)
-        self._news.set()
-
     def stop(self) -> None:
         """From now on nothing is leased."""
         self.stopped = True
-        self._news.set()
+        self._signals.room.set()
 
     def _may_take(self) -> bool:
-        if not self._host.published.is_set() or not self._pausing.open_tasks:
+        if not self._host.published.is_set() or not self._control.open_tasks:
             return False
         if self._draining:
             return len(self._table) == 0
@@ -137,14 +131,14 @@ class Intake:
         while not self.stopped:
             version = self._host.version
             if version is None or not self._may_take():
-                await self._wait_for_news()
+                await self._signals.room.wait()
                 continue
             asked_s = monotonic()
             try:
                 with self._table.expecting():
                     leased = await self._calls(
                         self._calls.buffer.lease,
-                        self._pausing.open_tasks,
+                        self._control.open_tasks,
                         wanted,
                         worker=self._worker,
                         version=version.version,
@@ -154,7 +148,7 @@ class Intake:
                     )
             except StaleWorker as error:
                 self._stale_versions.warning(version, "waiting for newer weights: %s", error)
-                await self._wait_for_news()
+                await self._signals.room.wait()
                 continue
             self._draining = leased.drain
             if leased.leases or not leased.drain:
@@ -163,20 +157,9 @@ class Intake:
 
     def _start(self, lease: Lease, asked_s: float) -> HeldLease:
         held = self._table.add(lease, asked_s)
-        held.task = asyncio.create_task(self._generation.run(held))
+        held.task = asyncio.create_task(self._runner.run(held))
         held.task.add_done_callback(partial(self._ended, held))
         return held
 
     def _ended(self, held: HeldLease, task: "asyncio.Task[None]") -> None:
         self._table.remove(held)
-        self._news.set()
-        if not self._pausing.open_tasks:
-            self._pausing.look_soon()
-
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
-        try:
-            async with asyncio.timeout(LOOK_S):
-                await self._news.wait()
-        except TimeoutError:
-            return

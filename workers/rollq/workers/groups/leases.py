@@ -17,6 +17,7 @@ from rollq.buffer.rollouts import Lease
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import Request
 from rollq.workers.groups.timeouts import AttemptTimeouts
+from rollq.workers.signals import Signals
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +58,14 @@ def _key(lease: Lease) -> tuple[str, int, str]:
 
 
 class LeaseTable:
-    """The leases in hand."""
+    """The leases that a worker holds. Sets the signal `room` when one leaves the engine or the worker."""
 
-    def __init__(self, calls: BufferCalls, lease_s: Mapping[str, float], timeouts: AttemptTimeouts) -> None:
-        """`lease_s`: length of each task's leases."""
+    def __init__(
+        self, calls: BufferCalls, lease_s: Mapping[str, float], timeouts: AttemptTimeouts, signals: Signals
+    ) -> None:
+        """`lease_s`: length of each task's leases, s."""
         self._calls = calls
+        self._signals = signals
         self._lease_s = lease_s
         self._timeouts = timeouts
         self._expected = 0
@@ -102,13 +106,16 @@ class LeaseTable:
         return held
 
     def remove(self, held: HeldLease) -> None:
-        """The group is finished with."""
+        """Forget a lease whose group has ended."""
         self._held.pop(_key(held.lease), None)
-        self._generating.discard(held)
+        self.note_generated(held)
+        if self.idle:
+            self._signals.control.set()
 
     def note_generated(self, held: HeldLease) -> None:
-        """The engine is needed no more for the group."""
+        """Give the group's room at the engine to another: it only needs to be judged and put."""
         self._generating.discard(held)
+        self._signals.room.set()
 
     async def run(self) -> None:
         """Renew at a third of the lease; stop what is past a deadline. Until cancelled."""

@@ -6,7 +6,7 @@ happens to the others.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -19,7 +19,7 @@ from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease,
 from rollq.workers.agents.loops import Rollout, failed, prompt_tokens
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
-from rollq.workers.groups.leases import HeldLease
+from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.http.pools import score
@@ -35,14 +35,13 @@ class SampleMaker:
     """Makes the samples of leases. `tokens` counts what the engine made, `recomputed_tokens` what went through
     the engine once more because the weights changed under a running request."""
 
-    def __init__(self, host: EngineHost, tokenizer: Tokenizer, *, worker: str) -> None:
+    def __init__(self, host: EngineHost, tokenizer: Tokenizer, table: LeaseTable, *, worker: str) -> None:
         self.tokens = self.recomputed_tokens = 0
         self._host = host
         self._tokenizer = tokenizer
+        self._table = table
         self._extra = {"worker": worker}
         self._failures = LogOnce(log)
-        self.generated: Callable[[HeldLease], None] = lambda _: None
-        """Called when all agent loops of a group have ended."""
 
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
         """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
@@ -86,7 +85,7 @@ class SampleMaker:
             made = failed(f"agent loop: {type(error).__name__}: {error}")
         held.looping.discard(index)
         if not held.looping:
-            self.generated(held)
+            self._table.note_generated(held)
         if made.status is SampleStatus.ABORTED and not resumes:
             samples[index] = EMPTY_SAMPLE
             return

@@ -5,7 +5,7 @@ Invariant: nothing of a task that is paused is begun, and what runs of it ends: 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
 from time import monotonic
@@ -17,7 +17,7 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.groups.leases import LeaseTable, StopReason
 from rollq.workers.settings import PauseMode, WorkerSettings
-from rollq.workers.wakeups import Listener
+from rollq.workers.signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def wants_sleep(controls: Mapping[str, Control]) -> bool:
     return not leasable(controls) and Control.SLEEP in controls.values()
 
 
-def must_end(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -> bool:
+def should_interrupt(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -> bool:
     """Whether a group of a task that has been paused for `paused_s` is to be interrupted now.
 
     One of an evaluation, or that is not to be interrupted again, is drained, too, when others are aborted.
@@ -60,19 +60,18 @@ class TaskControl:
         calls: BufferCalls,
         host: EngineHost,
         table: LeaseTable,
-        following: WeightFollower,
-        listener: Listener,
+        follower: WeightFollower,
+        signals: Signals,
+        *,
         tasks: tuple[str, ...],
         settings: WorkerSettings,
     ) -> None:
         self.open_tasks: tuple[str, ...] = ()
-        self.changed: tuple[Callable[[], None], ...] = ()
-        self.look_soon = listener.woken.set
         self._calls = calls
         self._host = host
         self._table = table
-        self._following = following
-        self._listener = listener
+        self._follower = follower
+        self._signals = signals
         self._tasks = tasks
         self._settings = settings
         self._paused_since_s: dict[str, float] = {}
@@ -98,10 +97,10 @@ class TaskControl:
             controls = {task: control for task, (control, _) in found.items()}
             sleep = next((why for control, why in found.values() if control is Control.SLEEP), "")
             with suppress(EngineDead):  # the host says so, and starts another; the next look goes on with it
-                await self._obey(controls, sleep, monotonic())
-            await self._listener.wait()
+                await self._apply(controls, sleep, monotonic())
+            await self._signals.control.wait()
 
-    async def _obey(self, controls: Mapping[str, Control], sleep: str, now_s: float) -> None:
+    async def _apply(self, controls: Mapping[str, Control], sleep: str, now_s: float) -> None:
         self._want_sleep(sleep if wants_sleep(controls) else "")
         wanted = leasable(controls)
         paused = [task for task in self._tasks if task not in wanted]
@@ -112,7 +111,7 @@ class TaskControl:
             await self._sleep()
         elif wanted and self._host.asleep:
             await self._host.wake()
-            await self._following.catch_up()
+            await self._follower.catch_up()
             log.info("the engine is awake")
             self._open(wanted)
 
@@ -121,28 +120,28 @@ class TaskControl:
             closed = [task for task in self._tasks if task not in tasks]
             log.info("no new groups of %s", ", ".join(closed)) if closed else log.info("all tasks go on")
             self.open_tasks = tasks
-            self._tell()
+            self._state_changed()
 
     def _interrupt(self, now_s: float) -> None:
         for held in self._table:
             since_s = self._paused_since_s.get(held.lease.task)
             if since_s is None:
                 continue
-            if must_end(held.lease, now_s - since_s, self._settings.pause, self._settings.pause_timeout_s):
+            if should_interrupt(held.lease, now_s - since_s, self._settings.pause, self._settings.pause_timeout_s):
                 self._table.stop(held, StopReason.PAUSED)
 
     def _want_sleep(self, why: str) -> None:
         if why != self._sleep_wanted:
             self._sleep_wanted = why
-            self._tell()
+            self._state_changed()
 
     async def _sleep(self) -> None:
         if self._host.version is None or self._host.asleep or not self._table.idle:
             return
         await self._host.sleep()
         log.info("the engine sleeps")
-        self._tell()
+        self._state_changed()
 
-    def _tell(self) -> None:
-        for tell in self.changed:
-            tell()
+    def _state_changed(self) -> None:
+        self._signals.room.set()
+        self._signals.state.set()

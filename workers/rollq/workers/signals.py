@@ -1,0 +1,48 @@
+"""Signals between the parts of one worker.
+
+Invariant: a signal only saves waiting. Each part also looks by itself every `POLL_S`, so a lost signal costs a moment.
+"""
+
+import asyncio
+from contextlib import suppress
+
+POLL_S = 1.0
+"""How often a part looks without a signal."""
+REST_S = 0.05
+"""Minimum pause between two reactions to wake-ups from Redis."""
+
+
+class Signal:
+    """One reason to look again, for one waiting part."""
+
+    def __init__(self, rest_s: float = 0.0) -> None:
+        """`rest_s`: minimum pause before each wait."""
+        self._event = asyncio.Event()
+        self._rest_s = rest_s
+
+    def set(self) -> None:
+        """Wake the waiting part, or have its next wait end at once."""
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait until the signal has been set since the last wait, for at most `POLL_S`."""
+        if self._rest_s:
+            await asyncio.sleep(self._rest_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                await self._event.wait()
+        self._event.clear()
+
+
+class Signals:
+    """All signals of a worker, each named after what may have changed."""
+
+    def __init__(self) -> None:
+        self.weights = Signal(REST_S)
+        """The published weights: for the weight follower."""
+        self.control = Signal(REST_S)
+        """What the tasks are to do, or whether groups are in flight: for the task control."""
+        self.room = Signal()
+        """Whether groups may be leased: for the intake."""
+        self.state = Signal()
+        """The state that monitors see: for the report."""
