@@ -206,7 +206,7 @@ def test_refused_weights_leave_the_old_ones_serving(world: WorkerWorld) -> None:
         await world.until(lambda: worker.host.published.is_set())
         script.refuse = WeightsError("3 tensors are missing")
         world.publish(1)
-        await world.until(lambda: worker.following._refused is not None)
+        await world.until(lambda: worker.follower._refused is not None)
         world.admit(1)
         await world.until_count(Status.COMPLETED, 1)
         assert worker.host.version == WeightsVersion(1, 0, "d0")
@@ -242,7 +242,7 @@ def test_nothing_is_leased_with_weights_that_are_too_old(buffer: Buffer, server_
         await world.until(lambda: worker.host.published.is_set())
         script.refuse = WeightsError("not yet")
         world.publish(1)
-        await world.until(lambda: worker.following._refused is not None)
+        await world.until(lambda: worker.follower._refused is not None)
         world.admit(1)
         await asyncio.sleep(0.5)  # long enough for a lease
         assert script.requests == []
