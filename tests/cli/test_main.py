@@ -23,7 +23,7 @@ def test_a_demo_without_an_end_is_refused(minutes: str, tmp_path: Path) -> None:
 def test_a_synchronous_demo_that_is_to_be_stale_is_refused(tmp_path: Path) -> None:
     result = rollq("demo", "--strategy", "sync", "--max-staleness", "2", "--out", str(tmp_path / "demo"))
     assert result.exit_code == 2
-    assert "--max-staleness 2: with --strategy sync every batch is of the live weights" in result.output
+    assert "--max-staleness 2: with --strategy sync every batch is on policy" in result.output
     assert not (tmp_path / "demo").exists()
 
 

@@ -1,4 +1,4 @@
-"""Logs of every role: structured lines on stderr, as text for people or as JSON for machines."""
+"""Logging of every role: structured lines on stderr, as text for people or as JSON for programs."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, and error with its traceback if there is one."""
+    """One JSON object per line: time (UTC), level, logger, message, and the traceback as `error` if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -30,7 +30,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str, log_format: LogFormat) -> None:
-    """Send rollq's logs of `level` and above, and the warnings of everything else, to stderr."""
+    """Send rollq's logs of `level` and above, and all other warnings, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter()
@@ -42,21 +42,21 @@ def set_up_logs(level: str, log_format: LogFormat) -> None:
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Options `--log-level` and `--log-format`, in force before the command runs."""
+    """Add the options `--log-level` and `--log-format`, which take effect before the command runs."""
 
     @click.option(
         "--log-level",
         type=click.Choice(LEVELS, case_sensitive=False),
         default="info",
         show_default=True,
-        help="Smallest severity that is logged.",
+        help="Lowest severity that is logged.",
     )
     @click.option(
         "--log-format",
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="How log lines look on stderr.",
+        help="Format of log lines on stderr.",
     )
     @wraps(command)
     def with_logs(*args: Any, log_level: str, log_format: LogFormat, **options: Any) -> None:

@@ -1,4 +1,5 @@
-"""The `rollq` command. Commands are imported when they are asked for, so that `rollq --help` is quick."""
+"""The `rollq` command. Each command is imported when it runs, and imports what it needs inside its function, so that
+`rollq --help` is quick."""
 
 import difflib
 from importlib import import_module
@@ -9,24 +10,24 @@ import click
 from rollq.buffer.errors import ConfigError, RollqError
 
 COMMANDS = {
-    "demo": ("rollq.cli.demo.command", "Train a tiny model here, all roles in one command."),
-    "redis": ("rollq.cli.redis_server", "Run a Redis-compatible server here."),
+    "demo": ("rollq.cli.demo.command", "Train a tiny model on this machine, all roles in one command."),
+    "redis": ("rollq.cli.redis_server", "Run a Redis-compatible server on this machine."),
     "produce": ("rollq.cli.roles", "Schedule prompts."),
     "work": ("rollq.cli.roles", "Generate and judge groups."),
     "train": ("rollq.cli.roles", "Train on batches of groups and publish weights."),
-    "status": ("rollq.cli.views", "Show how far a run is."),
+    "status": ("rollq.cli.views", "Show the progress of a run."),
     "checkpoint": ("rollq.cli.snapshots", "Save a run's buffer to a folder."),
     "restore": ("rollq.cli.snapshots", "Restore a saved buffer."),
-    "pause": ("rollq.cli.control", "Let workers take nothing new."),
-    "resume": ("rollq.cli.control", "Let production go on."),
+    "pause": ("rollq.cli.control", "Stop workers from taking new groups."),
+    "resume": ("rollq.cli.control", "Resume production."),
     "query": ("rollq.cli.views", "Find groups by status, staleness, reward and more."),
-    "rq-info": ("rollq.cli.views", "Show the run's queue and workers as RQ has them."),
+    "rq-info": ("rollq.cli.views", "Show the run's queue and workers as RQ records them."),
 }
-"""Name of a command -> module that holds it under the same name with underscores, and one line about it."""
+"""Name of a command -> module that defines it under the same name with underscores, and one line about it."""
 
 
 class Commands(click.Group):
-    """Commands by name, imported when they run; rollq's errors end as one line and an exit status."""
+    """Commands by name, imported when they run; rollq's errors become one line and an exit status."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -52,7 +53,7 @@ class Commands(click.Group):
         return super().resolve_command(context, args)
 
     def invoke(self, context: click.Context) -> Any:
-        """Exit status 2: the settings or arguments are wrong; 1: something went wrong on the way."""
+        """Run a command. Exit status 2 means wrong settings or arguments; 1 means any other error."""
         try:
             return super().invoke(context)
         except RollqError as error:
@@ -65,14 +66,14 @@ class Commands(click.Group):
 def main() -> None:
     """Rollout queue and replay buffer for RL post-training of language models.
 
-    Every role is a process of its own; Redis is all they share. On several terminals or machines:
+    Every role is a separate process; they share only Redis. On several terminals or machines:
 
     \b
-      rollq redis --dir data            a server, unless you have one
+      rollq redis --dir data            a server, if you have none
       rollq produce rollq.toml          prompts to jobs
       rollq work rollq.toml             jobs to groups, one per GPU
       rollq train rollq.toml            groups to new weights
-      rollq status rollq.toml           how far everything is
+      rollq status rollq.toml           the progress of the run
     """
 
 

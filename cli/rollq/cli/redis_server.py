@@ -1,4 +1,4 @@
-"""`rollq redis`: the embedded server in the foreground."""
+"""`rollq redis`: runs the embedded server in the foreground."""
 
 import os
 from pathlib import Path
@@ -17,14 +17,14 @@ from rollq.cli.signals import stop_on_signals
     type=click.Path(path_type=Path),
     default=Path("rollq-redis"),
     show_default=True,
-    help="Folder of the data; made when absent, kept for the next start.",
+    help="Folder of the data; created if needed, kept for the next start.",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="TCP port.")
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on; others need a password.")
 @click.option("--password-env", metavar="NAME", help="Environment variable that holds the server's password.")
 @log_options
 def redis(directory: Path, port: int, bind: str, password_env: str | None) -> None:
-    """Run a Redis-compatible server here until Ctrl-C, its data safe on disk.
+    """Run a Redis-compatible server on this machine until Ctrl-C, with its data safe on disk.
 
     \b
     Example:
@@ -37,10 +37,10 @@ def redis(directory: Path, port: int, bind: str, password_env: str | None) -> No
     if password_env is not None:
         password = os.environ.get(password_env)
         if not password:
-            raise ConfigError(f"--password-env {password_env!r}: this environment variable is not set, or empty")
+            raise ConfigError(f"--password-env {password_env!r}: this environment variable is not set or is empty")
     stop = stop_on_signals()
     with EmbeddedServer(directory, port=port, bind=bind, password=password) as server:
         click.echo(f"serving at {server.url}, data in {directory.absolute()}; Ctrl-C stops it")
         while not stop.wait(0.2):
             if not server.running:
-                raise ServerUnavailable(f"the server ended by itself; see {str(server.log_path)!r}")
+                raise ServerUnavailable(f"the server exited by itself; see {str(server.log_path)!r}")

@@ -1,4 +1,4 @@
-"""How a command ends on a signal: a role is asked to stop, a command with children shuts them down within a bound."""
+"""How a command ends on a signal: a role is asked to stop, a command with children shuts them down in bounded time."""
 
 import contextlib
 import os
@@ -11,12 +11,14 @@ from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 EXIT_WITHIN_S = 4.5
+"""Longest shutdown after an interrupt."""
 AGAIN_AFTER_S = 0.01
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Seconds after which an interrupt that Python dropped is raised again."""
+INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that the first SIGTERM or SIGINT sets. The next signal does what it does by default."""
+    """An event that the first SIGTERM or SIGINT sets. A second signal has its default effect."""
     stop = threading.Event()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
@@ -31,28 +33,28 @@ def stop_on_signals() -> threading.Event:
 
 @contextlib.contextmanager
 def interrupt_once() -> Iterator[None]:
-    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt and ignore the next ones, so that nothing cuts
-    the shutdown short. A shutdown that takes longer than `EXIT_WITHIN_S` ends with the process.
+    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt and ignore later ones, so that nothing cuts the
+    shutdown short. The process is killed if the shutdown takes longer than `EXIT_WITHIN_S`.
 
-    Python drops what is raised in a `__del__` or a weak reference's callback, where a signal may come as anywhere
-    else. It tells `sys.unraisablehook`, and so the interrupt is raised once more, a moment later.
+    A signal may arrive inside a `__del__` or a weak reference's callback, where Python drops exceptions and reports
+    them to `sys.unraisablehook`. In that case the interrupt is raised again, a moment later.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
+        for ignored in INTERRUPT_SIGNALS:
+            signal.signal(ignored, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, EXIT_WITHIN_S)
         raise KeyboardInterrupt
 
-    def dropped(told: Any) -> None:
-        if not issubclass(told.exc_type, KeyboardInterrupt):
-            hook(told)
+    def dropped(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            hook(unraisable)
             return
         signal.signal(signal.SIGINT, interrupt)
         threading.Timer(AGAIN_AFTER_S, os.kill, (os.getpid(), signal.SIGINT)).start()
 
-    before = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    before = {number: signal.signal(number, interrupt) for number in INTERRUPT_SIGNALS}
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
