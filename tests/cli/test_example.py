@@ -11,8 +11,9 @@ from pydantic_core import PydanticUndefined
 
 from rollq.buffer.advantages import AdvantageSettings
 from rollq.buffer.settings import RedisSettings
-from rollq.cli.settings import RollqSettings, TaskSettings
+from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.settings_file import load_settings
+from rollq.cli.shared_batch import BatchSettings
 from rollq.consumer.settings import GrpoSettings, TrainerSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.http.pools import PoolSettings
@@ -76,6 +77,11 @@ def test_the_engines_options_are_documented_too() -> None:
     options = documented("worker", with_off=True)["options"]
     assert set(options) == set(TransformersSettings.model_fields)
     assert TransformersSettings(**options) == TransformersSettings(model=Path(options["model"]))
+
+
+@pytest.mark.parametrize("model", [*SECTIONS.values(), EvaluationSettings, BatchSettings, PoolSettings, RollqSettings])
+def test_every_setting_has_a_description(model: type[BaseModel]) -> None:
+    assert [name for name, field in model.model_fields.items() if not field.description] == []
 
 
 def test_every_section_is_documented() -> None:

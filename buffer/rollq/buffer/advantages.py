@@ -32,8 +32,12 @@ class AdvantageSettings(Settings):
     the batch the deviation is not the group's: where all its rewards are equal, only `eps` would be left of it.
     """
 
-    baseline: Literal["group", "leave_one_out", "batch"] = "group"
-    scale: Literal["none", "group", "batch"] = "group"
+    baseline: Literal["group", "leave_one_out", "batch"] = Field(
+        default="group", description="mean reward that is subtracted: the group's, the other samples', or the batch's"
+    )
+    scale: Literal["none", "group", "batch"] = Field(
+        default="group", description="standard deviation that is divided by: none, the group's, or the batch's"
+    )
     eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give 0")
 
     @model_validator(mode="after")

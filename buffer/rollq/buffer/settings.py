@@ -82,7 +82,8 @@ class TaskRules(GroupRules):
         default=256, gt=0, le=10_000, description="finished groups over which the keep rate is measured"
     )
     prompt_stats: bool = Field(
-        default=False, description="keep the pass rate, reward and length of every prompt; implied by all orders but shuffle"
+        default=False,
+        description="keep the pass rate, reward and length of every prompt; implied by all orders but shuffle",
     )
     pass_reward: float = Field(default=0.5, description="lowest reward with which a sample counts as passed")
     partial_rollout: bool = Field(

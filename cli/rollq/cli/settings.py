@@ -68,12 +68,12 @@ class RollqSettings(Settings):
 
     run: RunName = Field(description="name of the run; part of every key in Redis")
     seed: int = Field(default=0, description="seed of the prompts' order, of sampling and of the trainer")
-    redis: RedisSettings = RedisSettings()
-    tasks: dict[TaskName, TaskSettings] = Field(min_length=1)
+    redis: RedisSettings = Field(default=RedisSettings(), description="servers of the run")
+    tasks: dict[TaskName, TaskSettings] = Field(min_length=1, description="tasks to train, by name")
     batch: BatchSettings | None = Field(default=None, description="one batch for all tasks, shared by their weights")
-    evaluations: dict[TaskName, EvaluationSettings] = Field(default={})
-    producer: ProducerSettings = ProducerSettings()
-    worker: WorkerSettings = WorkerSettings()
+    evaluations: dict[TaskName, EvaluationSettings] = Field(default={}, description="evaluations, by name")
+    producer: ProducerSettings = Field(default=ProducerSettings(), description="settings of `rollq produce`")
+    worker: WorkerSettings = Field(default=WorkerSettings(), description="settings of `rollq work`")
     trainer: TrainerSettings | None = Field(
         default=None, description="settings of `rollq train`; left out with a custom trainer"
     )

@@ -42,8 +42,8 @@ class ClientSettings(Settings):
         description="how weights reach workers: redis (up to 64 MiB), path (a shared folder), nccl (into vLLM)",
     )
     keep_versions: int = Field(default=3, gt=0, description="published weights that are kept for slow workers")
-    nccl: NcclSettings = NcclSettings()
-    advantages: AdvantageSettings = AdvantageSettings()
+    nccl: NcclSettings = Field(default=NcclSettings(), description="settings of transport nccl")
+    advantages: AdvantageSettings = Field(default=AdvantageSettings(), description="how rewards become advantages")
     colocated: bool = Field(default=False, description="put the engines to sleep while the trainer uses their GPUs")
 
     @model_validator(mode="after")
@@ -116,7 +116,7 @@ class TrainerSettings(ClientSettings):
     learning_rate: float = Field(default=1e-6, gt=0, description="constant learning rate of AdamW")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay of AdamW")
     gradient_clip: float = Field(default=1.0, gt=0, description="largest norm of the gradient")
-    loss: GrpoSettings = GrpoSettings()
+    loss: GrpoSettings = Field(default=GrpoSettings(), description="settings of the GRPO loss")
     micro_batch_tokens: int = Field(default=16_384, gt=0, description="tokens in one forward and backward pass")
     layout: Literal["packed", "padded"] = Field(
         default="padded", description="how sequences form micro-batches; packed is faster only with flash attention"

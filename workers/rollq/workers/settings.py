@@ -23,28 +23,48 @@ class PauseMode(StrEnum):
 
 
 class WorkerSettings(Settings):
-    """One worker: its engine, how much it takes at once, how it follows the weights, when it gives up."""
+    """A worker: its engine, its capacity, how it follows the weights, and its time limits."""
 
-    engine: str = Field(default="transformers", description="transformers, openai, simulated, or a dotted path")
-    options: dict[str, Any] = Field(default_factory=dict, description="settings of the engine, such as its model")
+    engine: str = Field(
+        default="transformers",
+        description="transformers, vllm, openai, simulated, or a dotted path",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the engine, such as its model")
     tokenizer: Path | None = Field(default=None, description="folder of the tokenizer; default: the engine's model")
-    name: str = Field(default="worker", pattern=r"^[A-Za-z0-9_-]{1,32}$", description="a random part is added to it")
+    name: str = Field(
+        default="worker", pattern=r"^[A-Za-z0-9_-]{1,32}$", description="name of the worker; a random suffix is added"
+    )
     groups_in_flight: int = Field(
         default=256, gt=0, description="groups generated at the same time; a quarter as many again may be judged"
     )
-    swap: SwapMode = Field(default=SwapMode.KEEP, description="what happens to running requests at new weights")
-    weights_folder: Path | None = Field(default=None, description="for downloaded weights; default: a temporary one")
-    verify: Verify = Field(default=Verify.FULL, description="how much of shared weights is compared: full, fast, sizes")
-    attempt_timeout_s: float = Field(default=1800, gt=0, description="longest that one attempt at a group may take")
+    swap: SwapMode = Field(
+        default=SwapMode.KEEP, description="what running requests do at new weights: continue on them, finish or stop"
+    )
+    weights_folder: Path | None = Field(
+        default=None, description="folder for downloaded weights; default: a temporary folder"
+    )
+    verify: Verify = Field(
+        default=Verify.FULL, description="how much of weights in a shared folder is checked: full, fast, sizes"
+    )
+    attempt_timeout_s: float = Field(default=1800, gt=0, description="longest attempt at a group, in seconds")
     dynamic_timeout: bool = Field(
-        default=False, description="shorten that to 3 times the mean of the task's groups, once 100 have finished"
+        default=False,
+        description="shorten attempt_timeout_s to 3 times the mean of the task's groups, once 100 have finished",
     )
-    judge_timeout_s: float = Field(default=60, gt=0, description="longest that judging a sample, or a filter, may take")
-    judge_processes: int = Field(default=2, gt=0, description="for judges that need the CPU, such as math")
+    judge_timeout_s: float = Field(
+        default=60, gt=0, description="longest time for judging a sample, or for a filter, in seconds"
+    )
+    judge_processes: int = Field(
+        default=2, gt=0, description="processes for judges that need the CPU, such as math, and for isolate_judge"
+    )
     pools: dict[PoolName, PoolSettings] = Field(
-        default_factory=dict, description="auxiliary models, for scorers and judges"
+        default_factory=dict, description="auxiliary models for scorers and judges, by name"
     )
-    pause: PauseMode = Field(default=PauseMode.DRAIN, description="what happens to running groups of a paused task")
-    pause_timeout_s: float = Field(default=300, gt=0, description="longest that they may go on; then they are aborted")
-    grace_s: float = Field(default=30, ge=0, description="how long groups in flight may go on after a stop signal")
+    pause: PauseMode = Field(
+        default=PauseMode.DRAIN, description="whether running groups of a paused task finish or are interrupted"
+    )
+    pause_timeout_s: float = Field(
+        default=300, gt=0, description="seconds after a pause at which groups that still run are interrupted"
+    )
+    grace_s: float = Field(default=30, ge=0, description="seconds that running groups may continue after a stop signal")
     engine_restarts: int = Field(default=3, ge=0, description="engine deaths survived; 0: exit at the first")

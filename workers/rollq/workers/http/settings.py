@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 class RetrySettings(Settings):
     """How long to wait for an answer, and how often to try again."""
 
-    request_timeout_s: float = Field(default=60, gt=0, description="longest wait for one answer")
-    retries: int = Field(default=4, ge=0, description="more tries after a 429, a 5xx, a lost connection or a timeout")
-    retry_first_s: float = Field(default=0.5, gt=0, description="pause before the second try; it doubles")
-    retry_longest_s: float = Field(default=10, gt=0, description="longest such pause")
+    request_timeout_s: float = Field(default=60, gt=0, description="longest wait for one answer, in seconds")
+    retries: int = Field(default=4, ge=0, description="retries after a 429, a 5xx, a lost connection or a timeout")
+    retry_first_s: float = Field(
+        default=0.5, gt=0, description="pause before the first retry, in seconds; it doubles with each"
+    )
+    retry_longest_s: float = Field(default=10, gt=0, description="longest pause before a retry, in seconds")
 
     @property
     def retry_policy(self) -> RetryPolicy:
@@ -31,7 +33,7 @@ class RetrySettings(Settings):
 class HttpClientSettings(RetrySettings):
     """Settings of the servers beside the engine: judges and auxiliary models."""
 
-    concurrent: int = Field(default=64, gt=0, description="requests to a server at the same time")
+    concurrent: int = Field(default=64, gt=0, description="requests to one server at the same time")
 
     def caller(self, urls: Sequence[str], key: str) -> "JsonCaller":
         """A client of the servers at `urls`; `key` is the environment variable with their key, if they need one.
