@@ -55,15 +55,12 @@ class Batch:
         `token_thresholds` maps a task to the staleness, in train steps, from which a token is masked out of the loss.
         """
         settings, flat = settings or AdvantageSettings(), _flatten(groups)
-        tasks = {
-            task: TokenStaleness(step, (floors or {}).get(task, {}), (token_thresholds or {}).get(task))
-            for task in {group.task for group in groups}
-        }
+        staleness = _task_staleness(step, groups, floors or {}, token_thresholds or {})
         sequences = tuple(
             sequence
             for index, (group, sample) in enumerate(flat.samples)
             if flat.valid[index]
-            for sequence in token_sequences(group, sample, index, tasks[group.task])
+            for sequence in token_sequences(group, sample, index, staleness[group.task])
         )
         computed = advantages(flat.rewards, flat.groups, flat.valid, settings)
         return cls(
@@ -146,6 +143,16 @@ def _flatten(groups: Sequence[Group]) -> _FlatSamples:
     rewards = np.array([reward or 0.0 for group in groups for reward in _rewards(group)], dtype=np.float32)
     owners = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
     return _FlatSamples(samples, np.where(valid, rewards, np.float32(0)), valid, owners)
+
+
+def _task_staleness(
+    step: int,
+    groups: Sequence[Group],
+    floors: Mapping[str, Mapping[int, int]],
+    token_thresholds: Mapping[str, int],
+) -> dict[str, TokenStaleness]:
+    tasks = {group.task for group in groups}
+    return {task: TokenStaleness(step, floors.get(task, {}), token_thresholds.get(task)) for task in tasks}
 
 
 def _is_valid(sample: Sample) -> bool:

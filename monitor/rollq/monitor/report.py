@@ -23,6 +23,8 @@ COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#000000",
     "#f0e442", "#8da0cb",
 )  # fmt: skip
+STEP_FIELDS = ("step", "time_s", "tokens", "wait_s", "train_s")
+"""The fields of a step that `report.json` lists."""
 SMOOTHING_STEPS = 20
 SMOOTHING_READINGS = 5
 WORKING_STATUSES = tuple(status.value for status in Status if status is not Status.ARCHIVED)
@@ -98,10 +100,7 @@ def report_data(
             "time_s": [reading.time_s for reading in readings],
             "tasks": {task: _depth_curves(readings, task) for task in _buffer_tasks(readings)},
         },
-        "steps": [
-            {"step": s.step, "time_s": s.time_s, "tokens": s.tokens, "wait_s": s.wait_s, "train_s": s.train_s}
-            for s in steps
-        ],
+        "steps": [{name: getattr(step, name) for name in STEP_FIELDS} for step in steps],
     }
 
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 PROMPTS_PER_CALL = 64
 MIN_PAUSE_S = 0.02  # wake-ups that arrive faster are handled together
 RETRY_S = 1.0
-LOOKS_AT = frozenset(EventKind) - {EventKind.COMPLETED, EventKind.WORKER}
+WAKE_UPS = frozenset(EventKind) - {EventKind.COMPLETED, EventKind.WORKER}
 """Wake-ups after which groups may be scheduled or swept. A put of completed groups alone is not among them."""
 
 
@@ -87,7 +87,7 @@ class Producer:
         unusable prompt if that is fatal.
         """
         waiting = False
-        with self._buffer.events(*LOOKS_AT) as events:
+        with self._buffer.events(*WAKE_UPS) as events:
             while not stop.is_set():
                 try:
                     self.tick()
