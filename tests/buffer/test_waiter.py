@@ -9,7 +9,7 @@ from rollq.buffer.waiter import POLL_S, REPORT_S, Waiter
 
 
 class Clock:
-    """A clock that stands still but for pauses. `pauses` are the seconds that each `wait` was allowed to take."""
+    """A clock that moves only in pauses. `pauses` are the seconds that each `wait` was allowed to take."""
 
     def __init__(self, pause_s: float | None = None) -> None:
         self.now_s = 100.0

@@ -1,4 +1,4 @@
-"""What becomes of a step whose batch is short, and how it is explained."""
+"""The outlook of a step whose batch is short, and its explanation."""
 
 from collections.abc import Sequence
 
@@ -77,7 +77,7 @@ RUNNING, PENDING = {Status.RUNNING: 1}, {Status.PENDING: 1}
         ),
     ],
 )
-def test_xm03_what_becomes_of_a_step_that_is_short(
+def test_xm03_the_outlook_of_a_step_that_is_short(
     shortfall: Shortfall, found: Sequence[Counts], memory: float, expected: Outlook
 ) -> None:
     assert outlook(shortfall, found, memory) is expected
@@ -132,7 +132,7 @@ def test_every_task_is_listed_with_its_counts() -> None:
     assert "task 'math': nothing scheduled; 3 of 8 ready" in explain_wait(SHORT, [counts()], 1)
 
 
-@pytest.mark.parametrize(("fraction", "told"), [(0.79, False), (0.8, True), (0.95, True)])
-def test_a_full_server_is_named_as_the_reason(fraction: float, told: bool) -> None:
+@pytest.mark.parametrize(("fraction", "named"), [(0.79, False), (0.8, True), (0.95, True)])
+def test_a_full_server_is_named_as_the_reason(fraction: float, named: bool) -> None:
     text = explain_wait(SHORT, [counts()], 1, fraction)
-    assert (f"the server's memory is full to {fraction:.0%} of maxmemory" in text) is told
+    assert (f"the server's memory is full to {fraction:.0%} of maxmemory" in text) is named

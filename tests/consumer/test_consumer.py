@@ -232,7 +232,7 @@ def test_a_stop_ends_the_iteration_also_while_it_waits(connect: Connect, worker:
     ("mode", "after"),
     [("return", {"completed": 2}), ("drop", {}), ("quarantine", {"failed": 2})],
 )
-def test_a_released_batch_goes_where_it_was_told(
+def test_a_released_batch_goes_where_its_mode_says(
     connect: Connect, worker: HandWorker, buffer: Buffer, mode: ReleaseMode, after: dict[str, int]
 ) -> None:
     with connect() as consumer:
@@ -247,7 +247,7 @@ def test_a_released_batch_goes_where_it_was_told(
 def test_a_group_that_cannot_be_read_harms_only_itself(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:
     with connect() as consumer:
         worker.produce(3)
-        buffer.client.hset(task_keys(buffer.run, "math").rollout(2), "1", b"bytes that are no frame")
+        buffer.client.hset(task_keys(buffer.run, "math").rollout(2), "1", b"bytes that are not a frame")
         batch = next(consumer)
         assert ids(batch) == [1, 3]
         consumer.commit(batch)
@@ -265,7 +265,7 @@ def test_batch_sizes_are_those_of_the_tasks_unless_given(connect: Connect, worke
         connect(batch={"math": 3})
 
 
-def test_a_launch_id_stands_for_one_place_to_begin(connect: Connect, worker: HandWorker) -> None:
+def test_a_launch_id_belongs_to_one_starting_step(connect: Connect, worker: HandWorker) -> None:
     connect(launch_id="launch").__exit__(None, None, None)
     with pytest.raises(ConfigError, match="'launch' has started at step 0, not at 5"):
         connect(launch_id="launch", resume_from=5)

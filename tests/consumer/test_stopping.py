@@ -1,4 +1,4 @@
-"""No wait of a trainer is for ever: what it is told when a batch cannot fill; and what evaluations say."""
+"""Every wait of a trainer ends: its errors when a batch cannot fill, and the metrics of evaluations."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ def statuses(buffer: Buffer, task: str = "math") -> dict[str, int]:
     return {status.value: number for status, number in buffer.counts(task).statuses.items() if number}
 
 
-def test_xm03_weights_that_are_too_old_are_told_at_once_when_newer_ones_exist(
+def test_xm03_weights_that_are_too_old_are_an_error_at_once_when_newer_ones_exist(
     connect: Connect, buffer: Buffer, model_folder: Path, tmp_path: Path
 ) -> None:
     make_run(buffer, max_staleness=0)
@@ -244,7 +244,7 @@ def answering(server_url: str, run_name: str, buffer: Buffer) -> Iterator[list[f
     thread.join()
 
 
-def test_xm01_an_evaluation_of_the_live_version_is_told_and_leaves_nothing_behind(
+def test_xm01_an_evaluation_of_the_live_version_is_returned_and_leaves_nothing_behind(
     connect: Connect, buffer: Buffer, answering: list[float]
 ) -> None:
     answering += [0.0, 1.0, 0.5]

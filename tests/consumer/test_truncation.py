@@ -1,4 +1,4 @@
-"""Samples of a truncated distribution are told of."""
+"""Samples of a truncated distribution cause a warning."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from support.consumer_groups import make_group, make_sample, make_segment
 
 
 @pytest.mark.parametrize(
-    ("sampling", "told"),
+    ("sampling", "warning"),
     [
         ({}, None),
         ({"top_p": 1.0, "top_k": 0}, None),
@@ -19,9 +19,9 @@ from support.consumer_groups import make_group, make_sample, make_segment
         ({"top_p": 1.0, "top_k": 50}, "step 3: samples were drawn with top_p = 1.0, top_k = 50."),
     ],
 )
-def test_top_p_and_top_k_are_told_of_when_they_truncate(sampling: dict[str, Any], told: str | None) -> None:
+def test_top_p_and_top_k_cause_a_warning_when_they_truncate(sampling: dict[str, Any], warning: str | None) -> None:
     plain = make_sample(make_segment([1], [2, 3]))
     group = make_group(plain, replace(plain, sampling={**plain.sampling, **sampling}))
     found = find_truncation(Batch.build(3, [group]))
-    assert (found or "").startswith(told or "")
-    assert (found is None) == (told is None)
+    assert (found or "").startswith(warning or "")
+    assert (found is None) == (warning is None)

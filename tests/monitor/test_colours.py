@@ -1,7 +1,7 @@
-"""Every status has a colour of its own in the report."""
+"""Every status has a distinct colour in the report."""
 
 from rollq.monitor.report import COLOURS, WORKING_STATUSES
 
 
-def test_every_status_has_a_colour_of_its_own() -> None:
+def test_every_status_has_a_distinct_colour() -> None:
     assert len(set(COLOURS)) == len(COLOURS) >= len(WORKING_STATUSES)

@@ -81,7 +81,7 @@ def test_a_worker_that_has_not_reported_for_a_while_is_shown_as_silent() -> None
     assert "silent" in shown
 
 
-def test_a_run_that_has_not_begun_can_be_shown() -> None:
+def test_a_run_that_has_not_started_can_be_shown() -> None:
     view = LiveView("rollq demo", 100, 0.0)
     assert any("step 0/100" in line for line in lines(view))
     assert "waiting for the first batch" in plain_line(view)

@@ -165,7 +165,7 @@ def test_tc03_what_the_pipeline_drops_is_filtered_and_what_it_keeps_is_trained(w
 
 def test_tc04_two_processes_finalize_once_and_get_the_same(world: World, queue: Queue) -> None:
     world.start()
-    begun, calls = threading.Barrier(2), []
+    started, calls = threading.Barrier(2), []
 
     def slow(groups: Sequence[ScoredGroup]) -> Sequence[ScoredGroup]:
         calls.append(len(groups))
@@ -178,7 +178,7 @@ def test_tc04_two_processes_finalize_once_and_get_the_same(world: World, queue: 
         results: list[object] = []
 
         def end(coordinator: BatchCoordinator) -> None:
-            begun.wait()
+            started.wait()
             results.append(coordinator.finalize("math", "1", timeout_s=20))
 
         threads = [threading.Thread(target=end, args=[coordinator]) for coordinator in coordinators]
@@ -196,7 +196,7 @@ def server_url(world: World) -> str:
     return f"redis://{options['host']}:{options['port']}/{options['db']}"
 
 
-def test_tc04_a_wrong_type_and_an_id_that_never_was_are_told_apart(world: World, queue: Queue) -> None:
+def test_tc04_a_wrong_type_and_an_unknown_id_are_different_errors(world: World, queue: Queue) -> None:
     world.start()
     coordinator = BatchCoordinator(world.buffer, queue)
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
@@ -237,7 +237,7 @@ def test_tc06_aborting_what_is_unknown_or_finished_does_nothing(world: World, qu
     assert world.statuses() == {"completed": 3}
 
 
-def test_tc07_the_result_says_which_batch_it_is_and_what_became_of_it(world: World, queue: Queue) -> None:
+def test_tc07_the_result_names_its_batch_and_its_outcome(world: World, queue: Queue) -> None:
     world.start()
     coordinator = BatchCoordinator(world.buffer, queue)
     coordinator.submit("math", "17", PROMPTS, step=1)
@@ -272,7 +272,7 @@ def test_tc09_a_ratio_that_leaves_nothing_or_more_than_all_is_refused(ratio: flo
         OverRollout(ratio)
 
 
-def test_tc10_a_group_whose_tries_are_spent_is_failed_and_its_batch_goes_on_without_it(
+def test_tc10_a_group_whose_tries_are_spent_is_failed_and_its_batch_continues_without_it(
     world: World, queue: Queue
 ) -> None:
     world.start(math={"max_tries": 2})

@@ -1,4 +1,4 @@
-"""The cursor of the prompts lives in Redis and moves with the groups it admits, whoever asks, dies or asks twice."""
+"""The cursor of the prompts is in Redis and moves with the groups it admits, whichever producer asks or dies."""
 
 from functools import partial
 from pathlib import Path
@@ -112,7 +112,7 @@ def play(server: EmbeddedServer, deeds: list[tuple[str, int, int]], **changes: o
 
 @given(deeds=DEEDS)
 @PROFILE
-def test_sb01_no_prompt_is_skipped_or_doubled_whoever_dies_or_asks_twice(
+def test_sb01_no_prompt_is_skipped_or_doubled_when_producers_die_or_ask_twice(
     server: EmbeddedServer, deeds: list[tuple[str, int, int]]
 ) -> None:
     rows, cursor = play(server, deeds)
@@ -162,7 +162,7 @@ def test_two_producers_that_saw_the_same_cursor_admit_once(server: EmbeddedServe
         assert buffer.counts(TASK).progress["admitted"] == admitted
 
 
-def test_xs01_the_dataset_goes_on_where_it_was_after_groups_of_the_pools(
+def test_xs01_the_dataset_continues_where_it_was_after_groups_of_the_pools(
     server_url: str, run_name: str, tmp_path: Path
 ) -> None:
     task = task_settings(prompt_file(tmp_path / "p.jsonl", 40), batch_groups=4)

@@ -83,7 +83,7 @@ def test_a_pipeline_of_nothing_leaves_the_judges_rewards() -> None:
     )
 
 
-def test_no_groups_are_no_mistake() -> None:
+def test_an_empty_batch_is_allowed() -> None:
     assert run_pipeline([drop_zero_advantage, group_normalised], []) == []
 
 

@@ -201,7 +201,7 @@ def test_sb04_two_producers_neither_over_schedule_nor_skip_a_prompt(
     assert len(seen) >= steps * 16
 
 
-def test_bad_rows_are_passed_over_and_the_rest_goes_on(server_url: str, run_name: str, tmp_path: Path) -> None:
+def test_bad_rows_are_skipped_and_the_others_admitted(server_url: str, run_name: str, tmp_path: Path) -> None:
     path = prompt_file(tmp_path / "p.jsonl", 10)
     path.write_bytes(path.read_bytes() + b"{not json\n\xff\xfe\n" + b'{"other": 1}\n' * 3)
     task = task_settings(path, batch_groups=10)
@@ -287,7 +287,7 @@ def test_xp04_expired_groups_wait_until_they_are_a_tail_batch(server_url: str, r
         made.tick()
         expire(buffer, 2)
         made.tick()
-        assert buffer.counts(TASK).statuses[Status.EXPIRED] == 2, "two are no tail batch yet"
+        assert buffer.counts(TASK).statuses[Status.EXPIRED] == 2, "two are not a tail batch yet"
         expire(buffer, 1)
         made.tick()
         counts = buffer.counts(TASK)

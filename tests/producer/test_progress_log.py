@@ -9,7 +9,7 @@ BUSY = SchedulePlan(target=8, outstanding=4, last_step=2, pools=())
 STUCK = SchedulePlan(target=8, outstanding=8, last_step=2, pools=(), reason="no trainer has started an epoch yet")
 
 
-def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     progress = ProgressLog()
     for look in range(10):
@@ -26,6 +26,6 @@ def test_moves_are_summed_up_and_the_reason_of_a_standstill_is_told_once(caplog:
     ]
 
 
-def test_what_dead_workers_held_is_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_groups_of_dead_workers_are_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     ProgressLog().note("math", BUSY, {Move.REQUEUED: 3, Move.QUARANTINED: 1})
     assert caplog.messages == ["task math: 3 groups taken from dead workers", "task math: 1 groups quarantined"]

@@ -62,7 +62,7 @@ def test_a_prompt_is_judged_after_as_many_tries_as_are_set(tries: int, taken: bo
 
 @given(row=st.integers(0, 10**6), passes=st.integers(1, 9), first=st.integers(0, 50))
 @PROFILE
-def test_what_is_out_of_the_band_gets_a_chance_once_in_so_many_passes(row: int, passes: int, first: int) -> None:
+def test_a_prompt_out_of_the_band_is_retried_every_few_passes(row: int, passes: int, first: int) -> None:
     order = curriculum(curriculum_retry_passes=passes)
     assert sum(order.takes(row, number, tried(1.0)) for number in range(first, first + passes)) == 1
 
@@ -116,7 +116,7 @@ def test_a_pass_of_which_nothing_would_be_taken_takes_all_with_a_warning(caplog:
     assert len(warnings) == 3
 
 
-def test_a_band_that_holds_only_unusable_rows_is_no_endless_loop() -> None:
+def test_a_band_that_holds_only_unusable_rows_does_not_loop_endlessly() -> None:
     known = {row: tried(0.5 if row < 2 else 1.0) for row in range(10)}
     found = sampler(Rows(10, bad=frozenset({0, 1})), curriculum(), known).prompts_from(0, 8)
     assert sorted(contents(found)) == [str(row) for row in range(2, 10)]
@@ -140,20 +140,20 @@ def test_statistics_are_asked_for_only_as_far_as_is_looked() -> None:
     assert len(asked) == 256
 
 
-def test_what_was_left_out_is_told_once_a_pass(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_left_out_is_logged_once_per_pass(caplog: pytest.LogCaptureFixture) -> None:
     known = {row: tried(1.0) for row in range(5)}
     made = sampler(Rows(20, bad=frozenset({9})), curriculum(), known)
     with caplog.at_level(logging.INFO, logger="rollq.producer.progress_log"):
         for _ in range(2):
             made.prompts_from(made.prompts_from(0, 12)[-1][1], 4)
-    told = [record.message for record in caplog.records if record.levelno == logging.INFO]
-    assert len(told) == 1
-    assert told[0].startswith("pass 1 over 20 prompts starts; so far ")
-    assert told[0].endswith(" and 1 are unusable")
+    messages = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    assert len(messages) == 1
+    assert messages[0].startswith("pass 1 over 20 prompts starts; so far ")
+    assert messages[0].endswith(" and 1 are unusable")
 
 
 class FileOrder:
-    """The rows as they stand in the file."""
+    """The rows in the order of the file."""
 
     uses_stats = False
 
@@ -190,7 +190,7 @@ def test_an_order_of_ones_own_is_named_by_its_path(monkeypatch: pytest.MonkeyPat
     assert isinstance(make_order(task(prompt_order="curriculum")), Curriculum)
 
 
-def test_an_order_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "my_orders", sys.modules[__name__])
     with pytest.raises(ConfigError, match="prompt order 'hardest': use curriculum, shuffle, or a dotted path"):
         make_order(task(prompt_order="hardest"))
@@ -205,7 +205,7 @@ class Refusing(FileOrder):
         return False
 
 
-def test_an_order_that_takes_nothing_is_no_endless_loop() -> None:
+def test_an_order_that_takes_nothing_does_not_loop_endlessly() -> None:
     assert contents(Sampler(Rows(3), (3,), "skip", Refusing(task())).prompts_from(1, 3)) == ["1", "2", "0"]
 
 

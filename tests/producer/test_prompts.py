@@ -56,7 +56,7 @@ def test_xs05_columns_are_mapped_and_the_rest_is_metadata() -> None:
     assert (prompt.content, prompt.answer, prompt.ids, prompt.metadata) == ("2+2?", "4", (1, 2), {"level": 3})
 
 
-def test_xs05_messages_stand_in_for_a_missing_prompt_field() -> None:
+def test_xs05_messages_replace_a_missing_prompt_field() -> None:
     row = {"prompt": None, "messages": [{"role": "user", "content": "hi", "name": None}], "answer": None}
     prompt = Columns().prompt(row)
     assert prompt.content == ({"role": "user", "content": "hi"},)

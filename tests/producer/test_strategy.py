@@ -89,7 +89,7 @@ def test_xp02_the_budget_is_of_the_batch_that_is_trained_next() -> None:
         pytest.param(8, 0, 13, id="nothing is kept"),
     ],
 )
-def test_oversampling_adapts_to_the_keep_rate_if_told_to(seen: int, kept: int, budget: int) -> None:
+def test_oversampling_adapts_to_the_keep_rate_by_setting(seen: int, kept: int, budget: int) -> None:
     rule = rules(4, keep_window=8)
     settings = ProducerSettings(over_sample=0.25, adaptive_over_sample=True)
     assert over_sampled(settings, rule, outcomes(seen, kept)) == budget
@@ -162,7 +162,7 @@ def test_xp05_no_step_past_the_run_ahead_bound_is_scheduled(version: int, thresh
     assert step_of(made.target, rule, made.last_step + 9) == made.last_step + 1
 
 
-def test_xp05_production_stops_at_the_bound_and_goes_on_with_a_newer_version() -> None:
+def test_xp05_production_stops_at_the_bound_and_continues_with_a_newer_version() -> None:
     rule = rules(4, staleness=1)
     stopped = plan_production(ASYNC, rule, state(version=3, consumed=16, pending=4), 0.0)
     assert (stopped.room, "version 3" in stopped.reason) == (0, True)
@@ -180,13 +180,13 @@ def test_xp05_production_stops_at_the_bound_and_goes_on_with_a_newer_version() -
         (state(pending=99), 0.0, "everything that version 0 allows is scheduled"),
     ],
 )
-def test_nothing_is_scheduled_and_the_reason_is_told(now: TaskState, memory: float, reason: str) -> None:
+def test_nothing_is_scheduled_for_a_reason(now: TaskState, memory: float, reason: str) -> None:
     made = plan_production(ProducerSettings(over_sample=1.0), rules(), now, memory)
     assert made.room == 0
     assert reason in made.reason
 
 
-def test_why_a_task_was_stopped_is_told() -> None:
+def test_the_plan_says_why_a_task_was_stopped() -> None:
     stopped = replace(state(control="stopped"), control_reason="too little is kept")
     assert plan_production(ASYNC, rules(), stopped, 0.0).reason == "the task is set to 'stopped': too little is kept"
     assert plan_production(ASYNC, rules(), state(control="pause"), 0.0).reason == "the task is set to 'pause'"
