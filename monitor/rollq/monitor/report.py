@@ -100,8 +100,12 @@ def report_data(
             "time_s": [reading.time_s for reading in readings],
             "tasks": {task: _depth_curves(readings, task) for task in _buffer_tasks(readings)},
         },
-        "steps": [{name: getattr(step, name) for name in STEP_FIELDS} for step in steps],
+        "steps": [_step_row(step) for step in steps],
     }
+
+
+def _step_row(step: StepRecord) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in STEP_FIELDS}
 
 
 def reward_figure(steps: Sequence[StepRecord], held_out: Mapping[str, Mapping[str, float]]) -> "Figure":

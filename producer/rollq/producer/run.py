@@ -1,4 +1,4 @@
-"""A producer from the settings of its tasks to its end: prompt files, orders and hooks, wired together."""
+"""Runs a producer from the settings of its tasks: opens prompt files, and loads orders and hooks."""
 
 import logging
 import threading
@@ -31,7 +31,7 @@ class TaskPrompts:
     should_continue: ShouldContinue | None
 
     def feed(self, buffer: ProducerBuffer, seed: int) -> TaskFeed:
-        """The task as a `Producer` takes it; its order sees the buffer's statistics of prompts."""
+        """The feed of this task for a `Producer`; its order uses the buffer's statistics of prompts."""
         stats_of = partial(buffer.prompt_stats, self.name)
         seeds = (seed, self.task.shuffle_seed)
         sampler = Sampler(self.file, seeds, self.task.on_bad_prompt, self.order, stats_of)
@@ -48,7 +48,7 @@ class RunPrompts:
 
 @contextmanager
 def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, PromptSettings]) -> Iterator[RunPrompts]:
-    """Open all prompt files and load all plugins, so that mistakes show before a run is created.
+    """Open all prompt files and load all plugins, so that mistakes are found before a run is created.
 
     Raises `ConfigError` for a file that cannot be read, and for an order or a hook that cannot be loaded.
     """
@@ -85,9 +85,9 @@ def run_producer(
     seed: int = 0,
     stop: threading.Event,
 ) -> None:
-    """Produce for the buffer's run until `stop` is set; its tasks must be registered. Raises what `Producer.run` does.
+    """Produce for the buffer's run, whose tasks must be registered, until `stop` is set.
 
-    `buffer` and `queue` are the caller's to close.
+    Raises the errors of `Producer.run`. The caller closes `buffer` and `queue`.
     """
     feeds = [task.feed(buffer, seed) for task in prompts.tasks]
     Producer(buffer, queue, settings, feeds, prompts.evaluations).run(stop)
