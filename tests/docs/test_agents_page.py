@@ -12,7 +12,8 @@ from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.cli.settings_file import load_settings
 from rollq.workers.agents.multi_turn import EnvironmentSettings
 from rollq.workers.agents.registry import BUILT_IN, make_loop
-from rollq.workers.agents.tools import ToolSettings, ToolsSettings
+from rollq.workers.agents.tool_environment import ToolsSettings
+from rollq.workers.agents.tools import ToolSettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, call, chat_tokenizer, converse
 from support.documented_commands import ROOT, blocks

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.http.pools import ModelPool, PoolSettings
-from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.judge import JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.documented_commands import ROOT, blocks

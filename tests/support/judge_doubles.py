@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
-from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
+from rollq.workers.judging.judge import Judge, JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 

@@ -33,9 +33,18 @@ RollqError
  |- SnapshotError        a saved buffer is missing, damaged or of another version; names the file
  |- WeightsError         weights are missing, truncated or not the ones that were announced
  |   |- TooLate             a weight broadcast started without this worker
+ |- EngineDead           the inference engine died; the worker restarts it or exits
+ |- ContextFull          a prompt and its prefix leave no room for a token
+ |- TransientError       an inference server failed for a reason that may pass
+ |- RequestFailed        a request to the engine's servers failed at every try
+ |- JudgeFailed          a judge in a separate process ended without a reward
+ |- FilterError          a filter failed; names it and the reason
+ |- ToolError            a tool failed; names it and the reason
+ |- CallError            the model called a tool incorrectly; the message answers the model
  |- RoleFailed           a role of the demo died more often than it is restarted
 
-`TooLate` is defined in `rollq.workers` and `RoleFailed` in `rollq.cli`; all others are defined here.
+`TooLate` and the errors from `EngineDead` to `CallError` are defined in `rollq.workers`, `RoleFailed` in `rollq.cli`;
+all others are defined here.
 """
 
 

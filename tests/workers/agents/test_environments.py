@@ -15,7 +15,8 @@ from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import EngineDead
-from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.judge import JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer

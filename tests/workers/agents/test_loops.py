@@ -18,7 +18,8 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.workers.agents.loops import Rollout, SingleTurn, join_spans, prompt_tokens, spent
+from rollq.workers.agents.continuation import join_spans, spent
+from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling, parse_reason
 from rollq.workers.seeds import sample_seed
 from rollq.workers.tokenizers.byte import EOS_ID, ByteTokenizer
@@ -163,7 +164,9 @@ def test_xd02_arrays_are_kept_when_an_attempt_added_nothing() -> None:
 def test_xd02_arrays_that_do_not_continue_each_other_are_refused(first: Mapping[str, Any]) -> None:
     engine = Engine(list(b"cd"))
     engine.completion = replace(engine.completion, arrays={"routed": np.zeros((2, 2), np.uint8)})
-    with pytest.raises(ValueError, match=r"'routed' of the engine is uint8 \[2, 2\]; what the first 2 tokens have"):
+    with pytest.raises(
+        ValueError, match=r"'routed' of the engine is uint8 \[2, 2\]; it cannot continue that of the first 2 tokens"
+    ):
         run(engine, previous=partial(b"ab", **first))
 
 

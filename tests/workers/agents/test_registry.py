@@ -8,7 +8,7 @@ import pytest
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Sample
 from rollq.workers.agents.loops import Rollout, SingleTurn
-from rollq.workers.agents.registry import make_loop
+from rollq.workers.agents.registry import gives_rewards, make_loop
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.settings import WorkerSettings
@@ -52,3 +52,8 @@ def test_a_task_gives_its_loop_its_options() -> None:
 def test_options_that_a_loop_does_not_take_are_refused_with_its_name(name: str, options: Mapping[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"agent_options of agent loop '{name}': .*turns"):
         make_loop(name, options)
+
+
+def test_only_environments_and_custom_loops_give_rewards() -> None:
+    names = ("single_turn", "tools", "environment", "my_package.loops.Debate")
+    assert [gives_rewards(name) for name in names] == [False, False, True, True]

@@ -106,7 +106,7 @@ def test_xp06_filters_see_groups_that_would_be_completed(letters: str, min_valid
 
 
 def test_the_first_filter_that_refuses_ends_the_row() -> None:
-    refusing, failing = (Filter.named(f"{__name__}.{name}", 5) for name in ("never", "broken"))
+    refusing, failing = (Filter.load(f"{__name__}.{name}", 5) for name in ("never", "broken"))
     assert asyncio.run(keep([refusing, failing], PROMPT, group(1.0))) is False
     assert asyncio.run(keep([], PROMPT, group(1.0))) is True
 
@@ -121,7 +121,7 @@ def test_the_first_filter_that_refuses_ends_the_row() -> None:
 )
 def test_a_filter_that_fails_says_which_it_is(name: str, timeout_s: float, words: str) -> None:
     with pytest.raises(FilterError) as caught:
-        asyncio.run(Filter.named(f"{__name__}.{name}", timeout_s).keeps(PROMPT, group(1.0)))
+        asyncio.run(Filter.load(f"{__name__}.{name}", timeout_s).keeps(PROMPT, group(1.0)))
     assert str(caught.value) == words
 
 
@@ -131,7 +131,7 @@ def one_sample(sample: Sample) -> bool:
 
 def test_a_filter_that_cannot_be_called_with_prompt_and_samples_is_refused() -> None:
     with pytest.raises(ConfigError, match=rf"filter '{__name__}.one_sample' is called with \(prompt, samples\)"):
-        Filter.named(f"{__name__}.one_sample", 1.0)
+        Filter.load(f"{__name__}.one_sample", 1.0)
 
 
 def test_a_filter_that_does_not_exist_is_refused_at_the_start() -> None:

@@ -18,7 +18,8 @@ from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, Version
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.http.client import TransientError
 from rollq.workers.http.pools import ModelPool, PoolSettings, score
-from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.judge import JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.settings import WorkerSettings

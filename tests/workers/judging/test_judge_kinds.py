@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from rollq.buffer.errors import ConfigError
-from rollq.workers.judging.judges import JudgeContext, make_judge
+from rollq.workers.judging.judge import JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.judge_doubles import made, question, sample, verdicts
@@ -98,7 +99,7 @@ def test_parts_are_weighted_and_named() -> None:
         ("http", {"url": "ftp://x"}, "url = 'ftp://x': must match pattern"),
         ("weighted", {"parts": {}}, "parts: must have at least 1 item"),
         ("weighted", {"parts": {"a": {"judge": "regex"}}}, "of judge 'regex': pattern: is required, but missing"),
-        ("support.judge_doubles.pid_judge", {"x": 1}, "is your own and takes no judge_options"),
+        ("support.judge_doubles.pid_judge", {"x": 1}, "is a custom judge and takes no judge_options"),
     ],
 )
 def test_options_that_a_judge_does_not_take_are_refused(name: str, options: Mapping[str, Any], message: str) -> None:

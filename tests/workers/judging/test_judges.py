@@ -10,7 +10,9 @@ import pytest
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judging.judges import Judge, JudgeContext, exact_match, last_number, make_judge
+from rollq.workers.judging.builtin import exact_match, last_number
+from rollq.workers.judging.judge import Judge, JudgeContext
+from rollq.workers.judging.judges import BUILT_IN, make_judge, needs_answer
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.user_code import MAX_THREADS
@@ -218,3 +220,9 @@ def test_a_failure_is_logged_once_and_kept_with_every_sample(caplog: pytest.LogC
     assert len(errors) == 1
     assert errors != {None}
     assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_judges_that_compare_say_that_they_need_an_answer() -> None:
+    comparing = {name for name in BUILT_IN if needs_answer(name)}
+    assert comparing == {"exact_match", "last_number", "math"}
+    assert not needs_answer("my_package.judges.strict")

@@ -15,7 +15,8 @@ import pytest
 import support
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, VersionSpan
-from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
+from rollq.workers.judging.judge import Judge, JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.judge_doubles import burning_judge, made, question, sample

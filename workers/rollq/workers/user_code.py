@@ -33,8 +33,8 @@ class UserFunction:
     quick: bool
 
     @classmethod
-    def of(cls, function: Callable[..., Any], timeout_s: float | None, *, quick: bool) -> "UserFunction":
-        """With threads of its own."""
+    def wrap(cls, function: Callable[..., Any], timeout_s: float | None, *, quick: bool) -> "UserFunction":
+        """Give a function a separate limit of threads."""
         return cls(function, timeout_s, asyncio.Semaphore(MAX_THREADS), quick)
 
     async def __call__(self, *args: Any) -> Any:

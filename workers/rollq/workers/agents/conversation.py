@@ -1,9 +1,9 @@
 """The messages of one sample and its exact tokens, turn by turn. Pure.
 
-Invariant: what the model wrote is never tokenised again. Between two turns the chat template renders the conversation
-anew; when that begins with what the tokens so far stand for, only the rest is tokenised, and joins the segment as text
-of the environment: out of the loss. Where the template rewrites what came before (drops the thoughts of earlier turns,
-trims spaces, ends turns in another way than the model did), a new segment begins with the whole as its prompt.
+Invariant: text that the model wrote is never tokenised again. Between two turns the chat template renders the whole
+conversation. If the result starts with the text of the tokens so far, only the rest is tokenised and appended to the
+segment as text of the environment, outside the loss. If the template rewrites earlier text (drops earlier thoughts,
+trims spaces, ends turns differently than the model did), a new segment starts with all of it as its prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from typing import Any, Self
 import numpy as np
 
 from rollq.buffer.rollouts import Int32Array, Segment, VersionSpan
-from rollq.workers.agents.loops import join
+from rollq.workers.agents.continuation import join
 from rollq.workers.engines.protocol import Completion, Tokenizer
 
 Message = Mapping[str, Any]
-"""A chat message: `role`, `content`, and what else the chat template reads."""
+"""A chat message: `role`, `content`, and other fields that the chat template reads."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
     """One conversation after some turns.
 
-    `rendered` is the text that the tokens of the last segment stand for, its prompt included. `segment` is the last
-    one, None before its first token; `prompt_ids` int32 [P] are its prompt; `closed` are the segments before it.
+    `rendered` is the text of the last segment's tokens, its prompt included. `segment` is the last one, None before its
+    first token; `prompt_ids` int32 [P] are its prompt; `closed` are the segments before it.
     """
 
     tokenizer: Tokenizer
@@ -49,16 +49,16 @@ class Conversation:
 
     @property
     def context(self) -> Int32Array:
-        """Ids int32 that the model goes on after."""
+        """Token ids int32 that the model continues: prompt and response of the last segment."""
         return self.prompt_ids if self.segment is None else np.concatenate([self.prompt_ids, self.segment.response_ids])
 
     @property
     def response_tokens(self) -> int:
-        """Tokens of all segments, those of the environment included, prompts not."""
+        """Response tokens of all segments, including those of the environment."""
         return sum(len(segment.response_ids) for segment in self.segments)
 
-    def heard(self, completion: Completion) -> Self:
-        """After the model's turn. Raises `ValueError` as `join` does."""
+    def after_model(self, completion: Completion) -> Self:
+        """The conversation after the model's turn. Raises `ValueError` as `join` does."""
         ids = completion.ids.tolist()
         ended = bool(ids) and ids[-1] in self.tokenizer.eos_ids
         content = self.tokenizer.decode(ids[:-1] if ended else ids, special=True)
@@ -70,16 +70,16 @@ class Conversation:
             segment=join(self.prompt_ids, self.segment, completion) if ids else self.segment,
         )
 
-    def answered(self, messages: Sequence[Message]) -> Self:
-        """After the environment's `messages`; the next turn is the model's."""
-        spoken = (*self.messages, *messages)
-        rendered = self.tokenizer.render(spoken, self.tools)
+    def after_environment(self, messages: Sequence[Message]) -> Self:
+        """The conversation after the environment's `messages`; the next turn is the model's."""
+        conversation = (*self.messages, *messages)
+        rendered = self.tokenizer.render(conversation, self.tools)
         if self.segment is not None and rendered.startswith(self.rendered):
             new = _ids(self.tokenizer, rendered[len(self.rendered) :])
-            return replace(self, messages=spoken, rendered=rendered, segment=with_environment(self.segment, new))
+            return replace(self, messages=conversation, rendered=rendered, segment=with_environment(self.segment, new))
         return replace(
             self,
-            messages=spoken,
+            messages=conversation,
             rendered=rendered,
             prompt_ids=_ids(self.tokenizer, rendered),
             closed=self.segments,
@@ -88,10 +88,10 @@ class Conversation:
 
 
 def with_environment(segment: Segment, ids: Int32Array) -> Segment:
-    """The segment with `ids` int32 [E] after its tokens, which the environment wrote.
+    """The segment with `ids` int32 [E] of the environment appended.
 
-    They are out of the loss, with logprob 0, and 0 in arrays per token. They count as of the version of the token
-    before them: they make a sample neither older nor younger than the model's own tokens do.
+    They are outside the loss, with logprob 0 and zeros in arrays per token. They get the version of the token before
+    them, so that they make a sample neither older nor newer.
     """
     added, before = len(ids), len(segment.response_ids)
     if not added:
@@ -104,13 +104,15 @@ def with_environment(segment: Segment, ids: Int32Array) -> Segment:
         logprobs=np.concatenate([segment.logprobs, np.zeros(added, np.float32)]),
         loss_mask=np.concatenate([mask, np.zeros(added, np.bool_)]),
         versions=(*segment.versions[:-1], VersionSpan(epoch, version, tokens + added)),
-        arrays={
-            name: np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
-            if isinstance(array, np.ndarray) and array.shape[:1] == (before,)
-            else array
-            for name, array in segment.arrays.items()
-        },
+        arrays={name: _padded(array, before, added) for name, array in segment.arrays.items()},
     )
+
+
+def _padded(array: Any, tokens: int, added: int) -> Any:
+    """An array per token, [tokens, ...], with `added` zeros appended; other values unchanged."""
+    if not isinstance(array, np.ndarray) or array.shape[:1] != (tokens,):
+        return array
+    return np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> Int32Array:

@@ -1,6 +1,6 @@
-"""Agent loops: how one sample comes about, from a prompt to its last token.
+"""Agent loops: how one sample is generated, from its prompt to its last token.
 
-Invariant: tokens that exist already (a rollout that was interrupted) are continued, never made again, and keep the
+Invariant: tokens that already exist, of an interrupted rollout, are continued and never generated again, and keep the
 versions that made them. A loop returns a sample that is completed, aborted or failed with a reason; rewards come later.
 """
 
@@ -10,16 +10,8 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
-from rollq.buffer.rollouts import (
-    FinishReason,
-    Int32Array,
-    NamedArrays,
-    Prompt,
-    Sample,
-    SampleStatus,
-    Segment,
-    VersionSpan,
-)
+from rollq.buffer.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment
+from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
 
@@ -34,10 +26,10 @@ STATUS_OF: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """One sample to generate. `previous` is what earlier attempts left of it; `sampling` includes its seed.
+    """One sample to generate. `previous` holds the tokens of earlier attempts; `sampling` includes the sample's seed.
 
-    `session` names this attempt at this sample, and no other: put it into requests that belong together, so that they
-    reach the same server. `generate` gives the engine's answer; it raises `EngineDead` when the engine is gone.
+    `session` identifies this attempt at this sample: put it into requests that belong together, so that they reach the
+    same server. `generate` asks the engine; it raises `EngineDead` if the engine has died.
     """
 
     prompt: Prompt
@@ -52,12 +44,12 @@ class Rollout:
 
 
 class AgentLoop(Protocol):
-    """Makes one sample. `resumable`: it goes on from `Rollout.previous`; others get an empty one and start again."""
+    """Generates one sample. `resumable`: it continues `Rollout.previous`; other loops get an empty one."""
 
     resumable: ClassVar[bool]
 
     async def run(self, rollout: Rollout) -> Sample:
-        """Make the sample. An exception fails this sample alone; `EngineDead` must be let through."""
+        """Generate the sample. An exception fails this sample alone; `EngineDead` must not be caught."""
         ...
 
 
@@ -67,6 +59,7 @@ class SingleTurn:
     resumable: ClassVar[bool] = True
 
     async def run(self, rollout: Rollout) -> Sample:
+        """See `AgentLoop.run`."""
         sampling = rollout.sampling
         if len(rollout.prompt_ids) > rollout.max_prompt_tokens:
             return failed(
@@ -87,75 +80,8 @@ class SingleTurn:
         return finish(rollout, () if segment is None else (segment,), reason, rollout.tokenizer.decode(ids))
 
 
-def spent(prefix: Int32Array | None, max_tokens: int, eos_ids: frozenset[int]) -> FinishReason | None:
-    """How a response that exists already has ended; None when tokens are still to come."""
-    if prefix is None or len(prefix) == 0:
-        return None
-    if int(prefix[-1]) in eos_ids:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if len(prefix) >= max_tokens else None
-
-
-def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Segment:
-    """The segment `before`, with the tokens of `new` after its own; all of them new without one.
-
-    Named arrays per token are joined too; what else `before` holds, per sample, stays as it is.
-    Raises `ValueError` when the engine's logprobs, versions or arrays do not cover its tokens.
-    """
-    covered = sum(span.tokens for span in new.versions)
-    if len(new.logprobs) != len(new.ids) or covered != len(new.ids):
-        raise ValueError(
-            f"the engine gave {len(new.ids)} tokens with {len(new.logprobs)} logprobs and versions for {covered}"
-        )
-    for name, array in new.arrays.items():
-        if len(array) != len(new.ids):
-            raise ValueError(f"the engine gave {len(new.ids)} tokens with {len(array)} entries of array {name!r}")
-    if before is None or len(before.response_ids) == 0:
-        return Segment(prompt_ids, new.ids, new.logprobs, new.versions, arrays=new.arrays)
-    return Segment(
-        prompt_ids=before.prompt_ids,
-        response_ids=np.concatenate([before.response_ids, new.ids]),
-        logprobs=np.concatenate([before.logprobs, new.logprobs]),
-        versions=join_spans(before.versions, new.versions),
-        loss_mask=None
-        if before.loss_mask is None
-        else np.concatenate([before.loss_mask, np.ones(len(new.ids), np.bool_)]),
-        arrays=join_arrays(before, new),
-    )
-
-
-def join_arrays(before: Segment, new: Completion) -> NamedArrays:
-    """The arrays of `before`, those of `new` after their namesakes.
-
-    Raises `ValueError` for an array of `new` that does not cover the tokens of `before` in the same dtype and shape.
-    """
-    joined = dict(before.arrays)
-    for name, array in new.arrays.items() if len(new.ids) else ():
-        first = before.arrays.get(name)
-        if (
-            not isinstance(first, np.ndarray)
-            or first.dtype != array.dtype
-            or first.shape != (len(before.response_ids), *array.shape[1:])
-        ):
-            raise ValueError(
-                f"array {name!r} of the engine is {array.dtype} {list(array.shape)}; what the first "
-                f"{len(before.response_ids)} tokens have of it cannot be continued: {first!r:.80}"
-            )
-        joined[name] = np.concatenate([first, array])
-    return joined
-
-
-def join_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """Spans in a row; those of the same weights that meet become one."""
-    if first and second and first[-1][:2] == second[0][:2]:
-        epoch, version, tokens = first[-1]
-        second = (VersionSpan(epoch, version, tokens + second[0].tokens), *second[1:])
-        first = first[:-1]
-    return first + second
-
-
 def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, text: str) -> Sample:
-    """The sample of these segments; empty ones are left out. Completed without a single token is failed."""
+    """The sample of these segments, without empty ones. A sample that completed without a token counts as failed."""
     status = STATUS_OF[reason]
     filled = tuple(segment for segment in segments if len(segment.response_ids))
     error = None
@@ -174,7 +100,7 @@ def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, 
 
 
 def failed(reason: str) -> Sample:
-    """A sample without tokens that cannot be made."""
+    """A failed sample without tokens."""
     return Sample(segments=(), status=SampleStatus.FAILED, finish_reason=FinishReason.ERROR, error=reason)
 
 

@@ -69,7 +69,7 @@ class MultiTurn:
                 talk, reason = heard, FinishReason.LENGTH
                 break
             reason = parse_reason(completion.finish_reason)
-            talk = heard = talk.heard(completion)
+            talk = heard = talk.after_model(completion)
             spoken.append(talk.messages[-1])
             if reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS):
                 break
@@ -79,7 +79,7 @@ class MultiTurn:
                 rewards.append(float(step.reward))
             if step.done:
                 break
-            answered = talk.answered(step.messages)
+            answered = talk.after_environment(step.messages)
             if tokens_left(rollout, answered) <= 0:
                 reason = FinishReason.LENGTH
                 break

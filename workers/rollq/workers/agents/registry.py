@@ -1,6 +1,7 @@
 """Agent loops by their names in the settings."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -10,35 +11,41 @@ from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.settings_errors import explanation
 from rollq.workers.agents.loops import AgentLoop, SingleTurn
 from rollq.workers.agents.multi_turn import environment_loop
-from rollq.workers.agents.tools import tools_loop
+from rollq.workers.agents.tool_environment import tools_loop
 
-BUILT_IN: Final[Mapping[str, Callable[..., AgentLoop]]] = {
-    "single_turn": SingleTurn,
-    "tools": tools_loop,
-    "environment": environment_loop,
+
+@dataclass(frozen=True, slots=True)
+class BuiltInLoop:
+    """A built-in agent loop. `gives_rewards`: its samples earn rewards on the way, for the judge `environment`."""
+
+    make: Callable[..., AgentLoop]
+    gives_rewards: bool = False
+
+
+BUILT_IN: Final[Mapping[str, BuiltInLoop]] = {
+    "single_turn": BuiltInLoop(SingleTurn),
+    "tools": BuiltInLoop(tools_loop),
+    "environment": BuiltInLoop(environment_loop, gives_rewards=True),
 }
 
-_WITHOUT_REWARDS = frozenset({"single_turn", "tools"})
-"""Built-in loops whose samples have no environment that could reward them."""
-
-
 def gives_rewards(name: str) -> bool:
-    """Whether the samples of the agent loop called `name` may carry rewards of an environment."""
-    return name not in _WITHOUT_REWARDS
+    """Whether samples of the agent loop called `name` may earn rewards on the way. True for custom loops."""
+    return name not in BUILT_IN or BUILT_IN[name].gives_rewards
 
 
 def make_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
-    """A built-in agent loop, or one's own class by dotted path, made with `options`.
+    """A built-in agent loop, or a custom class by dotted path, made with `options`.
 
-    Raises `ConfigError` when there is none such, or it does not take the options.
+    Raises `ConfigError` for an unknown loop or unsupported options.
     """
-    make: Callable[..., AgentLoop] = load_plugin("agent loop", name, BUILT_IN)
+    makers = {built_in: loop.make for built_in, loop in BUILT_IN.items()}
+    make: Callable[..., AgentLoop] = load_plugin("agent loop", name, makers)
     try:
         loop = make(**options)
         check_methods("agent loop", name, loop, "run")
         return loop
     except ValidationError as error:
-        wrong = explanation(error)
+        problem = explanation(error)
     except TypeError as error:
-        wrong = f"{error}; given: {', '.join(options)}"
-    raise ConfigError(f"agent_options of agent loop {name!r}: {wrong}")
+        problem = f"{error}; given: {', '.join(options)}"
+    raise ConfigError(f"agent_options of agent loop {name!r}: {problem}")

@@ -12,12 +12,14 @@ from typing import Any, Final
 
 import orjson
 
+from rollq.buffer.errors import RollqError
+
 CALL: Final = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.S)
 END_OF_THOUGHTS: Final = "</think>"
 
 
-class CallError(ValueError):
-    """The model called a tool in a way that makes no sense. Tools raise it; its words are the model's answer."""
+class CallError(RollqError, ValueError):
+    """The model called a tool incorrectly. Tools raise it too; its message becomes the answer to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,17 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Something that was meant to be a call. `problem` is for the model to read."""
+    """A call that cannot be parsed. `problem` is for the model to read."""
 
     problem: str
 
 
 def parse_calls(text: str) -> list[ToolCall | Malformed]:
-    """The calls in one turn of the model, in order. What it only thought of (before `</think>`) is none."""
-    spoken = text.rpartition(END_OF_THOUGHTS)[2]
+    """The calls in one turn of the model, in order. Text before `</think>` is ignored."""
+    visible = text.rpartition(END_OF_THOUGHTS)[2]
     return [
-        _parse(found[1]) if found[2] else Malformed("a tool call without </tool_call>")
-        for found in CALL.finditer(spoken)
+        _parse(match[1]) if match[2] else Malformed("a tool call without </tool_call>")
+        for match in CALL.finditer(visible)
     ]
 
 

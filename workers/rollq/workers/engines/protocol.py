@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
+from rollq.buffer.errors import RollqError
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 
 log = logging.getLogger(__name__)
@@ -81,12 +82,12 @@ class Completion:
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
-class ContextFull(ValueError):
-    """The prompt, and the prefix with it, leave no room for a token."""
+class ContextFull(RollqError, ValueError):
+    """The prompt and the prefix leave no room for a token in the model's context."""
 
 
-class EngineDead(RuntimeError):
-    """The engine cannot go on; the worker restarts it or exits."""
+class EngineDead(RollqError, RuntimeError):
+    """The inference engine has died; the worker restarts it or exits."""
 
 
 class Engine(Protocol):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollq.buffer.advantages import no_advantage
+from rollq.buffer.errors import RollqError
 from rollq.buffer.plugins import check_parameters, load_plugin
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.user_code import UserFunction
@@ -29,8 +30,8 @@ def zero_advantage(prompt: Prompt, samples: Sequence[Sample]) -> bool:
 BUILT_IN: Final[Mapping[str, FilterFunction]] = {"zero_advantage": zero_advantage}
 
 
-class FilterError(RuntimeError):
-    """A filter failed; says which one, and how."""
+class FilterError(RollqError, RuntimeError):
+    """A filter failed. The message names the filter and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,11 @@ class Filter:
     call: UserFunction
 
     @classmethod
-    def named(cls, name: str, timeout_s: float) -> "Filter":
-        """A built-in filter, or one's own by dotted path. Raises `ConfigError` when there is none of that name."""
+    def load(cls, name: str, timeout_s: float) -> "Filter":
+        """A built-in filter, or a custom one by dotted path. Raises `ConfigError` for an unknown filter."""
         function = load_plugin("filter", name, BUILT_IN)
         check_parameters("filter", name, function, "prompt", "samples")
-        return cls(name, UserFunction.of(function, timeout_s, quick=name in BUILT_IN))
+        return cls(name, UserFunction.wrap(function, timeout_s, quick=name in BUILT_IN))
 
     async def keeps(self, prompt: Prompt, samples: Sequence[Sample]) -> bool:
         """Whether the group is worth training. Raises `FilterError`."""
@@ -60,9 +61,9 @@ class Filter:
 
 
 async def keep(filters: Sequence[Filter], prompt: Prompt, samples: Sequence[Sample]) -> bool:
-    """Whether every filter keeps the group; the first that does not ends the row. Raises `FilterError`."""
-    for each in filters:
-        if not await each.keeps(prompt, samples):
+    """Whether every filter keeps the group, asked in order until one does not. Raises `FilterError`."""
+    for one_filter in filters:
+        if not await one_filter.keeps(prompt, samples):
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""What a worker does with the groups of each task: loop, judge, filters and sampling, from local configuration."""
+"""How a worker generates, judges and filters the groups of each task, from local configuration."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.groups.filters import Filter
 from rollq.workers.http.pools import ModelPool
-from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
+from rollq.workers.judging.judge import Judge, JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.seeds import sample_seed
 from rollq.workers.settings import WorkerSettings
@@ -19,7 +20,7 @@ from rollq.workers.task_settings import WorkerTask
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One task's."""
+    """How a worker generates, judges and filters one task's groups."""
 
     settings: WorkerTask
     loop: AgentLoop
@@ -29,7 +30,7 @@ class Recipe:
     run_seed: int
 
     def resumes(self, lease: Lease) -> bool:
-        """Whether interrupted samples go on from their tokens. Those of an evaluation are of one version: never."""
+        """Whether interrupted samples continue from their tokens; never in an evaluation, which has one version."""
         return self.loop.resumable and self.settings.partial_rollout and not lease.evaluation
 
     @property
@@ -67,7 +68,7 @@ def make_recipes(
             judge=make_judge(
                 task.judge, task.judge_options, JudgeContext(limit_s, processes, task.isolate_judge, pools)
             ),
-            filters=tuple(Filter.named(each, limit_s) for each in task.filters),
+            filters=tuple(Filter.load(path, limit_s) for path in task.filters),
             pools=pools,
             run_seed=run_seed,
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 import orjson
 
+from rollq.buffer.errors import RollqError
 from rollq.workers.judging.process_main import HEAD, LENGTH
 from rollq.workers.judging.rewards import Reward
 
@@ -26,8 +27,8 @@ BEGIN_S = 120.0
 BEGIN_TRIES = 3
 
 
-class JudgeFailed(Exception):
-    """A call ended without a reward. The message is for the sample; a note has the traceback."""
+class JudgeFailed(RollqError):
+    """A judge in a separate process ended without a reward. A note of the error has the traceback."""
 
 
 class NotStarted(Exception):

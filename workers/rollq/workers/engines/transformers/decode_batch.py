@@ -121,7 +121,7 @@ class DecodeBatch:
 
     def _set_rows(self) -> None:
         """Collect what sampling needs of each row; called whenever rows join or leave."""
-        self._sampling = SamplingRows.of([sequence.sampling for sequence in self.sequences], self._model.device)
+        self._sampling = SamplingRows.from_rows([sequence.sampling for sequence in self.sequences], self._model.device)
         self._seeds = np.array([sequence.seed & _MAX_SEED for sequence in self.sequences], dtype=np.uint64)
         # Counted within the whole response, so that a continued one draws what it would have drawn uninterrupted.
         self._positions = np.array(

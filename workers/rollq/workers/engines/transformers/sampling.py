@@ -25,7 +25,7 @@ class SamplingRows:
     top_p: torch.Tensor | None
 
     @classmethod
-    def of(cls, rows: Sequence[Sampling], device: torch.device) -> Self:
+    def from_rows(cls, rows: Sequence[Sampling], device: torch.device) -> Self:
         """Collect the parameters of `rows`."""
         truncates = any(row.top_k > 0 or row.top_p < 1 for row in rows)
         no_limit = torch.iinfo(torch.int64).max

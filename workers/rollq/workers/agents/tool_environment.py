@@ -1,0 +1,84 @@
+"""The environment of the loop `tools`: it runs the calls that the model writes, and answers with their results.
+
+Invariant: a mistake of the model (unknown tool, wrong arguments, a malformed call, too many calls) is answered with an
+error message, and the sample continues. A failure of a tool (an exception, a timeout) fails the sample with the reason
+kept, or is answered too, as the settings say. Neither affects other samples.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from pydantic import Field
+
+from rollq.buffer.rollouts import Prompt
+from rollq.buffer.settings import Settings
+from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.environments import Environments, Limits, Opening, Step
+from rollq.workers.agents.multi_turn import MultiTurn
+from rollq.workers.agents.tool_calls import CallError, Malformed, ToolCall, parse_calls
+from rollq.workers.agents.tools import Tool, ToolError, ToolSettings
+
+
+class ToolsSettings(Settings):
+    """`agent_options` of the loop `tools`."""
+
+    tools: dict[str, ToolSettings] = Field(min_length=1)
+    max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
+    tell_errors: bool = Field(default=False, description="tell the model of tools that fail; else the sample fails")
+    max_answer_chars: int = Field(default=4096, gt=0, description="the rest of a tool's answer is cut off")
+
+
+class ToolEnvironment:
+    """An environment that answers with the results of tools. A turn without a call is the last."""
+
+    def __init__(self, tools: Mapping[str, Tool], settings: ToolsSettings) -> None:
+        self._tools = tools
+        self._settings = settings
+        self._calls: Counter[str] = Counter()
+
+    async def setup(self, prompt: Prompt, session: str) -> Opening:
+        """Give the model the tools."""
+        self._prompt = prompt
+        return Opening(tools=tuple(tool.definition for tool in self._tools.values()))
+
+    async def step(self, text: str) -> Step:
+        """Answer all calls of a turn, which run concurrently. Raises `ToolError`."""
+        calls = parse_calls(text)
+        answers = await asyncio.gather(*(self._answer(call) for call in calls))
+        errors = [answer for answer in answers if isinstance(answer, ToolError)]
+        if errors and not self._settings.tell_errors:
+            raise errors[0]
+        messages = tuple(self._message(call, answer) for call, answer in zip(calls, answers, strict=True))
+        return Step(messages, done=not calls)
+
+    def _message(self, call: ToolCall | Malformed, answer: str | CallError | ToolError) -> Message:
+        text = answer if isinstance(answer, str) else f"error: {answer}"
+        name = call.name if isinstance(call, ToolCall) else ""
+        return {"role": "tool", "name": name, "content": text[: self._settings.max_answer_chars]}
+
+    async def _answer(self, call: ToolCall | Malformed) -> str | CallError | ToolError:
+        if isinstance(call, Malformed):
+            return CallError(call.problem)
+        tool = self._tools.get(call.name)
+        if tool is None:
+            return CallError(f"there is no tool {call.name!r}, use one of {', '.join(self._tools)}")
+        self._calls[call.name] += 1
+        if self._calls[call.name] > tool.settings.max_calls:
+            return CallError(f"{call.name!r} may be called {tool.settings.max_calls} times in one sample")
+        try:
+            return await tool.call(call.arguments, self._prompt)
+        except (CallError, ToolError) as error:
+            return error
+
+    async def teardown(self) -> None:
+        """Release nothing: tools hold no resources per sample."""
+
+
+def tools_loop(**options: Any) -> MultiTurn:
+    """The loop `tools` from its `agent_options`. Raises `ConfigError` for tools that cannot be loaded."""
+    settings = ToolsSettings(**options)
+    tools = {name: Tool.from_settings(name, tool) for name, tool in settings.tools.items()}
+    return MultiTurn(Environments(lambda: ToolEnvironment(tools, settings), Limits(settings.max_turns), nullcontext()))

@@ -1,0 +1,113 @@
+"""The built-in judges that judge by themselves; `weighted`, which combines others, is in `judges`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import Prompt, Sample
+from rollq.workers.judging.judge import Judge, JudgeContext, JudgeFunction
+from rollq.workers.judging.matching import last_number as find_last_number
+from rollq.workers.judging.matching import match_math, match_pattern
+from rollq.workers.judging.options import API_KEY, HttpOptions, NoOptions, RegexOptions
+from rollq.workers.judging.rewards import Reward
+from rollq.workers.user_code import UserFunction
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInJudge:
+    """A built-in judge: the settings class of its options, and what makes it. `needs_answer`: it cannot judge a prompt
+    without one."""
+
+    options: Any
+    make: Callable[[Any, JudgeContext], Judge]
+    needs_answer: bool = False
+
+
+def answer_text(prompt: Prompt) -> str:
+    """The prompt's answer as text. Raises `ValueError` without one, because the prompt cannot be judged."""
+    if prompt.answer is None:
+        raise ValueError("the prompt has no answer")
+    return str(prompt.answer)
+
+
+def exact_match(prompt: Prompt, sample: Sample) -> float:
+    """1 if the text equals the answer, ignoring surrounding whitespace; else 0."""
+    return float(sample.text.strip() == answer_text(prompt).strip())
+
+
+def last_number(prompt: Prompt, sample: Sample) -> float:
+    """1 if the last number of the text equals the last number of the answer (`#### 42` of GSM8K); else 0.
+
+    Raises `ValueError` if the answer has no number, because the prompt cannot be judged.
+    """
+    expected = find_last_number(answer_text(prompt))
+    if expected is None:
+        raise ValueError(f"the answer {prompt.answer!r:.80} holds no number")
+    return float(find_last_number(sample.text) == expected)
+
+
+def environment(prompt: Prompt, sample: Sample) -> float:
+    """The sum of the rewards that an environment gave in its steps.
+
+    Raises `ValueError` if it gave none, because the sample needs another judge.
+    """
+    if "environment_reward" not in sample.extra:
+        raise ValueError("the sample has no rewards of an environment; use another judge")
+    return float(sample.extra["environment_reward"])
+
+
+def _plain(function: JudgeFunction) -> Callable[[NoOptions, JudgeContext], Judge]:
+    def make(settings: NoOptions, context: JudgeContext) -> Judge:
+        return Judge(function.__name__, UserFunction.wrap(function, context.timeout_s, quick=True))
+
+    return make
+
+
+def _regex(settings: RegexOptions, context: JudgeContext) -> Judge:
+    """Runs in a process: on some texts a pattern never ends, and it holds the interpreter meanwhile."""
+
+    async def regex(prompt: Prompt, sample: Sample) -> Reward:
+        answer = answer_text(prompt) if settings.compare else ""
+        args = (sample.text, answer, settings.pattern, settings.compare)
+        return await context.processes.call(match_pattern, *args, timeout_s=context.timeout_s)
+
+    return Judge("regex", UserFunction.wrap(regex, None, quick=False))
+
+
+def _math(settings: NoOptions, context: JudgeContext) -> Judge:
+    try:
+        import math_verify  # noqa: F401 - fails at the start and not with every sample
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"judge 'math' needs the package {error.name!r}: pip install 'rollq[math]'") from error
+
+    async def judge(prompt: Prompt, sample: Sample) -> Reward:
+        args = (sample.text, answer_text(prompt))
+        return await context.processes.call(match_math, *args, timeout_s=context.timeout_s)
+
+    return Judge("math", UserFunction.wrap(judge, None, quick=False))
+
+
+def _http(settings: HttpOptions, context: JudgeContext) -> Judge:
+    caller = settings.caller([settings.url], API_KEY)
+
+    async def http(prompt: Prompt, sample: Sample) -> Reward:
+        question = {"prompt": prompt.content, "answer": prompt.answer, "metadata": dict(prompt.metadata)}
+        answer = await caller.post({**question, "text": sample.text})
+        if not isinstance(answer, dict) or "reward" not in answer:
+            raise ValueError(f"{settings.url} answered {answer!r:.200}; an object with a 'reward' is needed")
+        reward: Reward = answer["reward"]
+        return reward
+
+    return Judge("http", UserFunction.wrap(http, context.timeout_s, quick=False), close=caller.close)
+
+
+SIMPLE: Final[Mapping[str, BuiltInJudge]] = {
+    "exact_match": BuiltInJudge(NoOptions, _plain(exact_match), needs_answer=True),
+    "last_number": BuiltInJudge(NoOptions, _plain(last_number), needs_answer=True),
+    "environment": BuiltInJudge(NoOptions, _plain(environment)),
+    "regex": BuiltInJudge(RegexOptions, _regex),
+    "math": BuiltInJudge(NoOptions, _math, needs_answer=True),
+    "http": BuiltInJudge(HttpOptions, _http),
+}
+"""The built-in judges by name, except `weighted`."""

@@ -1,0 +1,57 @@
+"""A judge by its name, and what judges are made with."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from rollq.buffer.log_once import LogOnce
+from rollq.buffer.rollouts import Prompt, Sample
+from rollq.workers.http.pools import ModelPool
+from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
+from rollq.workers.judging.rewards import Reward, Verdict, check_reward
+from rollq.workers.user_code import UserFunction
+
+log = logging.getLogger(__name__)
+
+JudgeFunction = Callable[[Prompt, Sample], Reward | Awaitable[Reward]]
+Close = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeContext:
+    """Everything that judges are made with: the time for one sample, processes for those that need the CPU, and
+    auxiliary models.
+
+    `isolate`: a custom judge runs in these processes too.
+    """
+
+    timeout_s: float
+    processes: JudgePool
+    isolate: bool = False
+    pools: Mapping[str, ModelPool] = field(default_factory=dict)
+
+
+async def nothing_to_close() -> None:
+    """Close a judge that holds no connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """A judge by its name."""
+
+    name: str
+    call: UserFunction
+    close: Close = nothing_to_close
+    failures: LogOnce = field(default_factory=lambda: LogOnce(log))
+
+    async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
+        """The reward of a completed sample, or why it has none."""
+        try:
+            return check_reward(await self.call(prompt, sample))
+        except TimeoutError as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever a judge raises fails its sample alone
+            reason = str(error) if isinstance(error, JudgeFailed) else f"{type(error).__name__}: {error}"
+            message = "judge %s failed; its samples keep this error, which is not logged again"
+            self.failures.warning(reason, message, self.name, exc_info=True)
+        return Verdict(error=f"judge {self.name!r}: {reason}")
