@@ -28,6 +28,7 @@ BUILT_IN: Final[Mapping[str, BuiltInLoop]] = {
     "environment": BuiltInLoop(environment_loop, gives_rewards=True),
 }
 
+
 def gives_rewards(name: str) -> bool:
     """Whether samples of the agent loop called `name` may earn rewards on the way. True for custom loops."""
     return name not in BUILT_IN or BUILT_IN[name].gives_rewards
