@@ -11,7 +11,8 @@ from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
-from rollq.workers.judging.judges import Judge, JudgeContext, make_judge
+from rollq.workers.judging.judge import Judge, JudgeContext
+from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.seeds import sample_seed
 from rollq.workers.task_settings import RolloutSettings
