@@ -5,7 +5,7 @@
 -- ARGV: incarnation, epoch, nonce, step, sizes, action, claim_round
 --   sizes: JSON   action: look|deliver|undo   claim_round: the round of claiming that the caller saw
 -- Returns: the sizes of the first caller, delivered 0|1, the round now
--- Caller: Claiming._claim_together; the trainer, any rank
+-- Caller: Claiming._plan_call; the trainer, any rank
 -- Repeat: returns what was decided
 --
 -- To undo begins a new round, unless the batch was delivered; to deliver needs the round in which the tasks were
