@@ -813,3 +813,27 @@ def test_a_death_in_company_never_spends_the_last_try(world: World) -> None:
     assert scores(world, "suspects") == {1: 2}
     set_clock(world, reaped_ms=0)
     assert world.buffer.call_task("reap", "math", 9) == [0, 0, 1]
+
+
+def test_a_worker_with_its_share_of_suspects_gets_other_groups_and_need_not_drain(world: World) -> None:
+    world.start(math={"max_deaths": 9}).admit(4)
+    world.lease(4)
+    kill_holders(world)
+    world.buffer.reap("math")
+    world.admit(3)
+    reply = world.buffer.call_task("lease", "math", "w", "nonce", 1, 0, 1, 3, 0)
+    assert reply[0] == 0
+    assert [fields[0] for fields in reply[1:]] == [5]
+
+
+def test_a_single_group_is_returned_again_to_the_call_that_leased_it(world: World) -> None:
+    world.start().admit(2)
+    call = ("lease", "math", "w", "nonce", 1, 0, 1, 0, 1)
+    assert world.buffer.call_task(*call) == world.buffer.call_task(*call)
+    assert world.statuses() == {"running": 1, "pending": 1}
+
+
+def test_a_paused_task_leases_nothing_and_asks_nobody_to_drain(world: World) -> None:
+    world.start().admit(1)
+    world.buffer.set_control("math", Control.PAUSE)
+    assert world.buffer.call_task("lease", "math", "w", "nonce", 1, 0, 1, 0, 1) == [0]
