@@ -64,7 +64,7 @@ def test_the_calculator_knows_nothing_but_arithmetic(expression: str) -> None:
         ("10.0**400", "Numerical result out of range|too large"),
         ("1e308*10", "too large"),
         ("*".join(["2**4000"] * 2), "too large"),
-        ("(-8)**0.5", "no real number"),
+        ("(-8)**0.5", "not a real number"),
         ("1/0", "division by zero"),
         ("1e999", "too large"),
         ("1" * 401, "401 characters, 400 are allowed"),
@@ -84,9 +84,9 @@ def test_lookup_reads_the_table_of_the_options_or_of_the_prompt() -> None:
     prompt = Prompt("x", metadata={"table": {"Ann": 31}})
     assert Lookup({"Ann": 30})("Ann", prompt) == 30
     assert Lookup()("Ann", prompt) == 31
-    with pytest.raises(CallError, match="there is no entry 'Ben'"):
+    with pytest.raises(CallError, match="the table has no entry 'Ben'"):
         Lookup()("Ben", prompt)
-    with pytest.raises(CallError, match="there is no entry 'Ann'"):
+    with pytest.raises(CallError, match="the table has no entry 'Ann'"):
         Lookup()("Ann", Prompt("x"))
 
 

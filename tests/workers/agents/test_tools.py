@@ -231,7 +231,7 @@ def test_every_turn_draws_with_a_seed_of_its_own(tokenizer: HfTokenizer) -> None
         ("<tool_call>[1]</tool_call>", 'error: a tool call is a JSON object with "name"'),
         ('<tool_call>{"name": "calculator", "arguments": "6*7"}</tool_call>', "error: \"arguments\" of 'calculator'"),
         ('<tool_call>{"name": "calculator"', "error: a tool call without </tool_call>"),
-        (call("weather", city="Rome"), "error: there is no tool 'weather', there is calculator"),
+        (call("weather", city="Rome"), "error: there is no tool 'weather', use one of calculator"),
         (
             call("calculator", sum="6*7"),
             "error: wrong arguments for 'calculator': expression: is required, but missing",
@@ -274,7 +274,7 @@ def test_a_tool_that_hangs_costs_its_sample_after_its_time(tokenizer: HfTokenize
 def test_a_tool_is_called_so_often_in_one_sample_and_no_more(tokenizer: HfTokenizer) -> None:
     sample = converse(tools("calculator", each={"max_calls": 2}), Model(tokenizer, [SUM * 3, SUM, "done"]))
     answers = [message["content"] for message in sample.extra["messages"] if message["role"] == "tool"]
-    used_up = "error: 'calculator' may be called 2 times, that is used up"
+    used_up = "error: 'calculator' may be called 2 times in one sample"
     assert answers == ["42", "42", used_up, used_up]
 
 

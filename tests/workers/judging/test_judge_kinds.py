@@ -40,7 +40,7 @@ def test_math_compares_what_expressions_mean() -> None:
 
 def test_a_prompt_without_an_answer_that_can_be_compared_cannot_be_judged() -> None:
     empty, none = verdicts("math", {}, [("42", ""), ("42", None)])
-    assert empty.error == "judge 'math': ValueError: the answer '' is no expression that math-verify can read"
+    assert empty.error == "judge 'math': ValueError: the answer '' cannot be read by math-verify as an expression"
     assert none.error == "judge 'math': ValueError: the prompt has no answer"
     for name, options in (("exact_match", {}), ("last_number", {}), ("regex", {"pattern": ".+"})):
         (none,) = verdicts(name, options, [("None", None)])
@@ -93,7 +93,7 @@ def test_parts_are_weighted_and_named() -> None:
     ("name", "options", "message"),
     [
         ("regex", {}, "pattern: is required, but missing"),
-        ("regex", {"pattern": "("}, "is no regular expression"),
+        ("regex", {"pattern": "("}, "is not a regular expression"),
         ("math", {"pattern": "x"}, "pattern: unknown key; allowed here: none"),
         ("exact_match", {"case": True}, "case: unknown key; allowed here: none"),
         ("http", {"url": "ftp://x"}, "url = 'ftp://x': must match pattern"),

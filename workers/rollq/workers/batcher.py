@@ -1,4 +1,4 @@
-"""Many small calls made as few large ones."""
+"""Many small calls combined into few large ones."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class Batcher(Generic[T, R]):
         self._senders: set[asyncio.Task[None]] = set()
 
     def submit(self, item: T) -> asyncio.Future[R]:
-        """Have `item` go with the next call. The future is its answer, or the call's error.
+        """Send `item` with the next call. The future gets its answer, or the call's error.
 
         A future that is cancelled does not take its item back.
         """
@@ -67,7 +67,7 @@ class Batcher(Generic[T, R]):
         loop = asyncio.get_running_loop()
         try:
             answers = await loop.run_in_executor(self._executor, self._call, [item for item, _ in batch])
-        except Exception as error:  # noqa: BLE001 - it is delivered to everybody who waits
+        except Exception as error:  # noqa: BLE001 - it is delivered to every caller
             for _, future in batch:
                 if not future.done():
                     future.set_exception(error)

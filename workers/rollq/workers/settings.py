@@ -16,7 +16,7 @@ PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
 
 
 class PauseMode(StrEnum):
-    """What happens to running groups of a task that is paused."""
+    """How running groups of a paused task end."""
 
     DRAIN = "drain"  # they finish
     ABORT = "abort"  # they are interrupted, and keep what a partial rollout or a finished sample is worth

@@ -1,4 +1,4 @@
-"""Calls of functions that users write (judges, filters, tools, environments), so that none can hold up the worker."""
+"""Calls of user-written functions (judges, filters, tools, environments) that cannot block the worker."""
 
 import asyncio
 import inspect
@@ -14,18 +14,42 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LET_GO_S = 1.0
-"""How long something that is cancelled may take to end; then nobody waits for it any more."""
+"""How long cancelled work may take to end before it is abandoned."""
 MAX_THREADS = 64
 """Calls of one blocking function under way at the same time; those that hang count until they end."""
 
-_idle: "list[SimpleQueue[Callable[[], None]]]" = []
-"""What threads that have nothing to do wait for."""
+Calls = SimpleQueue[Callable[[], None]]
+
+
+class ThreadCache:
+    """Threads that no exit waits for. An idle one is reused, and there is always another one."""
+
+    def __init__(self) -> None:
+        self._idle: list[Calls] = []
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Run `call` in a thread."""
+        try:
+            calls = self._idle.pop()
+        except IndexError:
+            calls = Calls()
+            threading.Thread(target=self._serve, args=(calls,), name="user code", daemon=True).start()
+        calls.put(call)
+
+    def _serve(self, calls: Calls) -> None:
+        """Run one call after another, for the life of a thread."""
+        while True:
+            calls.get()()
+            self._idle.append(calls)
+
+
+_THREADS = ThreadCache()
 
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function, sync or async, with the time that a call may take; None: it has a timeout of its own.
-    `quick`: it needs no thread either."""
+    """A function, sync or async, with a timeout; None: it has another timeout itself.
+    `quick`: it needs neither a timeout nor a thread."""
 
     function: Callable[..., Any]
     timeout_s: float | None
@@ -38,7 +62,7 @@ class UserFunction:
         return cls(function, timeout_s, asyncio.Semaphore(MAX_THREADS), quick)
 
     async def __call__(self, *args: Any) -> Any:
-        """What the function returns. Raises what it raises; `TimeoutError` with words when it takes too long."""
+        """Call the function. Raises what it raises, and a `TimeoutError` with a message when it takes too long."""
         if self.quick:
             return self.function(*args)
         try:
@@ -55,9 +79,9 @@ class UserFunction:
 
 
 async def contained(work: Awaitable[T]) -> T:
-    """Await what users wrote. What would end more than its sample is raised as `RuntimeError`: `SystemExit`, which ends
-    the worker, and a cancellation that nobody asked for (it awaited something of its own that was cancelled), which
-    would pass for the wish that the group be stopped."""
+    """Await user-written work. Raises `RuntimeError` in place of exceptions that would end more than its sample:
+    `SystemExit`, which would end the worker, and a cancellation from within, of something that the work itself awaited,
+    which would look like a request to stop the group."""
     try:
         return await work
     except SystemExit as error:
@@ -70,8 +94,11 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 async def within(limit_s: float | None, work: Awaitable[T], done: Callable[[], None] = lambda: None) -> T:
-    """Await what users wrote, `contained`, for `limit_s` at most; None: as long as it takes. `done` is called when it
-    has ended: what does not even end when it is cancelled is left to itself. Raises `TimeoutError` without words."""
+    """Await user-written work, `contained`, for at most `limit_s`; None: without a limit.
+
+    `done` is called when the work has ended. Work that ignores its cancellation is abandoned. Raises a `TimeoutError`
+    without a message.
+    """
     task = asyncio.ensure_future(contained(work))
     task.add_done_callback(lambda _: done())
     try:
@@ -82,7 +109,7 @@ async def within(limit_s: float | None, work: Awaitable[T], done: Callable[[], N
             task.cancel()
             await asyncio.wait([task], timeout=LET_GO_S)
         if not task.done():
-            log.warning("%s does not end though it is cancelled; it is left to itself", task.get_coro())
+            log.warning("%s ignores its cancellation and is abandoned", task.get_coro())
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     if not in_time:
         raise TimeoutError
@@ -92,8 +119,8 @@ async def within(limit_s: float | None, work: Awaitable[T], done: Callable[[], N
 async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[], None]) -> Any:
     """Await `function(*args)` in a thread that no exit waits for; `done` is called when it has ended.
 
-    A thread pool will not do: a call that hangs would hold one of its threads, and the end of the process. Here a
-    thread serves again when its call has ended, and there is always another one.
+    A thread pool will not do: a call that hangs would occupy one of its threads and block the exit of the process. Here
+    a thread is reused when its call has ended, and a new one starts if none is idle.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -112,24 +139,12 @@ async def in_thread(function: Callable[..., Any], *args: Any, done: Callable[[],
         error: Exception | None = None
         try:
             result = function(*args)
-        except Exception as raised:  # noqa: BLE001 - it is delivered to whoever awaits
+        except Exception as raised:  # noqa: BLE001 - it is delivered to the caller
             error = raised
         except BaseException as raised:  # noqa: BLE001 - such as SystemExit, which would end the event loop
             error = RuntimeError(repr(raised))
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, result, error)
 
-    try:
-        calls = _idle.pop()
-    except IndexError:
-        calls = SimpleQueue()
-        threading.Thread(target=_serve, args=(calls,), name="user code", daemon=True).start()
-    calls.put(run)
+    _THREADS.run(run)
     return await future
-
-
-def _serve(calls: "SimpleQueue[Callable[[], None]]") -> None:
-    """The life of a thread: one call after the other."""
-    while True:
-        calls.get()()
-        _idle.append(calls)

@@ -33,7 +33,7 @@ def _power(base: Number, exponent: Number) -> Number:
         raise ArithmeticError("the power is too large")
     value: Any = base**exponent
     if isinstance(value, complex):
-        raise ArithmeticError("the power is no real number")
+        raise ArithmeticError("the power is not a real number")
     real: Number = value
     return real
 
@@ -74,11 +74,11 @@ class Lookup:
     """Look up a key in a table."""
 
     def __init__(self, table: Mapping[str, Any] | None = None) -> None:
-        """`table` serves all prompts; without one, each prompt brings its own in its metadata, column `table`."""
+        """`table` serves all prompts; without one, each prompt has a table in its metadata, column `table`."""
         self._table = table
 
     def __call__(self, key: str, prompt: Prompt) -> Any:
         table = prompt.metadata.get("table", {}) if self._table is None else self._table
         if key not in table:
-            raise CallError(f"there is no entry {key!r}")
+            raise CallError(f"the table has no entry {key!r}")
         return table[key]

@@ -1,7 +1,7 @@
-"""Environments: what answers the model in a conversation of several turns. One is made for every sample.
+"""Environments answer the model in a conversation of several turns. One is made for every sample.
 
-Invariant: an environment whose `setup` began is torn down, whatever comes: an end, an error, an abort, a lost lease,
-the worker's stop. That takes `teardown_s` at most, and its failure costs nothing but a line in the log.
+Invariant: an environment whose `setup` has started is torn down whether the sample ends, fails, is aborted or loses its
+lease, and when the worker stops. That takes at most `teardown_s`, and a failure of it is only logged.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """How a conversation begins: messages after the prompt's, and definitions of the tools that the model is given."""
+    """The start of a conversation: messages after the prompt's, and definitions of tools for the model."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Message, ...] = ()
@@ -52,11 +52,11 @@ class Environment(Protocol):
         ...
 
     async def step(self, text: str) -> Step:
-        """Answer what the model wrote in its turn. An exception fails the sample."""
+        """Answer the model's turn. An exception fails the sample."""
         ...
 
     async def teardown(self) -> None:
-        """Give everything back. Called once, also when `setup` failed or was interrupted."""
+        """Release all resources. Called once, also when `setup` failed or was interrupted."""
         ...
 
 
@@ -72,14 +72,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of one task. `places` bounds how many there are at a time."""
+    """The environments of one task. `places` bounds how many exist at the same time."""
 
     make: Callable[[], Environment]
     limits: Limits
     places: AbstractAsyncContextManager[Any]
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[Environment]:
+    async def open(self) -> AsyncIterator[Environment]:
         """A new environment, torn down at the end."""
         async with self.places:
             environment = self.make()
@@ -89,16 +89,16 @@ class Environments:
                 await tear_down(environment, self.limits.teardown_s)
 
     async def setup(self, environment: Environment, prompt: Prompt, session: str) -> Opening:
-        """See `Environment.setup`. Raises `TimeoutError` with words."""
+        """See `Environment.setup`. Raises `TimeoutError` naming the step."""
         return await _within(self.limits.setup_s, "the environment's setup", environment.setup(prompt, session))
 
     async def step(self, environment: Environment, text: str) -> Step:
-        """See `Environment.step`. Raises `TimeoutError` with words."""
+        """See `Environment.step`. Raises `TimeoutError` naming the step."""
         return await _within(self.limits.step_s, "a step of the environment", environment.step(text))
 
 
 async def tear_down(environment: Environment, limit_s: float) -> None:
-    """Tear down, also while being cancelled: that is raised afterwards. One that takes too long is left to itself."""
+    """Tear down, even if cancelled meanwhile: that is raised afterwards. One that takes too long is abandoned."""
     loop = asyncio.get_running_loop()
     ending = asyncio.ensure_future(environment.teardown())
     ending.add_done_callback(_log_failure)

@@ -1,11 +1,11 @@
-"""The agent loop of several turns: the model and an environment write in turn, until one of them ends it.
+"""The agent loop of several turns: the model and an environment take turns until one of them ends the conversation.
 
-Invariant: `Sampling.max_tokens` bounds all that follows the prompt, in tokens, whoever wrote it; and no sequence is
-longer than `max_prompt_tokens` and `max_tokens` together, also where a broken prefix began a new segment.
+Invariant: `Sampling.max_tokens` bounds all tokens after the prompt, the model's and the environment's; and no sequence
+is longer than `max_prompt_tokens` and `max_tokens` together, also where a changed prefix started a new segment.
 """
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field, ValidationError
@@ -15,7 +15,7 @@ from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.buffer.settings import Settings
 from rollq.workers.agents.conversation import Conversation, Message
-from rollq.workers.agents.environments import Environment, Environments, Limits, Opening
+from rollq.workers.agents.environments import Environment, Environments, Limits, Opening, Step
 from rollq.workers.agents.loops import Rollout, failed, finish
 from rollq.workers.engines.protocol import ContextFull, Request, parse_reason
 from rollq.workers.seeds import turn_seed
@@ -24,8 +24,8 @@ from rollq.workers.seeds import turn_seed
 class EnvironmentSettings(Settings):
     """`agent_options` of the loop `environment`."""
 
-    environment: str = Field(description="dotted path of your class, see rollq.workers.agents.environments.Environment")
-    options: dict[str, Any] = Field(default_factory=dict, description="what the class is made with")
+    environment: str = Field(description="dotted path of a class, see rollq.workers.agents.environments.Environment")
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
     concurrent: int = Field(default=256, gt=0, description="environments at the same time, in one worker")
     setup_timeout_s: float = Field(default=60.0, gt=0)
@@ -35,89 +35,112 @@ class EnvironmentSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class MultiTurn:
-    """Several turns with an environment. What an interrupted sample did there is lost: it starts again."""
+    """Several turns with an environment. An interrupted sample starts again in a new environment."""
 
     environments: Environments
     resumable: ClassVar[bool] = False
 
     async def run(self, rollout: Rollout) -> Sample:
         """See `AgentLoop.run`. Raises what the environment raises."""
-        async with self.environments.one() as environment:
+        async with self.environments.open() as environment:
             opening = await self.environments.setup(environment, rollout.prompt, rollout.session)
             messages = (*prompt_messages(rollout.prompt), *opening.messages)
-            talk = Conversation.begin(rollout.tokenizer, messages, opening.tools)
-            if len(talk.prompt_ids) > rollout.max_prompt_tokens:
+            conversation = Conversation.begin(rollout.tokenizer, messages, opening.tools)
+            if len(conversation.prompt_ids) > rollout.max_prompt_tokens:
                 return failed(
-                    f"the prompt has {len(talk.prompt_ids)} tokens with its tools and the environment's messages, "
-                    f"max_prompt_tokens is {rollout.max_prompt_tokens}"
+                    f"the prompt has {len(conversation.prompt_ids)} tokens with its tools and the environment's "
+                    f"messages, max_prompt_tokens is {rollout.max_prompt_tokens}"
                 )
-            return await self._converse(rollout, environment, opening, talk)
+            dialogue = _Dialogue(rollout, self.environments, environment, opening, conversation)
+            return dialogue.sample(await dialogue.run())
 
-    async def _converse(
-        self, rollout: Rollout, environment: Environment, opening: Opening, talk: Conversation
-    ) -> Sample:
-        limit = self.environments.limits.max_turns
-        spoken: list[Message] = []
-        rewards: list[float] = []
-        heard = talk
-        for turn in range(1, limit + 1):
+
+@dataclass(slots=True)
+class _Dialogue:
+    """One conversation with an environment. `conversation` ends with the model's last turn; `messages` are those after
+    the opening; `text` is the model's last turn."""
+
+    rollout: Rollout
+    environments: Environments
+    environment: Environment
+    opening: Opening
+    conversation: Conversation
+    messages: list[Message] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    text: str = ""
+
+    async def run(self) -> FinishReason:
+        """Take turns until the conversation ends; returns why it ended."""
+        upcoming = self.conversation
+        for turn in range(1, self.environments.limits.max_turns + 1):
             try:
-                completion = await rollout.generate(next_request(rollout, talk, turn))
+                reason = await self._model_turn(upcoming, turn)
             except ContextFull:
                 if turn == 1:
                     raise
-                talk, reason = heard, FinishReason.LENGTH
-                break
-            reason = parse_reason(completion.finish_reason)
-            talk = heard = talk.after_model(completion)
-            spoken.append(talk.messages[-1])
+                return FinishReason.LENGTH
             if reason not in (FinishReason.STOP, FinishReason.TOOL_CALLS):
-                break
-            step = await self.environments.step(environment, spoken[-1]["content"])
-            spoken.extend(step.messages)
-            if step.reward is not None:
-                rewards.append(float(step.reward))
+                return reason
+            step = await self._environment_turn()
             if step.done:
-                break
-            answered = talk.after_environment(step.messages)
-            if tokens_left(rollout, answered) <= 0:
-                reason = FinishReason.LENGTH
-                break
-            if turn == limit:  # the model wanted to go on
-                reason = FinishReason.TOOL_CALLS if opening.tools else FinishReason.LENGTH
-                break
-            talk = answered
+                return reason
+            upcoming = self.conversation.after_environment(step.messages)
+            if tokens_left(self.rollout, upcoming) <= 0:
+                return FinishReason.LENGTH
+        return FinishReason.TOOL_CALLS if self.opening.tools else FinishReason.LENGTH  # the model wanted to continue
+
+    async def _model_turn(self, upcoming: Conversation, turn: int) -> FinishReason:
+        completion = await self.rollout.generate(next_request(self.rollout, upcoming, turn))
+        self.conversation = upcoming.after_model(completion)
+        self.messages.append(self.conversation.messages[-1])
+        self.text = self.rollout.tokenizer.decode(completion.ids.tolist())
+        return parse_reason(completion.finish_reason)
+
+    async def _environment_turn(self) -> Step:
+        step = await self.environments.step(self.environment, self.messages[-1]["content"])
+        self.messages.extend(step.messages)
+        if step.reward is not None:
+            self.rewards.append(float(step.reward))
+        return step
+
+    def sample(self, reason: FinishReason) -> Sample:
+        """The sample of a conversation that ended with `reason`."""
+        rewards = self.rewards
         if reason is FinishReason.LENGTH and not rewards:
-            rewards.append(0.0)  # it ended before it earned anything
-        sample = finish(rollout, talk.segments, reason, rollout.tokenizer.decode(completion.ids.tolist()))
+            rewards = [0.0]  # it ended before it earned anything
+        sample = finish(self.rollout, self.conversation.segments, reason, self.text)
         return replace(
             sample,
-            session_id=rollout.session,
-            tools=opening.tools,
-            tool_choice="auto" if opening.tools else None,
-            extra={"messages": spoken} | ({"environment_reward": sum(rewards)} if rewards else {}),
+            session_id=self.rollout.session,
+            tools=self.opening.tools,
+            tool_choice="auto" if self.opening.tools else None,
+            extra={"messages": self.messages} | ({"environment_reward": sum(rewards)} if rewards else {}),
         )
 
 
-def next_request(rollout: Rollout, talk: Conversation, turn: int) -> Request:
-    """The request for the model's turn number `turn`: all before it is its prompt, so that no stop string in earlier
-    turns ends it; its seed is its own."""
+def next_request(rollout: Rollout, conversation: Conversation, turn: int) -> Request:
+    """The request for the model's turn number `turn`, with a separate seed.
+
+    All earlier turns are in its prompt, so that no stop string in them ends it.
+    """
     sampling = replace(
         rollout.sampling,
-        max_tokens=tokens_left(rollout, talk),
+        max_tokens=tokens_left(rollout, conversation),
         seed=None if rollout.sampling.seed is None else turn_seed(rollout.sampling.seed, turn),
     )
-    return Request(talk.context, sampling, priority=rollout.priority, session=rollout.session)
+    return Request(conversation.context, sampling, priority=rollout.priority, session=rollout.session)
 
 
-def tokens_left(rollout: Rollout, talk: Conversation) -> int:
-    """How many tokens the rest of the conversation may have; 0 or less when there is no room for another turn."""
+def tokens_left(rollout: Rollout, conversation: Conversation) -> int:
+    """How many tokens the rest of the conversation may have; 0 or less if another turn does not fit."""
     max_tokens = rollout.sampling.max_tokens
-    return min(max_tokens - talk.response_tokens, rollout.max_prompt_tokens + max_tokens - len(talk.context))
+    return min(
+        max_tokens - conversation.response_tokens, rollout.max_prompt_tokens + max_tokens - len(conversation.context)
+    )
 
 
 def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
-    """A prompt's messages; a text is one of the user. Raises `ValueError` for token ids, which no template renders."""
+    """A prompt's messages; a text becomes one of the user. Raises `ValueError` for token ids."""
     if prompt.ids is not None:
         raise ValueError("the prompt has token ids, a conversation of several turns needs messages or a text")
     return ({"role": "user", "content": prompt.content},) if isinstance(prompt.content, str) else prompt.content
@@ -126,10 +149,10 @@ def prompt_messages(prompt: Prompt) -> tuple[Message, ...]:
 def environment_loop(**options: Any) -> MultiTurn:
     """The loop `environment` from its `agent_options`. Raises `ConfigError` when they do not give an environment."""
     settings = EnvironmentSettings(**options)
-    found = load_plugin("environment", settings.environment, {})
+    make_environment = load_plugin("environment", settings.environment, {})
 
     def make() -> Environment:
-        environment: Environment = found(**settings.options)
+        environment: Environment = make_environment(**settings.options)
         return environment
 
     try:

@@ -1,6 +1,7 @@
 """Stop strings that an interruption cut in two. Pure.
 
-Engines look for stop strings in what they write themselves; of a response that is continued they see the rest alone.
+Engines look for stop strings in the tokens that they generate, so in a continued response they miss those that started
+before.
 """
 
 from collections.abc import Sequence
@@ -10,20 +11,20 @@ from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Tokenizer
 
 TOKENS_PER_CHARACTER = 4
-"""At most: one for each byte."""
+"""An upper bound: one token for each byte."""
 
 
 def cut_at_stop_string(
     prefix_ids: Int32Array, new: Completion, stop: Sequence[str], tokenizer: Tokenizer
 ) -> Completion:
-    """`new`, which goes on after `prefix_ids` int32 [P], up to the token that completes a string of `stop` which began
-    in the prefix; as it is when there is none."""
+    """`new`, which continues `prefix_ids` int32 [P], cut after the token that completes a stop string started in the
+    prefix; unchanged if there is none."""
     longest = max(map(len, stop), default=0)
     tail, ids = prefix_ids[-TOKENS_PER_CHARACTER * longest :].tolist(), new.ids.tolist()
     before = len(tokenizer.decode(tail))
     for tokens in range(1, len(ids) + 1):
         text = tokenizer.decode(tail + ids[:tokens])
-        if any(0 <= text.find(each, max(before - len(each) + 1, 0)) < before for each in stop):
+        if any(0 <= text.find(string, max(before - len(string) + 1, 0)) < before for string in stop):
             return _first(new, tokens)
         if len(text) >= before + longest:
             break

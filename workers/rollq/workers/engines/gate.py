@@ -77,8 +77,7 @@ class RequestGate(Generic[C]):
     def fail(self, reason: str) -> None:
         """End all calls with `EngineDead`, and refuse new ones. The first reason counts."""
         self._dead = self._dead or reason
-        for call in self.calls:
-            call.answer.cancel()
+        _cancel(self.calls)
         self._update()
 
     async def serve(self, call: C, ask: Callable[[C], Awaitable[T]]) -> T | None:
@@ -145,10 +144,10 @@ class RequestGate(Generic[C]):
         if mode is SwapMode.ABORT:
             await self._end(interruptible)
         elif mode is SwapMode.KEEP and interrupt:
-            for call in interruptible:
-                call.answer.cancel()
+            _cancel(interruptible)
         elif mode is SwapMode.KEEP:
-            ending = [call for call in ending if call.request.must_finish or not outlives(call)]
+            staying = set(filter(outlives, interruptible))
+            ending = [call for call in ending if call not in staying]
         await _ended(ending)
 
     async def _end(self, calls: Sequence[C]) -> None:
@@ -157,8 +156,7 @@ class RequestGate(Generic[C]):
         running = [call for call in calls if call.running]
         if running and self._stop is not None and self._dead is None:
             await self._stop(running)
-        for call in calls:
-            call.answer.cancel()
+        _cancel(calls)
 
     async def sleep(self) -> None:
         """Close the gate until `wake`, and stop all running requests. Raises `EngineDead`."""
@@ -181,6 +179,11 @@ class RequestGate(Generic[C]):
         else:
             self._open.set()
             self._opened()
+
+
+def _cancel(calls: Collection[Call]) -> None:
+    for call in calls:
+        call.answer.cancel()
 
 
 async def _ended(calls: Sequence[Call]) -> None:

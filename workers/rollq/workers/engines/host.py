@@ -1,7 +1,7 @@
-"""Keeps an engine alive, and says whether it serves weights that the trainer published.
+"""Keeps an engine alive, and knows whether it serves weights that the trainer published.
 
-Invariant: `published` is set exactly while a live engine serves weights that came through `swap`; groups are leased
-only then, so that no token claims a version which its engine never loaded.
+Invariant: `published` is set exactly while a live engine serves weights that came through `swap` or `receive`. Groups
+are leased only then, so that no token claims a version that its engine never loaded.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ class EngineHost:
     """One engine at a time, made anew when it dies, up to `restarts` times."""
 
     def __init__(self, make: Callable[[], Engine], restarts: int, *, freeze: bool = False) -> None:
-        """`freeze`: call `freeze_heap` whenever an engine has started. Else garbage collection goes through what vLLM
-        and torch bring: 0.7 s every 10 s, in which no request moves."""
+        """`freeze`: call `freeze_heap` whenever an engine has started. Otherwise garbage collection scans all objects
+        of vLLM and torch, which blocks the event loop for 0.7 s every 10 s."""
         self._make = make
         self._freeze = freeze
         self._restarts_left = restarts
@@ -68,23 +68,23 @@ class EngineHost:
             await self._death.wait()
             await self._close_dead()
             if self._restarts_left == 0:
-                raise EngineDead(f"the engine died once too often: {self._reason}")
+                raise EngineDead(f"the engine died too often: {self._reason}")
             self._restarts_left -= 1
             log.error("the engine died: %s; starting it again, %d restarts left", self._reason, self._restarts_left)
             self._death.clear()
             await self.start()
 
     async def generate(self, request: Request) -> Completion:
-        """See `Engine.generate`. Every token gets a version: without the engine's word, that of the start."""
+        """See `Engine.generate`. Tokens whose version the engine does not report get the one at the request's start."""
         engine = self._living()
-        began = engine.version
+        started = engine.version
         completion = await self._ask(engine, engine.generate(request))
         if completion.versions or len(completion.ids) == 0:
             return completion
-        return replace(completion, versions=(VersionSpan(began.epoch, began.version, len(completion.ids)),))
+        return replace(completion, versions=(VersionSpan(started.epoch, started.version, len(completion.ids)),))
 
     async def abort(self, requests: Collection[Request]) -> None:
-        """See `Engine.abort`. Those of a dead engine have ended."""
+        """See `Engine.abort`. Requests of a dead engine have already ended."""
         if self._engine is not None and requests:
             await self._ask(self._engine, self._engine.abort(requests))
 
@@ -146,7 +146,7 @@ class EngineHost:
 
     def _living(self) -> Engine:
         if self._engine is None:
-            raise EngineDead(f"there is no engine: {self._reason}")
+            raise EngineDead(f"the engine is not running: {self._reason}")
         return self._engine
 
     async def _ask(self, engine: Engine, answer: Awaitable[T]) -> T:
@@ -157,9 +157,10 @@ class EngineHost:
             raise
 
     def _bury(self, engine: Engine, error: EngineDead) -> None:
-        """Let go of a dead engine. All its requests come here; the first one acts.
+        """Drop a dead engine. Every pending request ends up here; only the first has an effect.
 
-        Whoever keeps the engine alive closes it: a request may be cancelled while it waits for that."""
+        `keep_alive` closes the engine, not the request, which may be cancelled meanwhile.
+        """
         if engine is self._engine:
             self._reason = str(error)
             self._engine, self._dead = None, engine
@@ -169,7 +170,7 @@ class EngineHost:
 
 
 def freeze_heap() -> None:
-    """Leave what lives now out of garbage collection, and collect young objects less often: for all of this process."""
+    """Exclude all living objects from garbage collection, and collect young ones less often, for this whole process."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)

@@ -1,4 +1,4 @@
-"""What a worker asks of an inference engine: token ids in; token ids, logprobs and version spans out.
+"""The protocol of inference engines: token ids in; token ids, logprobs and version spans out.
 
 Invariant: every token returned carries the version of the weights that made it, and its logprob is of the
 distribution that it was sampled from (after temperature). Agent loops and the trainer's importance ratios rely on it.
@@ -32,7 +32,7 @@ class SwapMode(StrEnum):
 
     WAIT = "wait"  # they finish on the old weights first
     ABORT = "abort"  # they return what they have, finish reason `abort`
-    KEEP = "keep"  # they freeze, and go on under the new weights with a recomputed cache
+    KEEP = "keep"  # they freeze, and continue under the new weights with a recomputed cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,19 @@ class Sampling:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, as they are stored with the sample."""
-        return {name: getattr(self, name) for name in _SAMPLING_FIELDS}  # asdict copies deeply, for every sample
+        return {name: getattr(self, name) for name in _SAMPLING_FIELDS}  # asdict would copy deeply, for every sample
 
 
-_SAMPLING_FIELDS = tuple(each.name for each in fields(Sampling))
+_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """One sequence to generate. `prefix_ids` are response tokens that exist already (partial rollout); the engine goes
-    on after them and returns only what is new; `sampling.max_tokens` counts new tokens.
+    """One sequence to generate. `prefix_ids` are response tokens that already exist (partial rollout); the engine
+    continues them and returns only new tokens; `sampling.max_tokens` counts new tokens.
 
-    `must_finish`: once it runs, a swap waits for it, whatever its mode, so that its tokens are of one version."""
+    `must_finish`: once it runs, swaps of every mode wait for it, so that its tokens are of one version.
+    """
 
     prompt_ids: Int32Array
     sampling: Sampling
@@ -71,9 +72,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R,
-    or are empty when the engine does not tell: then all count as of the version that served when the request began;
-    `arrays` what else the engine knows of each new token (routed experts, top-k logprobs), each [R, ...]."""
+    """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R.
+
+    `versions` are empty if the engine does not report them: then all tokens count as of the version that served at the
+    request's start. `arrays` hold further values per new token (routed experts, top-k logprobs), each [R, ...].
+    """
 
     ids: Int32Array
     logprobs: Float32Array
@@ -99,13 +102,13 @@ class Engine(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load the model; afterwards `version` tells the weights that serve."""
+        """Load the model; afterwards `version` identifies the weights that serve."""
 
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence. Cancelling the task frees the request.
 
-        Raises `ValueError` for a request that can never work, `ContextFull` among them, `EngineDead` when the engine is
-        gone.
+        Raises `ValueError` for a request that can never work, including `ContextFull`, and `EngineDead` when the engine
+        has died.
         """
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
@@ -119,13 +122,13 @@ class Engine(Protocol):
     async def abort(self, requests: Collection[Request]) -> None:
         """End these requests soon, running or waiting: `generate` returns what they have, finish reason `abort`.
 
-        Those that have ended already are none of its business.
+        Requests that have already ended are ignored.
         """
 
     async def sleep(self) -> None:
         """Give accelerator memory to others: caches go, weights leave the device. Running requests are aborted first.
 
-        Requests that come in the meantime wait. No swaps come: weights that are not on the device cannot be changed.
+        Requests that arrive meanwhile wait. The worker makes no swaps while the engine sleeps.
         """
 
     async def wake(self) -> None:
@@ -145,11 +148,11 @@ class Tokenizer(Protocol):
         ...
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """A conversation, and definitions of tools, through the chat template, ending where the assistant begins."""
+        """A conversation and definitions of tools through the chat template, up to the assistant's turn."""
         ...
 
     def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """Ids of `render`."""
+        """Token ids of `render`."""
         ...
 
     @property

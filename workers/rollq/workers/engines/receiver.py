@@ -1,7 +1,7 @@
-"""A worker's side of a round: weights that come from the trainer straight into the engine.
+"""A worker's side of a weight broadcast: weights that the trainer sends straight into the engine.
 
-Invariant: an engine is asked to meet the trainer only as a named member of an attempt. Before that nothing has
-happened to it; afterwards either it serves the new weights, or it is dead: half of new weights serve nobody.
+Invariant: an engine meets the trainer only as a named member of an attempt. Until then it is unchanged; afterwards it
+either serves the new weights or is dead, since partly loaded weights are unusable.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 
 SLACK_S = 10.0
-"""How much longer than the trainer a worker waits, before it takes the trainer for dead."""
+"""How much longer than the trainer a worker waits before it considers the trainer dead."""
 
 
 class TooLate(WeightsError):
@@ -26,7 +26,7 @@ class TooLate(WeightsError):
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """What vLLM's weight transfer is given: how to meet the trainer, and which tensors come."""
+    """Arguments of vLLM's weight transfer: how to meet the trainer, and which tensors it sends."""
 
     init_info: Mapping[str, Any]
     update_info: Mapping[str, Any]
@@ -34,14 +34,14 @@ class TransferPlan:
 
 @runtime_checkable
 class Receiver(Protocol):
-    """What an `Engine` has, too, that can take weights from the trainer."""
+    """The additional methods of an `Engine` that can take weights from the trainer."""
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks that this engine brings into the group: one a GPU. 0: it was not started for that."""
+        """Ranks that this engine brings into the process group: one per GPU. 0: it was not started for that."""
 
     async def receive(self, incoming: "Incoming", version: WeightsVersion, mode: SwapMode) -> float:
-        """Serve what the trainer sends as `version`; as `Engine.swap` in all else.
+        """Serve the weights that the trainer sends as `version`; otherwise like `Engine.swap`.
 
         Compares `incoming.shapes` with its model, drains as `mode` says, calls `incoming.join`, takes the weights.
         Raises `WeightsError` while the old weights still serve, `EngineDead` when they do not.
@@ -49,7 +49,7 @@ class Receiver(Protocol):
 
 
 class BroadcastReceiver:
-    """The rounds of one worker."""
+    """The broadcasts that one worker takes part in."""
 
     def __init__(self, calls: BufferCalls, worker: str) -> None:
         self._calls = calls
@@ -57,10 +57,10 @@ class BroadcastReceiver:
         self._entered: tuple[int, int] | None = None
 
     async def enter(self, live: LiveModel, number: int) -> "Incoming":
-        """Take part in the open attempt of the round of the live weights.
+        """Take part in the open attempt of the broadcast of the live weights.
 
-        Raises `TooLate` when there is none, or this worker has been in it; the trainer is told. Raises `WeightsError`
-        when the round is gone, or another than the one that was announced.
+        Raises `TooLate`, and informs the trainer, if no attempt is open or this worker has already been in it. Raises
+        `WeightsError` if the broadcast has expired or is not the one that was announced.
         """
         round_log = BroadcastLog(self._calls.buffer, number)
         found = await self._calls(round_log.read)
@@ -76,7 +76,7 @@ class BroadcastReceiver:
 
 
 class Incoming:
-    """One attempt at a round, as one worker sees it."""
+    """One attempt at a broadcast, from the view of one worker."""
 
     def __init__(self, calls: BufferCalls, round_log: BroadcastLog, found: Broadcast, worker: str) -> None:
         self.number = round_log.number
@@ -90,7 +90,7 @@ class Incoming:
         self._joined = asyncio.Event()
 
     async def join(self, ranks: int) -> TransferPlan:
-        """Say that the engine can take weights now, and wait to be named a member. Raises `TooLate` when it is not."""
+        """Report the engine as ready and wait to be named a member. Raises `TooLate` if it is not named."""
         await self._append({"ready": self._worker, "ranks": ranks})
         await self._wait(lambda: not self._attempt.open, self._found.join_s + SLACK_S)
         members = self._attempt.members or {}
@@ -108,9 +108,9 @@ class Incoming:
         )
 
     async def take(self, receiving: Awaitable[float]) -> float:
-        """Await an engine that takes weights, unless the attempt comes to nothing, or the trainer is not heard again.
+        """Await an engine that takes weights, until it has them, the attempt fails, or the trainer falls silent.
 
-        Then the engine hangs in a group that will never be whole: raises `EngineDead`.
+        If the attempt fails, the engine hangs in an incomplete process group: raises `EngineDead`.
         """
         taking, watching = asyncio.ensure_future(receiving), asyncio.ensure_future(self._given_up())
         try:
@@ -130,7 +130,7 @@ class Incoming:
         return swap_pause_s
 
     async def _given_up(self) -> str:
-        """Returns why this attempt came to nothing, once it has."""
+        """Wait until this attempt fails; returns why."""
         await self._joined.wait()
         timeout_s = self._found.timeout_s + SLACK_S
         await self._wait(lambda: bool(self._attempt.over), timeout_s)

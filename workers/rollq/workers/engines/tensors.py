@@ -1,4 +1,4 @@
-"""Which tensors a folder of safetensors holds, without loading them, and whether they are those of a model."""
+"""The tensors in a folder of safetensors, read without loading them, and compared with those of a model."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from rollq.buffer.weights.manifest import ADAPTER_CONFIG, weight_files
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE
 
 LM_HEAD = "lm_head.weight"
-"""Written or left out, as the writer likes, where it is the embedding again."""
+"""Optional in weights files where it is tied to the embedding."""
 EMBEDDING = "embed_tokens.weight"
-"""How the name of the embedding ends, which is the head too where they are tied."""
+"""End of the embedding's name; the embedding is also the head where they are tied."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -59,8 +59,8 @@ def check_tensors(found: Shapes, expected: Shapes, where: str, optional: Collect
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What weights of the served model look like: `tensors`, and `copies` of them that are loaded under another name
-    too, the embedding as the head where they are tied."""
+    """The shapes of the served model's `tensors`, and `copies`: those that are loaded under a second name too, which is
+    the embedding as the head where they are tied."""
 
     tensors: Shapes
     copies: Mapping[str, str]
@@ -73,12 +73,12 @@ class ServedModel:
 
 
 def read_model(folder: Path) -> ServedModel:
-    """The model in `folder`. Raises `WeightsError` when there is none."""
+    """The model in `folder`. Raises `WeightsError` if it holds no model."""
     tensors = tensor_shapes(folder)
     try:
         config = orjson.loads((folder / CONFIG_FILE).read_bytes())
-        untold = LM_HEAD not in tensors  # transformers leaves out what is its default
-        tied = config.get("text_config", config).get("tie_word_embeddings", config.get("tie_word_embeddings", untold))
+        default = LM_HEAD not in tensors  # transformers omits settings that have their default
+        tied = config.get("text_config", config).get("tie_word_embeddings", config.get("tie_word_embeddings", default))
     except (OSError, orjson.JSONDecodeError, AttributeError) as error:
         raise WeightsError(f"the model in {str(folder)!r} has no {CONFIG_FILE} that can be read: {error}") from error
     return ServedModel(tensors, tied_heads(tensors) if tied else {})

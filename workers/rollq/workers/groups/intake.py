@@ -25,7 +25,7 @@ from rollq.workers.signals import Signals
 log = logging.getLogger(__name__)
 
 JUDGED_SHARE = 4
-"""One group for so many of the capacity may be judged beside them. More would only wait, and get older."""
+"""For every four groups of capacity, one more may be waiting for its judge. More would only get older."""
 
 
 class TicketGroups:
@@ -41,7 +41,7 @@ class TicketGroups:
             task.add_done_callback(self._ended)
 
     async def run(self) -> None:
-        """Wait for the groups. When cancelled, break off those whose end has not begun."""
+        """Wait for the groups. When cancelled, stop those that are not finished."""
         try:
             await self._all_ended.wait()
         except asyncio.CancelledError:

@@ -1,8 +1,8 @@
 """The leases that a worker holds: renewed in one call, and given up in time.
 
-Invariant: generation for a group goes on only while its lease is known to be good, and no longer than an attempt may
-take. The local deadline counts from the moment before the call that set the deadline in Redis, so it never lies behind
-it; a worker that is cut off stops by itself. A finished result is not cut off: it is offered, and the buffer decides.
+Invariant: generation for a group continues only while its lease is known to be valid, and no longer than an attempt may
+take. The local deadline counts from the moment before the call that set the deadline in Redis, so it is never the later
+one; a worker that is cut off stops by itself. A finished result is offered all the same, and the buffer decides.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ class StopReason(StrEnum):
 class HeldLease:
     """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
 
-    `begun`: its task has run its first step; `finished`: its end has begun. `requests`: those that are at the engine;
-    `looping`: samples whose agent loop has not ended.
+    `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: those at the
+    engine; `looping`: samples whose agent loop has not ended.
     """
 
     lease: Lease
     asked_s: float
     deadline_s: float
     task: "asyncio.Task[None] | None" = None
-    begun: bool = False
+    started: bool = False
     finished: bool = False
     cut: StopReason | None = None
     requests: set[Request] = field(default_factory=set)
@@ -78,7 +78,7 @@ class LeaseTable:
 
     @property
     def generating(self) -> int:
-        """How many leases the engine is needed for; the groups of the others are judged and put."""
+        """How many groups still need the engine; the others are being judged and put."""
         return len(self._generating)
 
     @property
@@ -88,7 +88,7 @@ class LeaseTable:
 
     @contextmanager
     def expecting(self) -> Iterator[None]:
-        """While leases are asked for."""
+        """Mark leases as on their way, so that the table is not idle."""
         self._expected += 1
         try:
             yield
@@ -152,8 +152,10 @@ class LeaseTable:
 
     @staticmethod
     def stop(held: HeldLease, cut: StopReason) -> None:
-        """Have a group end now, unless its end has begun."""
-        if held.finished or held.task is None or not held.begun:  # a task cancelled before it runs gives nothing back
+        """Stop a group, unless it is already finished."""
+        if (
+            held.finished or held.task is None or not held.started
+        ):  # cancelled before its first step, a task could hand nothing back
             return
         log.warning("stopped group %d of task %r: %s", held.lease.group_id, held.lease.task, cut)
         held.cut, held.finished = cut, True

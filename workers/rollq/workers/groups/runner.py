@@ -1,9 +1,8 @@
-"""The way of one group through a worker: its samples are made, the group is filtered, and it is put as one result.
+"""The path of one group through a worker: its samples are made, the group is filtered, and it is put as one result.
 
 Invariant: every lease ends in exactly one of three ways: its result is put, it is handed back, or it is dropped because
-it was no longer the worker's. A group that is stopped, by whatever, keeps what its samples are worth: those that
-finished, and with partial rollout the tokens of the others. When an attempt brought nothing, the group is handed back:
-counted as a try when the engine or the time was at fault, uncounted when somebody wanted it stopped.
+the worker no longer holds it. A stopped group keeps its finished samples and, with partial rollout, the tokens of the
+others; if there are none, it is handed back. Engine failures and timeouts count as a try; deliberate stops do not.
 """
 
 import asyncio
@@ -31,13 +30,13 @@ log = logging.getLogger(__name__)
 PUT_GATHER_S = 0.002
 PUT_LIMIT = 256
 ABORT_S = 1.0
-"""How long a group that is stopped may take to bring in what it has."""
+"""How long a stopped group may take to return the tokens it has."""
 FINISHED = (PutOutcome.COMPLETED, PutOutcome.GATHERED, PutOutcome.FILTERED)
 
 
 @dataclass(slots=True)
 class Totals:
-    """What a worker has done since it started. `restarted`: results that their batch could not use."""
+    """Counts since the worker started. `restarted`: results rejected by their batch and generated again."""
 
     groups: int = 0
     samples: int = 0
@@ -75,13 +74,13 @@ class GroupRunner:
         self._hand_backs = Batcher(self._hand_back_many, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
 
     async def run(self, held: HeldLease) -> None:
-        """Take one group from its lease to its end. Cancelling is stopping it; `held.cut` may say why."""
-        held.begun = True
+        """Run one group from its lease to its end. Cancelling stops the group; `held.cut` may say why."""
+        held.started = True
         try:
             await self._attempt(held)
         except (StoreLost, RunMismatch):
             raise
-        except Exception as error:  # a mistake in here must not pass for the death of a worker
+        except Exception as error:  # a bug here must not look like the death of a worker
             log.exception("group %d of task %r went wrong", held.lease.group_id, held.lease.task)
             await self._hand_back(held, f"{type(error).__name__}: {error}")
 
@@ -91,6 +90,7 @@ class GroupRunner:
         started_s = monotonic()
         making = asyncio.create_task(self._making.make(recipe, held, samples))
         try:
+            # Shielded: when this task is cancelled, `_stop` first lets running requests return the tokens they have.
             await asyncio.shield(making)
             result = await self._result(held.lease, samples, started_s)
         except EngineDead as error:
@@ -108,7 +108,7 @@ class GroupRunner:
             await self._put(held, result)
 
     async def _stop(self, held: HeldLease, making: "asyncio.Task[None]") -> None:
-        """End the making of a group; what its samples have by then is theirs."""
+        """Stop generating a group; its samples keep the tokens they have by then."""
         held.finished = True
         if held.cut is not StopReason.GONE:
             with suppress(EngineDead):
@@ -120,13 +120,13 @@ class GroupRunner:
             log.info("group %d of task %r, while it was stopped: %s", held.lease.group_id, held.lease.task, error)
 
     async def hand_back(self, leases: Sequence[Lease]) -> None:
-        """Give back leases that were not begun; their tries do not count."""
+        """Hand back leases whose groups were not started; their tries do not count."""
         await asyncio.gather(*(self._hand_backs.submit(HandBack(lease)) for lease in leases))
 
     # results
 
     async def _result(self, lease: Lease, samples: Sequence[Sample], started_s: float) -> GroupResult:
-        """The result of these samples; the filters have their say about a group that is finished."""
+        """The result of these samples, filtered if the group is finished."""
         seconds = monotonic() - started_s
         result = GroupResult(lease, tuple(samples), generate_s=seconds)
         recipe = self._recipes[lease.task]
@@ -141,7 +141,7 @@ class GroupRunner:
         return replace(result, filtered=not kept)
 
     def _worth_keeping(self, lease: Lease, samples: Sequence[Sample]) -> bool:
-        """Whether an attempt that was broken off has brought something that the next one need not make."""
+        """Whether a stopped attempt has results that the next one need not generate again."""
         if lease.evaluation:  # an evaluation starts again as a whole
             return False
         return any(
@@ -185,7 +185,7 @@ class GroupRunner:
         await self._hand_backs.submit(HandBack(held.lease, error))
 
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
-        """Put what there is, so that it is not made again, else hand the group back; `error` counts its try."""
+        """Put partial results if there are any, else hand the group back; with `error`, the try counts."""
         if self._worth_keeping(held.lease, samples):
             try:
                 async with asyncio.timeout(ABORT_S):

@@ -1,6 +1,6 @@
-"""The samples of one group: made and judged at the same time, each into its place.
+"""The samples of one group, generated and judged concurrently.
 
-Invariant: what goes wrong with a sample (its loop, its judge) fails that sample alone. What is finished stays, whatever
+Invariant: an error of a sample (in its loop, its judge) fails that sample alone. Finished samples stay, whatever
 happens to the others.
 """
 
@@ -32,8 +32,8 @@ ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishR
 
 
 class SampleMaker:
-    """Makes the samples of leases. `tokens` counts what the engine made, `recomputed_tokens` what went through
-    the engine once more because the weights changed under a running request."""
+    """Makes the samples of leases. `tokens` counts generated tokens, `recomputed_tokens` those that went through the
+    engine again because the weights changed under a running request."""
 
     def __init__(self, host: EngineHost, tokenizer: Tokenizer, table: LeaseTable, *, worker: str) -> None:
         self.tokens = self.recomputed_tokens = 0
@@ -120,7 +120,7 @@ class SampleMaker:
         return mask_truncated(judged) if task.overlong_filter else judged
 
     async def _generate(self, held: HeldLease, request: Request) -> Completion:
-        """Generate for a group. Nothing more is generated once it is being stopped."""
+        """Generate for a group; aborts at once when the group is being stopped."""
         if held.finished:
             return ABORTED
         must_finish = held.lease.must_finish or held.lease.evaluation
@@ -148,21 +148,28 @@ def priority(lease: Lease) -> int:
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do everything at the same time. The first error, or being cancelled, ends the rest and is raised."""
+    """Run everything concurrently. The first error, or a cancellation, cancels the rest and is raised.
+
+    Unlike `asyncio.TaskGroup`, it raises the error itself and not an exception group.
+    """
     if len(work) == 1:
         await work[0]
         return
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(item) for item in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        rest = [task for task in tasks if not task.done()]
-        for task in rest:
-            task.cancel()
-        if rest:
-            await asyncio.wait(rest)
-        errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
-    if errors:  # before the cancellations that they led to
-        raise errors[0]
-    for task in tasks:
+        await _cancel(tasks)
+    for task in sorted(tasks, key=asyncio.Task.cancelled):  # errors before the cancellations that they led to
         task.result()
+
+
+async def _cancel(tasks: "Sequence[asyncio.Task[None]]") -> None:
+    """Cancel the tasks that are still running, and wait until all have ended."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
+    for task in tasks:
+        task.cancelled() or task.exception()  # asyncio logs errors that nobody looks at

@@ -1,11 +1,11 @@
-"""What is wanted of each task: which tasks may be leased, when their groups must end, when the engine sleeps.
+"""Control of tasks: which ones may be leased, when their groups must end, and when the engine sleeps.
 
-Invariant: nothing of a task that is paused is begun, and what runs of it ends: by itself (`drain`), or with what it has
-(`abort`, or when it takes too long). The engine sleeps only when no lease is in hand or on its way.
+Invariant: no group of a paused task is started, and running ones end: by themselves (`drain`), or with the tokens they
+have (`abort`, or when they take too long). The engine sleeps only when no lease is held or on its way.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from time import monotonic
@@ -26,7 +26,7 @@ LEASABLE = (Control.RUN, Control.DONE)
 
 
 class WorkerState(StrEnum):
-    """What a worker does, for monitors and for the trainer."""
+    """The state of a worker, for monitors and for the trainer."""
 
     SERVING = "serving"
     DRAINING = "draining"  # no task may be leased, and groups are still in flight
@@ -40,20 +40,20 @@ def leasable(controls: Mapping[str, Control]) -> tuple[str, ...]:
 
 
 def wants_sleep(controls: Mapping[str, Control]) -> bool:
-    """Whether the engine is to give its memory away: no task needs it, and one of them says so."""
+    """Whether the engine should free its memory: no task needs it, and one of them asks for it."""
     return not leasable(controls) and Control.SLEEP in controls.values()
 
 
 def should_interrupt(lease: Lease, paused_s: float, mode: PauseMode, longest_s: float) -> bool:
-    """Whether a group of a task that has been paused for `paused_s` is to be interrupted now.
+    """Whether to interrupt a group of a task that has been paused for `paused_s` now.
 
-    One of an evaluation, or that is not to be interrupted again, is drained, too, when others are aborted.
+    Groups of an evaluation, and groups that must finish, are drained even when others are aborted.
     """
     return paused_s >= longest_s or (mode is PauseMode.ABORT and not (lease.must_finish or lease.evaluation))
 
 
 class TaskControl:
-    """Obeys the controls of a worker's tasks."""
+    """Applies the controls of a worker's tasks."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class TaskControl:
 
     @property
     def asleep_for(self) -> str:
-        """Why the engine sleeps, in the words of the trainer that wants it to; '' unless it does and will."""
+        """Why the engine sleeps, as the trainer put it; '' unless it sleeps and should."""
         return self._sleep_wanted if self._host.asleep else ""
 
     @property
@@ -91,20 +91,19 @@ class TaskControl:
         return WorkerState.PAUSED if self._table.idle else WorkerState.DRAINING
 
     async def run(self) -> None:
-        """Obey until cancelled. Raises `StoreLost`."""
+        """Apply the controls until cancelled. Raises `StoreLost`."""
         while True:
-            found = await self._calls(self._calls.buffer.controls, self._tasks)
-            controls = {task: control for task, (control, _) in found.items()}
-            sleep = next((why for control, why in found.values() if control is Control.SLEEP), "")
-            with suppress(EngineDead):  # the host says so, and starts another; the next look goes on with it
+            replies = await self._calls(self._calls.buffer.controls, self._tasks)
+            controls = {task: control for task, (control, _) in replies.items()}
+            sleep = next((reason for control, reason in replies.values() if control is Control.SLEEP), "")
+            with suppress(EngineDead):  # the host reports it and starts another engine, which the next round uses
                 await self._apply(controls, sleep, monotonic())
             await self._signals.control.wait()
 
     async def _apply(self, controls: Mapping[str, Control], sleep: str, now_s: float) -> None:
         self._want_sleep(sleep if wants_sleep(controls) else "")
         wanted = leasable(controls)
-        paused = [task for task in self._tasks if task not in wanted]
-        self._paused_since_s = {task: self._paused_since_s.get(task, now_s) for task in paused}
+        self._note_paused(wanted, now_s)
         self._open(tuple(task for task in wanted if task in self.open_tasks or not self._host.asleep))
         self._interrupt(now_s)
         if self._sleep_wanted:
@@ -115,10 +114,15 @@ class TaskControl:
             log.info("the engine is awake")
             self._open(wanted)
 
+    def _note_paused(self, wanted: Collection[str], now_s: float) -> None:
+        """Remember since when the other tasks have been paused."""
+        paused = [task for task in self._tasks if task not in wanted]
+        self._paused_since_s = {task: self._paused_since_s.get(task, now_s) for task in paused}
+
     def _open(self, tasks: tuple[str, ...]) -> None:
         if tasks != self.open_tasks:
             closed = [task for task in self._tasks if task not in tasks]
-            log.info("no new groups of %s", ", ".join(closed)) if closed else log.info("all tasks go on")
+            log.info("no new groups of %s", ", ".join(closed)) if closed else log.info("all tasks continue")
             self.open_tasks = tasks
             self._state_changed()
 

@@ -1,4 +1,4 @@
-"""How long one attempt at a group may take: as set, or less once it is known how long groups take."""
+"""How long one attempt at a group may take: as set, or less once the duration of groups is known."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class _Durations:
 
 @dataclass(slots=True)
 class AttemptTimeouts:
-    """The timeout of each attempt. Tasks are told apart, and evaluations get all the time that is set."""
+    """The timeout of each attempt. Each task has its own statistics, and evaluations always get the full timeout."""
 
     longest_s: float
     dynamic: bool = False

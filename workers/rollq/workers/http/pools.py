@@ -1,6 +1,6 @@
-"""Auxiliary models, such as a judge, a reference or a teacher: pools of servers by name, and what they are asked.
+"""Auxiliary models, such as a judge, a reference or a teacher: named pools of servers.
 
-Judges ask a pool for text. As a scorer, a pool tells logprobs per token; those of a sample's response tokens travel
+Judges ask a pool for text. As a scorer, a pool returns logprobs per token; those of a sample's response tokens travel
 with it as the named array `<pool>_logprobs`.
 """
 
@@ -30,7 +30,7 @@ class PoolSettings(HttpClientSettings):
 
 
 class ModelPool:
-    """One of them. Its key, if its servers want one, is in `ROLLQ_POOL_<NAME>_API_KEY`."""
+    """The servers of one auxiliary model. Their key, if they need one, is in `ROLLQ_POOL_<NAME>_API_KEY`."""
 
     def __init__(self, name: str, settings: PoolSettings) -> None:
         """Raises `ConfigError` when the package that it needs is missing."""
@@ -41,7 +41,7 @@ class ModelPool:
         self._caller = settings.caller(settings.urls, key)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> str:
-        """What the model answers to a conversation. `sampling` goes to its servers as it is: `max_tokens=512`,
+        """The model's answer to a conversation. `sampling` goes to its servers as it is: `max_tokens=512`,
         `temperature=0.0`.
 
         Raises `ValueError` when the server refuses or answers no text, `TransientError` when all tries failed.
@@ -86,11 +86,11 @@ class ModelPool:
 def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
     """Logprobs of `ids[start:]` in a server's answer. Raises `ValueError` when it has not one for each."""
     try:
-        told = answer["choices"][0]["prompt_logprobs"]
-        if len(told) != len(ids):
-            raise ValueError(f"{len(told)} entries for {len(ids)} tokens")
-        found = [told[index][str(ids[index])]["logprob"] for index in range(start, len(ids))]
-        logprobs = np.array(found, dtype=np.float32)
+        entries = answer["choices"][0]["prompt_logprobs"]
+        if len(entries) != len(ids):
+            raise ValueError(f"{len(entries)} entries for {len(ids)} tokens")
+        values = [entries[index][str(ids[index])]["logprob"] for index in range(start, len(ids))]
+        logprobs = np.array(values, dtype=np.float32)
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"no prompt_logprobs for every token ({type(error).__name__}: {error}) in {answer!r:.200}"
@@ -104,10 +104,10 @@ async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[
     """The sample with the logprobs of these pools in every segment. Raises `ValueError` that names the pool."""
 
     async def scored(segment: Segment) -> Segment:
-        asked = (pools[name].logprobs(segment.prompt_ids, segment.response_ids) for name in names)
-        found = await asyncio.gather(*asked, return_exceptions=True)
+        requests = (pools[name].logprobs(segment.prompt_ids, segment.response_ids) for name in names)
+        results = await asyncio.gather(*requests, return_exceptions=True)
         arrays = dict(segment.arrays)
-        for name, logprobs in zip(names, found, strict=True):
+        for name, logprobs in zip(names, results, strict=True):
             if isinstance(logprobs, BaseException):
                 pools[name].log_failure(logprobs)
                 raise ValueError(f"pool {name!r}: {logprobs}") from logprobs

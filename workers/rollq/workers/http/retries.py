@@ -1,4 +1,4 @@
-"""When a request to a server is tried again, and after how long. Pure: no clock, no network, no random numbers."""
+"""When a failed request is tried again, and after which pause. Pure: no clock, no network, no random numbers."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,7 @@ class RetryPolicy:
 
 
 def is_transient(status: int) -> bool:
-    """Whether the same request may succeed later: the server is overloaded, or has an error of its own."""
+    """Whether the same request may succeed later: the server is overloaded or failed."""
     return status in TRANSIENT or status >= 500
 
 

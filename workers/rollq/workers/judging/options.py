@@ -13,16 +13,14 @@ API_KEY = "ROLLQ_JUDGE_API_KEY"
 
 
 class NoOptions(Settings):
-    """Of judges that take none."""
+    """Options of judges without options."""
 
 
 class RegexOptions(Settings):
-    """Of `regex`."""
+    """Options of judge `regex`."""
 
-    pattern: str = Field(
-        description="Python's regular expression; what it finds last is the answer, by its first group"
-    )
-    compare: bool = Field(default=True, description="false: that it occurs is enough")
+    pattern: str = Field(description="Python regular expression; the first group of its last match is the answer")
+    compare: bool = Field(default=True, description="false: any match is enough")
 
     @field_validator("pattern")
     @classmethod
@@ -30,25 +28,25 @@ class RegexOptions(Settings):
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         return pattern
 
 
 class HttpOptions(HttpClientSettings):
-    """Of `http`."""
+    """Options of judge `http`."""
 
     url: str = Field(pattern=r"^https?://\S+$", description="takes prompt, answer, metadata and text as JSON by POST")
 
 
 class Part(Settings):
-    """One judge of several."""
+    """One part of judge `weighted`."""
 
-    judge: str = Field(description="name of a built-in judge, or a dotted path of your own")
+    judge: str = Field(description="name of a built-in judge, or the dotted path of a custom judge")
     weight: float = 1.0
     options: dict[str, Any] = Field(default_factory=dict)
 
 
 class WeightedOptions(Settings):
-    """Of `weighted`."""
+    """Options of judge `weighted`."""
 
     parts: dict[str, Part] = Field(min_length=1, description="name of the part of the reward -> judge and weight")

@@ -1,9 +1,9 @@
 """The other end of `rollq.workers.judging.process_pool`: a process that runs one call after the other.
 
 A call comes through the standard input: `HEAD`, then JSON and bytes. Two answers go through the standard output, each
-with its length before it: an empty one when the function was found and begins, then JSON with a reward or an error.
-What judges print goes to the standard error. Invariant: the process ends with its parent, however that ends: Linux
-kills it, also in the middle of a call; elsewhere it ends after the call, with its input.
+with its length before it: an empty one when the function starts, then JSON with a reward or an error. Output of judges
+goes to the standard error. Invariant: the process ends with its parent, however that ends: Linux kills it, also in the
+middle of a call; elsewhere it ends after the call, with its input.
 """
 
 import os
@@ -30,7 +30,7 @@ MAX_REASON = 2000
 def serve() -> None:
     """Answer calls until the input ends."""
     die_with_parent(signal.SIGKILL)
-    for number in (signal.SIGINT, signal.SIGTERM):  # of a whole process tree: the parent says when it is time to end
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -48,7 +48,7 @@ def serve() -> None:
 
 
 def _let_go(*pipes: int) -> None:
-    """What a judge forks must not hold the pipes open: the parent sees by their end that this process has ended."""
+    """Close the pipes in processes that a judge forks: their end is how the parent notices the end of this process."""
     for pipe in pipes:
         os.dup2(0, pipe, inheritable=False)
 

@@ -1,9 +1,9 @@
-"""Processes for judges that need the CPU: the event loop goes on, and a call that hangs or crashes ends alone.
+"""Processes for judges that need the CPU: they do not block the event loop, and a call that hangs or dies ends alone.
 
-Each process is asked through pipes of its own and does one call at a time. Calls and answers are JSON and frames
-of `rollq.buffer.wire.samples`; nothing is pickled, and the functions are named by this process's configuration alone.
-Invariant: whatever happens to a process (killed for its timeout or from outside, crashed, confused by what a judge
-did), the next call gets one that works.
+Each process has separate pipes and runs one call at a time. Calls and answers are JSON and frames of
+`rollq.buffer.wire.samples`; nothing is pickled, and only this process's configuration names functions. Invariant:
+whatever happens to a process (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
+one that works.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from rollq.workers.judging.rewards import Reward
 
 MAIN = "import sys; sys.path[:] = sys.argv[1:]; from rollq.workers.judging.process_main import serve; serve()"
 BEGIN_S = 120.0
-"""Longest that a process may take to start and to import the function."""
+"""How long a process may take to start and to import the function."""
 BEGIN_TRIES = 3
 
 
@@ -32,7 +32,7 @@ class JudgeFailed(RollqError):
 
 
 class NotStarted(Exception):
-    """The process ended before the call began: it died while nobody used it."""
+    """The process ended before the call started: it died while it was idle."""
 
 
 class JudgePool:
@@ -48,9 +48,9 @@ class JudgePool:
     ) -> float | dict[str, float]:
         """The reward that `function(*args)`, or `function(*args, blob)`, returns: one number, or named parts.
 
-        The function is one of a module's top level, `args` are JSON. A process that takes longer than `timeout_s`, or
-        is not waited for any more, is killed with all that it started. Raises `JudgeFailed` for what the function
-        raises or dies of, `TimeoutError`, and `TypeError` for arguments that are not JSON.
+        The function is at a module's top level, `args` are JSON. A process whose call takes longer than `timeout_s` or
+        is cancelled is killed with all that it started. Raises `JudgeFailed` if the function raises or its process
+        dies, `TimeoutError`, and `TypeError` for arguments that are not JSON.
         """
         call = orjson.dumps([function.__module__, function.__qualname__, args])
         message = HEAD.pack(len(call), len(blob)) + call + blob
@@ -67,7 +67,7 @@ class JudgePool:
                 else:
                     self._idle.append(process)
                     return _read(answer)
-        raise JudgeFailed(f"{BEGIN_TRIES} processes died before the call began")
+        raise JudgeFailed(f"{BEGIN_TRIES} processes died before the call started")
 
     async def close(self) -> None:
         """Kill the processes."""
@@ -89,14 +89,14 @@ class JudgePool:
 
 
 class JudgeProcess:
-    """One of them."""
+    """One child process, running one call at a time."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     async def ask(self, message: bytes, timeout_s: float) -> bytes:
-        """The answer to a call. After anything that this raises, the process is of no more use."""
-        begun = False
+        """The answer to a call. If this raises, the process must be killed."""
+        started = False
         try:
             async with asyncio.timeout(BEGIN_S):
                 assert self._process.stdin is not None
@@ -105,19 +105,19 @@ class JudgeProcess:
                 answer = await self._read()
             if answer:
                 return answer
-            begun = True
+            started = True
             async with asyncio.timeout(timeout_s):
                 return await self._read()
         except TimeoutError as error:
-            reason = f"took longer than {timeout_s:g} s" if begun else f"did not begin within {BEGIN_S:g} s"
+            reason = f"took longer than {timeout_s:g} s" if started else f"did not start within {BEGIN_S:g} s"
             raise TimeoutError(reason) from error
         except (EOFError, ConnectionError) as error:
-            if not begun:
+            if not started:
                 raise NotStarted from error
             raise JudgeFailed(f"its process {await self._how_it_ended()}") from error
 
     async def kill(self) -> None:
-        """Kill it with all that it started."""
+        """Kill the process and all processes that it started."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -135,10 +135,10 @@ class JudgeProcess:
 
 
 def _read(answer: bytes) -> float | dict[str, float]:
-    told = orjson.loads(answer)
-    if "error" in told:
-        error = JudgeFailed(told["error"])
-        error.add_note(f"In its process:\n{told['trace']}")
+    result = orjson.loads(answer)
+    if "error" in result:
+        error = JudgeFailed(result["error"])
+        error.add_note(f"In its process:\n{result['trace']}")
         raise error
-    reward: float | dict[str, float] = told["reward"]
+    reward: float | dict[str, float] = result["reward"]
     return reward

@@ -1,4 +1,4 @@
-"""What a judge may answer, and the verdict that becomes of it."""
+"""Answers that a judge may give, and the verdict made of them."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ Reward = float | Mapping[str, float]
 
 
 class Verdict(NamedTuple):
-    """What a judge made of a sample: a reward with its named parts, or the error that left it without one."""
+    """A judge's result for one sample: a reward with its named parts, or the error that prevented one."""
 
     reward: float | None = None
     parts: Mapping[str, float] = MappingProxyType({})
@@ -17,7 +17,7 @@ class Verdict(NamedTuple):
 
 
 def check_reward(answer: Any) -> Verdict:
-    """The reward that a judge's answer is. Raises `ValueError` unless it and its parts are finite numbers."""
+    """The verdict of a judge's answer. Raises `ValueError` unless it and its parts are finite numbers."""
     if not isinstance(answer, Mapping):
         return Verdict(_finite(answer))
     parts = {str(name): _finite(part) for name, part in answer.items()}

@@ -32,7 +32,7 @@ from rollq.buffer.tickets import FAILURE_TTL_S, RESULT_TTL_S, TicketJob, TicketS
 log = logging.getLogger(__name__)
 
 EXECUTION_TTL_S = 120
-"""A started ticket whose execution is not renewed for so long counts as abandoned by RQ."""
+"""RQ considers a started ticket abandoned when its execution has not been renewed for this long."""
 GATHER_S = 0.03
 """How long changes are gathered before they are written; a ticket that ends sooner is written once."""
 MAX_RECORDS = 512
@@ -40,7 +40,7 @@ MAX_RECORDS = 512
 
 @dataclass(slots=True, eq=False)
 class JobRecord:
-    """What RQ should know about one ticket. `groups` are those it took, `task/id` each; they become `job.meta`."""
+    """RQ's record of one ticket. `groups` are the names of its groups, `task/id`; they become `job.meta`."""
 
     job: TicketJob
     groups: Sequence[str] = ()
@@ -105,17 +105,17 @@ class JobRecords:
         for record in ended:
             self._open.pop(record.job.id, None)
 
-        def fill(pipe: Pipeline) -> None:
-            for record in started:
-                self._start(pipe, record)
-            for record in ended:
-                self._end(pipe, record)
-            if ended:
-                self._count(pipe, ended)
-
-        if not self._send(fill):
+        if not self._send(lambda pipe: self._fill(pipe, started, ended)):
             log.warning("memory of the queue's server is full: RQ's records of %d tickets are dropped", len(changes))
             self._send(lambda pipe: self._forget(pipe, ended))
+
+    def _fill(self, pipe: Pipeline, started: Sequence[JobRecord], ended: Sequence[JobRecord]) -> None:
+        for record in started:
+            self._start(pipe, record)
+        for record in ended:
+            self._end(pipe, record)
+        if ended:
+            self._count(pipe, ended)
 
     def _send(self, fill: Callable[[Pipeline], None]) -> bool:
         """Run a pipeline; False when the server's memory is full."""

@@ -23,7 +23,7 @@ BLOCK_S = 1
 
 
 class TicketSource:
-    """The queue as a worker uses it."""
+    """Takes tickets from the queue and puts them back."""
 
     def __init__(self, queue: Queue, patience: Patience) -> None:
         self._queue = queue
@@ -31,7 +31,7 @@ class TicketSource:
         self._patience = patience
 
     def pop(self, limit: int) -> list[TicketJob]:
-        """Up to `limit` jobs from the queue; waits a moment when there is none."""
+        """Up to `limit` jobs from the queue; waits a moment if the queue is empty."""
         ids = patiently(self._client, lambda: self._pop_ids(limit) or self._wait_for_id(), self._patience)
         return self._fetch(ids) if ids else []
 
@@ -52,7 +52,7 @@ class TicketSource:
         return [first] if first else []
 
     def _fetch(self, ids: Sequence[bytes]) -> list[TicketJob]:
-        """The jobs of popped ids. What is not even a job is dropped with a log line."""
+        """The jobs of popped ids. Ids without a valid job are dropped with a log line."""
 
         def fetch() -> list[Any]:
             with self._client.pipeline(transaction=False) as pipe:
@@ -74,10 +74,10 @@ class TicketSource:
         try:
             job = TicketJob(job_id.decode(), connection=self._client, serializer=self._queue.serializer)
         except ValueError as error:
-            log.error("queue %s holds %r, which is no job id: %s", self._queue.name, job_id, error)
+            log.error("queue %s holds %r, which is not a job id: %s", self._queue.name, job_id, error)
             return None
         if not fields:
-            log.info("job %s is no more; nothing to do for it", job.id)
+            log.info("job %s no longer exists; nothing to do for it", job.id)
             return None
         try:
             job.restore(fields)

@@ -1,11 +1,11 @@
 """The RQ side of a worker: hundreds of tickets in flight in one process, visible to and commanded by RQ's tools.
 
 `RqWorker` registers and heartbeats like any RQ worker, pops tickets (crash-safe, through RQ's intermediate queue),
-hands them in batches to a `TicketHandler`, and has the `ledger` write RQ's records. It knows nothing of groups, engines
-or leases.
+hands them in batches to a `TicketHandler`, and lets `JobRecords` write RQ's records. It does not know groups,
+engines or leases.
 
-Invariant: a popped ticket is either given to the work, refused into RQ's failed-job log, or put back. What Redis says
-is data: jobs that are not tickets of this run are never executed.
+Invariant: a popped ticket is either given to the handler, recorded as failed, or put back. Content of Redis
+is only data: jobs that are not tickets of this run are never executed.
 """
 
 import asyncio
@@ -47,22 +47,22 @@ MAX_TAKE = 256
 """Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
 LAST_POP_S = 2 * BLOCK_S
 HAND_BACK_S = 2.0
-"""What is left to cancelled tickets to give their groups back."""
+"""How long cancelled tickets may take to hand back their groups."""
 
 
 class TicketGroups(Protocol):
-    """What was found to do for one ticket."""
+    """The groups that were leased for one ticket."""
 
     @property
     def groups(self) -> Sequence[str]:
         """Names of the groups, for people; empty when nothing was pending."""
 
     async def run(self) -> None:
-        """Do it. When cancelled, give everything back."""
+        """Run the groups. When cancelled, hand them back."""
 
 
 class TicketHandler(Protocol):
-    """Whoever does the tickets' work."""
+    """Does the work of tickets."""
 
     async def room(self, groups: int) -> int:
         """Wait until `groups` groups, or all that are ever possible, may be taken; return how many. 0 after `stop`."""
@@ -109,7 +109,7 @@ class RqWorker(BaseWorker):
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
         self._in_flight: dict[str, tuple[asyncio.Task[None], JobRecord]] = {}
-        self._groups_per_ticket = MAX_GROUPS  # until the first ticket tells
+        self._groups_per_ticket = MAX_GROUPS  # until the first ticket is seen
         self._threads = ThreadPoolExecutor(2, "rq")
         self._writer = ThreadPoolExecutor(1, "rq-ledger")
 
@@ -119,10 +119,10 @@ class RqWorker(BaseWorker):
         return BLOCK_S
 
     async def run(self) -> None:
-        """Work until told to stop; then let tickets in flight finish within the grace period.
+        """Work until asked to stop; then let tickets in flight finish within the grace period.
 
         Raises `ServerUnavailable` or `ServerRefused` when it cannot register, and what stopped it when that is final
-        (`StoreLost`, `RunMismatch`, `ServerRefused`, or what `give_up` was told).
+        (`StoreLost`, `RunMismatch`, `ServerRefused`, or the error given to `give_up`).
         """
         self._loop = asyncio.get_running_loop()
         await self._call(self._register)
@@ -154,7 +154,7 @@ class RqWorker(BaseWorker):
         self._work.stop()
 
     def give_up(self, error: BaseException) -> None:
-        """Stop at once for a final reason, which `run` raises."""
+        """Stop at once because of a final error, which `run` raises."""
         self.fatal = self.fatal or error
         if not self._stopping.is_set():
             self.request_shutdown()
@@ -189,7 +189,7 @@ class RqWorker(BaseWorker):
                 self.give_up(error)
 
     async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[JobRecord, Ticket]]:
-        """Keep the tickets that fit (one at least), put back the others; file what is none as failed."""
+        """Keep the tickets that fit (one at least), put back the others; record jobs that are not tickets as failed."""
         accepted: list[tuple[JobRecord, Ticket]] = []
         too_many: list[TicketJob] = []
         for job in jobs:
@@ -235,7 +235,7 @@ class RqWorker(BaseWorker):
         except (StoreLost, RunMismatch) as error:
             record.end(JobStatus.FAILED, f"{type(error).__name__}: {error}")
             self.give_up(error)
-        except Exception as error:  # a ticket's failure is filed with RQ and harms no other
+        except Exception as error:  # a ticket's failure is recorded in RQ and affects no other
             log.exception("ticket %s failed", record.job.id)
             record.end(JobStatus.FAILED, "".join(traceback.format_exception(error)))
         else:
@@ -299,7 +299,7 @@ class RqWorker(BaseWorker):
     def _clean(self) -> None:
         try:
             self.clean_registries()  # type: ignore[no-untyped-call]
-        except Exception:  # RQ's cleaning trips over whatever anybody put into its queues
+        except Exception:  # RQ's cleaning fails on malformed jobs in its queues
             log.warning("worker %s: RQ's maintenance failed", self.name, exc_info=True)
             self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ types it as None
 
@@ -313,19 +313,19 @@ class RqWorker(BaseWorker):
         self._writer.shutdown(wait=False)
 
     def handle_payload(self, message: Any) -> None:
-        """Obey a command of RQ's (`rq.command`). Runs in the thread of the subscription."""
+        """Carry out a command of RQ's (`rq.command`). Runs in the subscription's thread."""
         try:
             payload = json.loads(message["data"])
             command, job_id = payload["command"], payload.get("job_id")
         except (ValueError, TypeError, KeyError, AttributeError):
-            log.warning("worker %s: ignored a command that is none: %.200r", self.name, message.get("data"))
+            log.warning("worker %s: ignored a malformed command: %.200r", self.name, message.get("data"))
             return
         if command == "shutdown":
             self._loop.call_soon_threadsafe(self.request_shutdown)
         elif command == "stop-job":
             self._loop.call_soon_threadsafe(self._stop_ticket, job_id)
         else:
-            log.warning("worker %s: ignored command %.80r, which means nothing here", self.name, command)
+            log.warning("worker %s: ignored command %.80r, which is not supported", self.name, command)
 
     def _stop_ticket(self, job_id: Any) -> None:
         entry = self._in_flight.get(job_id)

@@ -1,4 +1,4 @@
-"""A tokenizer for engines that have none: text is its UTF-8 bytes."""
+"""A tokenizer for engines without one: the ids of a text are its UTF-8 bytes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ class ByteTokenizer:
         return list(text.encode())
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """Text of `ids`; what is no printable byte is left out, unless `special`."""
+        """Text of `ids`, without bytes that are not printable unless `special`."""
         return bytes(token for token in ids if (0 if special else 32) <= token < 256).decode(errors="ignore")
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:

@@ -23,7 +23,7 @@ NOT_ARCHITECTURE = frozenset(
 
 
 class HfTokenizer:
-    """`Tokenizer` over a folder written by `save_pretrained`. No special tokens are added and none are left out."""
+    """`Tokenizer` over a folder written by `save_pretrained`. No special tokens are added or removed."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` when the folder holds no fast tokenizer, or transformers is not installed."""
@@ -100,7 +100,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object of the folder; `ConfigError` when it is missing or is none."""
+    """A JSON object from a file of the folder. Raises `ConfigError` if it is missing or not an object."""
     path = folder / name
     try:
         content = orjson.loads(path.read_bytes())

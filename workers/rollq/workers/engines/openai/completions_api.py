@@ -1,4 +1,4 @@
-"""What is said to a server with OpenAI's completions API, and what its answers mean. Pure: plain values in and out."""
+"""Requests and answers of OpenAI's completions API. Pure: plain values in and out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from rollq.buffer.rollouts import FinishReason, Float32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion, parse_reason
 
 NO_LIMIT_TOKENS = 1 << 62
-"""Context of a server that does not tell it; it refuses what is too long by itself."""
+"""Context of a server that does not report it; the server itself refuses requests that are too long."""
 PROBE = Request(np.array([1, 2, 3, 4], np.int32), Sampling(max_tokens=8, top_k=1))
 """The simplest request: every server can answer it, and its logprobs are known."""
 
@@ -18,7 +18,7 @@ TOP_LOGPROBS = 5
 
 
 def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict[str, Any]:
-    """A request for at most `tokens` new tokens, but for the model's name. Everything is said: no default counts."""
+    """A request for at most `tokens` new tokens, without the model's name. It sets every parameter."""
     sampling, prefix = request.sampling, request.prefix_ids
     return {
         "prompt": request.prompt_ids if prefix is None else np.concatenate([request.prompt_ids, prefix]),
@@ -42,8 +42,8 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 
 @dataclass(slots=True, eq=False)
 class Tokens:
-    """What has come of a completion: ids, their logprobs in nats, and why it ended, once it has. `url` is the server's,
-    for messages."""
+    """The part of a completion that has arrived: ids, their logprobs in nats, and why it ended, if it has. `url` is the
+    server's, for messages."""
 
     url: str = "the server"
     ids: list[int] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Tokens:
     reason: str | None = None
 
     def begin(self, url: str) -> None:
-        """Nothing yet: the server at `url` is asked."""
+        """Start anew: the server at `url` is asked."""
         self.url, self.ids, self.logprobs, self.reason = url, [], [], None
 
     def add(self, answer: Any) -> None:
@@ -82,7 +82,7 @@ class Tokens:
         try:
             ids, logprobs = np.array(self.ids, dtype=np.int32), np.array(self.logprobs, dtype=np.float32)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{self.url} gave token ids or logprobs that are no numbers: {error}") from error
+            raise ValueError(f"{self.url} gave token ids or logprobs that are not numbers: {error}") from error
         if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
             raise ValueError(f"{self.url} gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
         spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
@@ -109,19 +109,19 @@ def read_completion(answer: Any, version: WeightsVersion) -> Completion:
 
 
 def fingerprint_body() -> dict[str, Any]:
-    """A request whose answer tells the weights: the largest logprobs of the token after `PROBE`'s prompt."""
+    """A request whose answer identifies the weights: the largest logprobs of the token after `PROBE`'s prompt."""
     request = Request(PROBE.prompt_ids, Sampling(max_tokens=1))
     return {**request_body(request, 1, WeightsVersion(0, 0, "")), "logprobs": TOP_LOGPROBS, "cache_salt": None}
 
 
 def read_fingerprint(answer: Any) -> Float32Array:
-    """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` when the server tells none."""
+    """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
     try:
         top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
         return np.array(sorted(top.values(), reverse=True)[:TOP_LOGPROBS], np.float32)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"the server tells no top_logprobs ({type(error).__name__}: {error}): it cannot be compared with the others"
+            f"the server returns no top_logprobs ({type(error).__name__}: {error}): it cannot be compared with others"
         ) from error
 
 
@@ -151,8 +151,8 @@ def check_probe(probed: Completion) -> None:
         raise ValueError("the server gave no token where some were asked for")
     equals = np.exp(-probed.logprobs)
     if (np.abs(equals - equals.round()) > 0.01).any():
-        told = ", ".join(f"{logprob:.3f}" for logprob in probed.logprobs)
+        logprobs = ", ".join(f"{logprob:.3f}" for logprob in probed.logprobs)
         raise ValueError(
-            f"the server gives tokens that had to be sampled logprobs of {told}: these are "
+            f"the server gives tokens that had to be sampled logprobs of {logprobs}: these are "
             "of the model and not of what was sampled; start vLLM with --logprobs-mode processed_logprobs"
         )

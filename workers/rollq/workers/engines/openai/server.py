@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 import aiohttp
+import numpy as np
 
 from rollq.buffer.rollouts import Float32Array
 from rollq.workers.engines.limits import token_limit
@@ -26,6 +27,8 @@ from rollq.workers.http.client import exchange, stream
 from rollq.workers.http.server_pool import PooledServer
 
 NO_VERSION = WeightsVersion(0, 0, "")
+SAME_NATS = 0.05
+"""Logprobs of equal weights differ by less than this, across machines and kernels."""
 
 
 class ServerState(StrEnum):
@@ -80,6 +83,11 @@ class Server(PooledServer):
     async def fingerprint(self, http: aiohttp.ClientSession) -> Float32Array:
         """Logprobs that identify the weights; see `read_fingerprint`."""
         return read_fingerprint(await self.complete(http, fingerprint_body()))
+
+    async def has_weights_of(self, http: aiohttp.ClientSession, other: "Server") -> bool:
+        """Whether both servers have the same weights, judged by their logprobs."""
+        mine, theirs = await self.fingerprint(http), await other.fingerprint(http)
+        return mine.shape == theirs.shape and bool((np.abs(mine - theirs) < SAME_NATS).all())
 
     async def accepts_priorities(self, http: aiohttp.ClientSession) -> bool:
         """Whether the server accepts priorities; some refuse them unless they schedule by them."""

@@ -17,7 +17,6 @@ from time import monotonic
 from typing import Any, NoReturn
 
 import aiohttp
-import numpy as np
 
 from rollq.buffer.errors import RollqError, WeightsError
 from rollq.workers.engines.openai import weight_routes
@@ -31,14 +30,28 @@ from rollq.workers.http.server_pool import ServerPool
 
 log = logging.getLogger(__name__)
 
-SAME_NATS = 0.05
-"""Logprobs of equal weights differ by less than this, across machines and kernels."""
 SESSIONS = 10_000
 """Conversations whose server is remembered."""
 
 
 class RequestFailed(RollqError, RuntimeError):
     """A request failed at every try, while the servers answer others."""
+
+
+class _Sessions:
+    """The server of each conversation; the oldest ones are forgotten."""
+
+    def __init__(self) -> None:
+        self._servers: OrderedDict[str, Server] = OrderedDict()
+
+    def get(self, session: str) -> Server | None:
+        return self._servers.get(session)
+
+    def set(self, session: str, server: Server) -> None:
+        self._servers[session] = server
+        self._servers.move_to_end(session)
+        if len(self._servers) > SESSIONS:
+            self._servers.popitem(last=False)
 
 
 class Servers(ServerPool[Server]):
@@ -50,7 +63,7 @@ class Servers(ServerPool[Server]):
         self._pushes = pushes
         self._weights: Weights | None = None
         self._wanted_model = model
-        self._sessions: OrderedDict[str, Server] = OrderedDict()
+        self._sessions = _Sessions()
         self._joining: dict[asyncio.Task[None], Server] = {}
         self._comparing = asyncio.Lock()
         self._http: aiohttp.ClientSession | None = None
@@ -148,18 +161,12 @@ class Servers(ServerPool[Server]):
         """The server of this session, else the least loaded; another one than `failed` if possible."""
         allowed = self.serving or list(self.servers)
         allowed = [server for server in allowed if server is not failed] or allowed
-        chosen = self._sessions.get(session) if session is not None else None
+        chosen = None if session is None else self._sessions.get(session)
         if chosen is None or chosen not in allowed:
             chosen = min(allowed, key=lambda server: server.in_flight)
         if session is not None:
-            self._remember(session, chosen)
+            self._sessions.set(session, chosen)
         return chosen
-
-    def _remember(self, session: str, server: Server) -> None:
-        self._sessions[session] = server
-        self._sessions.move_to_end(session)
-        if len(self._sessions) > SESSIONS:
-            self._sessions.popitem(last=False)
 
     def eject(self, server: Server, error: TransientError) -> bool:
         """Send a failed server no more requests until it has shown that it works; whether another server is there."""
@@ -186,13 +193,14 @@ class Servers(ServerPool[Server]):
     def _start_joining(self, server: Server) -> asyncio.Task[None]:
         task = asyncio.create_task(self._join(server))
         self._joining[task] = server
-        task.add_done_callback(self._joined)
-        return task
 
-    def _joined(self, task: asyncio.Task[None]) -> None:
-        server = self._joining.pop(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s cannot be used: %s", server.url, error)
+        def joined(task: asyncio.Task[None]) -> None:
+            del self._joining[task]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("%s cannot be used: %s", server.url, error)
+
+        task.add_done_callback(joined)
+        return task
 
     async def _join(self, server: Server) -> None:
         """Try until the server serves. Raises `ValueError` when it is unfit for training."""
@@ -219,14 +227,10 @@ class Servers(ServerPool[Server]):
         await server.probe(http)
         server.priorities = await server.accepts_priorities(http)
         async with self._comparing:  # two servers that join together must not both pass as the first
-            if self._weights is None and self.serving and not await self._same(server, self.serving[0]):
-                raise TransientError(f"its answers are not those of {self.serving[0].url}: it serves other weights")
+            other = None if self._weights is not None else next(iter(self.serving), None)
+            if other is not None and not await server.has_weights_of(http, other):
+                raise TransientError(f"its answers are not those of {other.url}: it serves other weights")
             server.state = ServerState.SERVING
-
-    async def _same(self, server: Server, other: Server) -> bool:
-        """Whether two servers have the same weights, judged by their logprobs."""
-        mine, theirs = await server.fingerprint(self._session()), await other.fingerprint(self._session())
-        return mine.shape == theirs.shape and bool((np.abs(mine - theirs) < SAME_NATS).all())
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:

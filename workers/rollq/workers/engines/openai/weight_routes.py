@@ -1,7 +1,7 @@
 """Weights into a vLLM server over HTTP: its development routes, and `LoadExtension` in its workers.
 
-Invariant: a server whose `weight_version` is the name of some weights holds them whole, and generates. While it loads,
-it has another name, and one that was started again has vLLM's.
+Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. While it
+loads, it has another name, and a restarted server has vLLM's.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """As servers call it."""
+        """The weight version's name at the server."""
         return f"{self.version.epoch}.{self.version.version}.{self.version.digest[:16]}"
 
 

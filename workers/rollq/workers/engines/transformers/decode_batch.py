@@ -37,7 +37,7 @@ class ActiveSequence:
     finish_reason: FinishReason | None = None
 
     def completion(self, finish_reason: FinishReason) -> Completion:
-        """What was generated so far, as the engine's answer."""
+        """The tokens generated so far, as a completion."""
         return Completion(
             np.array(self.ids, dtype=np.int32),
             np.array(self.logprobs, dtype=np.float32),
@@ -48,7 +48,7 @@ class ActiveSequence:
 
 @dataclass(slots=True, eq=False)
 class _State:
-    """What the model knows of B rows of T columns: the cache, the attention mask int64 [B, T], and the next token's
+    """The model's state for B rows of T columns: the cache, the attention mask int64 [B, T], and the next token's
     logits [B, V]."""
 
     cache: Any  # a DynamicCache whose layers all hold `keys` and `values` [B, heads, T, head size]
@@ -80,7 +80,7 @@ class DecodeBatch:
 
     @torch.no_grad()
     def step(self) -> list[ActiveSequence]:
-        """Sample one token for every sequence, and return those that it finished, which leave."""
+        """Sample one token for every sequence; the sequences that it finished leave and are returned."""
         if self._state is None:
             return []
         draws = torch.from_numpy(uniforms(self._seeds, self._positions)).to(self._state.logits.device)

@@ -43,7 +43,7 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
 
 @torch.no_grad()
 def copy_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> None:
-    """Put what `read_weights` returned into `model`, in place, in the model's dtype and on its device."""
+    """Copy weights from `read_weights` into `model`, in place, in the model's dtype and on its device."""
     for name, tensor in weight_tensors(model).items():
         tensor.copy_(weights[name])
 

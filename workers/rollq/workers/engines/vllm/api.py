@@ -1,4 +1,4 @@
-"""What vLLM is asked for a request, and what its answers mean. Pure: plain values and vLLM's own in and out."""
+"""vLLM's sampling parameters of a request, and completions from its outputs. Pure."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion,
 
 
 def sampling_parameters(sampling: Sampling, tokens: int, stop_ids: list[int]) -> SamplingParams:
-    """Everything that changes the distribution or the end, said explicitly, for at most `tokens` new tokens."""
+    """Parameters for at most `tokens` new tokens, with everything set that changes the distribution or the end."""
     return SamplingParams(
         n=1,
         max_tokens=tokens,
@@ -44,16 +44,16 @@ def read_output(output: Any, version: WeightsVersion, *, spans: bool) -> Complet
     logprobs = np.array(output.logprobs.logprobs if len(ids) else (), dtype=np.float32)
     if logprobs.shape != ids.shape:
         raise ValueError(f"vLLM gave {len(ids)} tokens with {len(logprobs)} logprobs")
-    told = getattr(output, "weight_versions", None) if spans else None
-    if told:
-        versions = tuple(span_of(each.version, each.end - each.start) for each in told)
+    reported = getattr(output, "weight_versions", None) if spans else None
+    if reported:
+        versions = tuple(span_of(span.version, span.end - span.start) for span in reported)
     else:
         versions = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
     return Completion(ids, logprobs, versions, parse_reason(output.finish_reason))
 
 
 def name_of(version: WeightsVersion) -> str:
-    """Weights as vLLM calls them."""
+    """The name of a weight version in vLLM."""
     return f"{version.epoch}.{version.version}"
 
 

@@ -1,4 +1,4 @@
-"""What rollq adds to vLLM's worker processes: loading a folder of weights, or a trainer's, into the running model."""
+"""Methods that rollq adds to vLLM's worker processes, which load weights into the running model."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,14 +27,14 @@ class LoadExtension:
     def rollq_load(self, folder: str, copies: Mapping[str, str]) -> None:
         """Load all tensors of `folder`, and those named by the keys of `copies` once more, under the values.
 
-        vLLM loads a tied head only under a name of its own. Without it, a kernel that packs its weights (on the CPU)
-        goes on with those of before, and vLLM says nothing.
+        vLLM loads a tied head only under a separate name. Without it, a kernel that packs its weights (on the CPU)
+        silently keeps the old ones.
         """
         self.rollq_check(folder)  # a reload that fails half-way kills vLLM at its next step
         self.reload_weights(weights_iterator=_tensors(Path(folder), copies))
 
     def rollq_receive(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
-        """Meet the trainer in a group of this one time, and load what it sends; vLLM's own weight transfer."""
+        """Join the trainer in a new process group, and load the weights that it sends by vLLM's weight transfer."""
         self.init_weight_transfer_engine(init_info)
         try:
             if getattr(getattr(self.weight_transfer_engine, "model_update_group", None), "disabled", False):
@@ -47,10 +47,10 @@ class LoadExtension:
 
 
 def _tensors(folder: Path, copies: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """The tensors of `folder`, one at a time: no more of them is in memory."""
+    """The tensors of `folder`, with only one in memory at a time."""
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - no mapping
+            for name in file.keys():  # noqa: SIM118 - not a mapping
                 tensor = file.get_tensor(name)
                 yield name, tensor
                 if name in copies:
