@@ -9,14 +9,12 @@ is only data: jobs that are not tickets of this run are never executed.
 """
 
 import asyncio
-import json
 import logging
 import os
 import secrets
 import signal
 import socket
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,16 +22,17 @@ from math import inf
 from typing import Any, Protocol, TypeVar
 
 from redis.client import PubSub, PubSubWorkerThread
-from redis.exceptions import OutOfMemoryError, RedisError
-from rq import Queue, worker_registration
+from redis.exceptions import RedisError
+from rq import Queue
 from rq.job import JobStatus
-from rq.utils import now
-from rq.worker import BaseWorker, WorkerStatus
+from rq.worker import BaseWorker
 
 from rollq.buffer.errors import RunMismatch, ServerError, StoreLost, TicketRefused
-from rollq.buffer.store.connection import Patience, patiently
+from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import MAX_GROUPS, Ticket, TicketJob
+from rollq.workers.rq.in_flight import TicketGroups, TicketsInFlight
 from rollq.workers.rq.records import JobRecord, JobRecords
+from rollq.workers.rq.registration import clean, heartbeat, parse_command, register
 from rollq.workers.rq.ticket_source import BLOCK_S, TicketSource
 
 log = logging.getLogger(__name__)
@@ -46,19 +45,6 @@ MAINTENANCE_S = 600
 MAX_TAKE = 256
 """Groups taken at a time: a call of the buffer stays short, and some groups are made while others are leased."""
 LAST_POP_S = 2 * BLOCK_S
-HAND_BACK_S = 2.0
-"""How long cancelled tickets may take to hand back their groups."""
-
-
-class TicketGroups(Protocol):
-    """The groups that were leased for one ticket."""
-
-    @property
-    def groups(self) -> Sequence[str]:
-        """Names of the groups, for people; empty when nothing was pending."""
-
-    async def run(self) -> None:
-        """Run the groups. When cancelled, hand them back."""
 
 
 class TicketHandler(Protocol):
@@ -108,7 +94,7 @@ class RqWorker(BaseWorker):
         self._ledger = JobRecords(queue, self.name, self.key, self._patience)
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
-        self._in_flight: dict[str, tuple[asyncio.Task[None], JobRecord]] = {}
+        self._in_flight = TicketsInFlight(self._ledger, self.give_up)
         self._groups_per_ticket = MAX_GROUPS  # until the first ticket is seen
         self._threads = ThreadPoolExecutor(2, "rq")
         self._writer = ThreadPoolExecutor(1, "rq-ledger")
@@ -125,7 +111,8 @@ class RqWorker(BaseWorker):
         (`StoreLost`, `RunMismatch`, `ServerRefused`, or the error given to `give_up`).
         """
         self._loop = asyncio.get_running_loop()
-        await self._call(self._register)
+        await self._call(register, self)
+        log.info("worker %s listens on %s", self.name, self._queue.name)
         intake = asyncio.create_task(self._intake())
         parts = [intake, asyncio.create_task(self._heartbeats()), asyncio.create_task(self._ledger.run(self._writer))]
         for part in parts:
@@ -133,7 +120,7 @@ class RqWorker(BaseWorker):
         try:
             await self._stopping.wait()
             await asyncio.wait([intake], timeout=LAST_POP_S)  # longer only when a server is away
-            await self._finish()
+            await self._in_flight.finish(self._forced, self._grace_s)
         finally:
             for part in parts:
                 part.cancel()
@@ -218,90 +205,24 @@ class RqWorker(BaseWorker):
         for (record, _), taken in zip(accepted, await self._work.take(tickets), strict=True):
             record.groups = taken.groups
             if taken.groups:
-                task = asyncio.create_task(self._perform(record, taken))
-                self._in_flight[record.job.id] = (task, record)
+                self._in_flight.start(record, taken)
             else:
                 record.end(JobStatus.FINISHED)
             self._ledger.note(record)
 
-    async def _perform(self, record: JobRecord, taken: TicketGroups) -> None:
-        try:
-            await taken.run()
-        except asyncio.CancelledError:
-            # Cancelled by `stop-job`, which set the status, or at the end of the grace period. Its groups were given
-            # back, so nothing is left to do for this ticket: it counts as finished.
-            if record.status is JobStatus.STARTED:
-                record.end(JobStatus.FINISHED)
-        except (StoreLost, RunMismatch) as error:
-            record.end(JobStatus.FAILED, f"{type(error).__name__}: {error}")
-            self.give_up(error)
-        except Exception as error:  # a ticket's failure is recorded in RQ and affects no other
-            log.exception("ticket %s failed", record.job.id)
-            record.end(JobStatus.FAILED, "".join(traceback.format_exception(error)))
-        else:
-            record.end(JobStatus.FINISHED)
-        finally:
-            del self._in_flight[record.job.id]
-            self._ledger.note(record)
-
-    async def _finish(self) -> None:
-        """Wait for the tickets in flight, at most for the grace period; then cancel what is left."""
-        tasks = [task for task, _ in self._in_flight.values()]
-        if not tasks:
-            return
-        forced = asyncio.create_task(self._forced.wait())
-        done = asyncio.create_task(asyncio.wait(tasks))
-        await asyncio.wait([forced, done], timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED)
-        forced.cancel()
-        done.cancel()
-        rest = [task for task in tasks if not task.done()]
-        for task in rest:
-            task.cancel()
-        if rest:
-            await asyncio.wait(rest, timeout=HAND_BACK_S)
-
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
         return await self._loop.run_in_executor(self._threads, partial(function, *args))
 
-    # registration, heartbeats, commands
-
-    def _register(self) -> None:
-        patiently(self.connection, self._enter)
-        self.subscribe()  # type: ignore[no-untyped-call]
-        log.info("worker %s listens on %s", self.name, self._queue.name)
-
-    def _enter(self) -> None:
-        try:
-            self.register_birth()  # type: ignore[no-untyped-call]
-            self.set_state(WorkerStatus.STARTED)
-        except OutOfMemoryError as error:  # work is what empties a full server; every heartbeat registers again
-            log.warning("worker %s: not yet in RQ's list of workers: %s", self.name, error)
+    # heartbeats, commands
 
     async def _heartbeats(self) -> None:
         while True:
-            await self._loop.run_in_executor(self._writer, self._beat, bool(self._in_flight))
+            beat = partial(heartbeat, self, len(self._in_flight) > 0, self._patience)
+            await self._loop.run_in_executor(self._writer, beat)
+            await self._loop.run_in_executor(self._writer, self._ledger.beat)
+            if self.should_run_maintenance_tasks:
+                await self._loop.run_in_executor(self._writer, clean, self)
             await asyncio.sleep(HEARTBEAT_S)
-
-    def _beat(self, busy: bool) -> None:
-        def beat() -> None:
-            with self.connection.pipeline(transaction=False) as pipe:
-                self.heartbeat(pipeline=pipe)
-                self.set_state(WorkerStatus.BUSY if busy else WorkerStatus.IDLE, pipeline=pipe)
-                pipe.hset(self.key, mapping=self.serialize())  # the key may have expired during an outage
-                worker_registration.register(self, pipe)
-                pipe.execute(raise_on_error=False)  # full memory refuses it; the next one may pass
-
-        patiently(self.connection, beat, self._patience)
-        self._ledger.beat()
-        if self.should_run_maintenance_tasks:
-            self._clean()
-
-    def _clean(self) -> None:
-        try:
-            self.clean_registries()  # type: ignore[no-untyped-call]
-        except Exception:  # RQ's cleaning fails on malformed jobs in its queues
-            log.warning("worker %s: RQ's maintenance failed", self.name, exc_info=True)
-            self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ types it as None
 
     async def _say_goodbye(self) -> None:
         try:
@@ -314,27 +235,15 @@ class RqWorker(BaseWorker):
 
     def handle_payload(self, message: Any) -> None:
         """Carry out a command of RQ's (`rq.command`). Runs in the subscription's thread."""
-        try:
-            payload = json.loads(message["data"])
-            command, job_id = payload["command"], payload.get("job_id")
-        except (ValueError, TypeError, KeyError, AttributeError):
+        command = parse_command(message)
+        if command is None:
             log.warning("worker %s: ignored a malformed command: %.200r", self.name, message.get("data"))
-            return
-        if command == "shutdown":
+        elif command.name == "shutdown":
             self._loop.call_soon_threadsafe(self.request_shutdown)
-        elif command == "stop-job":
-            self._loop.call_soon_threadsafe(self._stop_ticket, job_id)
+        elif command.name == "stop-job":
+            self._loop.call_soon_threadsafe(self._in_flight.stop, command.job_id)
         else:
-            log.warning("worker %s: ignored command %.80r, which is not supported", self.name, command)
-
-    def _stop_ticket(self, job_id: Any) -> None:
-        entry = self._in_flight.get(job_id)
-        if entry is None:
-            log.info("worker %s: asked to stop job %.80r, which does not run here", self.name, job_id)
-            return
-        task, record = entry
-        record.end(JobStatus.STOPPED, "stopped by RQ's stop-job command")
-        task.cancel()
+            log.warning("worker %s: ignored command %.80r, which is not supported", self.name, command.name)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: PubSub, pubsub_thread: PubSubWorkerThread) -> None:
         """Keep listening for commands through outages; the driver subscribes again when the server is back."""

@@ -1,0 +1,95 @@
+"""Tickets in flight: each runs as a task, and its outcome is recorded for RQ.
+
+Invariant: the failure of a ticket affects no other ticket, except when the run itself is gone.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rq.job import JobStatus
+
+from rollq.buffer.errors import RunMismatch, StoreLost
+from rollq.workers.rq.records import JobRecord, JobRecords
+
+log = logging.getLogger(__name__)
+
+HAND_BACK_S = 2.0
+"""How long cancelled tickets may take to hand back their groups."""
+
+
+class TicketGroups(Protocol):
+    """The groups that were leased for one ticket."""
+
+    @property
+    def groups(self) -> Sequence[str]:
+        """Names of the groups, for people; empty when nothing was pending."""
+
+    async def run(self) -> None:
+        """Run the groups. When cancelled, hand them back."""
+
+
+class TicketsInFlight:
+    """The tickets that a worker runs."""
+
+    def __init__(self, records: JobRecords, give_up: Callable[[BaseException], None]) -> None:
+        """`give_up` is called with the error when the run is gone."""
+        self._records = records
+        self._give_up = give_up
+        self._tickets: dict[str, tuple[asyncio.Task[None], JobRecord]] = {}
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def start(self, record: JobRecord, taken: TicketGroups) -> None:
+        """Run the groups of a ticket."""
+        task = asyncio.create_task(self._perform(record, taken))
+        self._tickets[record.job.id] = (task, record)
+
+    async def _perform(self, record: JobRecord, taken: TicketGroups) -> None:
+        try:
+            await taken.run()
+        except asyncio.CancelledError:
+            # Cancelled by `stop-job`, which set the status, or at the end of the grace period. Its groups were given
+            # back, so nothing is left to do for this ticket: it counts as finished.
+            if record.status is JobStatus.STARTED:
+                record.end(JobStatus.FINISHED)
+        except (StoreLost, RunMismatch) as error:
+            record.end(JobStatus.FAILED, f"{type(error).__name__}: {error}")
+            self._give_up(error)
+        except Exception as error:  # a ticket's failure is recorded in RQ and affects no other
+            log.exception("ticket %s failed", record.job.id)
+            record.end(JobStatus.FAILED, "".join(traceback.format_exception(error)))
+        else:
+            record.end(JobStatus.FINISHED)
+        finally:
+            del self._tickets[record.job.id]
+            self._records.note(record)
+
+    def stop(self, job_id: object) -> None:
+        """Stop one ticket, for RQ's command `stop-job`."""
+        entry = self._tickets.get(str(job_id))
+        if entry is None:
+            log.info("asked to stop job %.80r, which does not run here", job_id)
+            return
+        task, record = entry
+        record.end(JobStatus.STOPPED, "stopped by RQ's stop-job command")
+        task.cancel()
+
+    async def finish(self, forced: asyncio.Event, grace_s: float) -> None:
+        """Wait for all tickets, for at most `grace_s` or until `forced`; then cancel the running."""
+        tasks = [task for task, _ in self._tickets.values()]
+        if not tasks:
+            return
+        at_once = asyncio.create_task(forced.wait())
+        done = asyncio.create_task(asyncio.wait(tasks))
+        await asyncio.wait([at_once, done], timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        done.cancel()
+        running = [task for task in tasks if not task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=HAND_BACK_S)

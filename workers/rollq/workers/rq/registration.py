@@ -1,0 +1,67 @@
+"""A worker's place in RQ: registration, heartbeats, maintenance, and the commands that it gets. Blocking calls."""
+
+import json
+import logging
+from typing import Any, NamedTuple
+
+from redis.exceptions import OutOfMemoryError
+from rq import worker_registration
+from rq.utils import now
+from rq.worker import BaseWorker, WorkerStatus
+
+from rollq.buffer.store.connection import Patience, patiently
+
+log = logging.getLogger(__name__)
+
+
+def register(worker: BaseWorker) -> None:
+    """Enter the worker in RQ's list, and subscribe to commands. Raises `ServerUnavailable` or `ServerRefused`."""
+    patiently(worker.connection, lambda: _enter(worker))
+    worker.subscribe()  # type: ignore[no-untyped-call]
+
+
+def _enter(worker: BaseWorker) -> None:
+    try:
+        worker.register_birth()  # type: ignore[no-untyped-call]
+        worker.set_state(WorkerStatus.STARTED)
+    except OutOfMemoryError as error:  # only work can empty a full server; every heartbeat registers again
+        log.warning("worker %s: not yet in RQ's list of workers: %s", worker.name, error)
+
+
+def heartbeat(worker: BaseWorker, busy: bool, patience: Patience) -> None:
+    """Renew the worker's registration and report whether it is busy."""
+
+    def beat() -> None:
+        with worker.connection.pipeline(transaction=False) as pipe:
+            worker.heartbeat(pipeline=pipe)
+            worker.set_state(WorkerStatus.BUSY if busy else WorkerStatus.IDLE, pipeline=pipe)
+            pipe.hset(worker.key, mapping=worker.serialize())  # the key may have expired during an outage
+            worker_registration.register(worker, pipe)
+            pipe.execute(raise_on_error=False)  # refused while memory is full; the next one may pass
+
+    patiently(worker.connection, beat, patience)
+
+
+def clean(worker: BaseWorker) -> None:
+    """Run RQ's maintenance of its registries."""
+    try:
+        worker.clean_registries()  # type: ignore[no-untyped-call]
+    except Exception:  # RQ's cleaning fails on malformed jobs in its queues
+        log.warning("worker %s: RQ's maintenance failed", worker.name, exc_info=True)
+        worker.last_cleaned_at = now()  # type: ignore[assignment]  # RQ types it as None
+
+
+class Command(NamedTuple):
+    """A command of RQ's, such as `stop-job` with the id of a job."""
+
+    name: Any
+    job_id: Any
+
+
+def parse_command(message: Any) -> Command | None:
+    """The command in a message of the subscription; None if it is malformed."""
+    try:
+        payload = json.loads(message["data"])
+        return Command(payload["command"], payload.get("job_id"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
