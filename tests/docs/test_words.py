@@ -1,6 +1,10 @@
-"""Pages are written in plain English: the phrases to avoid, and what to write instead."""
+"""Pages, docstrings, comments and messages are in plain English: the phrases to avoid, and what to write instead."""
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,27 +31,71 @@ ALLOWED: dict[tuple[str, str], str] = {}
 """(file, phrase) -> why it may stay."""
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+SOURCES = sorted(
+    path
+    for folder in ("producer", "consumer", "monitor", "benchmarks", "examples", "compose")
+    for suffix in ("*.py", "*.lua", "*.toml", "*.yaml", "*.sh")
+    for path in (ROOT / folder).rglob(suffix)
+)
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def found_in(text: str) -> list[tuple[int, str]]:
-    """Line and phrase of everything to avoid."""
+def problems(text: str, first_line: int = 1) -> list[tuple[int, str]]:
+    """Line and phrase of everything to avoid in `text`."""
     hits = []
     for pattern, instead in AVOID.items():
-        for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
-            phrase = " ".join(match[0].split())
-            hits.append((text[: match.start()].count("\n") + 1, f"{phrase!r}: write {instead}"))
-    return sorted(hits)
+        for match in re.finditer(pattern.replace(" ", r"[\s#]+"), text, re.IGNORECASE):
+            phrase = " ".join(match[0].replace("#", " ").split()).lower()
+            hits.append((first_line + text[: match.start()].count("\n"), f"{phrase!r}: write {instead}"))
+    return hits
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_a_page_is_in_plain_english(page: Path) -> None:
-    assert found_in(page.read_text("utf-8")) == []
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """First line and text of each string and each block of comments in Python code."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+    block: list[str] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            block.append(token.string)
+        elif token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT) and block:
+            yield token.start[0] - len(block), "\n".join(block)
+            block = []
+
+
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """First line and text of each docstring, and of each string after a constant."""
+    for node in ast.walk(ast.parse(source)):
+        for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                yield statement.lineno, str(statement.value.value)
+
+
+def problems_of(path: Path) -> list[str]:
+    """Everything to avoid in a file, as `line: 'phrase': write ...`."""
+    text = path.read_text("utf-8")
+    if path.suffix != ".py":
+        hits = problems(re.sub(r"^( *)--", r"\1  ", text, flags=re.MULTILINE))
+    else:
+        hits = [hit for line, part in prose(text) for hit in problems(part, line)]
+        hits += [
+            (line, "'What' starts a docstring: write a noun or a verb")
+            for line, part in docstrings(text)
+            if re.match(r"\s*What\b", part)
+        ]
+    allowed = [phrase for file, phrase in ALLOWED if file == name_of(path)]
+    return [f"{line}: {hit}" for line, hit in sorted(hits) if not any(f"'{phrase}'" in hit for phrase in allowed)]
+
+
+@pytest.mark.parametrize("path", [*PAGES, *SOURCES], ids=name_of)
+def test_a_file_is_in_plain_english(path: Path) -> None:
+    assert problems_of(path) == []
 
 
 def test_the_check_finds_what_it_looks_for() -> None:
-    text = "It\ngoes\non, for ever.\nThere is no end. It is no longer told."
-    assert [line for line, _ in found_in(text)] == [2, 3, 4]
+    text = "It\ngoes\n# on, for ever.\nThere is no end. It is no longer told."
+    assert [line for line, _ in sorted(problems(text))] == [2, 3, 4]
