@@ -164,7 +164,7 @@ def test_a_folder_in_use_is_refused_and_a_former_snapshot_is_replaced_when_asked
         world.begin(0, launch_id="first")
         world.complete(2)
         busy = rollq("checkpoint", tmp_path, here)
-        assert (busy.exit_code, "exists and is no snapshot: name another folder" in busy.output) == (2, True)
+        assert (busy.exit_code, "exists and is not a snapshot: name another folder" in busy.output) == (2, True)
         for expected in (0, 2):
             result = rollq("checkpoint", tmp_path / "saved", here)
             assert result.exit_code == expected
@@ -174,7 +174,7 @@ def test_a_folder_in_use_is_refused_and_a_former_snapshot_is_replaced_when_asked
 
 def test_a_folder_without_a_snapshot_and_a_damaged_one_are_named(here: Path, there: Path, tmp_path: Path) -> None:
     nothing = rollq("restore", tmp_path / "nothing", there)
-    assert (nothing.exit_code, f"is no snapshot: it has no {INDEX}" in nothing.output) == (1, True)
+    assert (nothing.exit_code, f"is not a snapshot: it has no {INDEX}" in nothing.output) == (1, True)
     with roles(here) as (_, world):
         world.begin(0, launch_id="first")
         world.complete(2)

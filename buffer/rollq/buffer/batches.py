@@ -26,7 +26,7 @@ class Batches(BufferCore):
         return int(self.call_task("fill_batch", task, handle, size, closed, *encoded))
 
     def batch(self, task: str, batch_id: str) -> BatchState | None:
-        """The batch that stands, or stood last, under this id; None when there was none, or 200 have ended since."""
+        """The current or last batch with this id; None when there was none, or 200 have ended since."""
         handle = self.send(lambda: self.client.hget(task_keys(self.run, task).batches, batch_id))
         return None if handle is None else self.batch_by_handle(task, handle.decode())
 
@@ -39,7 +39,7 @@ class Batches(BufferCore):
         return [state for state in states if state.state == "running"]
 
     def batch_by_handle(self, task: str, handle: str) -> BatchState:
-        """Where a batch stands. Raises `BatchOver` when it is not there."""
+        """The state of a batch. Raises `BatchOver` when it is not there."""
         raw = self.send(lambda: self.client.hgetall(task_keys(self.run, task).batch(handle)))
         if not raw:
             raise BatchOver(f"batch {handle!r} of task {task!r} is not there")

@@ -28,7 +28,7 @@ class Coordination(Evaluations, Fetching, Sweeping):
     ) -> Finalizing:
         """File the groups of a batch: by id, what the pipeline gave it, or why it is filtered. `result` is kept.
 
-        What is not finished joins the pool of interrupted groups. Returns what stands, perhaps by another process.
+        Unfinished groups join the pool of interrupted ones. Returns the stored result, perhaps of another process.
         """
         args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
         state, stands = self.call_task("end_finalize", task, handle, nonce, result, *args)

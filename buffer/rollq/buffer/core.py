@@ -1,4 +1,4 @@
-"""What every part of the buffer stands on: one server, one run, its incarnation, its tasks' clocks and rules."""
+"""The base of every part of the buffer: one server, one run, its incarnation, its tasks' clocks and rules."""
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ class BufferCore(RunStore):
         return self._decode_clock(task, fields)
 
     def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
-        """What is wanted of each task, and for `SLEEP` why, in one trip. Raises StoreLost like `clock`."""
+        """Each task's control, and for `SLEEP` the reason, in one trip. Raises StoreLost like `clock`."""
         keys = [task_keys(self.run, task).clock for task in tasks]
         found = self.send_all([("HMGET", key, "incarnation", "control", "sleep") for key in keys])
         wanted: dict[str, tuple[Control, str]] = {}
@@ -82,7 +82,7 @@ class BufferCore(RunStore):
         return self._rules[task]
 
     def live_model(self) -> LiveModel | None:
-        """The weights to serve; None before the first trainer has begun."""
+        """The weights to serve; None before the first trainer has started."""
         fields = self.send(lambda: self.client.hmget(self.keys.model, "epoch", "version", "digest", "uri"))
         if fields[0] is None:
             return None

@@ -134,7 +134,7 @@ class BatchOver(RollqError):
 
 
 class UnknownBatch(RollqError, KeyError):
-    """A batch of groups was never submitted, or ended so long ago that its record has expired."""
+    """A batch of groups was never submitted, or ended long enough ago that its record has expired."""
 
     def __str__(self) -> str:
         return Exception.__str__(self)  # KeyError shows the repr

@@ -30,7 +30,7 @@ class Evaluations(Batches):
     """Calls of who evaluates: a trainer, or a coordinator."""
 
     def open_batch(self, task: str, batch_id: str, kind: BatchType, *, step: int, digest: str = "") -> BatchState:
-        """Begin a batch, or return the one that stands under this id with the same `digest` of its content.
+        """Open a batch, or return the one with this id and the same `digest` of its content.
 
         An evaluation is of the version that is live now, in a task of kind eval. Raises `BatchRefused` (a ValueError).
         """
@@ -55,7 +55,7 @@ class Evaluations(Batches):
     def close_evaluation(self, task: str, handle: str, result: bytes = b"{}") -> bytes:
         """End an evaluation: its groups leave the buffer, counted as evaluated or cancelled; `result` is kept.
 
-        Harmless to repeat: returns the result of whoever was first.
+        Harmless to repeat: returns the result of the first call.
         """
         more = 1
         while more:

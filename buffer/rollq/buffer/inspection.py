@@ -16,7 +16,7 @@ class Inspection(BufferCore):
     """Read-only calls of monitors."""
 
     def counts(self, task: str) -> Counts:
-        """Where a task stands, in one consistent read. Raises StoreLost."""
+        """The state of a task, in one consistent read. Raises StoreLost."""
         server_ms, ready, outcomes, kept, clock, progress, *statuses = self.call_task("counts", task)
         return Counts(
             task=task,
@@ -35,7 +35,7 @@ class Inspection(BufferCore):
         return self.inspect(task, int(newest[0])).get("error", "") if newest else ""
 
     def inspect(self, task: str, group_id: int) -> dict[str, str]:
-        """What is known of one group without its payload; empty when there is no such group."""
+        """Everything about one group except its payload; empty when there is no such group."""
         found = self.call_task("inspect", task, group_id)
         return {name.decode(): value.decode() for name, value in pairs(found)}
 

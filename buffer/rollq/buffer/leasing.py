@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES = 256 << 20
 MAX_CALL_BYTES = 128 << 10
-"""What goes into one call, if it is more than one group: the server files it while the rest is being encoded."""
+"""Most payload of one call with more than one group: the server files it while the rest is being encoded."""
 NUMBERS_BYTES = 256
 """About what a group takes in a call beside its frames."""
 _NO_VERSION = "-"

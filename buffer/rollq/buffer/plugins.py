@@ -17,7 +17,7 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
         return builtins[name]
     module_name, _, attribute = name.rpartition(".")
     if not module_name or name.startswith("."):
-        raise ConfigError(f"{kind} {name!r}: use {', '.join(sorted(builtins))}, or a dotted path of your own")
+        raise ConfigError(f"{kind} {name!r}: use {', '.join(sorted(builtins))}, or a dotted path")
     try:
         found = getattr(import_module(module_name), attribute)
     except ImportError as error:
@@ -35,7 +35,7 @@ def check_parameters(kind: str, name: str, function: Callable[..., Any], *parame
         inspect.signature(function).bind(*parameters)
     except TypeError as error:
         raise ConfigError(f"{kind} {name!r} is called with ({', '.join(parameters)}): {error}") from error
-    except ValueError:  # written in C; the first call will tell
+    except ValueError:  # written in C; the first call will show
         pass
 
 

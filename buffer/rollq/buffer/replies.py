@@ -1,4 +1,4 @@
-"""What the buffer answers: frozen values, one per question."""
+"""Replies of the buffer: frozen values, one per question."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from rollq.buffer.rollouts import Lease, PipelineOutput, Status
 from rollq.buffer.settings import TaskRules
 
 NO_VERSION = -1
-"""The live version before any trainer has begun."""
+"""The live version before any trainer has started."""
 
 
 class Control(StrEnum):
-    """What the operator wants of a task."""
+    """Whether a task may produce, as set by the operator or its producer."""
 
     RUN = "run"
     PAUSE = "pause"  # nothing new is admitted or leased
@@ -47,7 +47,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Where a task stands. `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes`
+    """The state of a task. `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes`
     finished groups were worth training (the others were filtered or failed); at most `keep_window` are remembered.
 
     `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
@@ -87,7 +87,7 @@ def unaccounted_groups(progress: Mapping[str, float], statuses: Mapping[Any, int
 
 @dataclass(frozen=True, slots=True)
 class Production:
-    """What a task produced between two looks at it. `timings_ms`: how long groups took, the last 1000 of them.
+    """The production of a task between two readings. `timings_ms`: how long groups took, the last 1000 of them.
 
     `sums`: groups by where they were filed, `tokens` (new ones), `reward_sum` and `reward_count` before any filter.
     """
@@ -144,11 +144,11 @@ class BatchState:
 
 
 class PromptStats(NamedTuple):
-    """What is known of one prompt: how often it was tried, and how many samples of it were rewarded.
+    """Statistics of one prompt: how many times it was tried, and how many of its samples were rewarded.
 
     `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (of an answer) are averages over the tries, of which the
     newest weighs a quarter or more: the policy that is asked changes. A try is a group that was finished and judged,
-    whatever became of it; one that is interrupted or expires counts when it is finished again.
+    whatever its outcome; one that is interrupted or expires counts when it is finished again.
     """
 
     tries: int
@@ -167,7 +167,7 @@ class Reaped(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """What a worker got. `drain`: take nothing more until idle, then lease again: a suspect must run alone."""
+    """A worker's new leases. `drain`: take nothing more until idle, then lease again: a suspect must run alone."""
 
     leases: tuple[Lease, ...]
     drain: bool
@@ -213,7 +213,7 @@ class ClaimedGroup(NamedTuple):
 
 
 class Finalizing(NamedTuple):
-    """Where the end of a batch stands: `finalizing` when it is the caller's, with its finished groups; `busy` when
+    """The state of the end of a batch: `finalizing` when it is the caller's, with its finished groups; `busy` when
     another has it; `finalized` or `aborted` with the `result` that was kept (JSON, or the reason)."""
 
     state: str

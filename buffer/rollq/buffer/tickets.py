@@ -111,7 +111,7 @@ class TicketJob(Job):
         try:
             ticket = function(*self.args, **self.kwargs)
         except (TypeError, ValueError) as error:
-            raise TicketRefused(f"job {self.id!r} is no ticket: {error}") from error
+            raise TicketRefused(f"job {self.id!r} is not a ticket: {error}") from error
         if ticket.run != run:
             raise TicketRefused(f"job {self.id!r} is a ticket of run {ticket.run!r}, not of {run!r}")
         return ticket
@@ -146,7 +146,7 @@ def _job_data(ticket: Ticket) -> EnqueueData:
         GENERATE,
         kwargs={"run": ticket.run, "groups": ticket.groups},
         job_id=f"ticket-{secrets.token_hex(8)}",
-        timeout=-1,  # groups have an attempt timeout of their own
+        timeout=-1,  # groups have a separate attempt timeout
         result_ttl=RESULT_TTL_S,
         failure_ttl=FAILURE_TTL_S,
         description=f"generate {ticket.groups} groups of {ticket.run}",

@@ -19,7 +19,7 @@ from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 TRAINER_LEASE_S = 30.0
-"""For so long after its last sign of life a trainer keeps others out; safety rests on epochs alone."""
+"""How long a silent trainer still blocks others; safety rests on epochs alone."""
 CHECKPOINT_IDS_PER_CALL = 200
 
 
@@ -37,7 +37,7 @@ class Training(Fetching, Claiming):
         digest: str,
         takeover: bool = False,
     ) -> TrainerEpoch:
-        """Take the run as its trainer, standing at `from_step` (0: initial weights), and publish those weights.
+        """Take the run as its trainer, at `from_step` (0: initial weights), and publish those weights.
 
         Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
         sampled again (`regenerate`). The same `launch_id` gets the same epoch: every rank of a launch calls this.
@@ -64,7 +64,7 @@ class Training(Fetching, Claiming):
         return held
 
     def _check_history(self, tasks: Iterable[str], from_step: int, trainer_id: str | None) -> None:
-        """Refuse a resume that cannot work before anything moves; who is not wanted anyway is told that instead."""
+        """Refuse a resume that cannot work before anything moves, or report the other trainer that holds the run."""
         for task in tasks:
             clock = self.clock(task)
             if from_step < clock.history:
@@ -120,7 +120,7 @@ class Training(Fetching, Claiming):
             self.call_task("task_publish", task, held.epoch, held.nonce, version)
 
     def take_production(self, task: str) -> Production:
-        """What was produced since the last call of it. For people: after a lost reply these numbers are lost too."""
+        """Production since the last call. For people: after a lost reply these numbers are lost too."""
         now_ms, sums, timings = self.call_task("take_production", task)
         window = {name.decode(): number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)

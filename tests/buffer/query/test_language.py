@@ -155,5 +155,5 @@ def nested(depth: int) -> dict[str, Any]:
 
 def test_queries_may_be_nested_deeply_but_not_without_end() -> None:
     assert parse_query(nested(MAX_DEPTH)).holds(ONE)
-    with pytest.raises(QueryError, match="queries stand more than 32 deep in one another: ask in"):
+    with pytest.raises(QueryError, match="queries are nested more than 32 deep: write"):
         parse_query(nested(MAX_DEPTH + 1))

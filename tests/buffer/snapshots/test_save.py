@@ -299,7 +299,7 @@ def test_a_folder_that_holds_something_else_is_not_written(world: World, tmp_pat
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
     for replaces in (False, True):
-        with pytest.raises(ConfigError, match="is no snapshot: name another folder"):
+        with pytest.raises(ConfigError, match="is not a snapshot: name another folder"):
             world.buffer.save(tmp_path / "full", replace=replaces)
     assert [path.name for path in tmp_path.iterdir() if path.name != "server"] == ["full"]
 

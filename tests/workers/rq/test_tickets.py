@@ -69,7 +69,7 @@ def test_a_pool_of_workers_has_a_queue_of_its_own(server_url: str) -> None:
         (orjson.dumps(["os.system", None, ["true"], {}]), "'os.system', which is not allowed"),
         (orjson.dumps(["rollq.generate", "builtins", [], {}]), "not allowed"),
         (orjson.dumps([["rollq.generate"], None, [], {}]), "not allowed"),
-        (orjson.dumps(["rollq.generate", None, [], {"run": "r"}]), "no ticket"),
+        (orjson.dumps(["rollq.generate", None, [], {"run": "r"}]), "not a ticket"),
         (orjson.dumps(["rollq.generate", None, [], {"run": "r", "groups": True}]), "True groups"),
         (orjson.dumps(["rollq.generate", None, [], {"run": "r", "groups": MAX_GROUPS + 1}]), "1 to 4096"),
         (orjson.dumps(["rollq.generate", None, [], {"run": "a:b{c}*", "groups": 1}]), "run name"),

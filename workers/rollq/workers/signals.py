@@ -41,7 +41,7 @@ class Signals:
         self.weights = Signal(REST_S)
         """The published weights: for the weight follower."""
         self.control = Signal(REST_S)
-        """What the tasks are to do, or whether groups are in flight: for the task control."""
+        """The control of the tasks, or whether groups are in flight: for the task control."""
         self.room = Signal()
         """Whether groups may be leased: for the intake."""
         self.state = Signal()

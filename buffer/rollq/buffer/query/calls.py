@@ -12,7 +12,7 @@ from rollq.buffer.staleness import staleness
 from rollq.buffer.store.keys import task_keys
 
 IDS_PER_TRIP = 500
-"""Groups whose numbers are read in one trip. With a limit, so many may be read for nothing."""
+"""Groups whose numbers are read in one trip. With a limit, up to this many may be read in vain."""
 
 _NUMBERS = ("status", "arrival", "letters", "versions", "reward", "tries", "error")
 
@@ -24,8 +24,8 @@ class Querying(BufferCore):
         """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival.
 
         Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
-        instant, and then a few numbers of each group: one that moves in between is told where it went, and one that
-        leaves is not told. With `limit`, the first so many. Raises `QueryError`, `StoreLost`.
+        instant, and then a few numbers of each group: one that moves in between is reported with its new
+        status, and one that leaves is omitted. With `limit`, at most that many. Raises `QueryError`, `StoreLost`.
 
         >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
         """

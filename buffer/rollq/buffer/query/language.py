@@ -17,7 +17,7 @@ from rollq.buffer.errors import QueryError
 from rollq.buffer.rollouts import Status
 
 MAX_DEPTH = 32
-"""How deep queries may stand in one another."""
+"""How deep queries may be nested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ Condition = Field | AllOf | AnyOf
 
 
 def parse_query(query: Any) -> Condition:
-    """The condition that `query`, made of JSON's values, stands for. Raises `QueryError` naming what is wrong."""
+    """The condition of `query`, which is made of JSON's values. Raises `QueryError` naming what is wrong."""
     return _parse(query, 1)
 
 
@@ -123,7 +123,7 @@ def _parse(query: Any, depth: int) -> AllOf:
     if not isinstance(query, Mapping):
         raise QueryError(f'query {query!r}: an object is needed, such as {{"status": "completed"}}')
     if depth > MAX_DEPTH:
-        raise QueryError(f"queries stand more than {MAX_DEPTH} deep in one another: ask in a flatter way")
+        raise QueryError(f"queries are nested more than {MAX_DEPTH} deep: write a flatter one")
     return AllOf(tuple(part for key, value in query.items() for part in _parts(key, value, depth)))
 
 

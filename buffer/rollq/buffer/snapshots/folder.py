@@ -36,7 +36,7 @@ Part = dict[str, str] | list[str]
 
 @dataclass(frozen=True, slots=True)
 class SavedGroup:
-    """One group: where it stands, its hash, and its frames by sample. `score`: its place in the status."""
+    """One group: its status, its hash, and its frames by sample. `score`: its place in the status."""
 
     group_id: int
     status: str
@@ -54,7 +54,7 @@ class _Model(BaseModel):
 
 
 class SavedFile(_Model):
-    """What `check` compares a file with."""
+    """Size and checksum that `check` compares a file with."""
 
     name: str = Field(pattern=_FILE_NAME)
     size_bytes: int
@@ -181,7 +181,7 @@ def read_index(directory: Path) -> tuple[Snapshot, str]:
     except FileNotFoundError:
         former = former_folder(directory.absolute())
         hint = f"; a former one is in {str(former)!r}" if (former / INDEX).exists() else ""
-        raise SnapshotError(f"{str(directory)!r} is no snapshot: it has no {INDEX}{hint}") from None
+        raise SnapshotError(f"{str(directory)!r} is not a snapshot: it has no {INDEX}{hint}") from None
     except (OSError, orjson.JSONDecodeError) as error:
         raise SnapshotError(f"{path}: cannot be read: {error}") from error
     if not isinstance(body, dict) or body.get("schema") != SNAPSHOT_VERSION:
@@ -258,4 +258,4 @@ def _check_target(directory: Path, replace: bool) -> None:
         if not replace:
             raise ConfigError(f"{str(directory)!r} holds a snapshot already: name another folder, or pass --replace")
     elif directory.exists() or directory.is_symlink():
-        raise ConfigError(f"{str(directory)!r} exists and is no snapshot: name another folder")
+        raise ConfigError(f"{str(directory)!r} exists and is not a snapshot: name another folder")

@@ -27,7 +27,7 @@ ITEMS_PER_WRITE = 1000
 
 
 class Restoring(BufferCore):
-    """Calls of whoever restores the buffer."""
+    """Calls that restore the buffer."""
 
     def restore(
         self, directory: Path, *, rules: Mapping[str, TaskRules] | None = None, report: Report | None = None
@@ -81,7 +81,7 @@ class Restoring(BufferCore):
             "incarnation": incarnation, "schema": str(snapshot.functions), "model": snapshot.model,
             "tokenizer": snapshot.tokenizer, "restored_from": digest,
         }  # fmt: skip
-        # a task that joins before a trainer has begun must not know of steps that the trainer may go back behind
+        # a task that joins before a trainer has started must not know of steps that the trainer may go back behind
         first_step = snapshot.resume_steps[0]
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step)}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]

@@ -1,8 +1,8 @@
-"""Saving a run's buffer to a folder while everything goes on.
+"""Saving a run's buffer to a folder while everything continues.
 
 What is saved is the state of one instant per task: the index. Payloads are read after it, in chunks. Meanwhile the
 buffer holds on to them (`hold_for_saving`), and they are written once and never changed, so what is read later is what
-stood there then. Groups that had no result yet may get one meanwhile; they are saved as pending, so that counters and
+were there then. Groups that had no result yet may get one meanwhile; they are saved as pending, so that counters and
 groups are of the same instant.
 """
 
@@ -21,7 +21,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
 
 HOLD_MS = 30_000
-"""For so long after its last word a saver is waited for. It speaks after every trip."""
+"""How long a silent save still holds the buffer. A save reports after every trip."""
 GROUPS_PER_TRIP = 32
 PROMPTS_PER_TRIP = 1000
 CHUNK_GROUPS = 1000
@@ -38,7 +38,7 @@ IN_MANIFESTS = (Status.CLAIMED, Status.ARCHIVED)
 _OF_A_LEASE = frozenset({"nonce", "worker", "alone", "reserved_by", "reserved_until_ms"})
 
 Report = Callable[[int, int], None]
-"""Told how many groups are saved, of how many."""
+"""Called with the number of groups saved, and of all groups."""
 
 
 _Member = tuple[Status, int, str]
@@ -46,7 +46,7 @@ _Member = tuple[Status, int, str]
 
 
 class _Moved(SnapshotError):
-    """What the index names is not there any more."""
+    """A group or batch of the index is gone."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class _Index:
 
 
 class Saving(BufferCore):
-    """Calls of whoever saves the buffer."""
+    """Calls that save the buffer."""
 
     def save(self, directory: Path, *, replace: bool = False, report: Report | None = None) -> Snapshot:
         """Save the whole run to the folder `directory`, which appears complete or not at all. Nothing else waits.
@@ -128,7 +128,7 @@ class Saving(BufferCore):
         )
 
     def _save_run(self, indexes: Mapping[str, _Index]) -> dict[str, Any]:
-        """What the manifest says of the run. Read after the tasks: a batch has its plan before it has a manifest."""
+        """The run's part of the manifest. Read after the tasks: a batch has its plan before it has a manifest."""
         info, versions, epoch = self.send_all(
             [("HMGET", self.keys.info, "schema", "model", "tokenizer"), ("HGETALL", self.keys.versions),
              ("HGET", self.keys.trainer, "epoch")]

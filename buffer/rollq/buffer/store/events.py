@@ -1,4 +1,4 @@
-"""Wake-ups over pub/sub. They only save waiting: losing one costs at most one poll of whoever waits."""
+"""Wake-ups over pub/sub. They only save waiting: losing one costs the waiting role at most one poll."""
 
 import time
 from collections.abc import Collection

@@ -15,7 +15,7 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise ConfigError(f"server URL {shown!r}: the port must be 1 to 65535, and IPv6 hosts stand in []") from None
+        raise ConfigError(f"server URL {shown!r}: the port must be 1 to 65535, and IPv6 hosts are in []") from None
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(f"server URL {shown!r}: must begin with redis://, rediss:// or unix://")
     if parts.scheme == "unix":

@@ -84,7 +84,7 @@ class RunStore:
     # -- for the parts of the buffer --------------------------------------------------------------------------------
 
     def call(self, name: str, key: str, *args: Any) -> Any:
-        """Call one of rollq's functions. Raises the error that its reply stands for."""
+        """Call one of rollq's functions. Raises the error that its reply names."""
         return functions.call(self.client, self._patience, name, key, *args)
 
     def call_task(self, name: str, task: str, *args: Any) -> Any:

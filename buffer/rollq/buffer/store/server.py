@@ -1,8 +1,8 @@
-"""The embedded server: a Valkey of our own on this machine, for the demo, the tests and small runs.
+"""The embedded server: a separate Valkey on this machine, for the demo, the tests and small runs.
 
 `EmbeddedServer` owns one data directory: only one server at a time may use it, its append-only file is on, and what
 was acknowledged survives a kill. The server lives as long as the process that started it, never longer; Ctrl-C in
-that process's terminal does not reach it (`server_guard` sees to both). It listens on loopback unless told otherwise.
+that process's terminal does not reach it (`server_guard` sees to both). It listens on loopback by default.
 """
 
 import fcntl
@@ -304,7 +304,7 @@ def embedded_binary() -> Path:
 
 
 def free_port(bind: str) -> int:
-    """A port on which nobody listens at this moment; whoever starts a server there must be ready to try another."""
+    """A port on which nobody listens at this moment; a server started there may still have to try another."""
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     for port in random.sample(PORTS, k=200):
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -5,7 +5,7 @@ attempts, one after the other: workers say that they are ready, the trainer name
 the attempt is over. Who comes when none is open says so, and the trainer opens another when it has time.
 
 Invariant: the order of the log decides, and only the trainer names members; who is not named has nothing to do with
-the attempt. So trainer and workers agree on who meets, whoever dies, is slow, or writes an entry twice.
+the attempt. So trainer and workers agree on who meets, even if some of them die, are slow, or write an entry twice.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from rollq.buffer.weights.store import TTL_S, StoredWeights
 
 URI_PREFIX = "nccl:"
 LOOK_S = 1.0
-"""A wait looks at its condition so often, even when nothing is written."""
+"""Interval at which a wait checks its condition, even when nothing is written."""
 
 
 class TensorSpec(NamedTuple):
@@ -44,7 +44,7 @@ class Attempt:
     meeting: dict[str, Any] = field(default_factory=dict)  # where and how they meet, for the engines
     took: set[str] = field(default_factory=set)
     broken: dict[str, str] = field(default_factory=dict)  # who cannot, and why
-    over: str | None = None  # why it came to nothing; empty when it did not
+    over: str | None = None  # why it failed; empty when it succeeded
 
     @property
     def open(self) -> bool:
@@ -54,7 +54,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Broadcast:
-    """What the log says. `late`: who came when no attempt was open, since the last one was opened."""
+    """The state of the log. `late`: who came when no attempt was open, since the last one was opened."""
 
     digest: str
     tensors: tuple[TensorSpec, ...]
@@ -75,7 +75,7 @@ class Broadcast:
 
 
 def first_entry(raw: bytes) -> Broadcast:
-    """The round that begins with this entry. Raises `WeightsError` when it is no beginning."""
+    """The round that begins with this entry. Raises `WeightsError` for any other entry."""
     entry = orjson.loads(raw)
     if "tensors" not in entry:
         raise _gone()
@@ -154,7 +154,7 @@ class BroadcastLog:
         _append(self._buffer, self.number, orjson.dumps(entry))
 
     def read(self) -> Broadcast:
-        """What the log says now. Raises `WeightsError` when it is gone."""
+        """The present state of the log. Raises `WeightsError` when it is gone."""
         read = partial(self._buffer.client.xrange, self._key, b"(" + self._last)
         entries: Any = self._buffer.send(read)
         for at, fields in entries:

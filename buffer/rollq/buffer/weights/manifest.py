@@ -1,7 +1,7 @@
-"""What a folder of weights holds: its files with their sums, and every tensor's name, type and shape. Bytes only.
+"""The manifest of a folder of weights: its files with their sums, and every tensor's name, type and shape. Bytes only.
 
-Invariant: the digest of a manifest names the weights. Whoever has compared a folder with its manifest knows that it
-holds what the trainer published, whole.
+Invariant: the digest of a manifest names the weights. A folder that agrees with its manifest holds what the trainer
+published, whole.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class Manifest:
 
 
 def digest_of(encoded: bytes) -> str:
-    """What weights with this manifest are called."""
+    """The name of weights with this manifest."""
     return hashlib.sha256(encoded).hexdigest()
 
 
@@ -100,7 +100,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def published_files(folder: Path) -> list[Path]:
-    """What workers need of `folder`: its `weight_files`, with the index of shards or the configuration of an adapter.
+    """The files that workers need: `weight_files` of `folder`, and the index of shards or an adapter's configuration.
 
     Raises `WeightsError` for an index that cannot be read.
     """
@@ -217,4 +217,4 @@ def _read_header(file: BufferedReader | BytesIO, name: str, size: int) -> dict[s
             raise ValueError(f"it has {size} bytes and should have {8 + length + ends}")
         return {key: Tensor(str(one["dtype"]), tuple(one["shape"])) for key, one in header.items()}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise WeightsError(f"weights {name!r} are no whole safetensors file: {error}; publish them again") from error
+        raise WeightsError(f"weights {name!r} are not a complete safetensors file: {error}; republish them") from error

@@ -1,8 +1,8 @@
 """Large named arrays beside Redis: a file in a folder that workers and trainer share, named by an `ArrayRef`.
 
-Invariant: whoever loads an array has compared its bytes with the checksum that travelled through Redis. A file is named
-by its content and appears whole or not at all, so storing the same array again changes nothing. rollq never deletes
-these files; they belong to whoever owns the folder. Each store makes the file's time new, so deleting those that are
+Invariant: an array is loaded only if its bytes have the checksum that travelled through Redis. A file is named by its
+content and appears whole or not at all, so storing the same array again changes nothing. rollq never deletes
+these files; they belong to the folder's owner. Each store makes the file's time new, so deleting those that are
 older than the oldest group that can still be trained or replayed is safe.
 """
 
@@ -26,7 +26,7 @@ ARRAY = "array"
 
 
 def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
-    """Write `array`, of any shape and a dtype of safetensors, to `folder`; return what stands for it in a segment.
+    """Write `array`, of any shape and a dtype of safetensors, to `folder`; return the reference to put into a segment.
 
     Raises `ArrayError` when it cannot be written.
     """
@@ -47,7 +47,7 @@ def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
 
 
 def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
-    """The array that a reference stands for, its checksum, dtype and shape compared; an array is returned as it is.
+    """The array of a reference, its checksum, dtype and shape compared; an array is returned as it is.
 
     Raises `ArrayError` for a file that is missing, or holds something else than what was stored.
     """
@@ -60,7 +60,7 @@ def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
         data = Path(unquote(parts.path)).read_bytes()
     except OSError as error:
         raise ArrayError(
-            f"array {array.uri!r} cannot be read: {error.strerror}; its folder must be shared with whoever loads it, "
+            f"array {array.uri!r} cannot be read: {error.strerror}; its folder must be shared with its readers, "
             "and its files kept for as long as groups that name them may be trained"
         ) from error
     found = hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""What a group must be to enter the buffer. `Buffer.put` asks here; everybody behind it relies on the answer.
+"""The checks of a group that enters the buffer. `Buffer.put` asks here; everybody behind it relies on the answer.
 
 A good group is the common case and is checked in one pass over all its samples, with few numpy calls: a call on a
 short array costs about as much as the rest of its sample. Only a bad one is searched for the offender.
@@ -39,7 +39,7 @@ def check_group(samples: Sequence[Sample], *, group_size: int, vocab_size: int |
 
 
 def _sample_problem(sample: Sample) -> str | None:
-    """What is wrong with the form of a sample, or None; the values in its arrays are checked later."""
+    """The problem with the form of a sample, or None; the values in its arrays are checked later."""
     for index, segment in enumerate(sample.segments):
         problem = _segment_problem(segment)
         if problem is not None:

@@ -81,7 +81,7 @@ local function pick_suspects(clock, request, suspect_count)
   return redis.call('ZRANGEBYSCORE', suspects, '-inf', clock.max_deaths - 2, 'LIMIT', 0, share), 0, false
 end
 
--- Grants the best pending groups that are no suspects, until `ids` has `want` of them.
+-- Grants the best pending groups that are not suspects, until `ids` has `want` of them.
 local function grant_best(clock, ids, request, suspect_count)
   if #ids >= request.want then return end
   -- groups for a step at which old weights would be too old wait for a worker that has swapped; a worker with the live

@@ -4,7 +4,7 @@
 -- ARGV: incarnation, digest, then parts
 --   digest: of the snapshot   parts: of the run, see write_parts; then '' and the names of its tasks
 -- Returns: 1 when it was finished, 0 when it was already
--- Caller: Restoring._finish_restore; whoever restores, when all tasks are there
+-- Caller: Restoring._finish_restore; a restore, when all tasks are there
 -- Repeat: changes nothing
 local function finish_restore(keys, args)
   local incarnation, digest = unpack(args, 1, 2)

@@ -4,7 +4,7 @@
 -- ARGV: incarnation, hold_ms
 --   hold_ms: from now, 0 when the copy is complete
 -- Returns: 1 when the last hold was still in force, else 0
--- Caller: Saving._hold; whoever saves, again and again while it does
+-- Caller: Saving._hold; a save, repeatedly while it lasts
 -- Repeat: moves the deadline again
 local function hold_for_saving(keys, args)
   local incarnation, hold_ms = unpack(args)

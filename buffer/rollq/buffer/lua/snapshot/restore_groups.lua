@@ -6,7 +6,7 @@
 --   score: unused for pending, completed and aborted, whose scores follow from their fields
 --   each group is followed by name, value of its fields, the number of frames, and index, frame of each
 -- Returns: how many were written; 0 when the task is restored already
--- Caller: Restoring._restore_groups; whoever restores
+-- Caller: Restoring._restore_groups; a restore
 -- Repeat: writes the same again, until restore_task
 local function file_restored(task, id, status, score)
   local oldest, arrival, deaths = group_fields(task, id, 'oldest', 'arrival', 'deaths')

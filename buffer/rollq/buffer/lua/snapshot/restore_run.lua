@@ -4,7 +4,7 @@
 -- ARGV: incarnation, digest
 --   incarnation: to be   digest: of the snapshot
 -- Returns: the incarnation of the run
--- Caller: Restoring.restore; whoever restores
+-- Caller: Restoring.restore; a restore
 -- Repeat: returns the same incarnation, also to another process after the first one died
 local function restore_run(keys, args)
   local incarnation, digest = unpack(args)

@@ -4,7 +4,7 @@
 -- ARGV: incarnation, then parts
 --   incarnation: to be   parts: see write_parts
 -- Returns: 1 when it was restored, 0 when it was already
--- Caller: Restoring._restore_task; whoever restores, when all groups are there
+-- Caller: Restoring._restore_task; a restore, when all groups are there
 -- Repeat: changes nothing
 local function restore_task(keys, args)
   local incarnation = unpack(args, 1, 1)

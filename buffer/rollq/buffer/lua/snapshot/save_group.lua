@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, id
 -- Returns: the group's hash, flat, empty when it has left; and index, frame, ... of its samples
--- Caller: Saving._read_groups; whoever saves
+-- Caller: Saving._read_groups; a save
 -- Repeat: only reads
 local function save_group(keys, args)
   local incarnation, id = unpack(args)

@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, then statuses
 -- Returns: the clock (flat hash), a list of last part of the key, hash|list, content, and per status: id, score, ...
--- Caller: Saving._index; whoever saves
+-- Caller: Saving._index; a save
 -- Repeat: only reads
 --
 -- No other function reads whole sets. All must be of one instant; 10,000 groups take about 5 ms.

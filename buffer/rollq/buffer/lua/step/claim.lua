@@ -30,7 +30,7 @@ local function describe_batch(clock, manifest)
   return reply
 end
 
--- The first fresh groups of a batch. In first-in-first-out order, `old` stale groups may stand between them while the
+-- The first fresh groups of a batch. In first-in-first-out order, `old` stale groups may be between them while the
 -- buffer is being saved, because nothing expires then.
 local function first_fresh(clock, lowest, want, old)
   local completed, ids = clock.prefix .. 'completed', {}

@@ -5,7 +5,7 @@
 -- ARGV: incarnation, epoch, nonce, step, mode
 -- Returns: how many groups it held
 -- Caller: Training.begin_epoch; the trainer, every rank, after task_begin_epoch, the last step first
--- Repeat: changes nothing. Whoever takes over half-way finds the remaining steps below claimed_step
+-- Repeat: changes nothing. A trainer that takes over half-way finds the remaining steps below claimed_step
 local function drop_clone(clock, clone)
   local status = group_fields(clock, clone, 'status')
   if not status then return end

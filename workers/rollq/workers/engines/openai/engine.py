@@ -85,7 +85,7 @@ class _Call(Call):
         return part.finish_reason
 
     def rest(self) -> Request:
-        """What is left to ask for: the request itself, or its continuation after the parts."""
+        """The request that remains: the request itself, or its continuation after the parts."""
         request = self.request
         if not self.parts:
             return request

@@ -27,7 +27,7 @@ class VllmSettings(Settings):
     model: Path = Field(description="folder written by save_pretrained")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(default="auto", description="auto: the model's")
     recompute_cache: bool = Field(
-        default=True, description="false: after a swap, running requests go on from keys and values of the old weights"
+        default=True, description="false: after a swap, running requests continue from the old weights' keys and values"
     )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="more arguments of vLLM's AsyncEngineArgs")
 
