@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +15,7 @@ from rollq.buffer.replies import Control, Counts
 from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.waiter import Waiter
 from rollq.consumer import Consumer, ConsumerSettings
 from support.buffer_run import World, make_sample
 from support.manual_worker import HandWorker, make_run
@@ -275,14 +276,13 @@ def test_tc05_an_evaluation_tolerates_a_timeout(
 ) -> None:
     answering += [1.0, -1.0]
 
-    finished = [0, 0]
-
     def now_s() -> float:
-        """The time is up when the wait has had a look at the first finished prompt."""
-        finished.append(buffer.counts("held_out").statuses[Status.GATHERED])
-        return PATIENCE_S * finished[-3]
+        """The time is up when the first prompt is finished; the first reading is the start of the wait."""
+        readings.append(buffer.counts("held_out").statuses[Status.GATHERED])
+        return PATIENCE_S * readings[-1] if len(readings) > 1 else 0.0
 
-    monkeypatch.setattr("rollq.consumer.evaluation.time", SimpleNamespace(monotonic=now_s))
+    readings: list[int] = []
+    monkeypatch.setattr("rollq.consumer.evaluation.Waiter", partial(Waiter, now=now_s))
     with connect() as consumer:
         found = consumer.evaluate(timeout_s=PATIENCE_S)
     assert found == {
