@@ -37,9 +37,11 @@ FILES = (
     "group/reap", "group/recycle", "step/claim", "step/plan", "step/release", "step/rewind",
 )  # fmt: skip
 """The files that decide."""
-TESTS = tuple(
-    f"tests/buffer/{name}.py" for name in ("test_functions", "test_replay", "test_production", "test_prompt_stats")
-)
+ROLES = (
+    "functions", "admission", "leasing", "staleness", "claiming", "training", "runs", "reuse", "schedule", "stragglers",
+    "control", "batches", "prompt_stats",
+)  # fmt: skip
+TESTS = (*(f"tests/buffer/test_{role}.py" for role in ROLES), "tests/buffer/snapshots/test_holding.py")
 QUICK_S = 2.0
 """Tests that take longer are left out."""
 ENOUGH = 0.9

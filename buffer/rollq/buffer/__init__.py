@@ -1,15 +1,41 @@
-"""The replay buffer: groups at rest in Redis, and every move that a group can make. The ground floor: knows no role.
+"""The replay buffer: groups at rest in Redis, and every move that a group can make. It knows no role.
 
-         admit            lease              put
-dataset ----> pending ----------> running -------------> completed --claim--> claimed --commit--> archived
-               ^   ^               | | |                   ^  | ^               | |                |   |
-               |   |  reap,        | | +--put-> filtered   |  | +----release----+ +-release(drop)  |   | checkpoint
-               |   +--hand_back----+ +----put-> failed     |  | expire        begin_epoch(replay)  |   v
-               |                     +----put-> aborted    |  v               claimed <------------+ (trained)
-               |                                 |         | expired          completed <----------+
-               +-------------recycle-------------+---------+--+                      begin_epoch(return)
+A group has exactly one status. Each move is one atomic call of a Redis function, by which it is named here.
 
-A group is in exactly one status set. Edges are named by the function that makes the move; each is one atomic call.
+admit, fill_batch
+       |
+       v    lease            put             claim            commit              checkpoint
+    pending ----> running ---------> completed ----> claimed ---------> archived -----------> (gone)
+     ^   ^         | | |              ^ ^   |  ^        |                   |
+     |   +---------+ | |              | |   |  +release-+                   | commit, for a copy of a group
+     |   hand_back,  | |              | |   |                               | that may be used again
+     |   reap        | |              | |   |                               v
+     |               | |              | +---|------------commit--------- cooling
+     |               | +-put-> gathered     |                               |
+     |               |    end_finalize      | expire                        | commit, when too stale
+     |               |                      v                               |
+     |               |                   expired <--------------------------+
+     |               |                    |  ^
+     +-----recycle---|--------------------+  | expire
+     |               +-put-> aborted --------+
+     +-----recycle---|---------+
+                     +-put-> filtered, failed
+
+Other moves of the same functions, and of those that the picture leaves out:
+
+put                 running -> expired, or gone, when the result is too stale; -> pending when its batch still needs it
+hand_back, reap     running -> failed when the tries are spent or the group is quarantined
+expire              completed, aborted -> expired, or gone where the task drops what expires
+release             claimed -> failed when a group is quarantined, or gone when it is dropped
+commit              claimed -> gone where the run keeps no batches for a resume
+end_finalize        gathered -> filtered, expired; pending, running -> aborted, for groups that are not finished
+abort_batch         gathered -> completed for groups that are kept; pending, running, gathered -> gone
+close_evaluation    any status -> gone
+task_begin_epoch    claimed -> archived, for steps that the trainer's checkpoint covers
+rewind              archived -> claimed (replay); claimed, archived -> completed (return) or pending (regenerate)
+
+Gathered groups wait for the rest of a coordinator's batch, or belong to an evaluation. The counters of a task say why
+each group has gone, so that none is lost unnoticed.
 """
 
 from typing import TYPE_CHECKING

@@ -1,0 +1,107 @@
+"""Groups that grow too old: the bound, the sweep, and the order in which groups are claimed."""
+
+import pytest
+
+from rollq.buffer.replies import PutOutcome, Shortfall
+from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, SampleStatus
+from rollq.buffer.store.keys import task_keys
+from support.buffer_run import World, make_sample
+
+
+@pytest.mark.parametrize(("max_staleness", "interval", "last_valid"), [(0, 4, 8), (1, 4, 12), (0, 1, 5), (1, 1, 6)])
+def test_xb06_a_version_expires_at_the_threshold(
+    world: World, max_staleness: int, interval: int, last_valid: int
+) -> None:
+    world.start(4, math={"max_staleness": max_staleness, "sync_weights_interval": interval})
+    world.complete(1)  # by version 4
+    for step in range(5, last_valid + 1):
+        assert world.buffer.counts("math").ready == 1, step
+        assert isinstance(world.buffer.claim(world.held, last_valid, {"math": 2}), Shortfall)
+        world.buffer.publish(world.held, step, uri="u", digest=str(step))
+    assert world.buffer.counts("math").clock.step == last_valid + 1
+    assert world.buffer.counts("math").ready == 0
+    assert world.buffer.expire("math") == 1
+    assert world.statuses() == {"expired": 1}
+    world.check()
+
+
+def test_a_stale_group_is_never_claimed_even_before_the_sweep(world: World) -> None:
+    world.start(math={"max_staleness": 0})
+    world.complete(2)
+    world.buffer.publish(world.held, 1, uri="u", digest="1")
+    assert world.statuses() == {"completed": 2}
+    assert isinstance(world.buffer.claim(world.held, 2, {"math": 1}), Shortfall)
+
+
+@pytest.mark.parametrize(("expiry", "kept"), [("member", [True, False]), ("group", [False, False])])
+def test_xb08_expiry_resets_stale_members_or_the_whole_group(world: World, expiry: str, kept: list[bool]) -> None:
+    world.start(math={"expiry": expiry, "max_staleness": 0})
+    world.admit(1)
+    (lease,) = world.lease(1)
+    world.buffer.put([GroupResult(lease, (make_sample(1), make_sample(0)))])
+    world.buffer.publish(world.held, 1, uri="u", digest="1")
+    assert world.buffer.expire("math") == 1
+    world.check()
+    assert world.buffer.recycle("math", epoch=1, target=10, limit=5) == 1
+    (again,) = world.lease(1)
+    assert [sample.status is SampleStatus.COMPLETED for sample in again.samples] == kept
+    assert again.prompt.content == lease.prompt.content
+
+
+def test_xb07_a_result_that_comes_too_late_is_stored_as_expired(world: World) -> None:
+    world.start(math={"max_staleness": 0}).admit(1)
+    leases = world.lease(1)
+    world.buffer.publish(world.held, 1, uri="u", digest="1")
+    assert world.put(leases, version=0) == [PutOutcome.EXPIRED]
+    assert world.statuses() == {"expired": 1}
+    assert not world.buffer.client.exists(task_keys(world.buffer.run, "math").rollout(1))
+    world.check()
+
+
+def test_xb09_expired_groups_can_be_dropped_and_counted(world: World) -> None:
+    world.start(math={"tail_batch_trigger_size": -1, "max_staleness": 0})
+    world.complete(1)
+    world.admit(1)
+    leases = world.lease(1)
+    world.buffer.publish(world.held, 1, uri="u", digest="1")
+    assert world.put(leases, version=0) == [PutOutcome.DROPPED]
+    assert world.buffer.expire("math") == 1
+    assert world.statuses() == {}
+    assert world.buffer.counts("math").dropped == {"expired": 2}
+    world.check()
+
+
+def test_xb10_aborted_groups_expire_too_unless_they_have_no_tokens(world: World) -> None:
+    world.start(math={"max_staleness": 0}).admit(2)
+    with_tokens, without = world.lease(2)
+    world.buffer.put(
+        [
+            GroupResult(with_tokens, (make_sample(0, status="a"), EMPTY_SAMPLE)),
+            GroupResult(without, (EMPTY_SAMPLE, EMPTY_SAMPLE)),
+        ]
+    )
+    world.buffer.publish(world.held, 3, uri="u", digest="3")
+    assert world.buffer.expire("math") == 1
+    assert world.statuses() == {"aborted": 1, "expired": 1}
+    world.check()
+
+
+@pytest.mark.parametrize(("order", "first"), [("staleness", [2, 1]), ("fifo", [1, 2])])
+def test_xb12_order_is_by_staleness_or_by_arrival(world: World, order: str, first: list[int]) -> None:
+    world.start(2, math={"order": order, "max_staleness": 3}).admit(2)
+    newer, older = world.lease(2)
+    world.put([newer], version=2)
+    world.put([older], version=1)
+    assert [group.group_id for group in world.claim(3).groups] == first
+
+
+def test_fifo_never_serves_a_stale_group_that_arrived_first(world: World) -> None:
+    world.start(2, math={"order": "fifo", "max_staleness": 0}).admit(3)
+    first, second, third = world.lease(3)
+    world.put([second, third], version=2)
+    world.put([first], version=2)
+    world.buffer.publish(world.held, 3, uri="u", digest="3")
+    world.admit(2)
+    world.put(world.lease(2, version=3), version=3)
+    assert [group.group_id for group in world.claim(4).groups] == [4, 5]
+    world.check()

@@ -1,0 +1,222 @@
+"""The trainer: commits, checkpoints, restarts, epochs and published versions."""
+
+import pytest
+
+from rollq.buffer.errors import (
+    CheckpointOverdue,
+    FencedError,
+    HistoryGone,
+    TrainerHeld,
+)
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import EMPTY_SAMPLE
+from support.buffer_run import World
+
+
+def test_a_checkpoint_drops_what_it_covers(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(6)
+    for step in (1, 2, 3):
+        world.train(step)
+    world.buffer.checkpoint(world.held, 2)
+    world.buffer.checkpoint(world.held, 2)
+    assert world.statuses() == {"archived": 2}
+    assert world.buffer.counts("math").dropped == {"trained": 4}
+    leftovers = [
+        key
+        for key in world.buffer.client.scan_iter(match=f"*{world.buffer.run}*")
+        if b"manifest" in key or b"plan" in key
+    ]
+    assert sorted(key.rsplit(b":", 2)[1:] for key in leftovers) == [
+        [b"manifest", b"2"],
+        [b"manifest", b"3"],
+        [b"plan", b"3"],
+    ]
+    world.check()
+
+
+def test_a_trainer_that_never_checkpoints_is_told(world: World) -> None:
+    world.start(math={"max_uncheckpointed_steps": 2, "max_staleness": 5}).complete(6)
+    world.train(1)
+    world.train(2)
+    with pytest.raises(CheckpointOverdue, match="last checkpoint is of step 0"):
+        world.buffer.claim(world.held, 3, {"math": 2})
+    world.buffer.checkpoint(world.held, 1)
+    world.train(3)
+
+
+def test_resuming_fresh_keeps_no_trained_batches(world: World) -> None:
+    world.start(math={"resume": "fresh", "max_uncheckpointed_steps": 1, "max_staleness": 9}).complete(8)
+    for step in (1, 2, 3):
+        world.train(step)
+    assert world.statuses() == {"completed": 2}
+    assert world.buffer.counts("math").dropped == {"trained": 6}
+    world.begin(1, launch_id="launch-2")
+    assert world.statuses() == {"completed": 2}, "what was trained is gone, and its steps get other groups"
+    world.train(2)
+    world.check()
+
+
+def test_commit_is_idempotent_and_leaves_no_gaps(world: World) -> None:
+    world.start().complete(4)
+    world.claim(1)
+    world.claim(2)
+    with pytest.raises(FencedError, match="step 2 cannot be committed: the last committed step is 0"):
+        world.buffer.commit(world.held, 2)
+    for step in (1, 1, 2):
+        world.buffer.commit(world.held, step)
+    assert world.statuses() == {"archived": 4}
+    assert world.buffer.counts("math").progress["consumed"] == 4
+    world.check()
+
+
+def test_replay_serves_the_same_batches_again(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(6)
+    before = [world.train(step) for step in (1, 2)] + [world.claim(3)]
+    world.begin(0, launch_id="launch-2")
+    assert world.statuses() == {"claimed": 6}
+    clock = world.buffer.clock("math")
+    assert (clock.epoch, clock.step, clock.version, clock.committed) == (2, 1, 0, 0)
+    assert world.buffer.counts("math").progress["consumed"] == 0
+    assert [world.train(step) for step in (1, 2, 3)] == before
+    world.check()
+
+
+def test_resuming_from_a_checkpoint_restores_its_counters(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(6)
+    for step in (1, 2, 3):
+        world.train(step)
+    world.buffer.checkpoint(world.held, 1)
+    world.begin(1, launch_id="launch-2")
+    assert world.buffer.counts("math").progress["consumed"] == 2
+    assert world.statuses() == {"claimed": 4}
+    assert [group.group_id for group in world.train(2).groups] == [3, 4]
+    world.check()
+
+
+def test_the_trainers_checkpoint_wins_over_an_uncommitted_step(world: World) -> None:
+    world.start().complete(4)
+    world.claim(1)  # trained and checkpointed, but killed before commit
+    world.begin(1, launch_id="launch-2")
+    assert world.statuses() == {"archived": 2, "completed": 2}
+    assert world.buffer.counts("math").progress["consumed"] == 2
+    assert [group.group_id for group in world.claim(2).groups] == [3, 4]
+    world.check()
+
+
+def test_return_puts_the_batches_after_the_checkpoint_back(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(6)
+    for step in (1, 2):
+        world.train(step)
+    world.claim(3)
+    world.begin(1, launch_id="launch-2", mode="return")
+    assert world.statuses() == {"archived": 2, "completed": 4}
+    assert [group.group_id for group in world.train(2, math=4).groups] == [3, 4, 5, 6]
+    world.check()
+
+
+def test_regenerate_keeps_only_the_prompts(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(4)
+    world.train(1)
+    world.train(2)
+    world.begin(1, launch_id="launch-2", mode="regenerate")
+    assert world.statuses() == {"archived": 2, "pending": 2}
+    leases = world.lease(2)
+    assert [lease.prompt.content for lease in leases] == ["math 2", "math 3"]
+    assert all(sample is EMPTY_SAMPLE for lease in leases for sample in lease.samples)
+    world.check()
+
+
+def test_tokens_of_dead_versions_count_as_the_checkpoints(world: World) -> None:
+    world.start(math={"max_staleness": 1}).complete(2)
+    for version in (1, 2, 3):
+        world.buffer.publish(world.held, version, uri="u", digest=str(version))
+    world.complete(1, version=3)
+    world.admit(1)
+    dead = world.lease(1, version=3)
+    world.buffer.expire("math")
+    world.begin(1, launch_id="launch-2", mode="return")
+    assert world.put(dead, version=3, epoch=1) == [PutOutcome.COMPLETED]
+    claimed = world.claim(2)
+    assert [group.oldest_version for group in claimed.groups] == [1, 1]
+    assert claimed.floors["math"][1] == 1
+    world.check()
+
+
+def test_a_batch_that_is_served_again_is_as_old_as_it_was(world: World) -> None:
+    world.start(math={"max_staleness": 1})
+    for step in (1, 2, 3):
+        world.complete(2, version=step - 1)
+        before = world.train(step)
+    world.begin(0, launch_id="launch-2")
+    for step in (1, 2, 3):
+        again = world.train(step)
+    assert again == before
+    assert again.floors == {"math": {0: 0}}, "its tokens are not of a dead epoch, as when it was first claimed"
+
+
+def test_history_that_a_checkpoint_covers_is_gone(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(4)
+    world.train(1)
+    world.train(2)
+    world.buffer.checkpoint(world.held, 2)
+    with pytest.raises(HistoryGone, match="oldest step to resume from is 2"):
+        world.begin(1, launch_id="launch-2")
+    live = world.buffer.live_model()
+    assert live is not None
+    assert live.version == 2, "a refused resume moves nothing"
+    world.begin(2, launch_id="launch-3")
+
+
+def test_all_ranks_of_a_launch_share_one_epoch(world: World) -> None:
+    world.start()
+    again = world.begin(0, launch_id="launch-1")
+    assert again.epoch == 1
+    assert world.begin(0, launch_id="launch-2").epoch == 2
+
+
+def test_a_replaced_trainer_is_refused_everything(world: World) -> None:
+    world.start().complete(4)
+    old = world.held
+    world.claim(1)
+    world.begin(0, launch_id="launch-2")
+    buffer = world.buffer
+    for attempt in (
+        lambda: buffer.claim(old, 1, {"math": 2}),
+        lambda: buffer.commit(old, 1),
+        lambda: buffer.publish(old, 1, uri="u", digest="d"),
+        lambda: buffer.checkpoint(old, 0),
+        lambda: buffer.release(old, 1, "return"),
+        lambda: buffer.renew_trainer(old),
+    ):
+        with pytest.raises(FencedError):
+            attempt()
+    assert world.statuses() == {"claimed": 2, "completed": 2}
+
+
+def test_a_second_trainer_is_told_who_holds_the_run_or_takes_over(world: World) -> None:
+    world.start()
+    with pytest.raises(TrainerHeld, match="trainer trainer holds the run"):
+        world.begin(0, launch_id="other", trainer_id="rival")
+    assert world.begin(0, launch_id="other", trainer_id="rival", takeover=True).epoch == 2
+
+
+def test_a_second_trainer_that_could_not_resume_either_is_told_of_the_first(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(2)
+    world.train(1)
+    world.buffer.checkpoint(world.held, 1)
+    with pytest.raises(TrainerHeld, match="'trainer' holds the run"):
+        world.begin(0, launch_id="other", trainer_id="rival")
+    with pytest.raises(HistoryGone):
+        world.begin(0, launch_id="other", trainer_id="rival", takeover=True)
+
+
+def test_a_published_version_never_falls_or_changes(world: World) -> None:
+    world.start()
+    publish = world.buffer.publish
+    publish(world.held, 2, uri="u", digest="two")
+    publish(world.held, 2, uri="u", digest="two")
+    with pytest.raises(FencedError, match="version 1 cannot be published: 2 is live"):
+        publish(world.held, 1, uri="u", digest="one")
+    with pytest.raises(FencedError, match="already live with other weights"):
+        publish(world.held, 2, uri="u", digest="other")
+    assert world.buffer.client.get(world.buffer.keys.model_version) == b"2"
