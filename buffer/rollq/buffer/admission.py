@@ -39,7 +39,7 @@ class Admission(Sweeping):
         return Admitted(count, first_id, now)
 
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
-        """Statistics of the prompts in these rows; a row that was never tried is left out.
+        """Statistics of the prompts in these rows; rows that were never tried are left out.
 
         Kept only for tasks with `prompt_stats`; each takes 54 bytes of the server's memory (Valkey 9), 83 (Redis 7.0).
         """
@@ -65,10 +65,10 @@ class Admission(Sweeping):
         return int(self.call_task("recycle", task, epoch, target, min(limit, MAX_IDS_PER_CALL), *names))
 
     def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
-        """Resume, pause or end a task's production, and say why; engines that sleep stay asleep.
+        """Let a task's production run, pause or end, with the reason; engines that sleep stay asleep.
 
-        `only_from`: nothing happens when the task has another control by then. Raises ConfigError for `SLEEP`, which is
-        the trainer's to want.
+        `only_from`: do nothing when the task has another control by then. Raises `ConfigError` for `SLEEP`, which only
+        the trainer sets.
         """
         if control is Control.SLEEP:
             raise ConfigError("engines are put to sleep by the trainer that needs their memory")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 Schedule = Sequence[tuple[int, int]]
-"""(step, groups), steps counting up: from that train step, batches take this many groups."""
+"""(step, groups) in ascending order of steps: the groups in a batch from that train step on."""
 
 
 def groups_at(batch_groups: int, schedule: Schedule, step: int) -> int:

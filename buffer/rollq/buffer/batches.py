@@ -26,7 +26,7 @@ class Batches(BufferCore):
         return int(self.call_task("fill_batch", task, handle, size, closed, *encoded))
 
     def batch(self, task: str, batch_id: str) -> BatchState | None:
-        """The current or last batch with this id; None when there was none, or 200 have ended since."""
+        """The latest batch with this id; None when there was none, or when 200 batches have ended since."""
         handle = self.send(lambda: self.client.hget(task_keys(self.run, task).batches, batch_id))
         return None if handle is None else self.batch_by_handle(task, handle.decode())
 

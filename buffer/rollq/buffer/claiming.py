@@ -91,7 +91,7 @@ class Claiming(Sweeping):
         return _decode_claimed(step, replies) if delivered else None
 
     def _look(self, step: int, plan: _Plan) -> Shortfall | None:
-        """The shortfall of the step, found without claiming, so that a claim that must fail is seldom torn."""
+        """The shortfall of the step, found without claiming, so that claims are rarely torn."""
         missing = self._without_manifest(plan.sizes, step)
         if len(missing) < 2:
             return None

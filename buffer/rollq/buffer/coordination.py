@@ -1,4 +1,4 @@
-"""The coordinator's side of the buffer: batches of one type of work that end as a whole, through a pipeline."""
+"""The coordinator's side of the buffer: batches that end as a whole, through a pipeline."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ class Coordination(Evaluations, Fetching, Sweeping):
     """Calls of coordinators."""
 
     def begin_finalize(self, task: str, handle: str, nonce: str, *, lease_s: float) -> Finalizing:
-        """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: who calls. Harmless to repeat."""
+        """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: the caller. Harmless to repeat."""
         state, result, *groups = self.call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))
         found = [
             ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0))
@@ -28,11 +28,11 @@ class Coordination(Evaluations, Fetching, Sweeping):
     ) -> Finalizing:
         """File the groups of a batch: by id, what the pipeline gave it, or why it is filtered. `result` is kept.
 
-        Unfinished groups join the pool of interrupted ones. Returns the stored result, perhaps of another process.
+        Unfinished groups become aborted. Returns the outcome, which may be that of another process.
         """
         args = [item for group_id, given in shaped.items() for item in (group_id, *_encode_shaped(given))]
-        state, stands = self.call_task("end_finalize", task, handle, nonce, result, *args)
-        return Finalizing(state.decode(), stands)
+        state, kept = self.call_task("end_finalize", task, handle, nonce, result, *args)
+        return Finalizing(state.decode(), kept)
 
     def undo_finalize(self, task: str, handle: str, nonce: str) -> None:
         """Give a batch back after its pipeline failed: it is running again, with every result still there."""

@@ -1,4 +1,4 @@
-"""The base of every part of the buffer: one server, one run, its incarnation, its tasks' clocks and rules."""
+"""The base of every part of the buffer: one run, its tasks, their clocks and rules."""
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,15 +28,15 @@ class BufferCore(RunStore):
     # -- creation ---------------------------------------------------------------------------------------------------
 
     def create_run(self, *, model: str = "", tokenizer: str = "") -> None:
-        """Create the run, or compare the fingerprints of model and tokenizer with those it was created with.
+        """Create the run, or compare the fingerprints of its model and tokenizer with the given ones.
 
-        Raises RunMismatch, with both values.
+        Raises `RunMismatch`, with both values.
         """
         reply = self.call("create_run", self.keys.info, secrets.token_hex(16), FUNCTIONS_VERSION, model, tokenizer)
         self._incarnation = reply.decode()
 
     def register_task(self, task: str, rules: TaskRules) -> None:
-        """Create the task with its rules, or compare them with those it has. Raises RunMismatch naming the rule."""
+        """Create the task with its rules, or compare its rules with them. Raises `RunMismatch` naming the rule."""
         keys = task_keys(self.run, task)
         epoch, nonce, version, from_step = self.call("add_task", self.keys.info, self.incarnation, task)
         fields = [item for pair in encode_rules(rules).items() for item in pair]
@@ -48,12 +48,12 @@ class BufferCore(RunStore):
     # -- reading ----------------------------------------------------------------------------------------------------
 
     def tasks(self) -> list[str]:
-        """Names of the run's tasks, sorted. Raises StoreLost when the run is gone, which an empty list would hide."""
+        """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide."""
         known = self.incarnation
         reads = [("HGET", self.keys.info, "incarnation"), ("SMEMBERS", self.keys.tasks)]
         found, names = self.transaction(reads)
         if found is None or found.decode() != known:
-            raise StoreLost(f"run {self.run!r} is not in this store any more, or another incarnation of it is")
+            raise StoreLost(f"run {self.run!r} is no longer in this store, or another incarnation of it is")
         return sorted(name.decode() for name in names)
 
     def train_tasks(self) -> list[str]:
@@ -61,12 +61,12 @@ class BufferCore(RunStore):
         return [task for task in self.tasks() if self.rules(task).kind == "train"]
 
     def clock(self, task: str) -> Clock:
-        """The task's clock. Raises StoreLost when the task, or this incarnation of the run, is gone."""
+        """The task's clock. Raises `StoreLost` when the task, or this incarnation of the run, is gone."""
         fields: Mapping[bytes, bytes] = self.send(lambda: self.client.hgetall(task_keys(self.run, task).clock))
         return self._decode_clock(task, fields)
 
     def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
-        """Each task's control, and for `SLEEP` the reason, in one trip. Raises StoreLost like `clock`."""
+        """The control of each task, and for `SLEEP` its reason, in one trip. Raises `StoreLost` like `clock`."""
         keys = [task_keys(self.run, task).clock for task in tasks]
         found = self.send_all([("HMGET", key, "incarnation", "control", "sleep") for key in keys])
         wanted: dict[str, tuple[Control, str]] = {}
@@ -82,7 +82,7 @@ class BufferCore(RunStore):
         return self._rules[task]
 
     def live_model(self) -> LiveModel | None:
-        """The weights to serve; None before the first trainer has started."""
+        """The weights to serve; None before the first trainer."""
         fields = self.send(lambda: self.client.hmget(self.keys.model, "epoch", "version", "digest", "uri"))
         if fields[0] is None:
             return None

@@ -1,4 +1,4 @@
-"""Evaluations: what groups that are never trained say about one version of the weights."""
+"""Evaluations: groups that measure one version of the weights and are never trained."""
 
 import secrets
 from collections.abc import Sequence
@@ -15,9 +15,10 @@ GROUPS_PER_TRIP = 500
 
 
 class EvaluatedGroup(NamedTuple):
-    """One prompt of an evaluation. `reward`: mean over its judged samples, None while it is not finished, or failed.
+    """The result of one prompt of an evaluation.
 
-    `tokens`: response tokens of all its `samples`. `failed`: it was given up.
+    `reward` is the mean over its judged samples, None while the group is unfinished or when it `failed`; `tokens` are
+    the response tokens of all its `samples`.
     """
 
     reward: float | None
@@ -27,12 +28,12 @@ class EvaluatedGroup(NamedTuple):
 
 
 class Evaluations(Batches):
-    """Calls of who evaluates: a trainer, or a coordinator."""
+    """Calls that open, read and close batches of groups: those of trainers and coordinators."""
 
     def open_batch(self, task: str, batch_id: str, kind: BatchType, *, step: int, digest: str = "") -> BatchState:
-        """Open a batch, or return the one with this id and the same `digest` of its content.
+        """Open a batch, or return the open one with this id and the same `digest` of its content.
 
-        An evaluation is of the version that is live now, in a task of kind eval. Raises `BatchRefused` (a ValueError).
+        An evaluation measures the version that is live now, and needs a task of kind eval. Raises `BatchRefused`.
         """
         handle, _ = self.call_task(
             "open_batch", task, batch_id, f"{batch_id}-{secrets.token_hex(8)}", kind, step, digest
@@ -40,7 +41,7 @@ class Evaluations(Batches):
         return self.batch_by_handle(task, handle.decode())
 
     def evaluated(self, task: str, handle: str) -> list[EvaluatedGroup]:
-        """The groups of an evaluation that is not closed yet, in the order of its prompts; no payload is read."""
+        """The results of an open evaluation so far, in the order of its prompts. Reads no payload."""
         keys = task_keys(self.run, task)
         ids = self.send(lambda: self.client.lrange(keys.batch_groups(handle), 0, -1))
         found: list[EvaluatedGroup] = []
@@ -55,12 +56,12 @@ class Evaluations(Batches):
     def close_evaluation(self, task: str, handle: str, result: bytes = b"{}") -> bytes:
         """End an evaluation: its groups leave the buffer, counted as evaluated or cancelled; `result` is kept.
 
-        Harmless to repeat: returns the result of the first call.
+        Harmless to repeat: returns the result of the first caller.
         """
         more = 1
         while more:
-            more, stands = self.call_task("close_evaluation", task, handle, GROUPS_PER_TRIP, result)
-        return bytes(stands)
+            more, kept = self.call_task("close_evaluation", task, handle, GROUPS_PER_TRIP, result)
+        return bytes(kept)
 
 
 def _evaluated(
@@ -74,7 +75,8 @@ def _evaluated(
 def evaluation_metrics(name: str, groups: Sequence[EvaluatedGroup], *, detailed: bool = False) -> dict[str, float]:
     """Metrics `eval/<name>/...` over the prompts of an evaluation.
 
-    `count`: prompts that are finished and judged; `failed`: given up; `unfinished`. `reward`: mean over prompts of the
+    `count`: prompts that are finished and judged; `failed`: groups out of tries; `unfinished`: the others.
+    `reward`: mean over prompts of the
     mean over their samples; `tokens`: response tokens per sample. `detailed` adds reward_min, reward_max, reward_std
     (of the population). Without a finished prompt there are only the counts.
     """

@@ -16,7 +16,7 @@ class Inspection(BufferCore):
     """Read-only calls of monitors."""
 
     def counts(self, task: str) -> Counts:
-        """The state of a task, in one consistent read. Raises StoreLost."""
+        """The counts and clock of a task, in one consistent read. Raises `StoreLost`."""
         server_ms, ready, outcomes, kept, clock, progress, *statuses = self.call_task("counts", task)
         return Counts(
             task=task,
@@ -35,12 +35,12 @@ class Inspection(BufferCore):
         return self.inspect(task, int(newest[0])).get("error", "") if newest else ""
 
     def inspect(self, task: str, group_id: int) -> dict[str, str]:
-        """Everything about one group except its payload; empty when there is no such group."""
+        """The stored fields of one group, without its payload; empty for a group that is not in the buffer."""
         found = self.call_task("inspect", task, group_id)
         return {name.decode(): value.decode() for name, value in pairs(found)}
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """The last report of every worker that has spoken within half a minute, with `age_s`."""
+        """The last report of every worker that reported within half a minute, with its `age_s`."""
         now_ms = self.server_ms()
         reports: dict[str, dict[str, Any]] = {}
         for name, value in sorted(self.send(lambda: self.client.hgetall(self.keys.workers)).items()):

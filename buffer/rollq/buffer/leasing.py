@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES = 256 << 20
 MAX_CALL_BYTES = 128 << 10
-"""Most payload of one call with more than one group: the server files it while the rest is being encoded."""
+"""Bytes of one call with several groups: the server files them while the rest is being encoded."""
 NUMBERS_BYTES = 256
-"""About what a group takes in a call beside its frames."""
+"""Approximate size of a group in a call, without its frames."""
 _NO_VERSION = "-"
 RESULT_ARGS = (
     "id", "attempt", "nonce", "letters", "versions", "oldest", "newest", "filtered", "reward", "rewarded", "new_tokens",
@@ -70,7 +70,7 @@ class Leasing(BufferCore):
             try:
                 reply = self.call_task("lease", task, worker, nonce, epoch, version, share, suspects_held, first)
             except StaleWorker:
-                if found:  # leases that the caller never hears of would pass for a death
+                if found:  # leases that the caller never receives would look like a death
                     break
                 raise
             if reply[0] == 1:
@@ -169,11 +169,11 @@ class Leasing(BufferCore):
         return self._floors[task]
 
     def report_worker(self, worker: str, report: Mapping[str, Any]) -> None:
-        """Leave plain facts about a worker for monitors."""
+        """Store plain facts about a worker for monitors."""
         self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
 
     def forget_worker(self, worker: str) -> None:
-        """A worker that stops takes its report along."""
+        """Remove the report of a worker that stops."""
         self.call("forget_worker", self.keys.info, self.incarnation, worker)
 
 

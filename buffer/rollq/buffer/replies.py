@@ -1,4 +1,4 @@
-"""Replies of the buffer: frozen values, one per question."""
+"""The replies of the buffer: frozen values, one per question."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +9,11 @@ from rollq.buffer.rollouts import Lease, PipelineOutput, Status
 from rollq.buffer.settings import TaskRules
 
 NO_VERSION = -1
-"""The live version before any trainer has started."""
+"""The live version before the first trainer."""
 
 
 class Control(StrEnum):
-    """Whether a task may produce, as set by the operator or its producer."""
+    """Whether a task is produced."""
 
     RUN = "run"
     PAUSE = "pause"  # nothing new is admitted or leased
@@ -47,7 +47,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The state of a task. `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes`
+    """The counts of a task. `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes`
     finished groups were worth training (the others were filtered or failed); at most `keep_window` are remembered.
 
     `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
@@ -87,7 +87,7 @@ def unaccounted_groups(progress: Mapping[str, float], statuses: Mapping[Any, int
 
 @dataclass(frozen=True, slots=True)
 class Production:
-    """The production of a task between two readings. `timings_ms`: how long groups took, the last 1000 of them.
+    """The production of a task between two calls. `timings_ms`: how long groups took, the last 1000 of them.
 
     `sums`: groups by where they were filed, `tokens` (new ones), `reward_sum` and `reward_count` before any filter.
     """
@@ -144,7 +144,7 @@ class BatchState:
 
 
 class PromptStats(NamedTuple):
-    """Statistics of one prompt: how many times it was tried, and how many of its samples were rewarded.
+    """Statistics of one prompt: its tries, and its samples that have a reward.
 
     `pass_rate` (0 to 1), `mean_reward` and `mean_tokens` (of an answer) are averages over the tries, of which the
     newest weighs a quarter or more: the policy that is asked changes. A try is a group that was finished and judged,
@@ -167,7 +167,7 @@ class Reaped(NamedTuple):
 
 
 class Leased(NamedTuple):
-    """A worker's new leases. `drain`: take nothing more until idle, then lease again: a suspect must run alone."""
+    """The leases a worker got. `drain`: take no more until idle, then lease again, since a suspect must run alone."""
 
     leases: tuple[Lease, ...]
     drain: bool
@@ -213,8 +213,8 @@ class ClaimedGroup(NamedTuple):
 
 
 class Finalizing(NamedTuple):
-    """The state of the end of a batch: `finalizing` when it is the caller's, with its finished groups; `busy` when
-    another has it; `finalized` or `aborted` with the `result` that was kept (JSON, or the reason)."""
+    """The progress of ending a batch. `finalizing`: it is the caller's, with its finished groups; `busy`: another has
+    it; `finalized` or `aborted`: it has ended, with its `result` (JSON, or the reason)."""
 
     state: str
     result: bytes

@@ -1,7 +1,7 @@
-"""The values that travel through rollq: prompts, samples, groups, leases and results, all frozen.
+"""The values that travel through rollq: prompts, samples, groups, leases and results. All are frozen.
 
 Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly its `response_ids`.
-`check_group` enforces it at the only door into the buffer (`Buffer.put`); everybody behind it relies on it.
+`check_group` enforces it at the only door into the buffer (`Buffer.put`); all code behind it relies on it.
 """
 
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ class VersionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt of a task.
+    """One prompt.
 
     `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` are optional token
     ids that win over it. `answer` is the reference that a judge compares with. `metadata` is free. `row` is its place
@@ -125,7 +125,7 @@ class Sample:
     """One trajectory: one or more segments that share one reward.
 
     `sampling` holds every sampling parameter that was sent to the engine; `reward_parts` the named terms of `reward`;
-    `tools` the definitions that the model was given, `tool_choice` how it may use them; `session_id` names the
+    `tools` the definitions that the model was given, `tool_choice` how it was to use them; `session_id` names the
     conversation at the engine or environment; `extra` is free.
     """
 
@@ -154,12 +154,12 @@ class Sample:
 
 
 EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
-"""A sample of which nothing has been generated, or that was reset."""
+"""A sample without generated tokens, or one that was reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOutput:
-    """An experience pipeline's values for a group's samples: rewards instead of the judge's, and advantages, if any.
+    """The output of an experience pipeline for one group: rewards that replace the judge's, and optional advantages.
 
     One number per sample each; those of samples that did not complete mean nothing.
     """
@@ -188,7 +188,7 @@ class Lease:
 
     `samples` has one entry per sample: what earlier attempts left (completed, or aborted with partial tokens), else
     `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. `suspect`: a worker died holding this group; `alone`: it
-    must be the only group in its engine; `must_finish`: it has been interrupted as often as it may be.
+    must be the only group in its engine; `must_finish`: it was interrupted so often that it must not be again.
     """
 
     task: str

@@ -32,7 +32,7 @@ def staleness(step: int, versions: Iterable[int]) -> int:
 
 
 def counted_version(oldest: int, newest_trainable: int, threshold: int, token_threshold: int) -> int:
-    """The one version that a sample counts as, so that a single comparison shows when it is too old.
+    """The one version that a sample counts as, so that a single comparison decides when it is too old.
 
     It is too old when its oldest token is (`threshold`), or when the newest of those that the loss counts is, so that
     all would be masked (`token_threshold` <= `threshold`). May be negative.

@@ -106,7 +106,7 @@ class TicketJob(Job):
         return None
 
     def ticket(self, run: str) -> Ticket:
-        """The ticket that this job is. Raises `TicketRefused` when it is none, or one of another run."""
+        """The ticket in this job. Raises `TicketRefused` for a job that is not a ticket of `run`."""
         function = self.func
         try:
             ticket = function(*self.args, **self.kwargs)

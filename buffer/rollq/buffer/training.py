@@ -19,12 +19,12 @@ from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 TRAINER_LEASE_S = 30.0
-"""How long a silent trainer still blocks others; safety rests on epochs alone."""
+"""How long after its last call a trainer keeps others out. Safety rests on epochs alone."""
 CHECKPOINT_IDS_PER_CALL = 200
 
 
 class Training(Fetching, Claiming):
-    """Calls of the trainer; all but `claim` and `fetch` are rank 0's."""
+    """Calls of the trainer. Every rank calls `begin_epoch`, `claim` and `fetch`; the others are for rank 0."""
 
     def begin_epoch(
         self,
@@ -64,7 +64,7 @@ class Training(Fetching, Claiming):
         return held
 
     def _check_history(self, tasks: Iterable[str], from_step: int, trainer_id: str | None) -> None:
-        """Refuse a resume that cannot work before anything moves, or report the other trainer that holds the run."""
+        """Refuse a resume that cannot work before anything moves; a trainer that is fenced out gets that error."""
         for task in tasks:
             clock = self.clock(task)
             if from_step < clock.history:
@@ -72,7 +72,7 @@ class Training(Fetching, Claiming):
                     self._check_holder(trainer_id)
                 raise HistoryGone(
                     f"task {task!r}: step {from_step} is older than what is kept; "
-                    f"the oldest step to resume from is {clock.history}; to begin anew, give the run another name"
+                    f"the oldest step to resume from is {clock.history}; to start afresh, give the run another name"
                 )
 
     def _check_holder(self, trainer_id: str) -> None:
@@ -81,20 +81,20 @@ class Training(Fetching, Claiming):
             raise TrainerHeld(f"trainer {holder.decode()!r} holds the run; wait until it ends, or take over on purpose")
 
     def renew_trainer(self, held: TrainerEpoch) -> None:
-        """Show that the trainer lives. Raises FencedError when it was replaced."""
+        """Extend the trainer's hold of the run. Raises `FencedError` when it was replaced."""
         lease_ms = round(TRAINER_LEASE_S * 1000)
         self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms)
 
     def sleep(self, held: TrainerEpoch, why: str) -> None:
-        """Have engines give their memory away; workers report `why` as `asleep_for` once they have. '' wakes them.
+        """Have engines free their memory; workers report `why` as `asleep_for` once they have. '' wakes them.
 
-        What production is set to stays as it is. Raises FencedError.
+        The control of production is not changed. Raises `FencedError`.
         """
         for task in self.tasks():
             self.call_task("sleep", task, held.epoch, held.nonce, why)
 
     def commit(self, held: TrainerEpoch, step: int) -> None:
-        """The batch of `step` has been trained. Harmless to repeat. Raises FencedError."""
+        """Record that the batch of `step` has been trained. Harmless to repeat. Raises `FencedError`, `NotClaimed`."""
         tasks = self.tasks()
         sizes = self.send(lambda: self.client.hget(self.keys.plan(step), "sizes"))
         taking_part = orjson.loads(sizes) if sizes else tasks
@@ -102,7 +102,7 @@ class Training(Fetching, Claiming):
             self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part))
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:
-        """A checkpoint covers `step` and all before: their batches will not be asked for again, and are dropped."""
+        """Record that a checkpoint covers `step` and all steps before it: their batches are dropped."""
         for task in self.tasks():
             before = self.clock(task).checkpoint
             while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
@@ -111,16 +111,16 @@ class Training(Fetching, Claiming):
             self._forget_plans(held, before + 1, self.clock(task).checkpoint)
 
     def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
-        """Make weights the live ones: workers swap, and what is too stale stops counting at once.
+        """Make weights the live ones: workers swap to them, and groups that are now too stale no longer count.
 
-        Raises FencedError when the trainer was replaced or the version would fall.
+        Raises `FencedError` when the trainer was replaced, `VersionFalls` when the version is older than the live one.
         """
         self.call("run_publish", self.keys.info, self.incarnation, held.epoch, held.nonce, version, uri, digest)
         for task in self.tasks():
             self.call_task("task_publish", task, held.epoch, held.nonce, version)
 
     def take_production(self, task: str) -> Production:
-        """Production since the last call. For people: after a lost reply these numbers are lost too."""
+        """What was produced since the last call. For monitoring only: a lost reply loses its numbers."""
         now_ms, sums, timings = self.call_task("take_production", task)
         window = {name.decode(): number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)

@@ -266,5 +266,5 @@ def test_a_query_tells_that_a_run_is_gone(fresh_server: EmbeddedServer) -> None:
     with Buffer.connect(fresh_server.url, "run") as buffer:
         World(buffer).start()
         buffer.client.flushall()
-        with pytest.raises(StoreLost, match="run 'run' is not in this store any more"):
+        with pytest.raises(StoreLost, match="run 'run' is no longer in this store"):
             buffer.query({})

@@ -12,20 +12,20 @@ from rollq.buffer.staleness import staleness
 from rollq.buffer.store.keys import task_keys
 
 IDS_PER_TRIP = 500
-"""Groups whose numbers are read in one trip. With a limit, up to this many may be read in vain."""
+"""Groups whose numbers are read in one trip. With a limit, at most this many are read in vain."""
 
 _NUMBERS = ("status", "arrival", "letters", "versions", "reward", "tries", "error")
 
 
 class Querying(BufferCore):
-    """Calls of people who look into the buffer."""
+    """Calls that search the buffer."""
 
     def query(self, query: Any, *, limit: int | None = None) -> list[GroupRecord]:
         """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival.
 
         Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
         instant, and then a few numbers of each group: one that moves in between is reported with its new
-        status, and one that leaves is omitted. With `limit`, at most that many. Raises `QueryError`, `StoreLost`.
+        status, and one that leaves is left out. With `limit`, at most that many. Raises `QueryError`, `StoreLost`.
 
         >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
         """

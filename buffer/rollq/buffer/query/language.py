@@ -115,7 +115,7 @@ Condition = Field | AllOf | AnyOf
 
 
 def parse_query(query: Any) -> Condition:
-    """The condition of `query`, which is made of JSON's values. Raises `QueryError` naming what is wrong."""
+    """Parse a query, made of JSON values, into a condition. Raises `QueryError` naming the part that is invalid."""
     return _parse(query, 1)
 
 

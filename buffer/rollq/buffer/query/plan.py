@@ -1,6 +1,6 @@
-"""Which groups have to be looked at for a query: what a condition says of tasks, statuses and ranges of scores. Pure.
+"""Which groups a query has to read: the tasks, statuses and ranges of scores that a condition leaves. Pure.
 
-A plan covers every group for which the condition holds, and may cover more: its reader checks the condition too.
+A plan covers every group for which the condition holds, and may cover more: the reader checks the condition too.
 
 status                                 what its sorted set is scored by
 completed, aborted                     oldest version and arrival, or arrival alone when the task's order is "fifo"
@@ -138,14 +138,14 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """The reads of one task: group ids that are known from the query itself, or else ranges of sorted sets."""
+    """The reads for one task: group ids that the query itself names, or else ranges of sorted sets."""
 
     ids: range = range(0)
     scores: tuple[Scores, ...] = ()
 
 
 def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int) -> ReadPlan:
-    """The reads of a task of `order` whose next step is `step`. Up to `most_ids` groups are read without any set."""
+    """Plan the reads for a task of `order` whose next step is `step`. Up to `most_ids` ids are read without any set."""
     low = max(1, reach.arrivals.low)
     if reach.arrivals.high - low < most_ids:
         return ReadPlan(ids=range(int(low), int(reach.arrivals.high) + 1))

@@ -1,11 +1,11 @@
-"""A saved buffer as a folder: what its files hold, how they come to disk whole, and how they are checked.
+"""A saved buffer as a folder: the content of its files, how they are written, and how they are checked.
 
-    snapshot.json                       the manifest: what was saved, and size and SHA-256 of every other file
+    snapshot.json                       the index: what was saved, and size and SHA-256 of every other file
     task-<name>/groups-00000.jsonl      one group per line, without its payload
     task-<name>/frames-00000.safetensors  the frames of those groups: "<group id>/<sample>" -> uint8 [bytes]
 
-A frame is what `codec` makes of a sample. Invariant: the folder appears under its name complete and synced, or not at
-all; `check` passes only for exactly the bytes that were written. No pickle, nothing that names code.
+A frame is a sample as `rollq.buffer.wire.samples` encodes it. Invariant: the folder appears under its name complete and
+synced, or not at all; `check` passes only for exactly the bytes that were written. No pickle, nothing that names code.
 """
 
 import fcntl
@@ -31,12 +31,12 @@ INDEX = "snapshot.json"
 _FILE_NAME = r"^task-[A-Za-z0-9_.-]{1,64}/(groups-[0-9]+\.jsonl|frames-[0-9]+\.safetensors)$"
 
 Part = dict[str, str] | list[str]
-"""A hash or a list of Redis that is small enough for the manifest."""
+"""A hash or a list of Redis that is small enough for the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedGroup:
-    """One group: its status, its hash, and its frames by sample. `score`: its place in the status."""
+    """One group: its status and its `score` in it, the fields of its hash, and its frames by sample."""
 
     group_id: int
     status: str
@@ -54,7 +54,7 @@ class _Model(BaseModel):
 
 
 class SavedFile(_Model):
-    """Size and checksum that `check` compares a file with."""
+    """Name, size and checksum of one file, with which `check` compares it."""
 
     name: str = Field(pattern=_FILE_NAME)
     size_bytes: int
@@ -70,7 +70,10 @@ class SavedTask(_Model):
 
 
 class Snapshot(_Model):
-    """The manifest. `versions`: "epoch:version" -> digest of all weights ever published; `plans`: sizes per step."""
+    """The index of a snapshot.
+
+    `versions`: "epoch:version" -> digest of all weights ever published; `plans`: step -> sizes per task.
+    """
 
     schema_version: int = Field(alias="schema")
     functions: int
@@ -121,7 +124,7 @@ class Writer:
         self._write(f"task-{task}/frames-{number:05}.safetensors", save(frames))
 
     def finish(self, **manifest: Any) -> Snapshot:
-        """Write the manifest over all files so far, and return it."""
+        """Write the index of all files so far, and return it."""
         snapshot = Snapshot(schema=SNAPSHOT_VERSION, files=tuple(self._files), **manifest)
         body = snapshot.model_dump(by_alias=True)
         body["digest"] = _digest(body)
@@ -174,7 +177,7 @@ def _locked(hidden: Path, directory: Path) -> Iterator[None]:
 
 
 def read_index(directory: Path) -> tuple[Snapshot, str]:
-    """The manifest in `directory` and its digest. Raises `SnapshotError` naming the file."""
+    """Read the index in `directory`, and its digest. Raises `SnapshotError` naming the file."""
     path = directory / INDEX
     try:
         body = orjson.loads(path.read_bytes())
@@ -209,7 +212,7 @@ def check(directory: Path, snapshot: Snapshot) -> None:
         except OSError as error:
             raise SnapshotError(f"{path}: cannot be read: {error.strerror}; restore from another copy") from error
         if found != file.sha256:
-            raise SnapshotError(f"{path}: its SHA-256 is not that of the manifest: it was changed or truncated")
+            raise SnapshotError(f"{path}: its SHA-256 is not the one in the index: it was changed or truncated")
     for name, task in snapshot.tasks.items():
         counted: dict[str, int] = {}
         for group in read_groups(directory, snapshot, name):

@@ -81,7 +81,7 @@ class Restoring(BufferCore):
             "incarnation": incarnation, "schema": str(snapshot.functions), "model": snapshot.model,
             "tokenizer": snapshot.tokenizer, "restored_from": digest,
         }  # fmt: skip
-        # a task that joins before a trainer has started must not know of steps that the trainer may go back behind
+        # a task that joins before the first trainer must not know of steps before which that trainer may resume
         first_step = snapshot.resume_steps[0]
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step)}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]

@@ -1,9 +1,8 @@
-"""Saving a run's buffer to a folder while everything continues.
+"""Saves a run's buffer to a folder while all roles keep working.
 
-What is saved is the state of one instant per task: the index. Payloads are read after it, in chunks. Meanwhile the
-buffer holds on to them (`hold_for_saving`), and they are written once and never changed, so what is read later is what
-were there then. Groups that had no result yet may get one meanwhile; they are saved as pending, so that counters and
-groups are of the same instant.
+The state of one instant per task is saved: its index. Payloads are read later, in chunks. Meanwhile the buffer keeps
+them (`hold_for_saving`), and since a payload never changes once written, the later read returns what the index saw.
+Groups without a result may get one meanwhile; they are saved as pending, so that counters and groups agree.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
 
 HOLD_MS = 30_000
-"""How long a silent save still holds the buffer. A save reports after every trip."""
+"""How long the buffer waits for a saver after its last call. A saver calls after every trip."""
 GROUPS_PER_TRIP = 32
 PROMPTS_PER_TRIP = 1000
 CHUNK_GROUPS = 1000
@@ -31,14 +30,14 @@ TRIES = 5
 UNFINISHED = (Status.RUNNING, Status.PENDING, Status.ABORTED, Status.EXPIRED)
 """Statuses out of which a worker may change a group's samples."""
 POOLS = (Status.ABORTED, Status.EXPIRED)
-"""Of these, the ones that are kept as they are."""
+"""Those of them that are saved as they are."""
 AUDITED = (Status.FILTERED, Status.FAILED)
 """Statuses that the oldest groups leave when there are too many."""
 IN_MANIFESTS = (Status.CLAIMED, Status.ARCHIVED)
 _OF_A_LEASE = frozenset({"nonce", "worker", "alone", "reserved_by", "reserved_until_ms"})
 
 Report = Callable[[int, int], None]
-"""Called with the number of groups saved, and of all groups."""
+"""Called with the number of groups that are saved, and of all."""
 
 
 _Member = tuple[Status, int, str]
@@ -46,7 +45,7 @@ _Member = tuple[Status, int, str]
 
 
 class _Moved(SnapshotError):
-    """A group or batch of the index is gone."""
+    """A group that the index lists has left the buffer since."""
 
 
 @dataclass(slots=True)
@@ -81,10 +80,11 @@ class Saving(BufferCore):
     """Calls that save the buffer."""
 
     def save(self, directory: Path, *, replace: bool = False, report: Report | None = None) -> Snapshot:
-        """Save the whole run to the folder `directory`, which appears complete or not at all. Nothing else waits.
+        """Save the whole run to the folder `directory`, which appears complete or not at all. No role has to wait.
 
-        `replace`: a snapshot that is there goes when the new one is complete. Raises ConfigError for a folder that may
-        not be written, SnapshotError when it cannot be, or when trainers keep taking the run over meanwhile; StoreLost.
+        `replace`: a snapshot in `directory` is replaced once the new one is complete. Raises `ConfigError` for a folder
+        that must not be overwritten, `SnapshotError` when it cannot be written or trainers keep taking over the run
+        meanwhile, and `StoreLost`.
         """
         for _ in range(TRIES - 1):
             try:
@@ -128,7 +128,7 @@ class Saving(BufferCore):
         )
 
     def _save_run(self, indexes: Mapping[str, _Index]) -> dict[str, Any]:
-        """The run's part of the manifest. Read after the tasks: a batch has its plan before it has a manifest."""
+        """The fields of the run. Read after the tasks, since a batch has its plan before its manifest."""
         info, versions, epoch = self.send_all(
             [("HMGET", self.keys.info, "schema", "model", "tokenizer"), ("HGETALL", self.keys.versions),
              ("HGET", self.keys.trainer, "epoch")]
@@ -146,7 +146,7 @@ class Saving(BufferCore):
             "tokenizer": _text(info[2]),
             "epoch": int(epoch or 0),
             "versions": _texts(versions),
-            # who has seen a batch delivered is gone after a restore: it is delivered again
+            # ranks that saw a batch delivered are gone after a restore: it is delivered again
             "plans": {
                 str(step): {"sizes": _text(sizes), "round": _text(round_ or b"0")}
                 for step, (sizes, round_) in zip(steps, plans, strict=True)
@@ -178,7 +178,7 @@ class Saving(BufferCore):
         return SavedTask(clock=index.clock, parts={**index.parts, **self._prompts(task)}, statuses=statuses)
 
     def _prompts(self, task: str) -> dict[str, Part]:
-        """Statistics of prompts. They may be many, and need not be of the index's instant: they are averages."""
+        """Statistics of prompts. There may be many; as averages, they need not be of the instant of the index."""
         key, found, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
         while True:
             cursor, page = self.send(partial(self.client.hscan, key, cursor, count=PROMPTS_PER_TRIP))

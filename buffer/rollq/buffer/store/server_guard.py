@@ -56,7 +56,7 @@ def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:
 
 
 def read_config(size: int) -> bytes:
-    """Read exactly `size` bytes of standard input, or exit: the parent is gone already."""
+    """Read exactly `size` bytes of standard input, or exit when the starting process is gone."""
     config = b""
     while len(config) < size:
         part = os.read(sys.stdin.fileno(), size - len(config))

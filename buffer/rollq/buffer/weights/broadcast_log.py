@@ -1,11 +1,12 @@
-"""Rounds: weights that go from the trainer straight into engines, and who takes part. Agreed in Redis; no torch.
+"""Weight broadcasts from the trainer straight into engines: how the members agree, through a log in Redis. No torch.
 
-A round is a log (a stream) of one publication, that the trainer and workers append to and read from its start. It has
-attempts, one after the other: workers say that they are ready, the trainer names members once, all of them meet, and
-the attempt is over. Who comes when none is open says so, and the trainer opens another when it has time.
+A broadcast is the log (a stream) of one publication. The trainer and the workers append to it and read it from its
+start. It has attempts, one after the other: workers report that they are ready, the trainer names the members once,
+they meet, and the attempt is over. A worker that comes while no attempt is open says so, and the trainer opens another
+when it can.
 
-Invariant: the order of the log decides, and only the trainer names members; who is not named has nothing to do with
-the attempt. So trainer and workers agree on who meets, even if some of them die, are slow, or write an entry twice.
+Invariant: the order of the log decides, and only the trainer names members. So the trainer and the workers agree on the
+members, even if one of them dies, is slow, or writes an entry twice.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from rollq.buffer.weights.store import TTL_S, StoredWeights
 
 URI_PREFIX = "nccl:"
 LOOK_S = 1.0
-"""Interval at which a wait checks its condition, even when nothing is written."""
+"""How often a wait checks its condition when nothing is written."""
 
 
 class TensorSpec(NamedTuple):
@@ -37,24 +38,24 @@ class TensorSpec(NamedTuple):
 
 @dataclass(slots=True)
 class Attempt:
-    """One try to meet. `ready` and `members` map a worker to how many ranks it brings, and to its first one."""
+    """One attempt. `ready` maps a worker to its number of ranks, `members` to its first rank."""
 
     ready: dict[str, int] = field(default_factory=dict)
     members: dict[str, int] | None = None
     meeting: dict[str, Any] = field(default_factory=dict)  # where and how they meet, for the engines
     took: set[str] = field(default_factory=set)
-    broken: dict[str, str] = field(default_factory=dict)  # who cannot, and why
+    broken: dict[str, str] = field(default_factory=dict)  # workers that cannot take the weights, and why
     over: str | None = None  # why it failed; empty when it succeeded
 
     @property
     def open(self) -> bool:
-        """Whether workers may still come."""
+        """Whether workers may still join."""
         return self.members is None and self.over is None
 
 
 @dataclass(slots=True)
 class Broadcast:
-    """The state of the log. `late`: who came when no attempt was open, since the last one was opened."""
+    """The content of a log. `late`: workers that came while no attempt was open, since the last one was opened."""
 
     digest: str
     tensors: tuple[TensorSpec, ...]
@@ -70,12 +71,12 @@ class Broadcast:
 
     @property
     def took(self) -> set[str]:
-        """Who has the weights."""
+        """The workers that have the weights."""
         return set().union(*(attempt.took for attempt in self.attempts))
 
 
 def first_entry(raw: bytes) -> Broadcast:
-    """The round that begins with this entry. Raises `WeightsError` for any other entry."""
+    """The broadcast that this entry opens. Raises `WeightsError` for any other entry."""
     entry = orjson.loads(raw)
     if "tensors" not in entry:
         raise _gone()
@@ -123,13 +124,13 @@ def assign_ranks(ready: Mapping[str, int]) -> dict[str, int]:
 
 
 def round_number(uri: str) -> int | None:
-    """Number of the round that brings the weights `uri`; None when they lie somewhere."""
+    """Number of the broadcast of the weights `uri`; None for stored weights."""
     number = uri.removeprefix(URI_PREFIX)
     return int(number) if number != uri and number.isdecimal() else None
 
 
 class BroadcastLog:
-    """The log of one round, as one reader knows it; for one thread at a time, but for `append` and `keep`."""
+    """The log of one broadcast, read by one thread at a time; `append` and `keep` may be called from others."""
 
     def __init__(self, buffer: BufferCore, number: int) -> None:
         self.number = number
@@ -142,7 +143,7 @@ class BroadcastLog:
     def open(
         cls, buffer: BufferCore, tensors: Iterable[TensorSpec], *, join_s: float, timeout_s: float
     ) -> tuple["BroadcastLog", StoredWeights]:
-        """Begin a round, its first attempt open, and say how its weights are called: no two rounds' are the same."""
+        """Open a broadcast with its first attempt, and name its weights; the name is unique."""
         specs = [list(spec) for spec in tensors]
         entry = {"tensors": specs, "join_s": join_s, "timeout_s": timeout_s, "nonce": secrets.token_hex(8)}
         raw = orjson.dumps(entry)
@@ -154,7 +155,7 @@ class BroadcastLog:
         _append(self._buffer, self.number, orjson.dumps(entry))
 
     def read(self) -> Broadcast:
-        """The present state of the log. Raises `WeightsError` when it is gone."""
+        """Read the log up to now. Raises `WeightsError` when it is gone."""
         read = partial(self._buffer.client.xrange, self._key, b"(" + self._last)
         entries: Any = self._buffer.send(read)
         for at, fields in entries:
@@ -168,7 +169,7 @@ class BroadcastLog:
         return self._found
 
     def wait(self, condition: Callable[[Broadcast], bool], timeout_s: float) -> Broadcast:
-        """Read until `condition` holds, at most `timeout_s`; returns what the log says then."""
+        """Read until `condition` holds, for at most `timeout_s`; returns the content of the log then."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             found = self.read()
@@ -180,7 +181,7 @@ class BroadcastLog:
             self._buffer.send(read)
 
     def keep(self) -> None:
-        """Have the log live on, for those who come late."""
+        """Extend the life of the log, for workers that come late."""
         self._buffer.send(partial(self._buffer.client.expire, self._key, TTL_S))
 
 

@@ -1,4 +1,4 @@
-"""The manifest of a folder of weights: its files with their sums, and every tensor's name, type and shape. Bytes only.
+"""The manifest of a folder of weights: its files with their checksums, and every tensor's name, dtype and shape.
 
 Invariant: the digest of a manifest names the weights. A folder that agrees with its manifest holds what the trainer
 published, whole.
@@ -87,7 +87,7 @@ class Manifest:
 
 
 def digest_of(encoded: bytes) -> str:
-    """The name of weights with this manifest."""
+    """The name of weights with this manifest: its sha256 in hex."""
     return hashlib.sha256(encoded).hexdigest()
 
 
@@ -100,7 +100,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def published_files(folder: Path) -> list[Path]:
-    """The files that workers need: `weight_files` of `folder`, and the index of shards or an adapter's configuration.
+    """The files of `folder` that workers need: `weight_files`, and the index of shards or an adapter's configuration.
 
     Raises `WeightsError` for an index that cannot be read.
     """

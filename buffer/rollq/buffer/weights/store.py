@@ -1,6 +1,6 @@
 """Weights on their way from the trainer to the workers: a folder both can see, or chunks in Redis. Bytes, no torch.
 
-Invariant: a process that loads weights has compared them with their manifest, and the manifest with the digest that the
+Invariant: `load_weights` has compared the weights with their manifest, and the manifest with the digest that the
 trainer published. Weights are named by that digest, so storing the same ones again changes nothing.
 """
 
@@ -33,7 +33,7 @@ KEPT_VERSIONS = 3
 KEPT_DOWNLOADS = 4
 """Folders that a worker keeps: engines may come back to an adapter that requests still use."""
 TTL_S = 24 * 3600
-"""How long weights stay in Redis after their trainer has stopped."""
+"""How long weights in Redis outlive their trainer."""
 _REDIS_URI = re.compile(r"redis:([0-9a-f]{64})/(\d+)")
 
 
@@ -72,8 +72,8 @@ def store_weights(
 ) -> StoredWeights:
     """Put weights, file by file, into Redis in chunks; of all versions there the last `kept` stay.
 
-    Without `writes` it only says how they are called. Raises `WeightsError` for more than `MAX_REDIS_BYTES` or what
-    are not weights, `StoreLost`, `ServerError`.
+    Without `writes` it only says how they are called. Raises `WeightsError` for more than `MAX_REDIS_BYTES` or
+    files that are not weights, `StoreLost`, `ServerError`.
     """
     check_redis_size(sum(map(len, files.values())))
     manifest = describe_bytes(files)

@@ -1,9 +1,9 @@
 """Large named arrays beside Redis: a file in a folder that workers and trainer share, named by an `ArrayRef`.
 
-Invariant: an array is loaded only if its bytes have the checksum that travelled through Redis. A file is named by its
-content and appears whole or not at all, so storing the same array again changes nothing. rollq never deletes
-these files; they belong to the folder's owner. Each store makes the file's time new, so deleting those that are
-older than the oldest group that can still be trained or replayed is safe.
+Invariant: an array is loaded only when its bytes have the checksum that travelled through Redis. A file is named by its
+content and appears whole or not at all, so storing the same array again changes nothing. rollq never deletes these
+files; they belong to the owner of the folder. Each store updates the file's time, so it is safe to delete files that
+are older than the oldest group that can still be trained or replayed.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ ARRAY = "array"
 
 
 def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
-    """Write `array`, of any shape and a dtype of safetensors, to `folder`; return the reference to put into a segment.
+    """Write `array`, of any shape and a dtype of safetensors, to `folder`; return its reference for a segment.
 
     Raises `ArrayError` when it cannot be written.
     """
@@ -47,7 +47,7 @@ def store_array(folder: Path, array: npt.NDArray[Any]) -> ArrayRef:
 
 
 def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
-    """The array of a reference, its checksum, dtype and shape compared; an array is returned as it is.
+    """Load a referenced array and compare its checksum, dtype and shape; an array is returned as it is.
 
     Raises `ArrayError` for a file that is missing, or holds something else than what was stored.
     """
@@ -60,8 +60,8 @@ def load_array(array: npt.NDArray[Any] | ArrayRef) -> npt.NDArray[Any]:
         data = Path(unquote(parts.path)).read_bytes()
     except OSError as error:
         raise ArrayError(
-            f"array {array.uri!r} cannot be read: {error.strerror}; its folder must be shared with its readers, "
-            "and its files kept for as long as groups that name them may be trained"
+            f"array {array.uri!r} cannot be read: {error.strerror}; its folder must be shared with every role that "
+            "loads it, and its files kept for as long as groups that name them may be trained"
         ) from error
     found = hashlib.sha256(data).hexdigest()
     if found != array.sha256:

@@ -1,4 +1,4 @@
-"""The checks of a group that enters the buffer. `Buffer.put` asks here; everybody behind it relies on the answer.
+"""Validation of groups before they enter the buffer. `Buffer.put` calls it; all code behind relies on it.
 
 A good group is the common case and is checked in one pass over all its samples, with few numpy calls: a call on a
 short array costs about as much as the rest of its sample. Only a bad one is searched for the offender.
