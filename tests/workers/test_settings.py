@@ -1,4 +1,4 @@
-"""Settings of a worker that only its start can tell to be wrong: one sentence that names them, and no traceback."""
+"""Settings that only a worker's start can check: errors are one sentence that names them, without a traceback."""
 
 import asyncio
 import re

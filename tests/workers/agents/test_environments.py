@@ -172,7 +172,7 @@ def test_a_step_that_does_not_even_end_when_it_is_cancelled_costs_its_sample_aft
         seen.let_go.set()
 
     asyncio.run(scene())
-    assert "does not end though it is cancelled" in caplog.text
+    assert "ignores its cancellation and is abandoned" in caplog.text
 
 
 def test_a_teardown_that_fails_costs_nothing(
@@ -299,7 +299,7 @@ def test_a_group_whose_lease_is_lost_is_torn_down(
 
 
 def test_an_environment_whose_own_work_was_cancelled_costs_its_sample(world: WorkerWorld, seen: Seen) -> None:
-    """It is not what stops a group, which would hand it back, uncounted, for ever."""
+    """A timeout does not look like a stopped group, which would be handed back, uncounted, again and again."""
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until_count(Status.FAILED, 1)

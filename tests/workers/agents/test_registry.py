@@ -16,7 +16,7 @@ from rollq.workers.task_settings import WorkerTask
 
 
 class Own:
-    """A loop of one's own."""
+    """A custom loop."""
 
     resumable: ClassVar[bool] = True
 

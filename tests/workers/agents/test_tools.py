@@ -43,7 +43,7 @@ def tools(*names: str, each: dict[str, Any] | None = None, **options: Any) -> Ag
 
 
 def model_parts(tokenizer: HfTokenizer, segment: Segment) -> list[str]:
-    """What stands in the loss, stretch by stretch."""
+    """The stretches of tokens that are in the loss."""
     mask = np.ones(len(segment.response_ids), np.bool_) if segment.loss_mask is None else segment.loss_mask
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     ids = segment.response_ids.tolist()
@@ -120,7 +120,7 @@ def test_what_the_environment_wrote_is_out_of_the_loss_and_counts_as_of_the_weig
         VersionSpan(1, 2, len("It is 42") + 1),
     )
     rules = TaskRules(batch_groups=1, max_staleness=4, max_token_staleness=0)
-    # as if the model's tokens stood alone: the oldest, or four steps before the newest
+    # as if only the model's tokens were there: the oldest, or four steps before the newest
     assert version_of(sample, 1, {}, rules) == min(0, 2 - 4)
 
 
@@ -475,7 +475,7 @@ def test_xp14_a_tool_that_fails_costs_its_sample_and_not_the_others_nor_the_work
         ({"tools": {}}, "tools: must have at least 1 item"),
         ({"tools": {"calculator": {}}, "turns": 3}, "turns: unknown key"),
         ({"tools": {"weather": {}}}, "tool 'weather': use calculator, lookup, or a dotted path"),
-        ({"tools": {"calculator": {"options": {"digits": 3}}}}, "tool 'calculator' is a function, it takes no options"),
+        ({"tools": {"calculator": {"options": {"digits": 3}}}}, "tool 'calculator' is a function and takes no options"),
         ({"tools": {"lookup": {"options": {"tabel": {}}}}}, "tool 'lookup' cannot be made with options"),
         ({"tools": {"mine": {"function": f"{__name__}.untyped"}}}, "tool 'mine': parameter 'anything' needs"),
     ],

@@ -1,4 +1,4 @@
-"""A worker in a round of weights: it waits for nobody for ever, and no engine hangs in a group that never meets."""
+"""A worker in a weight broadcast: every wait ends, and no engine hangs in an incomplete process group."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -135,7 +135,7 @@ def test_who_is_not_named_goes_on_with_the_old_weights_and_asks_to_be_served_lat
         with pytest.raises(TooLate):
             await receiving
         assert host.version is not None, "the engine lives"
-        with pytest.raises(TooLate):  # once in an attempt is enough: it would stand still again and again
+        with pytest.raises(TooLate):  # once per attempt is enough: it would pause again and again
             await found.enter()
         assert found.read().late == {"w"}
         await found.calls(found.log.append, {"over": "", "attempt": 1})

@@ -1,4 +1,4 @@
-"""Filters of finished groups: which are dropped, what is counted before, and what becomes of a filter that fails."""
+"""Filters of finished groups: which groups are dropped, what is counted before, and how a filter fails."""
 
 import asyncio
 import logging

@@ -33,7 +33,7 @@ ONE_MAY_FAIL = {"min_valid_samples": 1}
 
 
 def served_engine(**options: Any) -> Engine:
-    """An engine of one's own, by dotted path: the built-in one over HTTP, which tries twice and is impatient."""
+    """A custom engine by dotted path: the built-in one over HTTP, which tries twice with short timeouts."""
     return make_engine("openai", {"retries": 1, "retry_first_s": 0.001, **options})
 
 
@@ -130,7 +130,7 @@ def test_sb06_a_server_that_dies_hands_its_groups_back_and_they_are_made_on_the_
 
 
 def test_xp14_the_error_of_one_sample_is_raised_and_not_the_end_of_its_siblings() -> None:
-    """Wherever it stands among them: a group whose engine died must not pass for one that was stopped."""
+    """A group whose engine died must not look like one that was stopped, at any position among the errors."""
 
     async def endless() -> None:
         await asyncio.Event().wait()
@@ -174,7 +174,7 @@ def test_xp14_an_engine_dies_also_when_the_request_that_saw_it_is_cancelled_mean
 
 
 def restart_frozen() -> None:
-    """An engine dies, and is collected before the next one starts; in a process of its own, whose heap is frozen."""
+    """An engine dies, and is collected before the next one starts; in a separate process, whose heap is frozen."""
     engines: list[weakref.ref[Engine]] = []
 
     class Dying(ScriptedEngine):
@@ -260,7 +260,7 @@ def test_xp16_redis_names_no_code_and_each_worker_uses_what_its_own_configuratio
 
 
 class Calm:
-    """An agent loop of one's own."""
+    """A custom agent loop."""
 
     resumable: ClassVar[bool] = False
 

@@ -73,7 +73,7 @@ def test_leases_of_many_tickets_are_taken_in_one_call(world: WorkerWorld, monkey
         await world.until_count(Status.COMPLETED, 64)
 
     world.play(scene)
-    assert sizes == [4, 60]  # the first ticket tells how many groups the others may be for
+    assert sizes == [4, 60]  # the first ticket shows how many groups the others may be for
     world.world.check()
 
 
@@ -499,7 +499,7 @@ def test_sigterm_during_an_outage_ends_the_worker(fresh_server: EmbeddedServer, 
 
         world.play(scene, open_gate=False, grace_s=0.1)
         fresh_server.start()
-        assert world.count(Status.RUNNING) == 2  # nobody could be told: their leases run out
+        assert world.count(Status.RUNNING) == 2  # the server could not be reached: their leases run out
         world.world.check()
 
 

@@ -1,4 +1,4 @@
-"""Pausing, sleeping and stopping: what runs ends in one status, with what it is worth, and goes on afterwards."""
+"""Pausing, sleeping and stopping: running groups end in one status, keep their tokens, and continue afterwards."""
 
 import asyncio
 import os

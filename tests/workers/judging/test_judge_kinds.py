@@ -109,7 +109,7 @@ def test_options_that_a_judge_does_not_take_are_refused(name: str, options: Mapp
 
 @asynccontextmanager
 async def server(answers: list[web.Response], asked: list[Any]) -> AsyncIterator[str]:
-    """A server that gives `answers` in turn, the last one for ever."""
+    """A server that gives `answers` in turn, the last one again and again."""
 
     async def answer(request: web.Request) -> web.Response:
         asked.append(await request.json())

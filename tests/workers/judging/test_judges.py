@@ -1,4 +1,4 @@
-"""Judges: rewards, and what happens when there is none."""
+"""Judges: rewards, and samples left without one."""
 
 import asyncio
 import threading

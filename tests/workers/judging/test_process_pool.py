@@ -173,7 +173,7 @@ def test_a_judgement_that_nobody_waits_for_any_more_ends_with_all_that_it_starte
 
 
 async def turns(work: Callable[[], Any]) -> int:
-    """How often the event loop got its turn while `work` went on."""
+    """Pauses between the event loop's turns while `work` ran."""
     found, done = 0, asyncio.ensure_future(work())
     while not done.done():
         await asyncio.sleep(0.005)

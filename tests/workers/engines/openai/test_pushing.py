@@ -1,4 +1,4 @@
-"""Weights that the engine behind HTTP loads into its servers, and what becomes of servers that do not take them."""
+"""Weights that the engine behind HTTP loads into its servers, and servers that do not take them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
