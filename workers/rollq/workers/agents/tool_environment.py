@@ -27,7 +27,7 @@ class ToolsSettings(Settings):
 
     tools: dict[str, ToolSettings] = Field(min_length=1)
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
-    tell_errors: bool = Field(default=False, description="tell the model of tools that fail; else the sample fails")
+    tell_errors: bool = Field(default=False, description="show a tool's error to the model; otherwise the sample fails")
     max_answer_chars: int = Field(default=4096, gt=0, description="the rest of a tool's answer is cut off")
 
 

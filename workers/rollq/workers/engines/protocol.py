@@ -28,7 +28,7 @@ class WeightsVersion(NamedTuple):
 
 
 class SwapMode(StrEnum):
-    """What happens to running requests when weights are swapped."""
+    """The fate of running requests when weights are swapped."""
 
     WAIT = "wait"  # they finish on the old weights first
     ABORT = "abort"  # they return what they have, finish reason `abort`

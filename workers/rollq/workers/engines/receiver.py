@@ -72,7 +72,7 @@ class BroadcastReceiver:
             return Incoming(self._calls, round_log, found, self._worker)
         if self._worker not in found.late:
             await self._calls(round_log.append, {"late": self._worker})
-        raise TooLate(f"round {number} of weights went on without {self._worker!r}")
+        raise TooLate(f"broadcast {number} of weights started without {self._worker!r}")
 
 
 class Incoming:

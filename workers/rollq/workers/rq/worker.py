@@ -71,7 +71,7 @@ class RqWorker(BaseWorker):
     job_class = TicketJob
 
     def __init__(self, queue: Queue, run: str, work: TicketHandler, *, name: str, grace_s: float):
-        """`name`: see `incarnation_name`. `grace_s`: how long tickets in flight may go on after a stop."""
+        """`name`: see `incarnation_name`. `grace_s`: how long tickets in flight may take to finish after a stop."""
         super().__init__(
             [queue],
             name=name,
