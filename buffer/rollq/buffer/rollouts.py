@@ -188,7 +188,7 @@ class Lease:
 
     `samples` has one entry per sample: what earlier attempts left (completed, or aborted with partial tokens), else
     `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. `suspect`: a worker died holding this group; `alone`: it
-    must be the only group in its engine; `must_finish`: it was interrupted so often that it must not be again.
+    must be the only group in its engine; `must_finish`: it has used up its interruptions.
     """
 
     task: str

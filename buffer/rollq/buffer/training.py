@@ -120,7 +120,7 @@ class Training(Fetching, Claiming):
             self.call_task("task_publish", task, held.epoch, held.nonce, version)
 
     def take_production(self, task: str) -> Production:
-        """What was produced since the last call. For monitoring only: a lost reply loses its numbers."""
+        """Take the production since the last call. For monitoring only: a lost reply loses its numbers."""
         now_ms, sums, timings = self.call_task("take_production", task)
         window = {name.decode(): number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)
