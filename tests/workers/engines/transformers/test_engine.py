@@ -354,5 +354,6 @@ def test_an_unknown_engine_or_option_is_a_clear_error(name: str, options: dict[s
 
 
 def test_options_that_make_no_sense_are_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^\[worker.options\] of engine 'transformers': max_batch: .*; foo: [^\n]*$"):
+    words = r"^\[worker.options\] of engine 'transformers': max_batch = 0: .*; foo: [^\n]*$"
+    with pytest.raises(ConfigError, match=words):
         make_engine("transformers", {"model": "model", "max_batch": 0, "foo": 3})
