@@ -95,7 +95,7 @@ class Incoming:
         await self._wait(lambda: not self._attempt.open, self._found.join_s + SLACK_S)
         members = self._attempt.members or {}
         if self._worker not in members or self._attempt.over is not None:
-            raise TooLate(f"round {self.number} of weights goes on without {self._worker!r}")
+            raise TooLate(f"broadcast {self.number} of weights started without {self._worker!r}")
         self._joined.set()
         tensors = self._found.tensors
         return TransferPlan(
