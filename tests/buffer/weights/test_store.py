@@ -283,9 +283,9 @@ def test_an_index_names_only_safetensors_files_beside_it(buffer: Buffer, tmp_pat
     ],
 )
 def test_what_is_no_safetensors_file_is_not_published(buffer: Buffer, tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(WeightsError, match="no whole safetensors file"):
+    with pytest.raises(WeightsError, match="not a complete safetensors file"):
         store_weights(buffer, {WEIGHTS_FILE: data})
-    with pytest.raises(WeightsError, match="no whole safetensors file"):
+    with pytest.raises(WeightsError, match="not a complete safetensors file"):
         locate_weights(buffer, write(tmp_path, {WEIGHTS_FILE: data}))
     assert chunks_in_redis(buffer) == []
 

@@ -210,7 +210,9 @@ def _read_header(file: BufferedReader | BytesIO, name: str, size: int) -> dict[s
     try:
         if not 0 < length <= min(size - 8, MAX_HEADER_BYTES):
             raise ValueError(f"its header of {length} bytes does not fit into {size}")
-        header: dict[str, Any] = orjson.loads(file.read(length))
+        header: Any = orjson.loads(file.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header is not a JSON object")
         header.pop("__metadata__", None)
         ends = max((one["data_offsets"][1] for one in header.values()), default=0)
         if 8 + length + ends != size:
