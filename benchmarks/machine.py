@@ -13,7 +13,7 @@ from benchmarks.world import server
 
 
 def describe() -> dict[str, str | int]:
-    """Return CPU, cores, versions of Python, server and clients, and the date."""
+    """Return the CPU, its cores, the operating system, the versions of Python, server, clients and RQ, and the date."""
     with server() as running, redis.Redis.from_url(running.url) as client:
         valkey = client.info("server")["valkey_version"]
     return {
@@ -29,7 +29,7 @@ def describe() -> dict[str, str | int]:
 
 
 def load_per_core() -> float:
-    """Runnable processes per core over the last minute; above 1, other work shares the machine."""
+    """Runnable processes per core over the last minute; above 1, other work is competing for the machine."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 

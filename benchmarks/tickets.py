@@ -1,4 +1,4 @@
-"""Jobs through rollq's worker, with lease and put: compared with RQ's SimpleWorker, and with hundreds in flight."""
+"""Measures rollq's worker, lease and put included: against RQ's SimpleWorker, and with hundreds of groups in flight."""
 
 import logging
 import multiprocessing
@@ -29,14 +29,14 @@ from rollq.workers.task_settings import WorkerTask
 
 IN_FLIGHT = 256
 IN_FLIGHT_NO_OP = 512
-"""Groups that need no generation are all queued between two steps: ticket, lease, loop, put."""
+"""Groups that need no generation spend all their time queued between two of the steps: ticket, lease, loop, put."""
 GROUPS_PER_TICKET = 16
 POLL_S = 0.002
 PATIENCE_S = 120.0
 
 
 def measure(quick: bool) -> list[Result]:
-    """Three results: one and 16 groups per ticket compared with stock RQ; groups of 0.5 s with 256 in flight."""
+    """Return three results: 1 and 16 groups per ticket against stock RQ, and groups that take 0.5 s, 256 in flight."""
     repetitions = 1 if quick else 7
     one, many, stock, slow = (64, 256, 64, 64) if quick else (4_000, 24_000, 1_500, 1_000)
     with server() as running:
@@ -81,7 +81,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def groups_per_s(url: str, loop: str, in_flight: int, groups: int, groups_per_ticket: int) -> float:
-    """Rate from the first lease to the last put of `groups` groups that wait for one worker process."""
+    """Groups per second, from first lease to last put, when `groups` groups are waiting for one worker process."""
     name = f"tickets-{secrets.token_hex(4)}"
     task = WorkerTask(
         batch_groups=IN_FLIGHT,
@@ -106,7 +106,7 @@ def groups_per_s(url: str, loop: str, in_flight: int, groups: int, groups_per_ti
 
 
 def stock_jobs_per_s(url: str, jobs: int) -> float:
-    """Rate from the first to the last of `jobs` empty jobs that wait for one process of RQ's SimpleWorker."""
+    """Jobs per second, from first to last, when `jobs` empty jobs are waiting for one process of RQ's SimpleWorker."""
     with redis.Redis.from_url(url) as client:
         queue = Queue(f"stock-{secrets.token_hex(4)}", connection=client)
         queue.enqueue_many([Queue.prepare_data(empty_job) for _ in range(jobs)])
@@ -117,7 +117,7 @@ def stock_jobs_per_s(url: str, jobs: int) -> float:
 
 
 def duration_s(done: Callable[[], bool], *, started: Callable[[], bool]) -> float:
-    """Seconds from the time that `started` returns True until `done` does; both are polled."""
+    """Seconds from when `started` first returns True until `done` does; both are polled."""
     deadline = time.monotonic() + PATIENCE_S
     started_s = None
     while time.monotonic() < deadline:

@@ -105,7 +105,7 @@ def test_the_password_may_lie_in_a_file(tmp_path: Path) -> None:
             "makes no replacement for groups that cool down",
         ),
         ("schedule = [[3, 0], [5, 4]]", "tasks.*.schedule: no task has a group in the batch of step 3"),
-        ('[evaluations.test]\nprompts = "p"\nkind = "train"', "kind: an evaluation is never trained, leave this out"),
+        ('[evaluations.test]\nprompts = "p"\nkind = "train"', "evaluations.test.kind = 'train': must be 'eval'"),
         ('[redis]\nbuffer_url = "http://x"', "must begin with redis://"),
         ('[redis]\nqueue_url = "redis://:hunter2@"', "redis://***@"),
         ("[producers]", "producers: unknown key; did you mean 'producer'?"),
@@ -196,6 +196,7 @@ def test_one_batch_is_shared_by_the_tasks_weights_and_changes_by_step(tmp_path: 
         ("code = 2.0", "sort = 2.0", "names task 'sort', which does not exist"),
         ("step = 10, groups = 4", "step = 10, groups = 0", "batch.schedule.0.groups = 0: must be greater than 0"),
         ("step = 10", "step = 1", "batch.schedule.0.step = 1: must be greater than 1"),
+        ("step = 10", "step = 20", "batch.schedule: step 20 is listed twice; steps must increase"),
         ('prompts = "code.jsonl"', 'prompts = "code.jsonl"\nkind = "eval"', "belongs in [evaluations.code]"),
         (
             'prompts = "code.jsonl"',
@@ -228,3 +229,10 @@ def test_settings_that_make_no_sense_together_are_refused_with_the_reason(
     with pytest.raises(ConfigError) as refused:
         load_settings(path, {})
     assert message in str(refused.value)
+
+
+def test_an_evaluation_may_say_its_kind_and_a_seed_for_its_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "rollq.toml"
+    path.write_text(SHARED + '[evaluations.test]\nprompts = "test.jsonl"\nkind = "eval"\nshuffle_seed = 3\n')
+    evaluation = load_settings(path, {}).evaluations["test"]
+    assert (evaluation.shuffle_seed, evaluation.as_task().kind) == (3, "eval")

@@ -30,18 +30,22 @@ def atomic_file(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def atomic_folder(folder: Path, *, hidden: Path | None = None, replace: bool = True) -> Iterator[Path]:
+def atomic_folder(
+    folder: Path, *, hidden: Path | None = None, replace: bool = True, durable: bool = True
+) -> Iterator[Path]:
     """Yield an empty folder, which becomes `folder` when the block ends without an error and is removed otherwise.
 
     `hidden`: the folder to yield, for callers that lock it or need it to be theirs alone. A `folder` that exists by the
-    end of the block is replaced, or with `replace=False` kept. Raises `OSError`.
+    end of the block is replaced, or with `replace=False` kept. `durable=False` does not wait for the disk: a power cut
+    may then leave a folder that is not whole. Raises `OSError`.
     """
     hidden = hidden or folder.with_name(f".{folder.name}.unfinished")
     hidden.mkdir(parents=True, exist_ok=True)
     try:
         _empty(hidden)
         yield hidden
-        fsync_tree(hidden)
+        if durable:
+            fsync_tree(hidden)
         if replace or not folder.exists():
             _put_in_place(hidden, folder)
     finally:

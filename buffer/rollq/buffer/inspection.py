@@ -1,4 +1,4 @@
-"""Reads for monitors and diagnosis; they change nothing."""
+"""Read-only calls for monitoring and diagnosis."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SILENT_WORKER_MS = 30_000
 
 
 class Inspection(BufferCore):
-    """Read-only calls of monitors."""
+    """Read-only calls for monitors."""
 
     def counts(self, task: str) -> Counts:
         """The counts and clock of a task, in one consistent read. Raises `StoreLost`."""
@@ -30,7 +30,7 @@ class Inspection(BufferCore):
         )
 
     def last_error(self, task: str) -> str:
-        """The error of the group that failed last; empty when none has failed."""
+        """The error of the group that arrived last among the failed ones; empty when none has failed."""
         newest = self.send(lambda: self.client.zrevrange(task_keys(self.run, task).status(Status.FAILED), 0, 0))
         return self.inspect(task, int(newest[0])).get("error", "") if newest else ""
 
@@ -40,7 +40,7 @@ class Inspection(BufferCore):
         return {name.decode(): value.decode() for name, value in pairs(found)}
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """The last report of every worker that reported within half a minute, with its `age_s`."""
+        """The last report of every worker that has reported within the last half minute, with its `age_s`."""
         now_ms = self.server_ms()
         reports: dict[str, dict[str, Any]] = {}
         for name, value in sorted(self.send(lambda: self.client.hgetall(self.keys.workers)).items()):

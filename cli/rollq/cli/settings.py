@@ -5,7 +5,7 @@ knows more than its own part. `rollq.cli.settings_file` reads the file.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -44,6 +44,8 @@ class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
 class EvaluationSettings(GroupRules, JudgedPrompts):
     """One evaluation: a table `[evaluations.<name>]`. Its prompts are sampled whenever the trainer evaluates."""
 
+    kind: Literal["eval"] = Field(default="eval", description="groups of an evaluation are never trained")
+
     @model_validator(mode="before")
     @classmethod
     def _is_not_trained(cls, data: Any) -> Any:
@@ -54,7 +56,7 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
     def as_task(self) -> WorkerTask:
         """This evaluation as the buffer and the workers see it: a task whose groups are evaluated."""
         known = {name: value for name, value in self if name in WorkerTask.model_fields}
-        return WorkerTask(kind="eval", batch_groups=1, **known)
+        return WorkerTask(batch_groups=1, **known)
 
 
 TASK_KEYS = set(TaskSettings.model_fields)

@@ -66,6 +66,8 @@ def _shares(batch: BatchSettings, weights: dict[str, float]) -> dict[int, dict[s
     for change in sorted(batch.schedule, key=lambda change: change.step):
         if unknown := sorted(set(change.weights or {}) - set(weights)):
             raise ValueError(f"batch.schedule: step {change.step} names task {unknown[0]!r}, which does not exist")
+        if change.step in shares:
+            raise ValueError(f"batch.schedule: step {change.step} is listed twice; steps must increase")
         weights |= change.weights or {}
         groups = change.groups or groups
         shares[change.step] = share_by_weight(groups, list(weights.items()))

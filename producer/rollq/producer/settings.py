@@ -56,12 +56,12 @@ class PromptSettings(Settings):
     on_bad_prompt: Literal["skip", "fail"] = Field(
         default="skip", description="skip and count rows that are not prompts, or stop at the first"
     )
+    shuffle_seed: int = Field(default=0, description="changes the order of these prompts alone; evaluations have none")
 
 
 class ProducerTask(TaskRules, PromptSettings):
     """Everything that a producer needs to know about a task."""
 
-    shuffle_seed: int = Field(default=0, description="changes the order of this task's prompts alone")
     prompt_order: str = Field(
         default="shuffle", description="order of the prompts: shuffle, curriculum, or the dotted path of a custom order"
     )

@@ -132,7 +132,7 @@ def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, 
     if folder.exists():
         return folder
     hidden = into / f".{digest[:16]}.{os.getpid()}"  # another worker may download the same weights
-    with atomic_folder(folder, hidden=hidden, replace=False) as unfinished:
+    with atomic_folder(folder, hidden=hidden, replace=False, durable=False) as unfinished:
         data = b"".join(_chunk(buffer, digest, part) for part in range(1, chunks))
         if len(data) != sum(facts.bytes for facts in manifest.files.values()):
             raise WeightsError(f"weights {digest[:12]}: Redis holds {len(data)} bytes of them; publish them again")

@@ -1,6 +1,6 @@
 """The folder of a demo, and the prompts that it uses.
 
-A demo writes nothing outside its folder; `environment` keeps the caches and temporary files of libraries inside.
+A demo writes nothing outside its folder; `environment` keeps the caches and temporary files of libraries inside it.
 """
 
 import random
@@ -20,7 +20,7 @@ TRIED_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """One task of a demo: its JSONL files, with the held-out rows apart, their fields, and its judge."""
+    """One task of a demo: its JSONL files (the held-out rows are in a separate one), their fields, and its judge."""
 
     name: str
     prompts: Path
@@ -104,7 +104,7 @@ class DemoFolder:
         return str(path.relative_to(self.root))
 
     def environment(self) -> dict[str, str]:
-        """Variables for every process of the demo: one thread, no network, caches and temporary files inside."""
+        """Variables for the demo's processes: one thread, no network, and caches and temporary files in the folder."""
         caches = str(self.caches)
         return {
             "OMP_NUM_THREADS": "1",
@@ -118,7 +118,7 @@ class DemoFolder:
 
 
 def own_tasks(folder: DemoFolder) -> list[DemoTask]:
-    """The tasks that ship with rollq, their prompts written into the folder."""
+    """Write the prompts of the tasks that ship with rollq into the folder, and return those tasks."""
     for name, content in prompt_files().items():
         (folder.prompts / name).write_bytes(content)
     return [
@@ -137,8 +137,8 @@ def own_tasks(folder: DemoFolder) -> list[DemoTask]:
 def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes]:
     """The lines of a user's prompt file, unchanged; the producer will report those that are not prompts.
 
-    Raises `ConfigError` for a file that cannot be read or has fewer than two rows, `InvalidPrompt` when none of the
-    first rows is a prompt.
+    Raises `ConfigError` for a file that cannot be read or has fewer than two rows, and `InvalidPrompt` when none of
+    the first rows is a prompt.
     """
     try:
         lines = prompts.read_bytes().splitlines()
@@ -146,7 +146,7 @@ def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes
         raise ConfigError(f"prompts file {str(prompts)!r} cannot be read: {error.strerror}") from error
     rows = [line for line in lines if line.strip()]
     if len(rows) < 2:
-        raise ConfigError(f"prompts file {str(prompts)!r} has {len(rows)} rows; at least 2 are needed, JSON objects")
+        raise ConfigError(f"prompts file {str(prompts)!r} has {len(rows)} rows; at least 2 JSON objects are needed")
     columns = Columns(prompt_field=prompt_field, answer_field=answer_field)
     problems = [_problem(columns, line) for line in rows[:TRIED_ROWS]]
     if all(problems):
@@ -155,7 +155,7 @@ def read_rows(prompts: Path, prompt_field: str, answer_field: str) -> list[bytes
 
 
 def _problem(columns: Columns, line: bytes) -> str | None:
-    """Why a line is not a prompt."""
+    """Return why a line is not a prompt, or None when it is one."""
     try:
         columns.prompt(json_object(line))
     except ValueError as error:
@@ -164,7 +164,7 @@ def _problem(columns: Columns, line: bytes) -> str | None:
 
 
 def user_task(folder: DemoFolder, rows: Sequence[bytes], prompt_field: str, answer_field: str, seed: int) -> DemoTask:
-    """A task of a user's rows, of which up to `HELD_OUT_ROWS`, drawn at random, are held out."""
+    """Write a user's rows into the folder, with up to `HELD_OUT_ROWS` random ones held out, and return their task."""
     held_out = set(random.Random(seed).sample(range(len(rows)), min(HELD_OUT_ROWS, len(rows) // 2)))
     task = DemoTask(
         name="prompts",

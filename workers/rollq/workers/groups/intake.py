@@ -1,8 +1,8 @@
 """Leases for tickets: how many groups a worker takes, and when.
 
-Invariant: groups are leased only while there is room, the engine serves published weights and a task is not paused. A
-group on its last try, because workers died with it, has the engine to itself. A group that is only judged and put has
-left its room at the engine to another; when slow judges hold a quarter as many groups again, they slow the intake.
+Invariant: groups are leased only while there is room, the engine serves published weights, and a task is open. A group
+on its last try, because workers died while running it, has the engine to itself. A group that only has to be judged
+and put frees its place at the engine; fewer groups are taken once slow judges hold over a quarter of the capacity.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ from rollq.workers.signals import Signals
 log = logging.getLogger(__name__)
 
 JUDGED_SHARE = 4
-"""For every four groups of capacity, one more may be waiting for its judge. More would only get older."""
+"""For every four groups of capacity, one more may be waiting for its judge. Any more would only grow stale."""
 
 
 class TicketGroups:
-    """The groups that one ticket got, under way."""
+    """The groups that were leased for one ticket, while they run."""
 
     def __init__(self, held: Sequence[HeldLease]) -> None:
         self.groups = [f"{entry.lease.task}/{entry.lease.group_id}" for entry in held]
@@ -87,7 +87,7 @@ class Intake:
         self._stale_versions = LogOnce(log)
 
     async def room(self, groups: int) -> int:
-        """Wait until `groups` groups (at most the capacity) may be taken; return how many. 0 after `stop`."""
+        """Wait until `groups` groups, at most the capacity, may be taken; return how many may, or 0 after `stop`."""
         while not self.stopped:
             free = self._free()
             if free >= min(groups, self._capacity) and self._may_take():
@@ -110,7 +110,7 @@ class Intake:
         return orders
 
     def stop(self) -> None:
-        """From now on nothing is leased."""
+        """Lease nothing from now on."""
         self.stopped = True
         self._signals.room.set()
 
@@ -127,7 +127,7 @@ class Intake:
         return min(self._capacity - self._table.generating, most - len(self._table))
 
     async def _lease(self, wanted: int) -> tuple[float, Sequence[Lease]]:
-        """Lease up to `wanted` groups; waits out a drain and weights that are too old. Empty after `stop`."""
+        """Lease up to `wanted` groups, waiting while draining or while weights are too old; no leases after `stop`."""
         while not self.stopped:
             version = self._host.version
             if version is None or not self._may_take():
@@ -163,3 +163,5 @@ class Intake:
 
     def _ended(self, held: HeldLease, task: "asyncio.Task[None]") -> None:
         self._table.remove(held)
+        if self._table.idle and not self._control.open_tasks:
+            self._signals.control.set()  # a pause that waits for the last group, as sleep does, need not wait longer

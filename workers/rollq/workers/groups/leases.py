@@ -109,8 +109,6 @@ class LeaseTable:
         """Forget a lease whose group has ended."""
         self._held.pop(_key(held.lease), None)
         self.note_generated(held)
-        if self.idle:
-            self._signals.control.set()
 
     def note_generated(self, held: HeldLease) -> None:
         """Give the group's room at the engine to another: it only needs to be judged and put."""

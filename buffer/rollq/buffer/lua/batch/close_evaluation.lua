@@ -1,9 +1,9 @@
--- Ends an evaluation (running -> finalized): its groups are dropped, finished or not, and counted.
+-- Ends an evaluation (running -> finalized): its groups, finished or not, are dropped and counted.
 -- Moves: any status -> dropped
 -- KEYS: clock
 -- ARGV: incarnation, handle, limit, result
 --   result: JSON
--- Returns: more 0|1: call again, and the result of the first caller
+-- Returns: more 0|1 (1: call again), and the result of the first caller
 -- Caller: Evaluations.close_evaluation; the trainer, and coordinators
 -- Repeat: returns the result of the first caller
 local function close_evaluation(keys, args)

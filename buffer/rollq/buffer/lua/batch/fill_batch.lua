@@ -1,11 +1,11 @@
--- Adds new groups to a batch. They count towards the producer's target, but do not wait for room.
+-- Adds new groups to a batch. They count towards the producer's target, but are added even when it leaves no room.
 -- Moves: new -> pending
 -- KEYS: clock
 -- ARGV: incarnation, handle, size_before, closed, then prompts
---   size_before: groups of the batch until now   closed: 1 when these are the last
+--   size_before: the batch's size before this call   closed: 1 when these groups are the last
 -- Returns: the batch's size now
 -- Caller: Batches.fill_batch; coordinators, and the producer for an evaluation
--- Repeat: finds another size and adds nothing
+-- Repeat: finds a different size, and adds nothing
 local FIRST_PROMPT = 5
 
 local function fill_batch(keys, args)

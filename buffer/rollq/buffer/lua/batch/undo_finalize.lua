@@ -1,11 +1,11 @@
--- Gives a batch back after its pipeline failed (finalizing -> running), with all its results.
+-- Gives a batch back, with all its results, after its pipeline has failed (finalizing -> running).
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, handle, nonce
---   nonce: of the caller, who began
--- Returns: the state now
+--   nonce: the one that the caller passed to begin_finalize
+-- Returns: the batch's state now
 -- Caller: Coordination.undo_finalize; coordinators
--- Repeat: finds the batch running
+-- Repeat: finds the batch running, and changes nothing
 local function undo_finalize(keys, args)
   local incarnation, handle, nonce = unpack(args)
   local clock, err = read_clock(keys[1], incarnation)

@@ -1,4 +1,4 @@
--- Decisions by a task's clock: what is too old, how groups are scored, how many count.
+-- Decisions that depend on a task's clock: what is too old, how groups are scored, and how many count.
 
 -- The highest version that is too old to be trained at `step`.
 local function stale_version(clock, step)
@@ -9,8 +9,8 @@ local function pending_score(step, evaluation, arrival)
   return (step * 2 + evaluation) * ARRIVALS + arrival
 end
 
--- Oldest version, then arrival. No two groups have the same score, so groups are ordered by arrival and not by the
--- text of their ids: among a million of them, those that are claimed or expire together are neighbours.
+-- Orders groups by oldest version, then by arrival. No two groups have the same score, so Redis never falls back on the
+-- text of their ids: even among a million groups, those that are claimed or expire together are neighbours.
 local function version_score(oldest, arrival)
   return oldest * ARRIVALS + arrival
 end
@@ -24,8 +24,8 @@ local function stale_bound(stale)
   return exact(version_score(stale + 1, 0))
 end
 
--- How many groups the batches of all steps up to `step` hold together. A batch has `batch_groups` until the schedule
--- ('step:groups,...') changes its size.
+-- How many groups the batches of all steps up to `step` hold in total. A batch holds `batch_groups` groups until the
+-- schedule ('step:groups,...') changes its size.
 local function groups_through(clock, step)
   local total, from, size = 0, 1, clock.batch_groups
   for first, groups in string.gmatch(clock.schedule, '(%d+):(%d+)') do
@@ -36,9 +36,9 @@ local function groups_through(clock, step)
   return total + (step - from + 1) * size
 end
 
--- How many groups the producer's target is compared with: those on their way to the trainer, plus a whole batch for
--- each trained step. A trainer that takes less than a batch leaves groups in completed, which still count; steps that
--- another store saw owe nothing.
+-- The number of groups that is compared with the producer's target: those on their way to the trainer, plus a whole
+-- batch for each trained step. A trainer that takes less than a batch leaves groups in completed, which still count.
+-- Steps that were trained with another store count as whole batches, so nothing is produced for them.
 local function scheduled(clock)
   local total = groups_through(clock, clock.committed)
   for _, status in ipairs(SCHEDULED) do
@@ -47,13 +47,13 @@ local function scheduled(clock)
   return total
 end
 
--- How many completed groups are fresh at `step`, and how many in generation would be too old one step later. The batch
--- waits for those: without them it would hold the quick, short answers and lose the long ones.
+-- How many completed groups are fresh at `step`, and how many groups in generation would be too old one step later. The
+-- batch waits for the latter: without them it would hold the quick, short answers and lose the long ones.
 local function count_ready(clock, step)
   local completed, stale = clock.prefix .. 'completed', stale_version(clock, step)
   local ready
   if clock.order == 'fifo' then
-    -- the version index holds stale groups of both kinds; the few that are not swept yet count as not ready
+    -- the version index holds completed and aborted groups; stale ones that are not swept yet all count as not ready
     local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. stale_bound(stale))
     ready = math.max(0, redis.call('ZCARD', completed) - old)
   else

@@ -1,6 +1,6 @@
 -- Restoring a snapshot into a task that does not exist yet.
 
--- Whether a task is still to be restored as `incarnation`; or nil and an error reply when it belongs to another one.
+-- Returns whether a task is yet to be restored as `incarnation`, or nil and an error reply when it belongs to another.
 local function may_restore(clock_key, incarnation)
   local existing, restoring = fields(clock_key, 'incarnation', 'restoring')
   if existing == incarnation then return false end
@@ -10,8 +10,8 @@ local function may_restore(clock_key, incarnation)
   return true
 end
 
--- Writes parts of a snapshot from `args`, beginning at `at`: last part of the key, HSET|RPUSH, number of arguments, the
--- arguments. Stops at an empty name; returns where.
+-- Writes the parts of a snapshot from `args`, starting at index `at`. A part is the end of its key, HSET|RPUSH, the
+-- number of arguments, and the arguments. Stops at an empty key or at the end of `args`, and returns that index.
 local function write_parts(prefix, args, at)
   while args[at] and args[at] ~= '' do
     local name, command, count = unpack(args, at, at + 2)

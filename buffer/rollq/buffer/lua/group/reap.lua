@@ -23,7 +23,8 @@ end
 local function quarantine(clock, id, worker)
   redis.call('HSET', group_key(clock.prefix, id), 'deaths', clock.max_deaths)
   local deaths = clock.max_deaths .. ' workers died with it'
-  file_for_audit(clock, id, 'failed', 'quarantined: ' .. deaths .. ', the last (' .. worker .. ') while it ran alone')
+  local last = ', the last (' .. (worker or '?') .. ') while it ran alone'
+  file_for_audit(clock, id, 'failed', 'quarantined: ' .. deaths .. last)
 end
 
 local function requeue(clock, id, deaths)

@@ -118,9 +118,10 @@ class DecodeDriver:
         self._work.clear()  # first: anything that arrives during this turn starts another
         stopping, self._stopping = self._stopping, []
         self._end(stopping)
-        if self._swap is not None:
-            await self._apply(self._swap)
-            self._swap = None
+        if (swap := self._swap) is not None:
+            await self._apply(swap)
+            if self._swap is swap:  # after a swap that was cancelled meanwhile, the next one may be here already
+                self._swap = None
         joining = self._take_waiting()
         if not self._running:
             await self._work.wait()
