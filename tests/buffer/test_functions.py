@@ -13,6 +13,7 @@ from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.scores import ARRIVALS
 from support.buffer_run import World, make_sample
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def test_a_reaped_group_wakes_workers_and_an_early_look_wakes_nobody(world: Worl
         assert not events.wait(0.05)
         kill_holders(world)
         assert world.buffer.reap("math") == (1, 0, False)
-        assert events.wait(10)
+        assert events.wait(PATIENCE_S)
 
 
 # -- admit ----------------------------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ def test_a_trainer_that_lost_the_run_does_not_wait_for_its_evaluation(
     answering += [-1.0]
     monkeypatch.setattr("rollq.consumer.trainer_lease.RENEW_S", 0.05)
     with connect(trainer_id="old") as old, connect(trainer_id="new", takeover=True), pytest.raises(FencedError):
-        old.evaluate(timeout_s=30)
+        old.evaluate(timeout_s=PATIENCE_S)
 
 
 def test_an_evaluation_that_there_is_not_is_named(connect: Connect, buffer: Buffer) -> None:

@@ -17,6 +17,7 @@ from rollq.producer.batches import OverRollout, Stage
 from rollq.producer.coordinator import BatchCoordinator
 from rollq.producer.pipeline import ScoredGroup, clip_rewards, drop_zero_advantage, group_normalised
 from support.buffer_run import World, make_sample
+from support.waiting import PATIENCE_S
 
 PROMPTS = [Prompt("one"), Prompt("two"), Prompt("three")]
 SHORT_S = 0.05
@@ -53,7 +54,7 @@ def test_a_batch_goes_all_the_way_to_the_trainer(world: World, queue: Queue) -> 
     assert isinstance(world.buffer.claim(world.held, 1, {"math": 2}), Shortfall), (
         "nothing is trained before its batch is"
     )
-    result = coordinator.finalize("math", batch, timeout_s=60)
+    result = coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
     assert result.finished_task_count == 2
     trained = Batch.build(1, world.buffer.fetch(world.claim(1).groups))
     assert trained.rewards.tolist() == [0.0, 0.5, 0.0, 0.5]
@@ -70,10 +71,10 @@ def test_tc01_submitting_again_gives_the_same_handle_and_a_finished_id_a_new_one
     with pytest.raises(ValueError, match="'1' is running with other content"):
         coordinator.submit("math", "1", PROMPTS[:2], step=1)
     finish(world, 3)
-    result = coordinator.finalize("math", first, timeout_s=60)
+    result = coordinator.finalize("math", first, timeout_s=PATIENCE_S)
     again = coordinator.submit("math", "1", PROMPTS[:1], step=2)
     assert again != first
-    assert coordinator.finalize("math", first, timeout_s=60) == result, "a late finalize of the old one"
+    assert coordinator.finalize("math", first, timeout_s=PATIENCE_S) == result, "a late finalize of the old one"
     assert coordinator.stage("math", again) is Stage.RUNNING
     assert world.statuses() == {"completed": 3, "pending": 1}
 
@@ -118,7 +119,7 @@ def test_tc02_with_min_wait_num_the_rest_is_cancelled_and_what_is_there_finalize
     finish(world, 1)
     with pytest.raises(TimeoutError):
         coordinator.finalize("math", batch, timeout_s=SHORT_S, min_wait_num=2)
-    result = coordinator.finalize("math", batch, timeout_s=60, min_wait_num=1)
+    result = coordinator.finalize("math", batch, timeout_s=PATIENCE_S, min_wait_num=1)
     assert (result.finished_task_count, result.metrics["unfinished"]) == (1, 2)
     assert world.put([running]) == [PutOutcome.REFUSED]
     assert world.statuses() == {"completed": 1, "aborted": 2}
@@ -131,7 +132,7 @@ def test_tc02_min_wait_num_above_the_size_is_clamped_with_a_warning(
     coordinator = BatchCoordinator(world.buffer, queue)
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
     finish(world, 3)
-    coordinator.finalize("math", batch, timeout_s=60, min_wait_num=9)
+    coordinator.finalize("math", batch, timeout_s=PATIENCE_S, min_wait_num=9)
     assert "min_wait_num = 9 exceeds its 3 groups; using 3" in caplog.text
 
 
@@ -145,11 +146,11 @@ def test_tc03_a_pipeline_that_fails_loses_no_result(world: World, queue: Queue) 
     batch = BatchCoordinator(world.buffer, queue).submit("math", "1", PROMPTS, step=1)
     finish(world, 3)
     with pytest.raises(ZeroDivisionError, match="an operator's mistake"):
-        BatchCoordinator(world.buffer, queue, pipeline=[broken]).finalize("math", batch, timeout_s=60)
+        BatchCoordinator(world.buffer, queue, pipeline=[broken]).finalize("math", batch, timeout_s=PATIENCE_S)
     assert world.statuses() == {"gathered": 3}
     coordinator = BatchCoordinator(world.buffer, queue)
     assert coordinator.stage("math", batch) is Stage.RUNNING
-    assert coordinator.finalize("math", batch, timeout_s=60).finished_task_count == 3
+    assert coordinator.finalize("math", batch, timeout_s=PATIENCE_S).finished_task_count == 3
 
 
 def test_tc03_what_the_pipeline_drops_is_filtered_and_what_it_keeps_is_trained(world: World, queue: Queue) -> None:
@@ -158,7 +159,7 @@ def test_tc03_what_the_pipeline_drops_is_filtered_and_what_it_keeps_is_trained(w
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
     finish(world, 1, 1.0, 1.0)
     finish(world, 2)
-    result = coordinator.finalize("math", batch, timeout_s=60)
+    result = coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
     assert result.metrics == {"groups": 2, "filtered": 1, "failed": 0, "unfinished": 0, "reward": pytest.approx(4 / 6)}
     assert world.statuses() == {"completed": 2, "filtered": 1}
 
@@ -179,7 +180,7 @@ def test_tc04_two_processes_finalize_once_and_get_the_same(world: World, queue: 
 
         def end(coordinator: BatchCoordinator) -> None:
             started.wait()
-            results.append(coordinator.finalize("math", "1", timeout_s=20))
+            results.append(coordinator.finalize("math", "1", timeout_s=PATIENCE_S))
 
         threads = [threading.Thread(target=end, args=[coordinator]) for coordinator in coordinators]
         for thread in threads:
@@ -231,7 +232,7 @@ def test_tc06_aborting_what_is_unknown_or_finished_does_nothing(world: World, qu
     coordinator.abort("math", "never", "no reason")
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
     finish(world, 3)
-    result = coordinator.finalize("math", batch, timeout_s=60)
+    result = coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
     coordinator.abort("math", batch, "too late")
     assert coordinator.finalize("math", batch, timeout_s=0) == result
     assert world.statuses() == {"completed": 3}
@@ -242,7 +243,7 @@ def test_tc07_the_result_names_its_batch_and_its_outcome(world: World, queue: Qu
     coordinator = BatchCoordinator(world.buffer, queue)
     coordinator.submit("math", "17", PROMPTS, step=1)
     finish(world, 3)
-    result = coordinator.finalize("math", "17", timeout_s=60)
+    result = coordinator.finalize("math", "17", timeout_s=PATIENCE_S)
     assert (result.batch_id, result.batch_type, result.finished_task_count) == ("17", "train", 3)
     assert result.metrics["reward"] == 0.5
 
@@ -253,7 +254,7 @@ def test_tc09_over_rollout_leaves_the_slowest_to_the_pool(world: World, queue: Q
     coordinator = BatchCoordinator(world.buffer, queue, over_rollout=OverRollout(ratio=0.34, grace_s=SHORT_S))
     batch = coordinator.submit("math", "1", PROMPTS, step=1)
     finish(world, 2)
-    result = coordinator.finalize("math", batch, timeout_s=60)
+    result = coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
     assert result.finished_task_count == 2
     assert world.statuses() == {"completed": 2, "aborted": 1}
     assert world.buffer.recycle("math", epoch=1, target=9, limit=9) == 1
@@ -280,7 +281,7 @@ def test_tc10_a_group_whose_tries_are_spent_is_failed_and_its_batch_continues_wi
     batch = coordinator.submit("math", "1", PROMPTS[:1], step=1)
     for _ in range(2):
         world.buffer.hand_back(world.lease(1), counted=True, error="attempt was cut off after 1800 s")
-    result = coordinator.finalize("math", batch, timeout_s=60)
+    result = coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
     assert result.metrics["failed"] == 1
     assert world.statuses() == {"failed": 1}
 
@@ -293,7 +294,7 @@ def test_tc11_a_coordinator_that_is_started_again_finds_its_batches_as_they_were
         again = BatchCoordinator(buffer, queue)
         assert again.stage("math", "1") is Stage.RUNNING
         finish(world, 2)
-        assert again.finalize("math", "1", timeout_s=60).finished_task_count == 3
+        assert again.finalize("math", "1", timeout_s=PATIENCE_S).finished_task_count == 3
 
 
 def test_tc11_one_that_died_while_it_finalized_is_replaced(world: World, queue: Queue) -> None:
@@ -303,7 +304,7 @@ def test_tc11_one_that_died_while_it_finalized_is_replaced(world: World, queue: 
     finish(world, 3)
     dead = world.buffer.begin_finalize("math", batch.handle, "dead", lease_s=0.001)
     assert dead.state == "finalizing"
-    assert coordinator.finalize("math", batch, timeout_s=60).finished_task_count == 3
+    assert coordinator.finalize("math", batch, timeout_s=PATIENCE_S).finished_task_count == 3
     late = world.buffer.end_finalize("math", batch.handle, "dead", b"{}", {})
     assert late.state == "finalized"
     assert world.statuses() == {"completed": 3}
@@ -315,7 +316,7 @@ def test_groups_that_grew_too_old_while_they_were_gathered_expire(world: World, 
     batch = coordinator.submit("math", "1", PROMPTS[:1], step=1)
     finish(world, 1)
     world.train(1)
-    coordinator.finalize("math", batch, timeout_s=60)
+    coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
     assert world.statuses() == {"archived": 2, "expired": 1}
 
 

@@ -14,8 +14,7 @@ import psutil
 from rollq.workers.engines.openai.engine import OpenAIEngine
 from rollq.workers.engines.vllm.extension import LoadExtension
 from support.vllm_run import CONTEXT_TOKENS, ENGINE_ARGS, cpu_environment
-
-START_S = 270
+from support.waiting import PATIENCE_S
 
 
 class VllmServer:
@@ -42,7 +41,7 @@ class VllmServer:
 
     def wait(self) -> None:
         """Until it answers."""
-        deadline_s = time.monotonic() + START_S
+        deadline_s = time.monotonic() + PATIENCE_S
         while True:
             assert self.process.poll() is None, self._log.read_text()
             assert time.monotonic() < deadline_s, self._log.read_text()

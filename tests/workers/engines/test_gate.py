@@ -9,6 +9,7 @@ import pytest
 
 from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from support.waiting import PATIENCE_S
 
 ASK = Request(np.array([1], np.int32), Sampling(max_tokens=1))
 HELD = replace(ASK, must_finish=True)
@@ -49,7 +50,7 @@ class HandEngine:
 
 def play(scene: Callable[[HandEngine], Awaitable[None]], *, stop: bool = False) -> None:
     async def run() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await scene(HandEngine(stop))
 
     asyncio.run(run())
