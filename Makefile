@@ -1,7 +1,8 @@
 # What a user, a contributor and CI call. Needs only Python >= 3.11 and make; everything else goes into .venv/.
 
 PYTHON ?= python3
-WORKERS ?= 2
+# More than cores: many tests wait for a process or a lease.
+WORKERS ?= 4
 SERVER ?= valkey
 PYTEST_ARGS ?=
 
@@ -14,7 +15,7 @@ SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
 # On Redis, only the tests of what depends on the kind of server.
 CHOSEN := $(if $(filter redis,$(SERVER)),any_server and )not slow
-DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --server $(SERVER) --durations 30 -m "$(CHOSEN)" $(PYTEST_ARGS)
+DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30 -m "$(CHOSEN)" $(PYTEST_ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-busy test-slow test-vllm conformance mutants lint type check bench bench-vllm clean
@@ -33,7 +34,7 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 demo: $(INSTALLED)  ## the main job: producer, two workers and a trainer teach a tiny model
 	$(BIN)/rollq demo
 
-test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORKERS=2, SERVER=redis)
+test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORKERS=4, SERVER=redis)
 	$(DEFAULT_TESTS)
 
 test-busy: $(INSTALLED)  ## the default tests beside four busy processes: none may depend on the machine's speed

@@ -69,7 +69,7 @@ class Outcome:
 def measure(quick: bool) -> list[Result]:
     """One result per training time: bound over step time, and the length bias, of each strategy."""
     lengths = read_lengths()
-    batch_groups, steps = (64, 4) if quick else (512, 10)
+    batch_groups, steps = (32, 3) if quick else (512, 10)
     with server() as running:
         return [
             _row(running.url, share_name, lengths, batch_groups, steps)

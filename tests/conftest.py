@@ -5,6 +5,7 @@ keys of another. `--server redis` starts the system's Redis instead of the embed
 reconfigures a server takes `fresh_server`.
 """
 
+import gc
 import os
 import re
 import shutil
@@ -30,6 +31,17 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server", choices=["valkey", "redis"], default="valkey", help="the server that tests share")
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect no garbage while test modules are imported: there is none, and looking for it takes a third longer."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Never look at imported modules again."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from rollq.cli.run_location import RunLocation
 from support.compose_file import COMPOSE, PASSWORD, Containers, read_compose
 
 SERVICES = read_compose({})["services"]
+SIMULATED = '[worker]\nengine = "simulated"'
 FAKE_GPUS = "#!/bin/sh\nprintf '0\\n1\\n'\n"
 
 
@@ -56,7 +57,11 @@ def all_have_begun(buffer: Buffer) -> bool:
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_the_services_of_a_profile_start_and_stop_cleanly(profile: str, volume: Path, tmp_path: Path) -> None:
     suffix = {"cpu": "-cpu", "gpu": ""}[profile]
-    variables = {"ROLLQ_DATA": str(volume), "ROLLQ_CONFIG": str(COMPOSE / "rollq-cpu.toml")}
+    config = (COMPOSE / "rollq-cpu.toml").read_text("utf-8")
+    if profile == "gpu":  # an engine that needs no GPU, and no torch
+        config = re.sub(r"\[worker\.options\]\n(\w.*\n)+", "", config.replace("[worker]", SIMULATED))
+    (tmp_path / "rollq.toml").write_text(config, "utf-8")
+    variables = {"ROLLQ_DATA": str(volume), "ROLLQ_CONFIG": str(tmp_path / "rollq.toml")}
     with Containers(tmp_path, free_port("127.0.0.1"), variables, {"demo": volume}) as world:
         (world.programs / "nvidia-smi").write_text(FAKE_GPUS)
         (world.programs / "nvidia-smi").chmod(0o755)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from rollq.buffer.buffer import Buffer
@@ -46,16 +46,19 @@ TASK: dict[str, Any] = {
 def teach(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, lessons: Sequence[tuple[str, str]]) -> None:
     """Have a model say each second text after the first, those with the same first one as likely as each other."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    rows = []
+    ids, labels = [], []
     for given, said in lessons:
         prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (given, said))
-        rows.append((torch.tensor([prompt + answer]), len(prompt)))
+        ids.append(torch.tensor(prompt + answer))
+        labels.append(torch.tensor([-100] * len(prompt) + answer))
+    batch = {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=-100),
+    }
     for _ in range(STEPS):
-        losses = [
-            functional.cross_entropy(model(input_ids=ids).logits[0, at - 1 : -1], ids[0, at:]) for ids, at in rows
-        ]
         optimizer.zero_grad()
-        torch.autograd.backward(sum(losses, torch.tensor(0.0)))
+        model(**batch).loss.backward()
         optimizer.step()
 
 
