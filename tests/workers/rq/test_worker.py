@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rq import Queue, Worker
@@ -314,6 +315,19 @@ def test_a_lost_store_stops_the_worker(queue: Queue, run_name: str) -> None:
 
     with pytest.raises(StoreLost, match="gone"):
         serve(queue, run_name, lambda: Work(error=StoreLost("run is gone")), scene)
+
+
+def test_a_worker_that_ends_while_its_server_is_away_stops_listening_for_commands(
+    fresh_server: EmbeddedServer, run_name: str
+) -> None:
+    async def scene(worker: RqWorker, work: Work) -> None:
+        await until(lambda: worker.pubsub_thread is not None)
+        await asyncio.to_thread(fresh_server.stop)
+
+    worker, _ = serve(open_queue(fresh_server.url, run_name), run_name, Work, scene)
+    listening: Any = worker.pubsub_thread  # RQ types it as None
+    listening.join(PATIENCE_S)
+    assert not listening.is_alive()
 
 
 def test_worker_survives_a_restart_of_its_server(fresh_server: EmbeddedServer, run_name: str) -> None:

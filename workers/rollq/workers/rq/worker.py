@@ -246,7 +246,11 @@ class RqWorker(BaseWorker):
             log.warning("worker %s: ignored command %.80r, which is not supported", self.name, command.name)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: PubSub, pubsub_thread: PubSubWorkerThread) -> None:
-        """Keep listening for commands through outages; the driver subscribes again when the server is back."""
+        """Keep listening for commands through outages; the driver subscribes again when the server is back.
+
+        A worker that ends during an outage stops listening here: RQ stops the thread only after it could unsubscribe.
+        """
         if not isinstance(exc, RedisError | OSError):
             raise exc
-        self._closing.wait(1.0)
+        if self._closing.wait(1.0):
+            pubsub_thread.stop()
