@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,15 @@ import pytest
 
 from rollq.buffer.batches import MAX_FILL
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ClaimTimeout, ConfigError, FencedError, ProductionStalled, ProductionStopped, SyncFirst
+from rollq.buffer.errors import (
+    BatchOver,
+    ClaimTimeout,
+    ConfigError,
+    FencedError,
+    ProductionStalled,
+    ProductionStopped,
+    SyncFirst,
+)
 from rollq.buffer.evaluations import EvaluatedGroup, evaluation_metrics
 from rollq.buffer.replies import Control, Counts
 from rollq.buffer.rollouts import GroupResult, Prompt, Status
@@ -228,7 +237,8 @@ def answering(server_url: str, run_name: str, buffer: Buffer) -> Iterator[list[f
                 for batch in own.running_batches("held_out"):
                     if not batch.closed:
                         prompts = [Prompt(str(index)) for index in range(len(rewards))]
-                        own.fill_batch("held_out", batch.handle, batch.size, prompts[:MAX_FILL], last=True)
+                        with suppress(BatchOver):  # closed since
+                            own.fill_batch("held_out", batch.handle, batch.size, prompts[:MAX_FILL], last=True)
                 clock = own.clock("held_out")
                 leased = own.lease(["held_out"], 9, worker="w", version=clock.version, epoch=clock.epoch)
                 for lease in leased.leases:
