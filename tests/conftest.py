@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
 
 
+TESTS = Path(__file__).parent
+MANY_PROCESSES = {"deploy", "docs", "e2e", "test_benchmarks.py"}
+"""Folders and files whose tests start many processes, which work on while a test waits."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server", choices=["valkey", "redis"], default="valkey", help="the server that tests share")
 
@@ -45,7 +50,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that must pass on every kind of server."""
+    """Mark the tests that must pass on every kind of server, and put the long ones first.
+
+    One test process then runs most of them, one after the other, beside the short ones of the other processes.
+    """
+    items.sort(key=lambda item: MANY_PROCESSES.isdisjoint(item.path.relative_to(TESTS).parts))
     for item in items:
         if "any_server" in getattr(item, "fixturenames", ()):
             item.add_marker("any_server")

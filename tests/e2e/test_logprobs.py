@@ -14,7 +14,7 @@ from rollq.buffer.store.server import EmbeddedServer
 from support.recorded_run import recompute_all, role
 from support.waiting import PATIENCE_S
 
-STEPS = 4
+STEPS = 3
 JUDGE = "def reward(prompt, sample):\n    return sum(map(ord, sample.text)) % 2\n"
 EDITS = {
     "batch_groups = 16": "batch_groups = 4",
