@@ -111,6 +111,14 @@ def fresh_server(tmp_path: Path) -> Iterator[EmbeddedServer]:
         yield server
 
 
+@pytest.fixture(params=["valkey", "redis"])
+def fresh_server_of_each_kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedServer]:
+    """A server for one test alone, the embedded Valkey and the system's Redis."""
+    binary = request.getfixturevalue("redis_binary") if request.param == "redis" else None
+    with EmbeddedServer(tmp_path / "server", binary=binary) as server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def prepared_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as `rollq demo --prepare` makes it, with an almost untrained model. Copy it to change it."""

@@ -1,14 +1,6 @@
-"""Admission: the target, repeated calls, and full servers."""
+"""Admission: the target and repeated calls."""
 
-import pytest
-
-from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import (
-    ServerRefused,
-)
-from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import Prompt
-from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
 
 
@@ -39,19 +31,3 @@ def test_a_producer_of_an_old_epoch_admits_nothing(world: World) -> None:
     world.start()
     world.begin(0, launch_id="launch-2")
     assert world.buffer.admit("math", [(Prompt("a"), 1)], epoch=1, cursor=0, target=10, step=1).count == 0
-
-
-def test_admission_is_refused_by_a_full_server_which_still_drains(fresh_server: EmbeddedServer, run_name: str) -> None:
-    with Buffer.connect(fresh_server.url, run_name) as buffer:
-        world = World(buffer)
-        world.start().complete(2)
-        leases = world.lease(1) if world.admit(1) else ()
-        buffer.client.config_set("maxmemory", "1mb")
-        assert buffer.memory_fraction() > 1
-        with pytest.raises(ServerRefused, match="memory is full"):
-            world.admit(1)
-        assert world.put(leases) == [PutOutcome.COMPLETED]
-        world.train(1)
-        buffer.checkpoint(world.held, 1)
-        assert world.statuses() == {"completed": 1}
-        world.check()

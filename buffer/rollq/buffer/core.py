@@ -50,8 +50,8 @@ class BufferCore(RunStore):
     def tasks(self) -> list[str]:
         """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide."""
         known = self.incarnation
-        reads = [("HGET", self.keys.info, "incarnation"), ("SMEMBERS", self.keys.tasks)]
-        found, names = self.transaction(reads)
+        # in this order: names that were read before an incarnation that still lives are those of that incarnation
+        names, found = self.send_all([("SMEMBERS", self.keys.tasks), ("HGET", self.keys.info, "incarnation")])
         if found is None or found.decode() != known:
             raise StoreLost(f"run {self.run!r} is no longer in this store, or another incarnation of it is")
         return sorted(name.decode() for name in names)

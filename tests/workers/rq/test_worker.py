@@ -348,9 +348,9 @@ def test_worker_survives_a_restart_of_its_server(fresh_server: EmbeddedServer, r
 
 @pytest.mark.parametrize("full_from", ["before it starts", "once it is registered"])
 def test_tickets_are_worked_off_while_memory_is_full(
-    fresh_server: EmbeddedServer, run_name: str, full_from: str
+    fresh_server_of_each_kind: EmbeddedServer, run_name: str, full_from: str
 ) -> None:
-    queue = open_queue(fresh_server.url, run_name)
+    queue = open_queue(fresh_server_of_each_kind.url, run_name)
     enqueue_tickets(queue, run_name, 20, 1)
     if full_from == "before it starts":
         queue.connection.config_set("maxmemory", 1)

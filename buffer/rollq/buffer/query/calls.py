@@ -6,8 +6,7 @@ from typing import Any
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.query.language import GroupRecord, parse_query
-from rollq.buffer.query.plan import BY_VERSION, Reach, ReadPlan, plan_reads, reach_of
-from rollq.buffer.rollouts import Status
+from rollq.buffer.query.plan import Reach, ReadPlan, plan_reads, reach_of
 from rollq.buffer.staleness import staleness
 from rollq.buffer.store.keys import task_keys
 
@@ -49,10 +48,9 @@ class Querying(BufferCore):
         """Group ids in order of arrival: they count up with it."""
         if not what.scores:
             return what.ids
-        keys = task_keys(self.run, task)
-        sets = {BY_VERSION: keys.by_version} | {status.value: keys.status(status) for status in Status}
-        reads = [("ZRANGE", sets[one.index], one.low, f"({one.high}", "BYSCORE") for one in what.scores]
-        return sorted({int(member) for members in self.transaction(reads) for member in members})
+        ranges = [item for one in what.scores for item in (one.index, one.low, f"({one.high}")]
+        found = self.call_task("find", task, *ranges)
+        return sorted({int(member) for members in found for member in members})
 
     def _records(self, task: str, ids: Sequence[int], step: int) -> Iterator[GroupRecord]:
         keys = task_keys(self.run, task)

@@ -114,11 +114,6 @@ class RunStore:
         """
         return pipeline(self.client, self._patience, lambda: commands, read or _good)
 
-    def transaction(self, commands: Sequence[Command]) -> list[Any]:
-        """Send plain commands that the server runs together, with no other command between them."""
-        replies: list[Any] = self.send_all([("MULTI",), *commands, ("EXEC",)])[-1]
-        return replies
-
     def server_ms(self) -> int:
         """The server's clock, by which all deadlines are set, in milliseconds since 1970."""
         seconds, microseconds = self.send(lambda: self.client.time())

@@ -1,0 +1,64 @@
+"""A server whose memory is full refuses new groups, and everything else still works, so that it drains unaided."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ServerRefused
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.server import EmbeddedServer
+from support.buffer_run import World
+
+
+@pytest.fixture
+def world(fresh_server_of_each_kind: EmbeddedServer, run_name: str) -> Iterator[World]:
+    with Buffer.connect(fresh_server_of_each_kind.url, run_name) as buffer:
+        yield World(buffer)
+
+
+def fill_up(world: World) -> None:
+    world.buffer.client.config_set("maxmemory", "1mb")
+    assert world.buffer.memory_fraction() > 1
+
+
+def test_a_full_server_admits_nothing_and_drains(world: World) -> None:
+    world.start().complete(4)
+    world.admit(2)
+    leases = world.lease(2)
+    fill_up(world)
+    with pytest.raises(ServerRefused, match="memory is full"):
+        world.admit(1)
+    assert world.put(leases[:1]) == [PutOutcome.COMPLETED]
+    world.buffer.hand_back(leases[1:])
+    world.train(1)
+    world.claim(2)
+    world.buffer.release(world.held, 2, "return")
+    world.train(2)
+    world.buffer.checkpoint(world.held, 2)
+    assert world.statuses() == {"completed": 1, "pending": 1}
+    world.check()
+
+
+def test_a_trainer_starts_again_on_a_full_server(world: World) -> None:
+    world.start().complete(4)
+    world.train(1)
+    world.train(2)
+    fill_up(world)
+    world.begin(1, mode="return", launch_id="launch-2")
+    assert world.statuses() == {"archived": 2, "completed": 2}
+    world.train(2)
+    world.buffer.renew_trainer(world.held)
+    world.buffer.sleep(world.held, "step 2")
+    world.check()
+
+
+def test_a_full_server_can_be_looked_at_and_saved(world: World, tmp_path: Path) -> None:
+    world.start().complete(2)
+    fill_up(world)
+    assert [group.uid for group in world.buffer.query({"status": "completed"})] == [1, 2]
+    assert world.buffer.counts("math").statuses[Status.COMPLETED] == 2
+    assert world.buffer.inspect("math", 1) is not None
+    assert world.buffer.save(tmp_path / "saved").groups == 2
