@@ -1,4 +1,4 @@
-"""Results as a table in the terminal, as JSON, and as the table of docs/benchmarks.md."""
+"""Results as a table in the terminal, as JSON, and as the table in docs/benchmarks.md."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,7 +64,7 @@ def _markdown(machine: Mapping[str, Any], results: Sequence[Result]) -> str:
         for r in results
         if r.profile_us
     ]
-    return table + "Where the time of one group goes, µs:\n\n" + "\n".join(profiles) + "\n\n" if profiles else table
+    return table + "Where the time for one group goes, in µs:\n\n" + "\n".join(profiles) + "\n\n" if profiles else table
 
 
 def _target(result: Result) -> str:

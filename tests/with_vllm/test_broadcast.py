@@ -130,7 +130,7 @@ def test_weights_of_another_model_are_refused_before_the_engine_meets_anybody(
     tensors = load_file(models[1] / "model.safetensors")
     tensors["model.norm.weight"] = torch.ones(3)
     stored = trainer.sender.announce(tensors, 1)
-    with pytest.raises(WeightsError, match=r"round 1.*'model.norm.weight' has shape \(3,\)"):
+    with pytest.raises(WeightsError, match=r"weight broadcast 1.*'model.norm.weight' has shape \(3,\)"):
         shared.run(receive(host, trainer, LiveModel(1, 1, stored.digest, stored.uri), SwapMode.KEEP))
     after = shared.run(host.generate(Request(PROMPT, Sampling(max_tokens=5))))
     assert [span.version for span in after.versions] == [0]

@@ -1,4 +1,4 @@
-"""The producer's side of the buffer: prompts in, dead leases back, stale groups out."""
+"""The producer's side of the buffer: admit prompts, reclaim groups of dead workers, remove stale ones."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -12,7 +12,7 @@ from rollq.buffer.wire.prompts import encode_prompt
 
 
 class Admission(Sweeping):
-    """Calls of producers. Any number of them may run for one task."""
+    """The calls that producers make. Any number of producers may run for one task."""
 
     def admit(
         self,
@@ -26,9 +26,10 @@ class Admission(Sweeping):
     ) -> Admitted:
         """Turn prompts into pending groups, as many as `target` leaves room for, and move the cursor with them.
 
-        `prompts` are (prompt, dataset cursor after it); they are admitted from the front, and only if the cursor still
-        is `cursor` and the trainer's epoch still `epoch`. `target` bounds pending, running, completed and claimed
-        groups and a batch for each trained step. `step` is the train step that they are for.
+        `prompts` are pairs of a prompt and the dataset cursor after it. They are admitted in order, and only if the
+        cursor is still `cursor`, the trainer's epoch is still `epoch`, and production is running. `target` bounds the
+        sum of all `SCHEDULED` groups and of the batches of the trained steps. `step` is the train step that the new
+        groups are for.
         """
         args = [
             item
@@ -41,7 +42,8 @@ class Admission(Sweeping):
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
         """Statistics of the prompts in these rows; rows that were never tried are left out.
 
-        Kept only for tasks with `prompt_stats`; each takes 54 bytes of the server's memory (Valkey 9), 83 (Redis 7.0).
+        They are kept only for tasks with `prompt_stats`. Those of one prompt take 54 bytes of the server's memory on
+        Valkey 9, and 83 on Redis 7.0.
         """
         key = task_keys(self.run, task).prompts
         chunks = [rows[at : at + MAX_IDS_PER_CALL] for at in range(0, len(rows), MAX_IDS_PER_CALL)]
@@ -58,20 +60,20 @@ class Admission(Sweeping):
         limit: int,
         statuses: Sequence[Status] = (Status.ABORTED, Status.EXPIRED),
     ) -> int:
-        """Send up to `limit` aborted and expired groups back to pending, within `target`. Returns how many went."""
+        """Send up to `limit` aborted and expired groups back to pending, within `target`. Returns how many moved."""
         if limit <= 0:
             return 0
         names = [status.value for status in statuses]
         return int(self.call_task("recycle", task, epoch, target, min(limit, MAX_IDS_PER_CALL), *names))
 
     def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
-        """Let a task's production run, pause or end, with the reason; engines that sleep stay asleep.
+        """Run, pause or end a task's production, and record the reason. Engines that are asleep stay asleep.
 
-        `only_from`: do nothing when the task has another control by then. Raises `ConfigError` for `SLEEP`, which only
-        the trainer sets.
+        `only_from`: do nothing if the task's control is no longer this one. Raises `ConfigError` for `SLEEP`, which
+        only the trainer sets.
         """
         if control is Control.SLEEP:
-            raise ConfigError("engines are put to sleep by the trainer that needs their memory")
+            raise ConfigError("engines can only be put to sleep by the trainer that needs their memory")
         self.call_task("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
 
 

@@ -1,4 +1,4 @@
-"""Logging of every role: structured lines on stderr, as text for people or as JSON for programs."""
+"""Logging for every role, on stderr: text for people, or one line of JSON per record for programs."""
 
 import logging
 import sys
@@ -30,7 +30,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logs(level: str, log_format: LogFormat) -> None:
-    """Send rollq's logs of `level` and above, and all other warnings, to stderr."""
+    """Send rollq's logs at `level` and above, and other packages' warnings and errors, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         JsonFormatter()

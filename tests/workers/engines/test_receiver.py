@@ -145,7 +145,7 @@ def test_who_is_not_named_goes_on_with_the_old_weights_and_asks_to_be_served_lat
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("over", "reason"), [("the GPU fell off", "the GPU fell off"), ("", "nothing came within")])
+@pytest.mark.parametrize(("over", "reason"), [("the GPU fell off", "the GPU fell off"), ("", "it did not end within")])
 def test_an_engine_that_hangs_in_a_group_is_dead_as_soon_as_that_is_known(
     begin: Callable[..., Broadcast], over: str, reason: str
 ) -> None:
@@ -165,7 +165,7 @@ def test_an_engine_that_hangs_in_a_group_is_dead_as_soon_as_that_is_known(
         await meeting.wait()
         if over:
             await found.calls(found.log.append, {"over": over, "attempt": 1})
-        with pytest.raises(EngineDead, match=f"hangs in round 1 of weights: {reason}"):
+        with pytest.raises(EngineDead, match=f"hangs in weight broadcast 1: {reason}"):
             await receiving
         assert host.version is None
         assert not host.published.is_set()

@@ -190,4 +190,4 @@ def _append(buffer: BufferCore, number: int, raw: bytes) -> int:
 
 
 def _gone() -> WeightsError:
-    return WeightsError("this round of weights is not in Redis (any more): wait for the next, or publish again")
+    return WeightsError("this weight broadcast is no longer in Redis: wait for the next one, or publish again")

@@ -1,7 +1,7 @@
-"""Stop strings that an interruption cut in two. Pure.
+"""Stop strings that an interruption cut in two. Pure functions.
 
-Engines look for stop strings in the tokens that they generate, so in a continued response they miss those that started
-before.
+Engines look for stop strings in the tokens that they generate, so when they continue a response, they miss a stop
+string that began before the interruption.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from rollq.buffer.rollouts import FinishReason, Int32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Tokenizer
 
 TOKENS_PER_CHARACTER = 4
-"""An upper bound: one token for each byte."""
+"""An upper bound: a token is at least one byte, and a UTF-8 character at most four."""
 
 
 def cut_at_stop_string(
     prefix_ids: Int32Array, new: Completion, stop: Sequence[str], tokenizer: Tokenizer
 ) -> Completion:
-    """`new`, which continues `prefix_ids` int32 [P], cut after the token that completes a stop string started in the
+    """`new`, which continues `prefix_ids` int32 [P], cut after the token that completes a stop string that began in the
     prefix; unchanged if there is none."""
     longest = max(map(len, stop), default=0)
     tail, ids = prefix_ids[-TOKENS_PER_CHARACTER * longest :].tolist(), new.ids.tolist()
@@ -32,7 +32,7 @@ def cut_at_stop_string(
 
 
 def _first(new: Completion, tokens: int) -> Completion:
-    """The first `tokens` of a completion, which end it."""
+    """The first `tokens` tokens of a completion, with finish reason `STOP`."""
     versions, left = [], tokens
     for epoch, version, count in new.versions:
         if left:

@@ -24,15 +24,15 @@ BUILT_IN: Final[Mapping[str, Callable[..., Any]]] = {"calculator": calculator, "
 
 
 class ToolSettings(Settings):
-    """One tool: a table of `agent_options.tools`, by the name that the model calls it."""
+    """One tool: a table in `agent_options.tools`, whose key is the name by which the model calls the tool."""
 
     function: str | None = Field(
-        default=None, description="dotted path of a custom tool; default: the built-in of that name"
+        default=None, description="dotted path of a custom tool; default: the built-in tool of this name"
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments of a tool that is a class")
-    timeout_s: float = Field(default=30.0, gt=0, description="longest that a call may take")
-    max_calls: int = Field(default=16, gt=0, description="calls in one sample")
-    concurrent: int = Field(default=64, gt=0, description="calls at the same time, in one worker")
+    options: dict[str, Any] = Field(default_factory=dict, description="constructor arguments of a tool that is a class")
+    timeout_s: float = Field(default=30.0, gt=0, description="longest time that a call may take, in seconds")
+    max_calls: int = Field(default=16, gt=0, description="most calls in one sample")
+    concurrent: int = Field(default=64, gt=0, description="most concurrent calls in one worker")
 
 
 class ToolError(RollqError, RuntimeError):
@@ -41,8 +41,8 @@ class ToolError(RollqError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool that can be called. `arguments` is the schema of its arguments, `definition` its description for the
-    model, in the form of chat templates; `prompt_name` is the parameter that gets the sample's prompt, if it has one.
+    """A tool that can be called. `arguments` is the schema of its arguments, and `definition` describes it to the
+    model, in the form that chat templates take; `prompt_name` is the parameter that gets the sample's prompt, if any.
     """
 
     settings: ToolSettings
@@ -78,7 +78,7 @@ class Tool:
     async def call(self, raw_arguments: Mapping[str, Any], prompt: Prompt) -> str:
         """The tool's answer as text. Waiting for a free place does not count towards the tool's timeout.
 
-        Raises `CallError` for a mistake of the model, `ToolError` for a failure of the tool.
+        Raises `CallError` for a mistake by the model, `ToolError` for a failure of the tool.
         """
         try:
             valid = self.arguments.model_validate(raw_arguments)
@@ -123,13 +123,13 @@ def _definition(name: str, description: str, arguments: type[BaseModel]) -> Mess
 
 
 def _arguments(name: str, function: Callable[..., Any]) -> tuple[type[BaseModel], str | None]:
-    """The schema of a tool's arguments, from its parameters, and the name of the parameter of type `Prompt`."""
+    """The schema of a tool's arguments, from its parameters, and the name of the parameter of type `Prompt`, if any."""
     types = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     prompt_name = None
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in types or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} needs a name and a type")
+            raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} needs a type, and cannot be * or **")
         if types[parameter.name] is Prompt:
             prompt_name = parameter.name
         else:

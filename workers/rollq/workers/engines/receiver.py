@@ -1,7 +1,8 @@
 """A worker's side of a weight broadcast: weights that the trainer sends straight into the engine.
 
-Invariant: an engine meets the trainer only as a named member of an attempt. Until then it is unchanged; afterwards it
-either serves the new weights or is dead, since partly loaded weights are unusable.
+Invariant: an engine joins the trainer's process group only once the trainer has named its worker a member of the
+attempt. Until then it is unchanged; afterwards it either serves the new weights or is dead, since partly loaded weights
+are unusable.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ class TooLate(WeightsError):
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """Arguments of vLLM's weight transfer: how to meet the trainer, and which tensors it sends."""
+    """Arguments of vLLM's weight transfer: how to connect to the trainer, and which tensors it sends."""
 
     init_info: Mapping[str, Any]
     update_info: Mapping[str, Any]
@@ -38,13 +39,13 @@ class Receiver(Protocol):
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks that this engine brings into the process group: one per GPU. 0: it was not started for that."""
+        """Ranks that this engine adds to the process group, one per GPU; 0: it was started without weight transfer."""
 
     async def receive(self, incoming: "Incoming", version: WeightsVersion, mode: SwapMode) -> float:
         """Serve the weights that the trainer sends as `version`; otherwise like `Engine.swap`.
 
-        Compares `incoming.shapes` with its model, drains as `mode` says, calls `incoming.join`, takes the weights.
-        Raises `WeightsError` while the old weights still serve, `EngineDead` when they do not.
+        Compares `incoming.shapes` with its model, drains as `mode` says, calls `incoming.join`, and takes the weights.
+        Raises `WeightsError` if the engine still serves the old weights, `EngineDead` if it serves none.
         """
 
 
@@ -57,26 +58,26 @@ class BroadcastReceiver:
         self._entered: tuple[int, int] | None = None
 
     async def enter(self, live: LiveModel, number: int) -> "Incoming":
-        """Take part in the open attempt of the broadcast of the live weights.
+        """Join the open attempt at broadcast `number`, which carries the live weights.
 
-        Raises `TooLate`, and informs the trainer, if no attempt is open or this worker has already been in it. Raises
+        Raises `TooLate`, and informs the trainer, if no attempt is open or this worker has already entered it. Raises
         `WeightsError` if the broadcast has expired or is not the one that was announced.
         """
         round_log = BroadcastLog(self._calls.buffer, number)
         found = await self._calls(round_log.read)
         if found.digest != live.digest:
-            raise WeightsError(f"round {number} of weights is not the one that was announced: publish them again")
+            raise WeightsError(f"broadcast {number} is not the one that was announced: publish the weights again")
         attempt = (number, len(found.attempts))
         if found.current.open and attempt != self._entered:
             self._entered = attempt
             return Incoming(self._calls, round_log, found, self._worker)
         if self._worker not in found.late:
             await self._calls(round_log.append, {"late": self._worker})
-        raise TooLate(f"broadcast {number} of weights started without {self._worker!r}")
+        raise TooLate(f"weight broadcast {number} started without {self._worker!r}")
 
 
 class Incoming:
-    """One attempt at a broadcast, from the view of one worker."""
+    """One attempt at a broadcast, as seen by one worker."""
 
     def __init__(self, calls: BufferCalls, round_log: BroadcastLog, found: Broadcast, worker: str) -> None:
         self.number = round_log.number
@@ -90,12 +91,15 @@ class Incoming:
         self._joined = asyncio.Event()
 
     async def join(self, ranks: int) -> TransferPlan:
-        """Report the engine as ready and wait to be named a member. Raises `TooLate` if it is not named."""
+        """Report that the engine is ready, and wait until the trainer names the members.
+
+        Raises `TooLate` if this worker is not among them, or if the attempt is already over.
+        """
         await self._append({"ready": self._worker, "ranks": ranks})
         await self._wait(lambda: not self._attempt.open, self._found.join_s + SLACK_S)
         members = self._attempt.members or {}
         if self._worker not in members or self._attempt.over is not None:
-            raise TooLate(f"broadcast {self.number} of weights started without {self._worker!r}")
+            raise TooLate(f"weight broadcast {self.number} started without {self._worker!r}")
         self._joined.set()
         tensors = self._found.tensors
         return TransferPlan(
@@ -108,15 +112,15 @@ class Incoming:
         )
 
     async def take(self, receiving: Awaitable[float]) -> float:
-        """Await an engine that takes weights, until it has them, the attempt fails, or the trainer falls silent.
+        """Wait until the engine has taken the weights, the attempt fails, or the trainer falls silent.
 
-        If the attempt fails, the engine hangs in an incomplete process group: raises `EngineDead`.
+        Raises `EngineDead` in the last two cases, because the engine then hangs in an incomplete process group.
         """
         taking, watching = asyncio.ensure_future(receiving), asyncio.ensure_future(self._given_up())
         try:
             await asyncio.wait([taking, watching], return_when=asyncio.FIRST_COMPLETED)
             if not taking.done():
-                raise EngineDead(f"it hangs in round {self.number} of weights: {watching.result()}")
+                raise EngineDead(f"it hangs in weight broadcast {self.number}: {watching.result()}")
             swap_pause_s = await taking
         except TooLate:
             raise
@@ -130,14 +134,14 @@ class Incoming:
         return swap_pause_s
 
     async def _given_up(self) -> str:
-        """Wait until this attempt fails; returns why."""
+        """Wait until this attempt fails or takes too long, and return the reason."""
         await self._joined.wait()
         timeout_s = self._found.timeout_s + SLACK_S
         await self._wait(lambda: bool(self._attempt.over), timeout_s)
-        return self._attempt.over or f"nothing came within {timeout_s:g} s"
+        return self._attempt.over or f"it did not end within {timeout_s:g} s"
 
     async def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Read the log until `condition` holds of the attempt, at most `timeout_s`."""
+        """Read the log until `condition` holds for the attempt, for at most `timeout_s`."""
         deadline_s = monotonic() + timeout_s
         while not condition() and monotonic() < deadline_s:
             await self._calls(self._log.wait, lambda _: condition(), LOOK_S)

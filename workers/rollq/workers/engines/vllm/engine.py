@@ -130,7 +130,7 @@ class VllmEngine:
         async with self._gate.swap():
             process = self._living()
             self._check_mode(mode)
-            where = f"round {incoming.number}"
+            where = f"weight broadcast {incoming.number}"
             check_tensors(incoming.shapes, self._tensors, where, optional=self._copies.values())
             stays = outlives(self._gate.running, adapter=False, spared=0)
             async with self._gate.closed(mode, outlives=stays):
