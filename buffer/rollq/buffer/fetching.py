@@ -7,7 +7,7 @@ from typing import Any
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import CorruptFrame, CorruptGroup
 from rollq.buffer.replies import ClaimedGroup
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Group
+from rollq.buffer.rollouts import Group, Sample
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.wire.prompts import decode_prompt
@@ -50,10 +50,16 @@ class Fetching(BufferCore):
                 return decode_prompt(reply)
             except CorruptFrame as error:
                 raise CorruptGroup(group.task, group.group_id, str(error)) from error
-        samples = [EMPTY_SAMPLE] * self.rules(group.task).group_size
-        for place, frame in pairs(reply):
-            try:
-                samples[int(place)] = decode_sample(frame)
-            except CorruptFrame as error:
-                raise CorruptGroup(group.task, group.group_id, f"sample {int(place)}: {error}") from error
-        return tuple(samples)
+        frames = {int(place): frame for place, frame in pairs(reply)}
+        size = self.rules(group.task).group_size
+        if frames.keys() != set(range(size)):
+            raise CorruptGroup(
+                group.task, group.group_id, f"it has samples {sorted(frames)} in the store, and {size} are needed"
+            )
+        return tuple(self._decode(group, place, frames[place]) for place in range(size))
+
+    def _decode(self, group: ClaimedGroup, place: int, frame: bytes) -> Sample:
+        try:
+            return decode_sample(frame)
+        except CorruptFrame as error:
+            raise CorruptGroup(group.task, group.group_id, f"sample {place}: {error}") from error
