@@ -11,12 +11,14 @@ import pytest
 import redis
 from redis._parsers.base import BaseParser
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RollqError, ServerError, ServerRefused, ServerUnavailable
 from rollq.buffer.store.connection import Patience, connect, open_client, patiently, unfit
 from rollq.buffer.store.redis_errors import diagnose, reply_text
 from rollq.buffer.store.redis_url import address, check_url, cli_command, mask_url
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from support.power_cut import kill_synced
+from support.proxy import Proxy
 
 AT_ONCE = Patience(unanswered_s=0, unready_s=0)
 
@@ -261,6 +263,18 @@ def test_errors_in_a_pipeline_are_understood_like_others(fresh_server: EmbeddedS
 
 
 # --- patience
+
+
+@pytest.mark.parametrize("command", [b"PING", b"INFO", b"STATS", b"LIST"])
+def test_a_connection_that_breaks_while_a_role_connects_is_opened_again(
+    server: EmbeddedServer, run_name: str, command: bytes
+) -> None:
+    assert server.port is not None
+    with Proxy(server.port) as proxy:
+        proxy.cut_at(command, times=3)  # the driver itself tries twice
+        with Buffer.connect(proxy.url, run_name) as buffer:
+            buffer.create_run()
+        assert proxy.cuts == 3
 
 
 def test_a_server_that_loads_its_data_is_waited_for(tmp_path: Path) -> None:

@@ -57,13 +57,17 @@ def load_library(client: redis.Redis) -> None:
     library is missing and may not be loaded, `ServerUnavailable`.
     """
     source = library_source()
-    try:
-        code = _loaded_code(client)  # looked for first: a full server refuses to load even what it has
-        if code is None:
-            _load(client, source)
-            code = _loaded_code(client)
-    except driver.NoPermissionError:
-        return  # roles that may not look rely on an administrator having loaded it
+
+    def loaded_code() -> str | None:
+        try:
+            return _loaded_code(client)
+        except driver.NoPermissionError:
+            return source  # roles that may not look rely on an administrator having loaded it
+
+    code = patiently(client, loaded_code)  # looked for first: a full server refuses to load even what it has
+    if code is None:
+        _load(client, source)
+        code = patiently(client, loaded_code)
     if code != source:
         raise RunMismatch(
             f"the server holds another build of the functions {LIBRARY!r} "
