@@ -46,10 +46,13 @@ def atomic_folder(
         yield hidden
         if durable:
             fsync_tree(hidden)
-        if replace or not folder.exists():
-            _put_in_place(hidden, folder)
-    finally:
+        if not folder.exists() or replace:
+            _put_in_place(hidden, folder)  # from now on, the hidden name is free for another process
+        else:
+            shutil.rmtree(hidden)
+    except BaseException:
         shutil.rmtree(hidden, ignore_errors=True)
+        raise
 
 
 def former_folder(folder: Path) -> Path:

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -330,6 +331,39 @@ def test_two_savers_of_one_folder_do_not_mix(world: World, tmp_path: Path) -> No
     world.buffer.save(tmp_path / "saved", report=second)
     assert len(refusals) == 1
     assert read_index(tmp_path / "saved")[0].groups == 2
+
+
+def test_a_file_that_appears_in_the_folder_while_it_is_saved_is_not_lost(world: World, tmp_path: Path) -> None:
+    world.start().complete(2)
+    thesis = tmp_path / "saved" / "thesis.tex"
+
+    def somebody_writes(_done: int, _total: int) -> None:
+        thesis.parent.mkdir()
+        thesis.write_text("mine")
+
+    with pytest.raises(ConfigError, match="is not a snapshot: name another folder"):
+        world.buffer.save(tmp_path / "saved", report=somebody_writes)
+    assert thesis.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir() if path.name != "server"] == ["saved"]
+
+
+def test_a_save_that_has_ended_does_not_remove_what_the_next_one_writes(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start().complete(2)
+    world.buffer.save(tmp_path / "saved")
+    rmtree = shutil.rmtree
+    next_one = tmp_path / ".saved.saving" / "written by the next one"
+
+    def while_the_former_is_removed(folder: Path, ignore_errors: bool = False) -> None:
+        if folder.name == ".saved.former" and folder.exists():
+            next_one.parent.mkdir()
+            next_one.touch()
+        rmtree(folder, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", while_the_former_is_removed)
+    world.buffer.save(tmp_path / "saved", replace=True)
+    assert next_one.exists()
 
 
 # -- interrupted ----------------------------------------------------------------------------------------------------

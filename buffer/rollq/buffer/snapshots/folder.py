@@ -158,6 +158,7 @@ def writing(directory: Path, *, replace: bool) -> Iterator[Writer]:
     hidden = directory.with_name(f".{directory.name}.saving")
     with _locked(hidden, directory), atomic_folder(directory, hidden=hidden) as folder:
         yield Writer(folder)
+        _check_target(directory, replace)  # a save takes minutes, and something else may have been put there
 
 
 @contextmanager
