@@ -8,7 +8,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidPrompt, StoreLost
-from rollq.buffer.replies import Control
+from rollq.buffer.replies import BatchState, Control
 from rollq.buffer.rollouts import SampleStatus, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
@@ -401,6 +401,29 @@ def test_xp15_a_hook_that_fails_ends_nothing(
         made.tick()
         assert buffer.clock(TASK).control is Control.RUN
         assert caplog.text.count("its should_continue hook failed") == 1
+
+
+def test_a_producer_survives_an_evaluation_that_is_closed_while_it_fills_it(
+    server_url: str, run_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = EvaluationSettings(prompts=prompt_file(tmp_path / "held_out.jsonl", 5), group_size=1)
+    with make_run(server_url, run_name, task_settings(prompt_file(tmp_path / "p.jsonl", 40))) as buffer:
+        buffer.register_task("held_out", asked.as_task())
+        begin(buffer)
+        opened = buffer.open_batch("held_out", "0/held_out", "eval", step=0)
+
+        def then_closed(task: str) -> list[BatchState]:
+            found = list_running(task)
+            buffer.close_evaluation(task, opened.handle)
+            return found
+
+        list_running = buffer.running_batches
+        monkeypatch.setattr(buffer, "running_batches", then_closed)
+        with PromptFile(asked) as source:
+            feed = EvaluationFeed("held_out", source, "skip")
+            Producer(buffer, open_queue(server_url, run_name), ProducerSettings(), [], [feed]).tick()
+        state = buffer.batch_by_handle("held_out", opened.handle)
+        assert (state.state, state.size) == ("finalized", 0)
 
 
 def test_an_evaluation_is_asked_once_in_the_order_of_its_file_by_two_producers(

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +16,9 @@ from rq import Queue
 
 from rollq.buffer.batch_sizes import groups_through
 from rollq.buffer.batches import MAX_FILL
-from rollq.buffer.errors import InvalidPrompt, ServerError, ServerUnavailable
+from rollq.buffer.errors import BatchOver, InvalidPrompt, ServerError, ServerUnavailable
 from rollq.buffer.log_once import LogOnce
-from rollq.buffer.replies import Control, Counts
+from rollq.buffer.replies import BatchState, Control, Counts
 from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskRules
@@ -203,14 +204,18 @@ class Producer:
         """Fill the open batches of an evaluation. Returns how many of its groups wait for a worker."""
         self._buffer.reap(feed.task)
         for batch in self._buffer.running_batches(feed.task):
-            size = batch.size
-            while not batch.closed:
-                # unusable rows are skipped, so a group's number differs from that of its row
-                prompts = usable_rows(feed.source, size, MAX_FILL + 1, feed.on_bad_prompt)
-                last = len(prompts) <= MAX_FILL
-                size = self._buffer.fill_batch(feed.task, batch.handle, size, prompts, last=last)
-                batch = self._buffer.batch_by_handle(feed.task, batch.handle)
+            with suppress(BatchOver):  # the trainer has closed it meanwhile
+                self._fill_batch(feed, batch)
         return self._buffer.counts(feed.task).statuses[Status.PENDING]
+
+    def _fill_batch(self, feed: EvaluationFeed, batch: BatchState) -> None:
+        size = batch.size
+        while not batch.closed:
+            # unusable rows are skipped, so a group's number differs from that of its row
+            prompts = usable_rows(feed.source, size, MAX_FILL + 1, feed.on_bad_prompt)
+            last = len(prompts) <= MAX_FILL
+            size = self._buffer.fill_batch(feed.task, batch.handle, size, prompts, last=last)
+            batch = self._buffer.batch_by_handle(feed.task, batch.handle)
 
 
 def usable_rows(source: PromptSource, start: int, n: int, on_bad_prompt: Literal["skip", "fail"]) -> list[Prompt]:
