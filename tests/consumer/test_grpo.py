@@ -135,6 +135,21 @@ def test_kl_to_the_reference_is_zero_at_the_reference_and_positive_away_from_it(
         grpo_loss(model, micro, settings)
 
 
+@pytest.mark.parametrize("nats", [-400.0, 400.0])
+def test_tokens_far_off_policy_have_no_effective_sample_size_and_do_not_stop_the_trainer(nats: float) -> None:
+    metrics = LossMetrics()
+    mismatch = torch.full((3,), nats)
+    metrics.add(
+        loss=torch.tensor(0.25),
+        ratio=mismatch.exp(),
+        was_clipped=torch.zeros(3, dtype=torch.bool),
+        mismatch=mismatch,
+        staleness=torch.zeros(3, dtype=torch.int32),
+        entropy=None,
+    )
+    assert np.isnan(metrics.result()["effective_sample_size"]["0"])
+
+
 def test_metrics_by_staleness_follow_their_formulas() -> None:
     metrics = LossMetrics()
     mismatch = torch.tensor([0.0, 0.1, -0.2, 0.4])

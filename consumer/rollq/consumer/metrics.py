@@ -1,5 +1,6 @@
 """Metrics of a step's loss, summed over its micro-batches: how far off policy it was, and how much was clipped."""
 
+import math
 from collections import defaultdict
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -24,8 +25,10 @@ class TokenSums:
 
     @property
     def effective_sample_size(self) -> float:
-        """(sum w)^2 / (n sum w^2), in (0, 1] (Kong 1992)."""
-        return self.w**2 / (self.tokens * self.w_squared)
+        """(sum w)^2 / (n sum w^2), in (0, 1] (Kong 1992); NaN when the weights are too large or small for a float64."""
+        if not 0 < self.w_squared < math.inf:
+            return math.nan
+        return self.w / self.tokens * (self.w / self.w_squared)
 
 
 class LossMetrics:
