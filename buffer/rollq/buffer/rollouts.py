@@ -152,6 +152,11 @@ class Sample:
         """Smallest version of any response token; None without tokens."""
         return min((span.version for segment in self.segments for span in segment.versions), default=None)
 
+    @property
+    def newest_version(self) -> int | None:
+        """Largest version of any response token; None without tokens."""
+        return max((span.version for segment in self.segments for span in segment.versions), default=None)
+
 
 EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
 """A sample without generated tokens, or one that was reset."""

@@ -141,20 +141,23 @@ class Trainer:
         if self._trained == 0:
             self._evaluate(0)
         while self._trained < self._settings.steps:
-            started_s = time.monotonic()
-            batch = self._next_batch()
-            if batch is None or not self._train(batch, started_s):
+            batch, wait_s = self._next_batch()
+            if batch is None or not self._train(batch, wait_s):
                 break
             if self._trained > self._saved and self._trained % self._settings.checkpoint_every == 0:
                 self._checkpoint()
         self._checkpoint_the_rest()
         return self._trained
 
-    def _next_batch(self) -> Batch | None:
-        """The batch of the next step; None if stopped. Publishes, or saves a checkpoint, if that is what it lacks."""
+    def _next_batch(self) -> tuple[Batch | None, float]:
+        """The batch of the next step, None if stopped, and how long the last wait for it took, in seconds.
+
+        Publishes, or saves a checkpoint, if that is what the batch lacks.
+        """
         while True:
+            started_s = time.monotonic()
             try:
-                return next(self._consumer, None)
+                return next(self._consumer, None), time.monotonic() - started_s
             except SyncFirst as error:
                 log.warning("%s", error)
                 self._publish(self._trained)
@@ -186,7 +189,7 @@ class Trainer:
             self._append(EVALUATIONS_FILE, {"step": step, "version": self._published, "time_s": time.time(), **metrics})
             log.info("step %d: %s", step, ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
 
-    def _train(self, batch: Batch, started_s: float) -> bool:
+    def _train(self, batch: Batch, wait_s: float) -> bool:
         """Train one step, without its checkpoint. False if stopped: the batch stays claimed and is returned again."""
         consumer, learner = self._consumer, self._learner
         arrived_s = time.monotonic()
@@ -209,7 +212,7 @@ class Trainer:
         consumer.commit(batch)
         self._trained = batch.step
         seconds = {
-            "wait_s": arrived_s - started_s,
+            "wait_s": wait_s,
             "train_s": trained_s - arrived_s,
             "publish_s": time.monotonic() - trained_s,
         }

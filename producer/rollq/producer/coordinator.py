@@ -62,7 +62,7 @@ class BatchCoordinator:
 
         While a batch is running, submitting the same content under its id again returns the same handle; the id of a
         finished batch may be reused. Raises `BatchRefused`, a `ValueError`, for other content under the id of a running
-        batch, for an invalid id or type, and for more than 4096 prompts.
+        batch, for an invalid id or type, and for more than `MAX_BATCH_GROUPS` prompts.
         """
         _check_submission(batch_id, batch_type, len(prompts))
         state = self._buffer.open_batch(

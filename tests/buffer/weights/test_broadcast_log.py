@@ -123,8 +123,8 @@ def test_a_round_goes_a_day_after_its_trainer(buffer: Buffer) -> None:
     log.keep()
     assert TTL_S - 60 < buffer.client.ttl(key) <= TTL_S
     buffer.client.delete(key)
-    with pytest.raises(WeightsError, match="not in Redis"):
+    with pytest.raises(WeightsError, match="no longer in Redis"):
         BroadcastLog(buffer, 1).read()
     log.append({"took": "a", "attempt": 1})  # of a worker that did not notice
-    with pytest.raises(WeightsError, match="not in Redis"):
+    with pytest.raises(WeightsError, match="no longer in Redis"):
         BroadcastLog(buffer, 1).read()
