@@ -234,6 +234,27 @@ def test_what_is_not_even_a_job_is_dropped(queue: Queue, run_name: str) -> None:
     assert queue.intermediate_queue.get_job_ids() == []
 
 
+@pytest.mark.parametrize("together", [True, False], ids=["in one pop", "while the first copy runs"])
+def test_a_ticket_that_was_enqueued_twice_is_worked_off_once(queue: Queue, run_name: str, together: bool) -> None:
+    (job_id,) = enqueue_tickets(queue, run_name, 1, 1)
+    if together:
+        queue.push_job_id(job_id)
+
+    async def scene(worker: RqWorker, work: Work) -> None:
+        await until(lambda: work.running == 1)
+        if not together:
+            queue.push_job_id(job_id)
+        other = enqueue_tickets(queue, run_name, 1, 1)[0]
+        await until(lambda: work.running == 2)
+        work.gate.set()
+        await until(lambda: {job_id, other} <= set(queue.finished_job_registry.get_job_ids()))
+
+    _, work = serve(queue, run_name, lambda: Work(held=True), scene)
+    assert len(work.done) == 2
+    assert queue.connection.lrange(queue.intermediate_queue_key, 0, -1) == []
+    assert queue.started_job_registry.count == 0
+
+
 def test_a_failing_ticket_is_filed_with_its_traceback_and_harms_no_other(queue: Queue, run_name: str) -> None:
     job_id = enqueue_tickets(queue, run_name, 1, 1)[0]
 

@@ -43,6 +43,9 @@ class TicketsInFlight:
     def __len__(self) -> int:
         return len(self._tickets)
 
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._tickets
+
     def start(self, record: JobRecord, taken: TicketGroups) -> None:
         """Run the groups of a ticket."""
         task = asyncio.create_task(self._perform(record, taken))

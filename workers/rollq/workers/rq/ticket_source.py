@@ -64,11 +64,17 @@ class TicketSource:
         for job_id, fields in zip(ids, patiently(self._client, fetch, self._patience), strict=True):
             job = self._restore(job_id, fields)
             if job is None:
-                drop = partial(self._client.lrem, self._queue.intermediate_queue_key, 1, job_id)  # type: ignore[arg-type]
-                patiently(self._client, drop, self._patience)
+                self.drop(job_id.decode(errors="surrogateescape"))
             else:
                 jobs.append(job)
         return jobs
+
+    def drop(self, job_id: str) -> None:
+        """Forget one popped copy of a job."""
+        encoded: Any = job_id.encode(errors="surrogateescape")
+        patiently(
+            self._client, partial(self._client.lrem, self._queue.intermediate_queue_key, 1, encoded), self._patience
+        )
 
     def _restore(self, job_id: bytes, fields: Any) -> TicketJob | None:
         try:

@@ -176,10 +176,17 @@ class RqWorker(BaseWorker):
                 self.give_up(error)
 
     async def _accept(self, jobs: Sequence[TicketJob], room: int) -> list[tuple[JobRecord, Ticket]]:
-        """Keep the tickets that fit (one at least), put back the others; record jobs that are not tickets as failed."""
+        """Keep the tickets that fit (one at least), put back the others; record jobs that are not tickets as failed.
+
+        A job that is here already is dropped.
+        """
         accepted: list[tuple[JobRecord, Ticket]] = []
         too_many: list[TicketJob] = []
         for job in jobs:
+            if job.id in self._in_flight or any(job.id == record.job.id for record, _ in accepted):
+                log.info("job %s came twice: enqueuing it was repeated after a lost reply", job.id)
+                await self._call(self._source.drop, job.id)
+                continue
             record = JobRecord(job)
             try:
                 ticket = job.ticket(self._run)
