@@ -4,6 +4,7 @@ import pytest
 
 from rollq.buffer.replies import PutOutcome, Shortfall
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, SampleStatus
+from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from support.buffer_run import World, make_sample
 
@@ -23,6 +24,48 @@ def test_xb06_a_version_expires_at_the_threshold(
     assert world.buffer.expire("math") == 1
     assert world.statuses() == {"expired": 1}
     world.check()
+
+
+def die_before_the_tasks_hear_of_it(world: World, from_step: int) -> None:
+    """Take the run as a trainer that dies before it has carried its epoch into the tasks."""
+    buffer = world.buffer
+    launch = ("other trainer", "torn launch", "nonce", from_step, "replay", "file:///weights", "digest", 30_000, 1)
+    buffer.call("run_begin_epoch", buffer.keys.info, buffer.incarnation, *launch)
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["put after the rewind", "put before it"])
+def test_tokens_of_an_epoch_that_no_task_heard_of_are_no_younger_than_the_rewind(world: World, late: bool) -> None:
+    world.start(math={"max_staleness": 9}).complete(8)
+    for step in range(1, 5):
+        world.train(step)
+    world.admit(2)
+    die_before_the_tasks_hear_of_it(world, 4)  # workers serve version 4 of epoch 2
+    leases = world.lease(2)
+    if late:
+        world.begin(2, mode="return", launch_id="launch-3", takeover=True)
+        assert world.put(leases, version=4, epoch=2) == [PutOutcome.COMPLETED] * 2
+    else:
+        assert world.put(leases, version=4, epoch=2) == [PutOutcome.COMPLETED] * 2
+        world.begin(2, mode="return", launch_id="launch-3", takeover=True)
+    assert [world.buffer.inspect("math", group_id)["oldest"] for group_id in (9, 10)] == ["2", "2"]
+    claimed = world.claim(3, math=6)
+    assert claimed.floors["math"][2] == 2
+    world.check()
+
+
+def test_tokens_of_an_epoch_before_the_task_joined_count_as_the_oldest(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(4)
+    world.train(1)
+    world.train(2)
+    world.begin(1, launch_id="launch-2")
+    rules = TaskRules.model_validate({"batch_groups": 1, "group_size": 2, "max_staleness": 9})
+    world.buffer.register_task("late", rules)
+    world.admit(1, "late")
+    (lease,) = world.lease(1, "late")
+    assert world.put([lease], version=2, epoch=1) == [PutOutcome.COMPLETED]
+    assert world.buffer.inspect("late", 1)["oldest"] == "0"
+    world.train(2)
+    assert world.claim(3, late=1).floors["late"] == {0: 0, 1: 0}
 
 
 def test_a_stale_group_is_never_claimed_even_before_the_sweep(world: World) -> None:

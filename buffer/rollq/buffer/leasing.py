@@ -271,10 +271,10 @@ def _first_error(samples: Sequence[Sample]) -> str:
 def version_of(sample: Sample, epoch: int, floors: Mapping[int, int], rules: TaskRules) -> int | None:
     """The version that a sample counts as (see `counted_version`); None without tokens.
 
-    Tokens of dead epochs count as min(version, floor).
+    Tokens of dead epochs count as min(version, floor), and as 0 where the task never saw the epoch.
     """
     versions = [
-        span.version if span.epoch >= epoch else min(span.version, floors.get(span.epoch, span.version))
+        span.version if span.epoch >= epoch else min(span.version, floors.get(span.epoch, 0))
         for segment in sample.segments
         for span in segment.versions
     ]

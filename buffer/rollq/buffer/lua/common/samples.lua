@@ -87,8 +87,14 @@ local function cap_versions(clock, id, cap)
   return oldest
 end
 
--- Caps the versions of a group whose batch was claimed in an epoch that is dead by now.
+-- The newest version that tokens of an epoch count as: those of a dead epoch are no newer than its floor. An epoch
+-- that this task never saw, because it is older or its trainer died before it came here, has no floor and counts as 0.
+local function newest_of(clock, epoch)
+  if epoch >= clock.epoch then return NO_TOKENS end
+  return tonumber(redis.call('HGET', clock.key, 'floor:' .. epoch) or '0')
+end
+
+-- Caps the versions of a group whose batch was claimed in an epoch that may be dead by now.
 local function cap_claimed(clock, id, claimed_in)
-  local floor = redis.call('HGET', clock.key, 'floor:' .. claimed_in)
-  return cap_versions(clock, id, tonumber(floor or NO_TOKENS))
+  return cap_versions(clock, id, newest_of(clock, tonumber(claimed_in)))
 end

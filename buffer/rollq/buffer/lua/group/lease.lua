@@ -51,12 +51,6 @@ local function granted_before(clock, nonce)
   return ids
 end
 
--- Tokens by weights of a dead epoch count as no newer than its floor.
-local function counted_version(clock, epoch, version)
-  if epoch >= clock.epoch then return version end
-  return math.min(version, tonumber(redis.call('HGET', clock.key, 'floor:' .. epoch) or version))
-end
-
 -- Whether a busy worker is to drain for the suspect `id`: it is, when no other worker was asked lately.
 local function reserve(clock, id, request)
   local reserved_by, until_ms = group_fields(clock, id, 'reserved_by', 'reserved_until_ms')
@@ -136,7 +130,7 @@ local function lease(keys, args)
   if not runs or clock.sleep or clock.version < 0 then return { 0 } end
   -- an evaluation is of one version: a worker with another one takes no part in it
   if clock.kind == 'eval' and clock.pin ~= epoch .. ':' .. version then return { 0 } end
-  version = counted_version(clock, tonumber(epoch), tonumber(version))
+  version = math.min(tonumber(version), newest_of(clock, tonumber(epoch)))
   if clock.kind == 'train' and version <= stale_version(clock, clock.step) then
     return fail('STALE_WORKER', 'weights of version %s would be too old at step %s', version, clock.step)
   end

@@ -13,8 +13,7 @@
 local function live_floors(clock)
   local floors = {}
   for epoch = 0, clock.epoch - 1 do
-    local floor = redis.call('HGET', clock.key, 'floor:' .. epoch)
-    if floor then floors[#floors + 1] = epoch .. ':' .. floor end
+    floors[#floors + 1] = epoch .. ':' .. newest_of(clock, epoch)
   end
   return table.concat(floors, ',')
 end

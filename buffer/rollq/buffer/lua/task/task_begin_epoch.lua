@@ -5,8 +5,9 @@
 -- Returns: the last step that may have a manifest: call rewind for it, and down to from_step + 1
 -- Caller: Training.begin_epoch; the trainer, every rank
 -- Repeat: changes nothing
-local function lower_floors(clock, from_step)
-  for epoch = 0, clock.epoch do
+-- Of all epochs before this one, also of those whose trainer died before they came here.
+local function lower_floors(clock, new_epoch, from_step)
+  for epoch = 0, new_epoch - 1 do
     local name = 'floor:' .. epoch
     local floor = tonumber(redis.call('HGET', clock.key, name) or from_step)
     redis.call('HSET', clock.key, name, math.min(floor, from_step))
@@ -48,7 +49,7 @@ local function task_begin_epoch(keys, args)
     )
   end
   commit_through(clock, from_step)
-  lower_floors(clock, from_step)
+  lower_floors(clock, epoch, from_step)
   local claimed_step = math.max(clock.claimed_step, from_step)
   -- stylua: ignore
   redis.call('HSET', clock.key, 'epoch', epoch, 'nonce', nonce, 'step', from_step + 1, 'version', from_step,
