@@ -87,7 +87,7 @@ local function cap_versions(clock, id, cap)
   return oldest
 end
 
--- The newest version that tokens of an epoch count as: those of a dead epoch are no newer than its floor. An epoch
+-- The newest version that tokens of an epoch count as: for a dead epoch, its floor. An epoch
 -- that this task never saw, because it is older or its trainer died before it came here, has no floor and counts as 0.
 local function newest_of(clock, epoch)
   if epoch >= clock.epoch then return NO_TOKENS end
