@@ -169,9 +169,65 @@ def test_history_that_a_checkpoint_covers_is_gone(world: World) -> None:
 
 def test_all_ranks_of_a_launch_share_one_epoch(world: World) -> None:
     world.start()
+    assert world.buffer.join_epoch("launch-1") == world.held
     again = world.begin(0, launch_id="launch-1")
     assert again.epoch == 1
+    assert world.buffer.join_epoch("launch-2") is None
     assert world.begin(0, launch_id="launch-2").epoch == 2
+    assert world.buffer.join_epoch("launch-2") == world.held
+
+
+def test_other_ranks_join_an_epoch_only_when_all_tasks_have_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.start()
+    joined = []
+    call_task = world.buffer.call_task
+
+    def look_first(name: str, *args: object) -> object:
+        joined.append(world.buffer.join_epoch("launch-2"))
+        return call_task(name, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.buffer, "call_task", look_first)
+    world.begin(0, launch_id="launch-2")
+    assert set(joined) == {None}
+    assert world.buffer.join_epoch("launch-2") == world.held
+
+
+def test_a_launch_that_was_replaced_stays_replaced(world: World) -> None:
+    world.start()
+    second = world.begin(0, launch_id="launch-2")
+    with pytest.raises(FencedError, match="launch-1 was replaced by launch launch-2"):
+        world.begin(0, launch_id="launch-1", takeover=True)
+    with pytest.raises(FencedError, match="'launch-1' was replaced by launch 'launch-2'"):
+        world.buffer.join_epoch("launch-1")
+    world.buffer.renew_trainer(second)
+    third = world.begin(0, launch_id="launch-3")
+    for replaced in ("launch-1", "launch-2"):
+        with pytest.raises(FencedError):
+            world.begin(0, launch_id=replaced)
+    world.buffer.renew_trainer(third)
+
+
+def test_a_late_copy_of_a_call_that_never_arrived_takes_no_run_back(world: World) -> None:
+    world.start()
+    buffer = world.buffer
+    late = ("trainer", "launch-2", "nonce", 0, "replay", "file:///weights", "digest", 30_000, 1, 1)  # epoch 1 was live
+    third = world.begin(0, launch_id="launch-3")
+    with pytest.raises(TrainerHeld):
+        buffer.call("run_begin_epoch", buffer.keys.info, buffer.incarnation, *late)
+    buffer.renew_trainer(third)
+    live = buffer.live_model()
+    assert live is not None
+    assert live.digest == "digest-launch-3"
+
+
+def test_the_last_thousand_launches_are_remembered(world: World) -> None:
+    world.start()
+    client, launches = world.buffer.client, world.buffer.keys.launches
+    client.zadd(launches, {f"before-{number}": -number for number in range(1, 1001)})
+    world.begin(0, launch_id="launch-2")
+    assert client.zcard(launches) == 1000
+    assert client.zscore(launches, "launch-1") == 1
+    assert client.zscore(launches, "before-1000") is None
 
 
 def test_a_replaced_trainer_is_refused_everything(world: World) -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -136,8 +137,9 @@ def test_a_restarted_trainer_gets_the_batches_after_its_checkpoint_again(connect
 def test_every_rank_gets_its_share_of_one_batch_and_only_rank_0_moves_the_run(
     connect: Connect, worker: HandWorker, buffer: Buffer
 ) -> None:
-    ranks = [connect(rank=rank, world_size=2, launch_id="launch") for rank in (1, 0)]
-    with ranks[0] as last, ranks[1] as first:
+    first = connect(rank=0, world_size=2, launch_id="launch")
+    last = connect(rank=1, world_size=2, launch_id="launch")
+    with last, first:
         worker.produce(4)
         batches = [next(consumer) for consumer in (last, first)]
         assert ids(batches[0]) == ids(batches[1])
@@ -150,6 +152,29 @@ def test_every_rank_gets_its_share_of_one_batch_and_only_rank_0_moves_the_run(
         assert next(last).step == 2
         first.commit(batches[1])
         assert statuses(buffer)["archived"] == 2
+
+
+def test_a_rank_that_is_early_waits_for_rank_0(connect: Connect, buffer: Buffer, worker: HandWorker) -> None:
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(connect, rank=1, world_size=2, launch_id="launch")
+        with connect(world_size=2, launch_id="launch") as first, early.result(PATIENCE_S) as last:
+            assert (last.epoch, last.step) == (first.epoch, first.step)
+    assert buffer.clock("math").epoch == first.epoch
+
+
+def test_a_rank_whose_launch_never_starts_gives_up_in_time_and_names_it(connect: Connect, worker: HandWorker) -> None:
+    with pytest.raises(ClaimTimeout, match="rank 0 of launch 'launch' has not started its epoch yet"):
+        connect(rank=1, world_size=2, launch_id="launch", timeout_s=0.1)
+
+
+def test_a_late_rank_of_a_launch_that_was_replaced_does_not_take_the_run_back(
+    connect: Connect, worker: HandWorker
+) -> None:
+    with connect(world_size=2, launch_id="first"), connect(launch_id="second") as second:
+        with pytest.raises(FencedError, match="'first' was replaced by launch 'second'"):
+            connect(rank=1, world_size=2, launch_id="first")
+        worker.produce(2)
+        second.commit(next(second))
 
 
 def test_a_second_trainer_is_refused_or_takes_over_and_the_first_one_is_fenced(
@@ -318,7 +343,7 @@ def test_folders_of_weights_stay_when_they_are_live_or_of_another_run(buffer: Bu
     others = [tmp_path / f"weights-{run}-{'a' * 16}" for run in ("other", f"{buffer.run}-2")]
     for folder in others:
         folder.mkdir()
-    outlet = WeightPublisher(buffer, "path", tmp_path, 1, writes=True)
+    outlet = WeightPublisher(buffer, "path", tmp_path, 1)
     live = outlet.put(tiny_qwen3(0).state_dict())
     held = buffer.begin_epoch(trainer_id="a", launch_id="a", from_step=0, uri=live.uri, digest=live.digest)
     for seed in (1, 2):  # of a trainer that was replaced: they will never be published

@@ -335,7 +335,7 @@ def test_an_evaluation_that_there_is_not_is_named(connect: Connect, buffer: Buff
 
 def test_only_rank_0_evaluates(connect: Connect, buffer: Buffer) -> None:
     make_run(buffer)
-    with connect(rank=1, world_size=2, launch_id="l") as consumer:
+    with connect(world_size=2, launch_id="l"), connect(rank=1, world_size=2, launch_id="l") as consumer:
         assert consumer.evaluate() == {}
 
 

@@ -12,7 +12,7 @@ import orjson
 
 from rollq.buffer.claiming import Claiming
 from rollq.buffer.core import number, pairs
-from rollq.buffer.errors import ConfigError, HistoryGone, TrainerHeld
+from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, TrainerHeld
 from rollq.buffer.fetching import Fetching
 from rollq.buffer.replies import Production, TrainerEpoch
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
@@ -24,7 +24,7 @@ CHECKPOINT_IDS_PER_CALL = 200
 
 
 class Training(Fetching, Claiming):
-    """Calls of the trainer. Every rank calls `begin_epoch`, `claim` and `fetch`; the others are for rank 0."""
+    """Calls of the trainer: `claim` and `fetch` on every rank, `join_epoch` on ranks other than 0, others on rank 0."""
 
     def begin_epoch(
         self,
@@ -40,16 +40,18 @@ class Training(Fetching, Claiming):
         """Take the run as its trainer, at `from_step` (0: initial weights), and publish those weights.
 
         Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
-        sampled again (`regenerate`). The same `launch_id` gets the same epoch: every rank of a launch calls this.
-        Raises TrainerHeld, HistoryGone naming the oldest step to resume from, StoreLost.
+        sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
+        Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the oldest step to resume
+        from, StoreLost.
         """
         if from_step < 0:
             raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
         tasks = self.tasks()
+        seen_epoch = self.send(lambda: self.client.hget(self.keys.trainer, "epoch")) or 0
         self._check_history(tasks, from_step, None if takeover else trainer_id)
         epoch, nonce, at_step, as_mode = self.call(
             "run_begin_epoch", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
-            mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover),
+            mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover), seen_epoch,
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
         claimed = {task: self.call_task("task_begin_epoch", task, epoch, held.nonce, at_step) for task in tasks}
@@ -61,7 +63,24 @@ class Training(Fetching, Claiming):
                 self.call_task("rewind", task, epoch, held.nonce, step, as_mode)
             while self.call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL):
                 pass
+        self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
         return held
+
+    def join_epoch(self, launch_id: str) -> TrainerEpoch | None:
+        """The epoch that rank 0 of this launch has started, for its other ranks; None until it has.
+
+        Raises FencedError when the launch was replaced, StoreLost.
+        """
+        self.tasks()
+        names = ("launch_id", "epoch", "nonce", "announced", "from_step", "trainer_id")
+        replaced = self.send(lambda: self.client.zscore(self.keys.launches, launch_id))
+        raw = self.send(lambda: self.client.hmget(self.keys.trainer, names))
+        live, epoch, nonce, announced, from_step, trainer_id = (value and value.decode() for value in raw)
+        if replaced is not None:
+            raise FencedError(f"launch {launch_id!r} was replaced by launch {live!r}")
+        if live != launch_id or announced != nonce:
+            return None
+        return TrainerEpoch(int(epoch), nonce, int(from_step), trainer_id, launch_id)
 
     def _check_history(self, tasks: Iterable[str], from_step: int, trainer_id: str | None) -> None:
         """Refuse a resume that cannot work before anything moves; a trainer that is fenced out gets that error."""

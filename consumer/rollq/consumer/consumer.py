@@ -13,12 +13,12 @@ from typing import Any, Self
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.errors import ConfigError, CorruptGroup
+from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rollouts import Group
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.waiter import POLL_S
+from rollq.buffer.waiter import POLL_S, Waiter
 from rollq.consumer.batch import Batch
 from rollq.consumer.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.colocation import ColocatedEngines
@@ -83,7 +83,8 @@ class Consumer(Iterator[Batch]):
 
         `weights` are those of that step, a folder with model.safetensors or a state dict; workers get them at once.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
-        also during a server outage; leaving the consumer sets it.
+        also during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
+        over; their `weights` are not used.
 
         Raises `TrainerHeld` while another trainer is alive, `HistoryGone` if `resume_from` is too old, `StoreLost`,
         `ServerUnavailable`, `ServerRefused`, `ConfigError`, `WeightsError`.
@@ -98,7 +99,6 @@ class Consumer(Iterator[Batch]):
                 settings.transport,
                 settings.weights_dir,
                 settings.keep_versions,
-                writes=settings.rank == 0,
                 sender=make_sender(buffer, settings),
             )
             epoch = _begin_epoch(buffer, settings, publisher, weights, resume_from)
@@ -246,20 +246,37 @@ def _begin_epoch(
     weights: Path | Mapping[str, Any],
     resume_from: int,
 ) -> TrainerEpoch:
-    """Start this launch's epoch at step `resume_from`, with `weights` as the live ones."""
-    stored = publisher.put(weights)
-    epoch = buffer.begin_epoch(
-        trainer_id=settings.trainer_id,
-        launch_id=settings.launch_id or secrets.token_hex(8),
-        from_step=resume_from,
-        mode=settings.mode,
-        uri=stored.uri,
-        digest=stored.digest,
-        takeover=settings.takeover,
-    )
+    """Start this launch's epoch at step `resume_from` with `weights` as the live ones, or on other ranks join it."""
+    if settings.launch_id is not None and settings.rank != 0:
+        epoch = _join_epoch(buffer, settings.launch_id, settings.timeout_s)
+    else:
+        stored = publisher.put(weights)
+        epoch = buffer.begin_epoch(
+            trainer_id=settings.trainer_id,
+            launch_id=settings.launch_id or secrets.token_hex(8),
+            from_step=resume_from,
+            mode=settings.mode,
+            uri=stored.uri,
+            digest=stored.digest,
+            takeover=settings.takeover,
+        )
     if epoch.from_step != resume_from:
         raise ConfigError(
             f"launch_id {epoch.launch_id!r} has started at step {epoch.from_step}, not at {resume_from}: "
             "a new launch needs a new launch_id"
         )
     return epoch
+
+
+def _join_epoch(buffer: TrainerBuffer, launch_id: str, timeout_s: float | None) -> TrainerEpoch:
+    with buffer.events() as events:
+        waiter = Waiter(
+            events,
+            stop=buffer.closed,
+            timeout_s=timeout_s,
+            explain=lambda: f"rank 0 of launch {launch_id!r} has not started its epoch yet",
+        )
+        for _ in waiter:
+            if epoch := buffer.join_epoch(launch_id):
+                return epoch
+    raise ClaimTimeout(f"gave up after {waiter.elapsed_s:.0f} s: {waiter.reason}")

@@ -95,7 +95,7 @@ def test_shards_and_adapters_go_through_redis_too(buffer: Buffer, tmp_path: Path
 
 
 def test_storing_the_same_weights_again_changes_nothing(buffer: Buffer) -> None:
-    assert store_weights(buffer, LARGE) == store_weights(buffer, LARGE) == store_weights(buffer, LARGE, writes=False)
+    assert store_weights(buffer, LARGE) == store_weights(buffer, LARGE) == store_weights(buffer, LARGE)
     assert len(chunks_in_redis(buffer)) == 3
 
 
@@ -201,7 +201,7 @@ def test_what_is_too_large_for_redis_names_the_alternative() -> None:
 def test_a_folder_both_sides_see_is_used_in_place(buffer: Buffer, tmp_path: Path) -> None:
     folder = write(tmp_path / "weights 7 %", LARGE)
     uri, digest = locate_weights(buffer, folder)
-    assert locate_weights(buffer, folder, writes=False) == (uri, digest)
+    assert locate_weights(buffer, folder) == (uri, digest)
     assert uri.startswith("file:///")
     for how in Verify:
         assert load_weights(buffer, uri, digest, tmp_path / "unused", how) == folder

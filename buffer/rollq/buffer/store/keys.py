@@ -11,6 +11,7 @@ rollq:{run}:model_version        string  the live version, for people           
 rollq:{run}:model                hash    epoch, version, digest, uri, published_ms     trainer    run
 rollq:{run}:versions             hash    "epoch:version" -> digest, ever published     trainer    run
 rollq:{run}:trainer              hash    epoch, nonce, trainer_id, launch_id, deadline trainer    run
+rollq:{run}:launches             zset    launches that were replaced, by their epoch   functions  the last 1,000
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
 rollq:{run}:weights              list    digests of the weights held here, oldest first trainer   run
@@ -91,6 +92,10 @@ class RunKeys:
     @property
     def trainer(self) -> str:
         return self._key("trainer")
+
+    @property
+    def launches(self) -> str:
+        return self._key("launches")
 
     @property
     def workers(self) -> str:

@@ -54,26 +54,20 @@ def read_files(folder: Path) -> dict[str, bytes]:
         raise WeightsError(f"weights {error.filename!r} cannot be read: {error.strerror}") from error
 
 
-def locate_weights(
-    buffer: BufferCore, folder: Path, *, kept: int = KEPT_VERSIONS, writes: bool = True
-) -> StoredWeights:
+def locate_weights(buffer: BufferCore, folder: Path, *, kept: int = KEPT_VERSIONS) -> StoredWeights:
     """Announce the weights in `folder`, as workers that share the file system find them; their manifest goes to Redis.
 
-    Without `writes` it only says how they are called. Raises `WeightsError` when they are not whole.
+    Raises `WeightsError` when they are not whole.
     """
     encoded = describe_folder(folder).encode()
-    if writes:
-        _store(buffer, digest_of(encoded), [encoded], kept)
+    _store(buffer, digest_of(encoded), [encoded], kept)
     return StoredWeights(folder.absolute().as_uri(), digest_of(encoded))
 
 
-def store_weights(
-    buffer: BufferCore, files: Mapping[str, bytes], *, kept: int = KEPT_VERSIONS, writes: bool = True
-) -> StoredWeights:
+def store_weights(buffer: BufferCore, files: Mapping[str, bytes], *, kept: int = KEPT_VERSIONS) -> StoredWeights:
     """Put weights, file by file, into Redis in chunks; of all versions there the last `kept` stay.
 
-    Without `writes` it only says how they are called. Raises `WeightsError` for more than `MAX_REDIS_BYTES` or
-    files that are not weights, `StoreLost`, `ServerError`.
+    Raises `WeightsError` for more than `MAX_REDIS_BYTES` or files that are not weights, `StoreLost`, `ServerError`.
     """
     check_redis_size(sum(map(len, files.values())))
     manifest = describe_bytes(files)
@@ -83,8 +77,7 @@ def store_weights(
         for name in sorted(files)
         for start in range(0, len(files[name]), CHUNK_BYTES)
     ]
-    if writes:
-        _store(buffer, digest_of(encoded), [encoded, *chunks], kept)
+    _store(buffer, digest_of(encoded), [encoded, *chunks], kept)
     return StoredWeights(f"redis:{digest_of(encoded)}/{1 + len(chunks)}", digest_of(encoded))
 
 

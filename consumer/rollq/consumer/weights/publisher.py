@@ -9,7 +9,7 @@ from typing import Any
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, digest_of
+from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.settings import ConsumerSettings, Transport
 from rollq.consumer.weights.nccl import NcclRendezvous
@@ -33,8 +33,7 @@ def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | N
 class WeightPublisher:
     """Stores weights in Redis, or in `folder`, which the trainer and all workers share. The last `kept` versions stay.
 
-    With a `sender`, state dicts are broadcast straight into engines instead. With `writes=False` (ranks other than 0)
-    nothing is written; the result still says where rank 0 stores the weights.
+    With a `sender`, state dicts are broadcast straight into engines instead.
     """
 
     def __init__(
@@ -44,10 +43,8 @@ class WeightPublisher:
         folder: Path | None,
         kept: int,
         *,
-        writes: bool,
         sender: Sender | None = None,
     ) -> None:
-        self._writes = writes
         self._buffer = buffer
         self._transport = transport
         self._folder = folder
@@ -62,9 +59,9 @@ class WeightPublisher:
         """
         if self._transport == "redis":
             files = read_files(weights) if isinstance(weights, Path) else {WEIGHTS_FILE: to_safetensors(weights)}
-            return store_weights(self._buffer, files, kept=self._kept, writes=self._writes)
+            return store_weights(self._buffer, files, kept=self._kept)
         if isinstance(weights, Path):
-            return locate_weights(self._buffer, weights, kept=self._kept, writes=self._writes)
+            return locate_weights(self._buffer, weights, kept=self._kept)
         return self._write_to_folder(to_safetensors(weights))
 
     def _write_to_folder(self, data: bytes) -> StoredWeights:
@@ -75,8 +72,6 @@ class WeightPublisher:
             )
         prefix = f"{_PREFIX}{self._buffer.run}-"
         folder = self._folder / f"{prefix}{hashlib.sha256(data).hexdigest()[:_DIGITS]}"
-        if not self._writes:
-            return StoredWeights(folder.absolute().as_uri(), digest_of(describe_bytes({WEIGHTS_FILE: data}).encode()))
         if folder.exists():
             folder.touch()  # the newest again
         else:

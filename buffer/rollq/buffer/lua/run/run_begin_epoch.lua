@@ -1,29 +1,50 @@
 -- A trainer takes the run: a new epoch with a nonce, and the weights of its checkpoint as the live version.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover
---   takeover: 1 to replace a trainer that is alive
+-- ARGV: incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch
+--   takeover: 1 to replace a trainer that is alive   seen_epoch: the live epoch, as the caller has read it
 -- Returns: epoch, nonce, from_step, mode
--- Caller: Training.begin_epoch; the trainer, every rank
--- Repeat: with the same launch id returns the same epoch, which is how all ranks of a launch share it
+-- Caller: Training.begin_epoch; the trainer, rank 0
+-- Repeat: with the live launch, returns its epoch. A launch that was replaced is refused, and so is a copy of this call
+--   that arrives after another trainer has taken the run: the epoch is no longer the one that its caller saw
+local KEPT_LAUNCHES = 1000
+
+local function refuse_launch(launches, launch_id, live_launch)
+  if not redis.call('ZSCORE', launches, launch_id) then return nil end
+  return fail('FENCED', 'launch %s was replaced by launch %s', launch_id, live_launch)
+end
+
+local function refuse_rival(live_trainer, left_ms)
+  return fail(
+    'TRAINER_HELD',
+    'trainer %s holds the run for another %s s; wait, or take over on purpose',
+    live_trainer,
+    math.max(0, math.ceil(left_ms / 1000))
+  )
+end
+
+local function remember_launch(launches, launch_id, epoch)
+  redis.call('ZADD', launches, epoch, launch_id)
+  redis.call('ZREMRANGEBYRANK', launches, 0, -KEPT_LAUNCHES - 1)
+end
+
 local function run_begin_epoch(keys, args)
-  local incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover = unpack(args)
+  local incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch =
+    unpack(args)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
-  local trainer, now = prefix .. 'trainer', now_ms()
+  local trainer, launches, now = prefix .. 'trainer', prefix .. 'launches', now_ms()
   local live_epoch, live_nonce, live_trainer, live_launch, deadline_ms, live_from_step, live_mode =
     fields(trainer, 'epoch', 'nonce', 'trainer_id', 'launch_id', 'deadline_ms', 'from_step', 'mode')
   if live_launch == launch_id then return { tonumber(live_epoch), live_nonce, tonumber(live_from_step), live_mode } end
+  err = refuse_launch(launches, launch_id, live_launch)
+  if err then return err end
   local left_ms = tonumber(deadline_ms or '0') - now
-  if live_trainer and live_trainer ~= trainer_id and left_ms > 0 and takeover ~= '1' then
-    return fail(
-      'TRAINER_HELD',
-      'trainer %s holds the run for another %s s; wait, or take over on purpose',
-      live_trainer,
-      math.ceil(left_ms / 1000)
-    )
-  end
-  local epoch = tonumber(live_epoch or '0') + 1
+  local is_held = live_trainer and live_trainer ~= trainer_id and left_ms > 0 and takeover ~= '1'
+  live_epoch = tonumber(live_epoch or '0')
+  if is_held or live_epoch ~= tonumber(seen_epoch) then return refuse_rival(live_trainer, left_ms) end
+  if live_launch then remember_launch(launches, live_launch, live_epoch) end
+  local epoch = live_epoch + 1
   -- stylua: ignore
   redis.call('HSET', trainer, 'epoch', epoch, 'nonce', nonce, 'trainer_id', trainer_id, 'launch_id', launch_id,
     'from_step', from_step, 'mode', mode, 'deadline_ms', now + tonumber(lease_ms))

@@ -4,7 +4,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, from_step, limit
 -- Returns: more 0|1: call again
--- Caller: Training.begin_epoch; the trainer, every rank, after rewind
+-- Caller: Training.begin_epoch; the trainer, rank 0, after rewind
 -- Repeat: changes nothing
 local function clamp(keys, args)
   local incarnation, epoch, nonce, from_step, limit = unpack(args)

@@ -4,7 +4,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, mode
 -- Returns: how many groups it held
--- Caller: Training.begin_epoch; the trainer, every rank, after task_begin_epoch, the last step first
+-- Caller: Training.begin_epoch; the trainer, rank 0, after task_begin_epoch, the last step first
 -- Repeat: changes nothing. A trainer that takes over half-way finds the remaining steps below claimed_step
 local function drop_clone(clock, clone)
   local status = group_fields(clock, clone, 'status')
@@ -31,7 +31,7 @@ local function rewind(keys, args)
   if step <= clock.committed or step > clock.claimed_step then return 0 end
   local manifest = manifest_key(clock, step)
   local claimed_in = redis.call('HGET', manifest, 'epoch')
-  if claimed_in == epoch then return 0 end -- another rank of this launch was quicker, and has claimed it already
+  if claimed_in == epoch then return 0 end -- a repeated call: this epoch has claimed it since
   local ids = manifest_ids(manifest)
   if mode == 'replay' then
     if redis.call('HDEL', manifest, 'committed', 'consumed') > 0 then
