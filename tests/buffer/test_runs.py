@@ -1,6 +1,7 @@
 """Runs and tasks: created once, compared later, and noticed when the store has lost them."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -13,6 +14,7 @@ from rollq.buffer.errors import (
 )
 from rollq.buffer.replies import Claimed
 from rollq.buffer.rollouts import GroupResult, Prompt, Status
+from rollq.buffer.rules_codec import encode_rules
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import library_source
@@ -93,6 +95,76 @@ def test_a_task_registered_late_joins_the_live_epoch(world: World) -> None:
     world.buffer.register_task("late", TaskRules(batch_groups=1, group_size=1))
     clock = world.buffer.clock("late")
     assert (clock.epoch, clock.version) == (1, 3)
+
+
+LATE = TaskRules(batch_groups=1, group_size=2)
+
+
+def while_registering(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, before: str = "", after: str = "", then: Callable[[], object]
+) -> None:
+    """Register the task `late`; `then` happens before or after one of the calls for it."""
+    own = Buffer(world.buffer.client, world.buffer.run)
+    call = own.call
+
+    def watched(name: str, key: str, *args: object) -> object:
+        if name == before:
+            then()
+        reply = call(name, key, *args)
+        if name == after:
+            then()
+        return reply
+
+    monkeypatch.setattr(own, "call", watched)
+    own.register_task("late", LATE)
+
+
+@pytest.mark.parametrize("before", ["register_task", "add_task"])
+def test_a_role_that_dies_while_it_registers_a_task_stops_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    world.start().complete(2)
+    with pytest.raises(KeyboardInterrupt):
+        while_registering(world, monkeypatch, before=before, then=die)
+    assert world.buffer.tasks() == ["math"]
+    world.train(1)
+    world.begin(1, launch_id="launch-2")
+    world.buffer.register_task("late", LATE)
+    assert world.buffer.clock("late").epoch == 2
+    world.complete(1, "late")
+    world.train(2, late=1)
+
+
+@pytest.mark.parametrize("call", ["register_task", "add_task"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_task_that_is_registered_while_a_trainer_starts_is_of_its_epoch(
+    world: World, monkeypatch: pytest.MonkeyPatch, moment: str, call: str
+) -> None:
+    world.start().complete(2)
+
+    def begin() -> None:
+        world.begin(0, launch_id="launch-2")
+
+    while_registering(world, monkeypatch, **{moment: call, "then": begin})  # type: ignore[arg-type]
+    assert world.buffer.clock("late").epoch == 2
+    world.train(1)
+    assert world.buffer.clock("late").version == 1
+
+
+def test_a_trainer_brings_along_a_task_that_has_not_heard_of_its_epoch(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start().complete(2)
+    rules = [item for pair in encode_rules(LATE).items() for item in pair]
+    world.buffer.call_task("register_task", "late", world.buffer.keys.events, 1, world.held.nonce, 0, 0, *rules)
+    world.begin(0, launch_id="launch-2")
+    world.buffer.call("add_task", world.buffer.keys.info, world.buffer.incarnation, "late")
+    world.train(1)
+    clock = world.buffer.clock("late")
+    assert (clock.epoch, clock.version, clock.committed) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "{x}", "a b", "..\r\n", "x" * 65, "käse", "*"])

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -15,6 +15,13 @@ from rollq.buffer.store.events import EventKind, Events
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
 from rollq.buffer.store.run import RunStore
+
+
+class _LiveEpoch(NamedTuple):
+    epoch: int
+    nonce: str
+    version: int
+    from_step: int
 
 
 class BufferCore(RunStore):
@@ -36,14 +43,28 @@ class BufferCore(RunStore):
         self._incarnation = reply.decode()
 
     def register_task(self, task: str, rules: TaskRules) -> None:
-        """Create the task with its rules, or compare its rules with them. Raises `RunMismatch` naming the rule."""
-        keys = task_keys(self.run, task)
-        epoch, nonce, version, from_step = self.call("add_task", self.keys.info, self.incarnation, task)
+        """Create the task with its rules, or compare its rules with them. Raises `RunMismatch` naming the rule.
+
+        The task is listed only once it has a clock: a role that dies in between leaves nothing that others miss.
+        """
         fields = [item for pair in encode_rules(rules).items() for item in pair]
-        self.call(
-            "register_task", keys.clock, self.incarnation, self.keys.events, epoch, nonce, version, from_step, *fields
-        )
+        epoch = self.call_task("register_task", task, self.keys.events, *self._live_epoch(), *fields)
+        self.call("add_task", self.keys.info, self.incarnation, task)
+        if epoch < self._live_epoch().epoch:  # of a trainer that did not find it in the list
+            self._carry_epoch(task)
         self._rules[task] = rules
+
+    def _live_epoch(self) -> _LiveEpoch:
+        trainer, version = self.send_all(
+            [("HMGET", self.keys.trainer, "epoch", "nonce", "from_step"), ("HGET", self.keys.model, "version")]
+        )
+        epoch, nonce, from_step = trainer
+        return _LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
+
+    def _carry_epoch(self, task: str) -> int:
+        """Bring a task's clock into the live epoch; returns the last step that may have a batch."""
+        live = self._live_epoch()
+        return int(self.call_task("task_begin_epoch", task, live.epoch, live.nonce, live.from_step))
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ RollqError
  |   |- TrainerHeld         another live trainer holds the run
  |   |- NotClaimed          a step cannot be committed unclaimed, or released once committed
  |   |- VersionFalls        weights to publish are older than the live ones, or differ under the same version
+ |- TaskBehind           a task was registered while the trainer's epoch started, and has not heard of it
  |- EpochMoved           a result counted its versions by an epoch that has ended
  |- BatchRefused         a batch of groups cannot be opened under this name or in this task
  |- BatchOver            a batch of groups is finalized, aborted or unknown
@@ -119,6 +120,10 @@ class NotClaimed(FencedError):
 
 class VersionFalls(FencedError):
     """Within an epoch the live version only grows, and a version has one set of weights."""
+
+
+class TaskBehind(RollqError):
+    """A task was registered while the trainer's epoch started, and has not heard of it. The trainer's calls mend it."""
 
 
 class EpochMoved(RollqError):

@@ -6,13 +6,13 @@ every task, and back only when all are done.
 
 import secrets
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 
 from rollq.buffer.claiming import Claiming
 from rollq.buffer.core import number, pairs
-from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, TrainerHeld
+from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, TaskBehind, TrainerHeld
 from rollq.buffer.fetching import Fetching
 from rollq.buffer.replies import Production, TrainerEpoch
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
@@ -54,7 +54,7 @@ class Training(Fetching, Claiming):
             mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover), seen_epoch,
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
-        claimed = {task: self.call_task("task_begin_epoch", task, epoch, held.nonce, at_step) for task in tasks}
+        claimed = {task: self._carry_epoch(task) for task in tasks}
         # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
         last_claimed = max(claimed.values(), default=at_step)
         self._forget_plans(held, (last_claimed if as_mode == b"replay" else at_step) + 1, last_claimed + 1)
@@ -98,6 +98,14 @@ class Training(Fetching, Claiming):
         holder, deadline_ms = self.send(lambda: self.client.hmget(self.keys.trainer, "trainer_id", "deadline_ms"))
         if holder and holder.decode() != trainer_id and int(deadline_ms) > self.server_ms():
             raise TrainerHeld(f"trainer {holder.decode()!r} holds the run; wait until it ends, or take over on purpose")
+
+    def call_task(self, name: str, task: str, *args: Any) -> Any:
+        """As `RunStore.call_task`; carries the epoch into a task that was registered while it started."""
+        try:
+            return super().call_task(name, task, *args)
+        except TaskBehind:
+            self._carry_epoch(task)
+            return super().call_task(name, task, *args)
 
     def renew_trainer(self, held: TrainerEpoch) -> None:
         """Extend the trainer's hold of the run. Raises `FencedError` when it was replaced."""

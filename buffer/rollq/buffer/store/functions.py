@@ -22,6 +22,7 @@ from rollq.buffer.errors import (
     RunMismatch,
     StaleWorker,
     StoreLost,
+    TaskBehind,
     TrainerHeld,
     VersionFalls,
 )
@@ -36,6 +37,7 @@ ERRORS: Mapping[str, type[RollqError]] = {
     "RUN_MISMATCH": RunMismatch,
     "FENCED": FencedError,
     "TRAINER_HELD": TrainerHeld,
+    "TASK_BEHIND": TaskBehind,
     "STALE_WORKER": StaleWorker,
     "HISTORY_GONE": HistoryGone,
     "CHECKPOINT_OVERDUE": CheckpointOverdue,

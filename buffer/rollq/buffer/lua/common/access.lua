@@ -55,6 +55,9 @@ end
 local function read_clock_as_trainer(key, incarnation, epoch, nonce)
   local clock, err = read_clock(key, incarnation)
   if err then return nil, err end
+  if clock.epoch < tonumber(epoch) then
+    return nil, fail('TASK_BEHIND', '%s is still of epoch %s: the task was registered meanwhile', key, clock.epoch)
+  end
   if clock.epoch ~= tonumber(epoch) or clock.nonce ~= nonce then return nil, epoch_replaced(epoch, clock.epoch) end
   return clock
 end

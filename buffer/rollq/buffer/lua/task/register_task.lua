@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, events, epoch, nonce, version, from_step, then per rule: name, value
 --   events: the channel of wake-ups
--- Returns: 1 when it was created, 0 when it existed
+-- Returns: the epoch of the clock
 -- Caller: BufferCore.register_task; every role, when it starts
 -- Repeat: compares and changes nothing
 local FIRST_RULE = 7
@@ -25,7 +25,7 @@ local function compare_rules(clock_key, args)
       )
     end
   end
-  return 0
+  return tonumber((fields(clock_key, 'epoch')))
 end
 
 local function register_task(keys, args)
@@ -44,5 +44,5 @@ local function register_task(keys, args)
     'checkpoint', from_step, 'history', from_step, 'control', 'run', 'reaped_ms', 0, 'hold_until_ms', 0,
     'saving_until_ms', 0, 'pin', '', 'open_evaluations', 0, unpack(args, FIRST_RULE))
   redis.call('HSET', task_prefix(clock_key) .. 'progress', 'cursor', 0, 'admitted', 0, 'consumed', 0)
-  return 1
+  return tonumber(epoch)
 end

@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, from_step
 -- Returns: the last step that may have a manifest: call rewind for it, and down to from_step + 1
--- Caller: Training.begin_epoch; the trainer, rank 0
+-- Caller: BufferCore._carry_epoch; the trainer, rank 0, and roles that register a task meanwhile
 -- Repeat: changes nothing
 -- Of all epochs before this one, also of those whose trainer died before they came here.
 local function lower_floors(clock, new_epoch, from_step)
