@@ -9,7 +9,7 @@ from rollq.buffer.errors import (
     StaleWorker,
 )
 from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus
+from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from support.buffer_run import World, make_sample
@@ -242,6 +242,23 @@ def test_many_suspects_come_back_in_few_turns(world: World) -> None:
         assert world.lease(100, suspects_held=len(leases), idle=False) == (), "no more while it holds its share"
         assert set(world.put(leases)) == {PutOutcome.COMPLETED}
     assert turns == [4, 4, 3, 3, 2]
+    world.check()
+
+
+def test_leases_whose_replies_are_lost_quarantine_nobody(world: World) -> None:
+    world.start(math={"max_deaths": 2, "max_tries": 2}).admit(1)
+    for _ in range(4):
+        # the reply never arrives; the retry with the same nonce does only after the lease has run out
+        _, (group_id, *_) = world.buffer.call_task("lease", "math", "worker", "nonce", 1, 0, 1, 0, 1)
+        keys = task_keys(world.buffer.run, "math")
+        world.buffer.client.delete(f"{keys.clock.removesuffix('clock')}grant:nonce")
+        world.buffer.client.zadd(keys.status(Status.RUNNING), {group_id: 1})
+        world.buffer.client.hset(keys.clock, mapping={"reaped_ms": world.buffer.server_ms(), "hold_until_ms": 0})
+        assert world.buffer.reap("math") == (1, 0, False)
+    group = world.buffer.inspect("math", group_id)
+    assert (group["deaths"], group["tries"], group["status"]) == ("0", "0", "pending")
+    (lease,) = world.lease(1)
+    assert not lease.suspect
     world.check()
 
 

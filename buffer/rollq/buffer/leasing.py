@@ -62,13 +62,18 @@ class Leasing(BufferCore):
         `worker` names this incarnation of the worker. `suspects_held`: suspects among its leases; `idle`: holds none.
         Raises StaleWorker when its weights would already be too old at the next step, StoreLost.
         """
+        leased = self._lease(tasks, n, worker, f"{epoch}:{version}", suspects_held, idle)
+        gone = self.renew(leased.leases)  # confirms that they have arrived
+        return leased._replace(leases=tuple(lease for lease in leased.leases if lease not in gone)) if gone else leased
+
+    def _lease(self, tasks: Sequence[str], n: int, worker: str, weights: str, suspects_held: int, idle: bool) -> Leased:
         found: list[Lease] = []
-        shares = self._shares(tasks, n, f"{epoch}:{version}")
+        shares = self._shares(tasks, n, weights)
         # The task that a drain was for comes first: after leases of another one, the caller would not be idle for it.
         for task in sorted(shares, key=lambda task: task != self._drained_for):
             nonce, share, first = secrets.token_hex(8), shares[task], int(idle and not found)
             try:
-                reply = self.call_task("lease", task, worker, nonce, epoch, version, share, suspects_held, first)
+                reply = self.call_task("lease", task, worker, nonce, *weights.split(":"), share, suspects_held, first)
             except StaleWorker:
                 if found:  # leases that the caller never receives would look like a death
                     break
@@ -102,12 +107,14 @@ class Leasing(BufferCore):
         return [task for task in tasks if task not in others]
 
     def renew(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Move the deadline of leases; returns those that are no longer the caller's."""
-        gone: list[Lease] = []
-        for task, mine in _by_task(leases).items():
-            lost = set(self.call_task("renew", task, *_fences(mine)))
-            gone += [lease for lease in mine if lease.group_id in lost]
-        return gone
+        """Confirm leases and move their deadline; returns those that are no longer the caller's."""
+        by_task = _by_task(leases)
+        calls = [
+            ("renew", task_keys(self.run, task).clock, self.incarnation, *_fences(mine))
+            for task, mine in by_task.items()
+        ]
+        lost = zip(by_task.values(), self.call_all(calls), strict=True)
+        return [lease for mine, ids in lost for lease in mine if lease.group_id in ids]
 
     def hand_back(self, leases: Sequence[Lease], *, counted: bool = False, error: str | None = None) -> int:
         """Give groups back unfinished. `counted`: the try was spent, `error` says on what; out of tries, they fail.

@@ -8,7 +8,7 @@ local function withdraw(clock, id, status)
 end
 
 local function forget_lease(key)
-  redis.call('HDEL', key, 'nonce', 'worker', 'alone')
+  redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'confirmed')
 end
 
 -- new -> pending. `batch`: handle of the batch that gathers the group, or false.
@@ -77,7 +77,8 @@ local function file_expired(clock, scored)
       drop_group(clock, id, 'expired')
     else
       redis.call('HSET', key, 'status', 'expired')
-      redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'reward')
+      forget_lease(key)
+      redis.call('HDEL', key, 'reward')
       append_pair(filed, arrival, id)
     end
   end

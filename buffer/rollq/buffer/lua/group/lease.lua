@@ -5,8 +5,9 @@
 --   epoch, version: of the worker's weights   suspects_held: how many suspects it runs   idle: 1 when it runs no group
 -- Returns: drain 0|1, then per group: id, attempt, tries, step, evaluation, suspect, alone, letters, prompt,
 --   must_finish 0|1, and the list index, frame, ... of the samples that earlier attempts left
--- Caller: Leasing.lease; workers
--- Repeat: with the same nonce returns the same groups
+-- Caller: Leasing._lease; workers
+-- Repeat: with the same nonce returns the same groups. After the lease has run out, it may lease groups that nobody
+--   works on: the worker did not confirm them by `renew`, so their end is not counted as a death
 --
 -- A suspect is a group that a worker died with. A worker holds at most as many suspects at a time as the square root of
 -- their number: with one killer among n, that many share its next death, and with none, all are back after that many
@@ -106,9 +107,7 @@ local function grant_groups(clock, request)
     end
   end
   if alone == 0 and not drain then grant_best(clock, ids, request, suspect_count) end
-  if #ids > 0 then
-    redis.call('SET', clock.prefix .. 'grant:' .. request.nonce, table.concat(ids, ','), 'PX', clock.lease_ms)
-  end
+  redis.call('SET', clock.prefix .. 'grant:' .. request.nonce, table.concat(ids, ','), 'PX', clock.lease_ms)
   return ids, drain
 end
 

@@ -1,4 +1,5 @@
--- Takes groups back whose lease ran out, as suspects. A group that was alone on its last try is quarantined.
+-- Takes groups back whose lease ran out, as suspects. A group that was alone on its last try is quarantined. A lease
+-- that its worker never confirmed, because the reply was lost, counts neither as a try nor as a death.
 -- Moves: running -> pending; failed, when it is quarantined
 -- KEYS: clock
 -- ARGV: incarnation, limit
@@ -27,9 +28,14 @@ local function quarantine(clock, id, worker)
   file_for_audit(clock, id, 'failed', 'quarantined: ' .. deaths .. last)
 end
 
-local function requeue(clock, id, deaths)
-  deaths = math.min(deaths + 1, clock.max_deaths - 1)
-  redis.call('HSET', group_key(clock.prefix, id), 'deaths', deaths)
+local function requeue(clock, id, deaths, confirmed)
+  local key = group_key(clock.prefix, id)
+  if confirmed then
+    deaths = math.min(deaths + 1, clock.max_deaths - 1)
+    redis.call('HSET', key, 'deaths', deaths)
+  else
+    redis.call('HINCRBY', key, 'tries', -1)
+  end
   make_pending(clock, id, deaths)
 end
 
@@ -41,13 +47,13 @@ local function reap(keys, args)
   if is_held(clock, now) then return { 0, 0, 1 } end
   local requeued, quarantined = 0, 0
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'running', '-inf', now, 'LIMIT', 0, limit)) do
-    local deaths, alone, worker = group_fields(clock, id, 'deaths', 'alone', 'worker')
+    local deaths, alone, worker, confirmed = group_fields(clock, id, 'deaths', 'alone', 'worker', 'confirmed')
     withdraw(clock, id, 'running')
-    if alone == '1' then
+    if alone == '1' and confirmed then
       quarantine(clock, id, worker)
       quarantined = quarantined + 1
     else
-      requeue(clock, id, tonumber(deaths))
+      requeue(clock, id, tonumber(deaths), confirmed)
       requeued = requeued + 1
     end
   end

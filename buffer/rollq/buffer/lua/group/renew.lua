@@ -1,9 +1,10 @@
--- Moves the deadline of leases.
+-- Moves the deadline of leases. The first call for a lease confirms that its worker has it: only then does its end
+-- count as a death.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, then per lease: id, attempt, nonce
 -- Returns: the ids whose lease is gone
--- Caller: Leasing.renew; workers, every third of a lease
+-- Caller: Leasing.renew; workers, as soon as they have leased groups, then every third of a lease
 -- Repeat: moves the deadline again
 local function renew(keys, args)
   local incarnation = unpack(args, 1, 1)
@@ -15,6 +16,7 @@ local function renew(keys, args)
     local id, attempt, nonce = unpack(args, at, at + 2)
     local live_attempt, live_nonce = group_fields(clock, id, 'attempt', 'nonce')
     if live_attempt == attempt and live_nonce == nonce then
+      redis.call('HSET', group_key(clock.prefix, id), 'confirmed', 1)
       redis.call('ZADD', clock.prefix .. 'running', 'XX', deadline, id)
     else
       gone[#gone + 1] = tonumber(id)
