@@ -96,8 +96,8 @@ def test_xb02_a_task_of_size_zero_is_always_ready(world: World) -> None:
 def test_a_batch_can_be_released(world: World, mode: str, after: dict[str, int]) -> None:
     world.start().complete(2)
     world.claim(1)
-    assert world.buffer.release(world.held, 1, cast(ReleaseMode, mode)) == 2
-    assert world.buffer.release(world.held, 1, cast(ReleaseMode, mode)) == 0
+    assert world.buffer.release(world.held, 1, cast(ReleaseMode, mode), claim_round=0) == 2
+    assert world.buffer.release(world.held, 1, cast(ReleaseMode, mode), claim_round=0) == 0
     assert world.statuses() == after
     world.check()
     world.complete(2)

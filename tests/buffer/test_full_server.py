@@ -35,7 +35,7 @@ def test_a_full_server_admits_nothing_and_drains(world: World) -> None:
     world.buffer.hand_back(leases[1:])
     world.train(1)
     world.claim(2)
-    world.buffer.release(world.held, 2, "return")
+    world.buffer.release(world.held, 2, "return", claim_round=0)
     world.train(2)
     world.buffer.checkpoint(world.held, 2)
     assert world.statuses() == {"completed": 1, "pending": 1}

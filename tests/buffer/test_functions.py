@@ -99,7 +99,7 @@ WAKEUPS: dict[str, tuple[Callable[[World], Any], Callable[[World], Any], list[st
     ),
     "release": (
         claimed,
-        lambda world: world.buffer.release(world.held, 1, "return"),
+        lambda world: world.buffer.release(world.held, 1, "return", claim_round=0),
         ["release"],
     ),
 }
@@ -453,9 +453,9 @@ def test_the_clock_remembers_the_last_claimed_step(world: World) -> None:
     world.claim(1, math=1)
     world.claim(2, math=1)
     assert world.buffer.clock("math").claimed_step == 2
-    world.buffer.release(world.held, 1, "return")
+    world.buffer.release(world.held, 1, "return", claim_round=0)
     assert world.buffer.clock("math").claimed_step == 2, "the batch of step 2 is still there"
-    world.buffer.release(world.held, 2, "return")
+    world.buffer.release(world.held, 2, "return", claim_round=0)
     assert world.buffer.clock("math").claimed_step == 1
 
 
@@ -464,10 +464,10 @@ def test_bad_groups_of_a_released_batch_fail_in_any_mode(world: World, mode: Any
     world.start()
     world.complete(2)
     world.claim(1)
-    assert world.buffer.release(world.held, 1, mode, bad={"math": [2]}) == 2
+    assert world.buffer.release(world.held, 1, mode, bad={"math": [2]}, claim_round=0) == 2
     assert world.buffer.inspect("math", 1).get("status") == status
     assert world.buffer.inspect("math", 2)["error"] == "quarantined by the trainer at step 1"
-    assert world.buffer.release(world.held, 1, mode) == 0
+    assert world.buffer.release(world.held, 1, mode, claim_round=0) == 0
     world.check()
 
 
@@ -476,20 +476,22 @@ def test_a_committed_step_cannot_be_released(world: World) -> None:
     world.complete(2)
     world.train(1)
     with pytest.raises(FencedError, match="step 1 is committed"):
-        world.buffer.release(world.held, 1, "return")
+        world.buffer.release(world.held, 1, "return", claim_round=0)
 
 
 def test_only_batches_of_the_round_or_earlier_are_undone(world: World) -> None:
     world.start()
     world.complete(2)
     fence = (world.held.epoch, world.held.nonce, 1)
-    assert world.buffer.call_task("claim", "math", *fence, 2, 3)[0] == b"batch"
+    assert claim_raw(world, 1, 2, claim_round=3)[0] == b"batch"
     assert world.buffer.call_task("release", "math", *fence, "return", 2) == 0
-    assert world.buffer.call_task("claim", "math", *fence, 2, 1)[0] == b"batch", "an earlier round changes nothing"
+    assert claim_raw(world, 1, 2, claim_round=1)[0] == b"batch", "an earlier round changes nothing"
     assert world.buffer.call_task("release", "math", *fence, "return", 2) == 0
     assert world.buffer.call_task("release", "math", *fence, "return", 3) == 2
-    assert world.buffer.call_task("claim", "math", *fence, 2, 0)[0] == b"batch"
-    assert world.buffer.call_task("release", "math", *fence, "return", 0) == 2
+    assert claim_raw(world, 1, 2, claim_round=3)[0] == b"given_up", "a claim of that round that arrives late"
+    assert claim_raw(world, 1, 2, claim_round=4)[0] == b"batch"
+    assert world.buffer.call_task("release", "math", *fence, "return", 3) == 0, "a late copy of the release"
+    assert world.buffer.call_task("release", "math", *fence, "return", 4) == 2
 
 
 def test_one_of_delivering_and_undoing_succeeds(world: World) -> None:
@@ -500,13 +502,13 @@ def test_one_of_delivering_and_undoing_succeeds(world: World) -> None:
         reply: list[Any] = world.buffer.call("plan", world.buffer.keys.info, *fence, step, sizes, action, seen)
         return reply
 
-    assert plan(1, "look", 0, "first") == [b"first", 0, 0]
-    assert plan(1, "undo", 0, "second") == [b"first", 0, 1]
-    assert plan(1, "deliver", 0) == [b"first", 0, 1], "what was undone is not delivered"
-    assert plan(1, "undo", 0) == [b"first", 0, 1], "an undo of an old round begins no other one"
-    assert plan(1, "deliver", 1) == [b"first", 1, 1]
-    assert plan(1, "undo", 1) == [b"first", 1, 1], "what was delivered is not undone"
-    assert plan(1, "deliver", 1) == [b"first", 1, 1]
+    assert plan(1, "look", 0, "first") == [b"first", 0, 0, 0]
+    assert plan(1, "undo", 0, "second") == [b"first", 0, 1, 0]
+    assert plan(1, "deliver", 0) == [b"first", 0, 1, 0], "what was undone is not delivered"
+    assert plan(1, "undo", 0) == [b"first", 0, 1, 0], "an undo of an old round begins no other one"
+    assert plan(1, "deliver", 1) == [b"first", 1, 1, 0]
+    assert plan(1, "undo", 1) == [b"first", 1, 1, 0], "what was delivered is not undone"
+    assert plan(1, "deliver", 1) == [b"first", 1, 1, 0]
 
 
 # -- lease ----------------------------------------------------------------------------------------------------------
@@ -721,7 +723,7 @@ def test_flags_of_a_lease_are_0_or_1(world: World) -> None:
 
 def claim_raw(world: World, step: int, want: int, claim_round: int = 0) -> list[Any]:
     reply: list[Any] = world.buffer.call_task(
-        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round
+        "claim", "math", world.held.epoch, world.held.nonce, step, want, claim_round, 0
     )
     return reply
 
@@ -751,7 +753,7 @@ def test_one_stale_group_in_front_is_swept_first_and_passed_over_while_the_buffe
     world.complete(3)
     assert claim_raw(world, 6, 2) == [b"sweep", 0, 0]
     set_clock(world, saving_until_ms=server_ms(world) + 60_000)
-    assert [group[0] for group in claim_raw(world, 6, 2)[2:]] == [2, 3]
+    assert [group[0] for group in claim_raw(world, 6, 2)[4:]] == [2, 3]
     assert world.statuses() == {"completed": 2, "claimed": 2}
 
 

@@ -260,7 +260,7 @@ def test_sb08_every_group_that_left_without_training_is_counted_under_its_reason
     world.start(math={"tail_batch_trigger_size": -1, "max_staleness": 0, "audit_groups": 0}, code={})
     world.complete(2, "math")
     world.claim(1)
-    world.buffer.release(world.held, 1, "drop")
+    world.buffer.release(world.held, 1, "drop", claim_round=0)
     world.admit(3, "math")
     filtered, failed, late = world.lease(3, "math")
     world.buffer.put([GroupResult(filtered, (make_sample(0),) * 2, filtered=True)])

@@ -222,6 +222,8 @@ class BufferMachine(RuleBasedStateMachine):
         running = (model.groups[g] for g in model.ids(Status.RUNNING))
         stragglers = [g for g in running if not model.stale(g.began, step) and model.stale(g.began, step + 1)]
         got = self.buffer.claim(self.world.held, step, {"math": BATCH})
+        if isinstance(got, Claimed):
+            self.claim_round = got.claim_round
         if step in model.batches:
             assert isinstance(got, Claimed)
         elif len(fresh) < BATCH or stragglers:
@@ -264,7 +266,7 @@ class BufferMachine(RuleBasedStateMachine):
     def release(self, mode: ReleaseMode) -> None:
         model, step = self.model, self.model.committed + 1
         ids = model.batches.pop(step)
-        assert self.buffer.release(self.world.held, step, mode) == len(ids)
+        assert self.buffer.release(self.world.held, step, mode, claim_round=self.claim_round) == len(ids)
         if mode == "drop":
             model.drop(ids)
         else:

@@ -82,7 +82,7 @@ def test_a_replayed_batch_that_is_given_up_is_as_old_as_its_dead_weights_count(w
         world.train(step)
     if again == "release":
         world.claim(3)
-        world.buffer.release(world.held, 3, "return")
+        world.buffer.release(world.held, 3, "return", claim_round=0)
     else:
         world.begin(2, launch_id="launch-3", mode="return")
     short = world.buffer.claim(world.held, 3, {"math": 2})

@@ -241,7 +241,7 @@ def test_a_replaced_trainer_is_refused_everything(world: World) -> None:
         lambda: buffer.commit(old, 1),
         lambda: buffer.publish(old, 1, uri="u", digest="d"),
         lambda: buffer.checkpoint(old, 0),
-        lambda: buffer.release(old, 1, "return"),
+        lambda: buffer.release(old, 1, "return", claim_round=0),
         lambda: buffer.renew_trainer(old),
     ):
         with pytest.raises(FencedError):

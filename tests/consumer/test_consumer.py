@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -267,6 +268,54 @@ def test_a_released_batch_goes_where_its_mode_says(
         assert statuses(buffer) == after
         worker.produce(2)
         assert next(consumer).step == 1
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["the other rank is early", "the other rank is late"])
+def test_after_a_release_all_ranks_get_the_same_batch_without_a_barrier(
+    connect: Connect, worker: HandWorker, early: bool
+) -> None:
+    first = connect(rank=0, world_size=2, launch_id="launch")
+    last = connect(rank=1, world_size=2, launch_id="launch", timeout_s=PATIENCE_S)
+    with first, last, ThreadPoolExecutor(1) as pool:
+        worker.produce(2)
+        released = next(first)
+        if early:  # it releases its batch and asks for the next one before rank 0 has released
+            last.release(next(last), "drop")
+            waiting = pool.submit(next, last)
+        first.release(released, "drop")
+        worker.produce(2)
+        batch = next(first)
+        assert ids(batch) == [3, 4]
+        if not early:  # it is still before its first batch, and will release what it gets
+            last.release(next(last), "drop")
+            waiting = pool.submit(next, last)
+        assert ids(waiting.result()) == [3, 4]
+
+
+@pytest.mark.parametrize("mode", ["return", "drop", "quarantine"])
+def test_a_rank_that_reads_a_batch_while_it_is_released_gets_the_next_one(
+    connect: Connect, worker: HandWorker, mode: ReleaseMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = connect(rank=0, world_size=2, launch_id="launch")
+    last = connect(rank=1, world_size=2, launch_id="launch", timeout_s=PATIENCE_S)
+    with first, last:
+        worker.produce(2)
+        batch = next(first)
+        buffer = last._lease.buffer
+        fetch = buffer.fetch
+
+        def fetch_late(groups: Any) -> Any:
+            monkeypatch.undo()
+            first.release(batch, mode)
+            worker.produce(2)
+            return fetch(groups)
+
+        monkeypatch.setattr(buffer, "fetch", fetch_late)
+        got = next(last)
+        if mode != "drop":  # it read the old batch in time, and its caller releases it, as on rank 0
+            last.release(got, mode)
+            got = next(last)
+        assert ids(got) == ids(next(first))
 
 
 def test_a_group_that_cannot_be_read_harms_only_itself(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:

@@ -74,7 +74,7 @@ class Admission(Sweeping):
         """
         if control is Control.SLEEP:
             raise ConfigError("engines can only be put to sleep by the trainer that needs their memory")
-        self.call_task("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
+        self.change_control("set_control", task, control.value, reason, "" if only_from is None else only_from.value)
 
 
 def _decode_stats(value: bytes) -> PromptStats:

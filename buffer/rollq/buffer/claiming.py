@@ -20,11 +20,13 @@ ReleaseMode = Literal["return", "drop", "quarantine"]
 
 
 class _Plan(NamedTuple):
-    """The plan of a step: groups per task, whether its batch was delivered once, and the round of claiming."""
+    """The plan of a step: groups per task (none before a rank has planned the round), whether its batch was delivered
+    once, the round of claiming, and how often the step was released."""
 
     sizes: dict[str, int]
     delivered: bool
     claim_round: int
+    releases: int
 
 
 class Claiming(Sweeping):
@@ -35,10 +37,13 @@ class Claiming(Sweeping):
     ) -> Claimed | Shortfall:
         """Return the batch of `step`, `sizes[task]` groups of each task, or what it lacks. Does not wait.
 
-        The first outcome is stored: later calls, by any rank and after any crash, return the same batch. The step is
-        claimed for all tasks or for none; with `short_ok`, a task that is short gives what it has.
+        The first outcome is stored: later calls, by any rank and after any crash, return the same batch, until it is
+        released. The step is claimed for all tasks or for none; with `short_ok`, a task that is short gives what it
+        has.
         Raises `FencedError`, `HistoryGone`, `CheckpointOverdue`, `ConfigError`.
         """
+        if not sizes:
+            raise ConfigError("a batch of no task: name the tasks and their groups")
         for task, size in sizes.items():
             if not 0 <= size <= MAX_IDS_PER_CALL:
                 raise ConfigError(f"task {task!r}: a batch of {size} groups; 0 to {MAX_IDS_PER_CALL} are possible")
@@ -52,42 +57,43 @@ class Claiming(Sweeping):
 
     def _sizes_at_hand(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> dict[str, int]:
         """The sizes, cut down to what is ready."""
-        if len(self._without_manifest(sizes, step)) == len(sizes):
-            self._forget_plans(held, step, step)  # of a claim that wanted more
+        claim_round = self.send(lambda: self.client.hget(self.keys.plan(step), "round"))
+        if claim_round is not None and len(self._without_manifest(sizes, step)) == len(sizes):
+            self._replan(held, step, int(claim_round), released=False)  # a claim wanted more
         return {task: min(size, self.readiness(task, step)[0]) for task, size in sizes.items()}
 
     def _claim_single(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> Claimed | Shortfall | None:
         """Claim a step of one task. It cannot be torn, so it is claimed in the same trip as it is planned."""
         ((task, size),) = sizes.items()
         planned, reply = self.call_all(
-            [self._plan_call(held, step, sizes, "look", 0), self._claim_call(held, step, task, size, 0)]
+            [self._plan_call(held, step, sizes, "look", 0), self._claim_call(held, step, task, size, _FIRST_ROUND)]
         )
-        plan = _decode_plan(planned)
+        plan = self._planned(held, step, sizes, _decode_plan(planned))
         if plan.sizes.keys() != sizes.keys():  # an earlier call planned the step with other tasks
             return self._claim_together(held, step, plan.sizes)
-        size = plan.sizes[task]
-        reply = self._swept(held, step, task, size, plan.claim_round, reply)
+        if reply[0] == b"given_up" and plan.claim_round > 0:  # the batch of the first round
+            (reply,) = self.call_all([self._claim_call(held, step, task, plan.sizes[task], plan)])
+        reply = self._swept(held, step, task, plan, reply)
         if reply[0] != b"batch":
-            return _shortfall(step, {task: (reply[1], reply[2])}, plan.sizes)
+            return _shortfall(step, {task: reply}, plan.sizes)
         return _decode_claimed(step, {task: reply})
 
     def _claim_together(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> Claimed | Shortfall | None:
         """Claim a step of several tasks; None when another rank undid or delivered the claim meanwhile."""
-        (planned,) = self.call_all([self._plan_call(held, step, sizes, "look", 0)])
-        plan = _decode_plan(planned)
+        plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
         if shortfall := self._look(step, plan):
             return shortfall
         replies: dict[str, Any] = {}
         for task, size in plan.sizes.items():
-            reply = self.call_all([self._claim_call(held, step, task, size, plan.claim_round)])[0]
-            reply = self._swept(held, step, task, size, plan.claim_round, reply)
+            (reply,) = self.call_all([self._claim_call(held, step, task, size, plan)])
+            reply = self._swept(held, step, task, plan, reply)
+            if reply[0] == b"given_up":
+                return _shortfall(step, {task: reply}, plan.sizes)
             if reply[0] != b"batch":
-                if not self._undo(held, step, plan):
-                    return None
-                return _shortfall(step, {task: (reply[1], reply[2])}, plan.sizes)
+                return _shortfall(step, {task: reply}, plan.sizes) if self._undo(held, step, plan) else None
             replies[task] = reply
         # a rank that undoes and a rank that delivers ask for the same plan: only one of them succeeds
-        delivered = plan.delivered or self._settle(held, step, plan, "deliver")
+        delivered = plan.delivered or self._settle(held, step, plan.sizes, "deliver", plan.claim_round).delivered
         return _decode_claimed(step, replies) if delivered else None
 
     def _look(self, step: int, plan: _Plan) -> Shortfall | None:
@@ -95,27 +101,39 @@ class Claiming(Sweeping):
         missing = self._without_manifest(plan.sizes, step)
         if len(missing) < 2:
             return None
-        found = {task: self.readiness(task, step) for task in missing if plan.sizes[task]}
-        if any(ready < plan.sizes[task] or stragglers for task, (ready, stragglers) in found.items()):
-            return _shortfall(step, found, plan.sizes)
-        return None
+        found = {task: (b"short", *self.readiness(task, step)) for task in missing if plan.sizes[task]}
+        shortfall = _shortfall(step, found, plan.sizes)
+        return shortfall if shortfall.wanted else None
 
     def _undo(self, held: TrainerEpoch, step: int, plan: _Plan) -> bool:
         """Give back what was claimed of a torn step; False when another rank has delivered it."""
-        if self._settle(held, step, plan, "undo"):
+        if self._settle(held, step, plan.sizes, "undo", plan.claim_round).delivered:
             return False
-        self._release(held, plan.sizes, step, "return", {}, up_to_round=plan.claim_round)
+        self._release(held, plan.sizes, step, "return", plan.claim_round, {})
         return True
 
-    def _swept(self, held: TrainerEpoch, step: int, task: str, size: int, claim_round: int, reply: Any) -> Any:
+    def _swept(self, held: TrainerEpoch, step: int, task: str, plan: _Plan, reply: Any) -> Any:
         """The reply to a claim, asked for again while stale groups are in the way."""
         while reply[0] == b"sweep" and self.expire(task):
-            (reply,) = self.call_all([self._claim_call(held, step, task, size, claim_round)])
+            (reply,) = self.call_all([self._claim_call(held, step, task, plan.sizes[task], plan)])
         return reply
 
-    def _settle(self, held: TrainerEpoch, step: int, plan: _Plan, action: Literal["deliver", "undo"]) -> bool:
-        """Deliver or undo the claims of this round; returns whether the batch is delivered, by whichever rank."""
-        return _decode_plan(self.call(*self._plan_call(held, step, plan.sizes, action, plan.claim_round))).delivered
+    def _planned(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], plan: _Plan) -> _Plan:
+        """The plan, made with `sizes` if no rank has planned the present round yet."""
+        while not plan.sizes:
+            plan = self._settle(held, step, sizes, "look", plan.claim_round)
+        return plan
+
+    def _settle(
+        self,
+        held: TrainerEpoch,
+        step: int,
+        sizes: Mapping[str, int],
+        action: Literal["look", "deliver", "undo"],
+        claim_round: int,
+    ) -> _Plan:
+        """Look at the plan of a step, or deliver or undo the claims of a round; returns what was decided, by any rank."""
+        return _decode_plan(self.call(*self._plan_call(held, step, sizes, action, claim_round)))
 
     def _plan_call(
         self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], action: str, claim_round: int
@@ -123,9 +141,9 @@ class Claiming(Sweeping):
         encoded = orjson.dumps(dict(sizes))
         return ("plan", self.keys.info, self.incarnation, held.epoch, held.nonce, step, encoded, action, claim_round)
 
-    def _claim_call(self, held: TrainerEpoch, step: int, task: str, size: int, claim_round: int) -> Command:
-        clock = task_keys(self.run, task).clock
-        return ("claim", clock, self.incarnation, held.epoch, held.nonce, step, size, claim_round)
+    def _claim_call(self, held: TrainerEpoch, step: int, task: str, size: int, plan: _Plan) -> Command:
+        fence = (task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce)
+        return ("claim", *fence, step, size, plan.claim_round, plan.releases)
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
         names = list(tasks)
@@ -139,14 +157,21 @@ class Claiming(Sweeping):
         return ready, stragglers
 
     def release(
-        self, held: TrainerEpoch, step: int, mode: ReleaseMode, *, bad: Mapping[str, Sequence[int]] | None = None
+        self,
+        held: TrainerEpoch,
+        step: int,
+        mode: ReleaseMode,
+        *,
+        claim_round: int,
+        bad: Mapping[str, Sequence[int]] | None = None,
     ) -> int:
         """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns its number of groups.
 
-        `bad`: task -> ids of groups that are quarantined in any mode.
+        `claim_round` is that of the `Claimed`: a copy of this call that arrives late leaves the step's next batch alone.
+        `bad`: task -> ids of groups that are quarantined in any mode. Harmless to repeat.
         """
-        count = self._release(held, self.tasks(), step, mode, bad or {})
-        self._forget_plans(held, step, step)
+        count = self._release(held, self.train_tasks(), step, mode, claim_round, bad or {})
+        self._replan(held, step, claim_round, released=True)
         return count
 
     def _release(
@@ -155,27 +180,41 @@ class Claiming(Sweeping):
         tasks: Iterable[str],
         step: int,
         mode: ReleaseMode,
+        up_to_round: int,
         bad: Mapping[str, Sequence[int]],
-        *,
-        up_to_round: int = -1,
     ) -> int:
         fence = (held.epoch, held.nonce, step, mode, up_to_round)
         return sum(int(self.call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
 
-    def _forget_plans(self, held: TrainerEpoch, first: int, last: int) -> None:
+    def _replan(self, held: TrainerEpoch, step: int, claim_round: int, *, released: bool) -> None:
+        fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
+        self.call("replan", *fence, step, claim_round, int(released))
+
+    def _forget_plans(self, held: TrainerEpoch, first: int, last: int, *, spared: int | None = None) -> None:
+        """Drop the plans of steps that a checkpoint covers, or after a rewind all but those of the epoch `spared`."""
         if first <= last:
-            self.call("forget_plans", self.keys.info, self.incarnation, held.epoch, held.nonce, first, last)
+            fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
+            self.call("forget_plans", *fence, first, last, "" if spared is None else spared)
+
+
+_FIRST_ROUND = _Plan({}, delivered=False, claim_round=0, releases=0)
 
 
 def _decode_plan(reply: Any) -> _Plan:
-    sizes, delivered, claim_round = reply
-    return _Plan(orjson.loads(sizes), bool(delivered), claim_round)
+    sizes, delivered, claim_round, releases = reply
+    return _Plan(orjson.loads(sizes or b"{}"), bool(delivered), claim_round, releases)
 
 
 def _decode_claimed(step: int, replies: Mapping[str, Any]) -> Claimed:
-    """The batch from the replies to the claims of all its tasks: `batch`, the floors of dead epochs, then groups."""
-    groups = [_claimed_group(task, *fields) for task, reply in replies.items() for fields in reply[2:]]
-    return Claimed(step, tuple(groups), {task: _decode_floors(reply[1]) for task, reply in replies.items()})
+    """The batch from the replies to the claims of all its tasks, see `claim.lua`."""
+    groups = [_claimed_group(task, *fields) for task, reply in replies.items() for fields in reply[4:]]
+    return Claimed(
+        step,
+        tuple(groups),
+        floors={task: _decode_floors(reply[1]) for task, reply in replies.items()},
+        claim_round=max(reply[2] for reply in replies.values()),
+        releases=max(reply[3] for reply in replies.values()),
+    )
 
 
 def _claimed_group(
@@ -196,7 +235,9 @@ def _decode_floors(listed: bytes) -> dict[int, int]:
     return {int(epoch): int(version) for epoch, version in pairs}
 
 
-def _shortfall(step: int, found: Mapping[str, tuple[int, int]], wanted: Mapping[str, int]) -> Shortfall:
+def _shortfall(step: int, replies: Mapping[str, Sequence[Any]], wanted: Mapping[str, int]) -> Shortfall:
+    """The shortfall from the replies of claims that took nothing, see `claim.lua`."""
+    found = {task: (ready, late) for task, (word, ready, late) in replies.items() if word != b"given_up"}
     short = {task: (ready, late) for task, (ready, late) in found.items() if ready < wanted[task] or late}
     return Shortfall(
         step,

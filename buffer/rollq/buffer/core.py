@@ -16,6 +16,9 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
 from rollq.buffer.store.run import RunStore
 
+_CONTROL_MOVED = -1
+"""The reply of a function when a control has changed since its caller read it."""
+
 
 class _LiveEpoch(NamedTuple):
     epoch: int
@@ -95,6 +98,16 @@ class BufferCore(RunStore):
             self._check_incarnation(task, incarnation and incarnation.decode())
             wanted[task] = (Control.SLEEP, sleep.decode()) if sleep else (Control(control.decode()), "")
         return wanted
+
+    def change_control(self, name: str, task: str, *args: Any) -> None:
+        """Call a function that changes the task's control, and that replaces the control as it is now.
+
+        A copy of the call that arrives late names a control that has been replaced since, and changes nothing.
+        """
+        moved = True
+        while moved:
+            revision = self.send(lambda: self.client.hget(task_keys(self.run, task).clock, "control_revision")) or 0
+            moved = self.call_task(name, task, *args, revision) == _CONTROL_MOVED
 
     def rules(self, task: str) -> TaskRules:
         """The rules that the task was registered with; they never change."""

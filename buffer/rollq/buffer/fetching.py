@@ -45,7 +45,7 @@ class Fetching(BufferCore):
         group = groups[index // 2]
         if index % 2 == 0:
             if reply is None:
-                raise CorruptFrame(f"group {group.group_id} of task {group.task!r} is not in the store any more")
+                raise CorruptGroup(group.task, group.group_id, "it is not in the store any more")
             try:
                 return decode_prompt(reply)
             except CorruptFrame as error:

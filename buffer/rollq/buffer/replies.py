@@ -223,20 +223,23 @@ class Finalizing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The batch of a step; every call for the step gives the same one.
+    """The batch of a step; every call for the step gives the same one, until it is released.
 
     `floors[task]`: tokens of the dead epoch e count as min(version, floors[task][e]), as when it was first claimed.
+    `claim_round` names this claim for its release; `releases`: how often the step was released before, in this epoch.
     """
 
     step: int
     groups: tuple[ClaimedGroup, ...]
     floors: Mapping[str, Mapping[int, int]]
+    claim_round: int
+    releases: int
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """No batch yet: per task that is short, how many groups are ready, how many are wanted, and how many in generation
-    would be too old at the next step and are waited for."""
+    would be too old at the next step and are waited for. With no task short, the last batch is being released."""
 
     step: int
     ready: Mapping[str, int]

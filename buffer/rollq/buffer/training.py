@@ -57,7 +57,8 @@ class Training(Fetching, Claiming):
         claimed = {task: self._carry_epoch(task) for task in tasks}
         # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
         last_claimed = max(claimed.values(), default=at_step)
-        self._forget_plans(held, (last_claimed if as_mode == b"replay" else at_step) + 1, last_claimed + 1)
+        first_gone = (last_claimed if as_mode == b"replay" else at_step) + 1
+        self._forget_plans(held, first_gone, last_claimed + 1, spared=epoch)
         for task, claimed_step in claimed.items():
             for step in range(claimed_step, at_step, -1):
                 self.call_task("rewind", task, epoch, held.nonce, step, as_mode)
@@ -118,14 +119,13 @@ class Training(Fetching, Claiming):
         The control of production is not changed. Raises `FencedError`.
         """
         for task in self.tasks():
-            self.call_task("sleep", task, held.epoch, held.nonce, why)
+            self.change_control("sleep", task, held.epoch, held.nonce, why)
 
     def commit(self, held: TrainerEpoch, step: int) -> None:
         """Record that the batch of `step` has been trained. Harmless to repeat. Raises `FencedError`, `NotClaimed`."""
-        tasks = self.tasks()
         sizes = self.send(lambda: self.client.hget(self.keys.plan(step), "sizes"))
-        taking_part = orjson.loads(sizes) if sizes else tasks
-        for task in tasks:
+        taking_part = orjson.loads(sizes) if sizes else self.train_tasks()
+        for task in self.tasks():
             self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part))
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:

@@ -22,7 +22,8 @@ class Batch:
 
     The flat samples are those of all groups in order, failed ones included, S in total: `rewards` float32 [S] (0 where
     failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32 [S]. `sequences` are
-    the segments of the valid samples, of all ranks; `share` and `micro_batches` select those of `rank`.
+    the segments of the valid samples, of all ranks; `share` and `micro_batches` select those of `rank`. `claim_round`
+    names this batch when it is released.
     """
 
     step: int
@@ -36,6 +37,7 @@ class Batch:
     advantage_settings: AdvantageSettings
     rank: int = 0
     world_size: int = 1
+    claim_round: int = 0
 
     @classmethod
     def build(
@@ -48,6 +50,7 @@ class Batch:
         settings: AdvantageSettings | None = None,
         rank: int = 0,
         world_size: int = 1,
+        claim_round: int = 0,
     ) -> "Batch":
         """Build the batch of `step`.
 
@@ -79,6 +82,7 @@ class Batch:
             advantage_settings=settings,
             rank=rank,
             world_size=world_size,
+            claim_round=claim_round,
         )
 
     @property

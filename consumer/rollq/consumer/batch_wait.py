@@ -59,6 +59,8 @@ def explain_wait(shortfall: Shortfall, counts: Sequence[Counts], workers: int, m
 
     `workers` is the number of live workers, `memory_fraction` the used share of the server's maxmemory.
     """
+    if not shortfall.wanted:
+        return f"no batch for step {shortfall.step}: rank 0 has not finished the release of the last one"
     lines = [_describe(shortfall, count, workers) for count in counts]
     if memory_fraction >= MEMORY_LIMIT:
         lines.append(

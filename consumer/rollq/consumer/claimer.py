@@ -78,6 +78,14 @@ class BatchClaimer:
         self._stop = stop
         self._timeout_s = timeout_s
         self._meanwhile = meanwhile
+        self._given_up = (0, 0)  # a step, and how often it was released
+
+    def give_up(self, step: int) -> None:
+        """Do not return the present batch of `step` again; every rank calls it when rank 0 releases the batch."""
+        self._given_up = (step, self._releases(step) + 1)
+
+    def _releases(self, step: int) -> int:
+        return self._given_up[1] if self._given_up[0] == step else 0
 
     def claim(self, step: int) -> Claimed | None:
         """Wait for the batch of `step`; None when stopped, or when every task's own hook has ended production.
@@ -114,7 +122,10 @@ class BatchClaimer:
         return None
 
     def _try_claim(self, step: int) -> Claimed | Shortfall:
-        return self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step))
+        outcome = self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step))
+        if isinstance(outcome, Claimed) and outcome.releases < self._releases(step):
+            return Shortfall(step, {}, {})  # rank 0 has not released it yet
+        return outcome
 
     def _outlook(self, shortfall: Shortfall) -> Outlook:
         buffer = self._lease.buffer

@@ -18,7 +18,7 @@ from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rollouts import Group
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.waiter import POLL_S, Waiter
+from rollq.buffer.waiter import Waiter
 from rollq.consumer.batch import Batch
 from rollq.consumer.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.colocation import ColocatedEngines
@@ -34,7 +34,8 @@ class Consumer(Iterator[Batch]):
     """Iterate over it for batches; open it with `connect` and use it in `with`.
 
     All ranks of a distributed trainer call the same methods in the same order. Only rank 0 publishes, commits,
-    checkpoints and releases: call these after a barrier of the training ranks. On other ranks they only move the step.
+    checkpoints and releases; on other ranks these calls only note what rank 0 does. Publish and commit after a barrier
+    of the training ranks.
     """
 
     def __init__(
@@ -150,20 +151,21 @@ class Consumer(Iterator[Batch]):
             try:
                 groups = self._lease.buffer.fetch(claimed.groups)
             except CorruptGroup as error:
-                self._replace(claimed.step, error)
+                self._replace(claimed, error)
             else:
                 return self._build_batch(claimed, groups)
         raise StopIteration
 
-    def _replace(self, step: int, error: CorruptGroup) -> None:
+    def _replace(self, claimed: Claimed, error: CorruptGroup) -> None:
         """Give up a batch with an unreadable group. Every rank reads the same bytes: the others wait for rank 0."""
-        log.error("step %d: %s; the group is quarantined, and the step gets another batch", step, error)
+        log.error("step %d: %s; the group is quarantined, and the step gets another batch", claimed.step, error)
+        self._claimer.give_up(claimed.step)
         if self._settings.rank == 0:
-            bad = {error.task: [error.group_id]}
-            self._lease.buffer.release(self._lease.epoch, step, "return", bad=bad)
+            self._lease.buffer.release(
+                self._lease.epoch, claimed.step, "return", claim_round=claimed.claim_round,
+                bad={error.task: [error.group_id]},
+            )  # fmt: skip
             self._engines.wake()
-        else:
-            self._events.wait(POLL_S)
 
     def _build_batch(self, claimed: Claimed, groups: Sequence[Group]) -> Batch:
         self._last_batch = claimed.step
@@ -175,6 +177,7 @@ class Consumer(Iterator[Batch]):
             settings=self._settings.advantages,
             rank=self._settings.rank,
             world_size=self._settings.world_size,
+            claim_round=claimed.claim_round,
         )
 
     def publish(self, weights: Path | Mapping[str, Any]) -> None:
@@ -203,10 +206,12 @@ class Consumer(Iterator[Batch]):
     def release(self, batch: Batch, mode: ReleaseMode) -> None:
         """Give up a batch: `return` it, `drop` it, or `quarantine` it for audit. The step then gets another one.
 
+        On other ranks than 0, the next batch is the one that rank 0 gets after its release, without any barrier.
         Raises `FencedError`.
         """
+        self._claimer.give_up(batch.step)
         if self._settings.rank == 0:
-            self._lease.buffer.release(self._lease.epoch, batch.step, mode)
+            self._lease.buffer.release(self._lease.epoch, batch.step, mode, claim_round=batch.claim_round)
             self._engines.wake()
 
     def take_production(self) -> dict[str, Production]:

@@ -98,7 +98,7 @@ def lasting(found: Dump) -> Dump:
     for group_id in groups_in(found, "running"):
         group = kept[f"group:{group_id}"]
         group |= {b"status": b"pending", b"tries": str(int(group[b"tries"]) - 1).encode()}
-        for gone in (b"nonce", b"worker", b"alone"):
+        for gone in (b"nonce", b"worker", b"alone", b"confirmed"):
             del group[gone]
         pending[group_id] = float((int(group[b"step"]) * 2 + int(group[b"eval"]) << 32) + int(group[b"arrival"]))
     return kept | {"pending": sorted(pending.items(), key=lambda entry: entry[1])}
@@ -586,7 +586,7 @@ def test_sb07_a_save_begins_again_when_a_batch_goes_from_under_it(
 
     def act() -> None:
         if what == "release":
-            world.buffer.release(world.held, 2, "drop")
+            world.buffer.release(world.held, 2, "drop", claim_round=0)
         else:
             world.begin(0, launch_id="again", mode="replay" if what == "takeover" else "regenerate")
 
@@ -601,13 +601,13 @@ def test_sb07_a_save_begins_again_when_a_batch_goes_from_under_it(
 def test_sb07_a_save_whose_hold_ran_out_begins_again(world: World, tmp_path: Path) -> None:
     world.start()
     world.complete(4)
+    client: Any = world.buffer.client
     reports = []
 
     def report(done: int, total: int) -> None:
         reports.append(done)
         if len(reports) == 1:
-            with Buffer(world.buffer.client, world.buffer.run) as other:
-                other._hold(["math"], 0)
+            client.hset(task_keys(world.buffer.run, "math").clock, "saving_until_ms", 0)
 
     world.buffer.save(tmp_path / "saved", report=report)
     assert reports == [1, 1, 2, 3, 4]

@@ -5,6 +5,7 @@ them (`hold_for_saving`), and since a payload never changes once written, the la
 Groups without a result may get one meanwhile; they are saved as pending, so that counters and groups agree.
 """
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +35,7 @@ POOLS = (Status.ABORTED, Status.EXPIRED)
 AUDITED = (Status.FILTERED, Status.FAILED)
 """Statuses that the oldest groups leave when there are too many."""
 IN_MANIFESTS = (Status.CLAIMED, Status.ARCHIVED)
-_OF_A_LEASE = frozenset({"nonce", "worker", "alone", "reserved_by", "reserved_until_ms"})
+_OF_A_LEASE = frozenset({"nonce", "worker", "alone", "confirmed", "reserved_by", "reserved_until_ms"})
 
 Report = Callable[[int, int], None]
 """Called with the number of groups that are saved, and of all."""
@@ -96,22 +97,23 @@ class Saving(BufferCore):
     def _save(self, directory: Path, replace: bool, report: Report | None) -> Snapshot:
         with writing(directory, replace=replace) as writer:
             tasks = self.tasks()
+            hold = partial(self._hold, tasks, secrets.token_hex(8))
             try:
-                self._hold(tasks, HOLD_MS)
+                hold(HOLD_MS)
                 indexes = {task: self._index(task) for task in tasks}
                 run = self._save_run(indexes)
-                saved = {task: self._save_task(writer, task, indexes, report) for task in tasks}
+                saved = {task: self._save_task(writer, task, indexes, hold, report) for task in tasks}
                 for task, index in indexes.items():
                     if str(self.clock(task).epoch) != index.clock["epoch"]:
                         raise _Moved(f"a trainer took run {self.run!r} over while it was saved: save it again")
             finally:
-                self._hold(tasks, 0)
+                hold(0)
             return writer.finish(**run, tasks=saved)
 
-    def _hold(self, tasks: Iterable[str], hold_ms: int) -> bool:
+    def _hold(self, tasks: Iterable[str], save_id: str, hold_ms: int) -> bool:
         """Whether everything has been held since the last call."""
-        calls = [("hold_for_saving", task_keys(self.run, task).clock, self.incarnation, hold_ms) for task in tasks]
-        return all(self.call_all(calls))
+        hold = (self.incarnation, save_id, hold_ms)
+        return all(self.call_all([("hold_for_saving", task_keys(self.run, task).clock, *hold) for task in tasks]))
 
     def _index(self, task: str) -> _Index:
         clock, parts, *scores = self.call_task("save_index", task, *(status.value for status in Status))
@@ -137,7 +139,7 @@ class Saving(BufferCore):
         first = min((int(clock["history"]) for clock in clocks), default=0)
         last = max((int(clock["claimed_step"]) for clock in clocks), default=0)
         steps = range(first + 1, last + 1)
-        plans = self.send_all([("HMGET", self.keys.plan(step), "sizes", "round") for step in steps])
+        plans = self.send_all([("HGET", self.keys.plan(step), "sizes") for step in steps])
         return {
             "functions": FUNCTIONS_VERSION,
             "run": self.run,
@@ -147,14 +149,17 @@ class Saving(BufferCore):
             "epoch": int(epoch or 0),
             "versions": _texts(versions),
             # ranks that saw a batch delivered are gone after a restore: it is delivered again
-            "plans": {
-                str(step): {"sizes": _text(sizes), "round": _text(round_ or b"0")}
-                for step, (sizes, round_) in zip(steps, plans, strict=True)
-                if sizes
-            },
+            "plans": {str(step): {"sizes": _text(sizes)} for step, sizes in zip(steps, plans, strict=True) if sizes},
         }
 
-    def _save_task(self, writer: Writer, task: str, indexes: Mapping[str, _Index], report: Report | None) -> SavedTask:
+    def _save_task(
+        self,
+        writer: Writer,
+        task: str,
+        indexes: Mapping[str, _Index],
+        hold: Callable[[int], bool],
+        report: Report | None,
+    ) -> SavedTask:
         index = indexes[task]
         done = sum(_size(other) for name, other in indexes.items() if name < task)
         total = sum(map(_size, indexes.values()))
@@ -168,7 +173,7 @@ class Saving(BufferCore):
             if _is_full(chunk):
                 writer.add(task, chunk)
                 chunk = []
-            if not self._hold(indexes, HOLD_MS):
+            if not hold(HOLD_MS):
                 raise _Moved(f"saving run {self.run!r} paused for too long, and groups have left: save it again")
             done += len(trip)
             if report:

@@ -15,10 +15,10 @@ from rollq.buffer.rollouts import SCHEDULED, SampleStatus, Status
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
-FUNCTIONS_VERSION = 2
+FUNCTIONS_VERSION = 3
 LIBRARY = f"rollq_{FUNCTIONS_VERSION}"
 
-COMMON = ("basics", "access", "clock", "samples", "groups", "batches", "steps", "restoring")
+COMMON = ("basics", "access", "clock", "samples", "groups", "batches", "steps", "plans", "restoring")
 """Files of `lua/common/`, in an order in which each uses only names of those before it."""
 KINDS = ("run", "task", "group", "step", "batch", "snapshot")
 """Folders of `lua/` with one file for each function."""

@@ -2,11 +2,12 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, handle, nonce, lease_ms
---   nonce: of the caller   lease_ms: how long it may take
+--   nonce: of this attempt   lease_ms: how long it may take
 -- Returns: the state (`finalizing`: the caller has it; `busy`: another process has it), the result when there is one,
 --   and per gathered group: id, the version it counts as, arrival, tries, tokens, reward
 -- Caller: Coordination.begin_finalize; coordinators
--- Repeat: by the same caller returns the same; a caller that died is replaced when its time is over
+-- Repeat: with the same nonce returns the same, and `busy` once this attempt was undone; a caller that died is replaced
+--   when its time is over
 local function describe_gathered(clock, handle)
   local reply = { 'finalizing', '' }
   for _, id in ipairs(batch_ids(clock, handle)) do
@@ -25,9 +26,11 @@ local function begin_finalize(keys, args)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local batch, now = batch_key(clock, handle), now_ms()
-  local state, owner, owned_until_ms, result = fields(batch, 'state', 'owner', 'owned_until_ms', 'result')
+  local state, owner, owned_until_ms, result, undone =
+    fields(batch, 'state', 'owner', 'owned_until_ms', 'result', 'undone')
   if state ~= 'running' and state ~= 'finalizing' then return { state or 'gone', result or '' } end
-  if state == 'finalizing' and owner ~= nonce and tonumber(owned_until_ms) > now then return { 'busy', '' } end
+  local is_owned = state == 'finalizing' and owner ~= nonce and tonumber(owned_until_ms) > now
+  if is_owned or undone == nonce then return { 'busy', '' } end
   redis.call('HSET', batch, 'state', 'finalizing', 'owner', nonce, 'owned_until_ms', now + tonumber(lease_ms))
   return describe_gathered(clock, handle)
 end

@@ -5,7 +5,7 @@
 --   handle: for a new batch   kind: train|eval; an evaluation is of the live version   digest: of the batch's content
 -- Returns: the handle, and 1 when it is new, else 0
 -- Caller: Evaluations.open_batch; coordinators, and the trainer
--- Repeat: with the same content returns the same handle
+-- Repeat: with the same content returns the same handle; with the handle of a batch that is over opens nothing
 local function pin_evaluation(clock)
   if clock.kind ~= 'eval' then return fail('EVALUATION', 'the task is trained on, and cannot be evaluated') end
   local pin = exact(clock.epoch) .. ':' .. exact(clock.version)
@@ -41,6 +41,8 @@ local function open_batch(keys, args)
   local existing = redis.call('HGET', batches, batch_id)
   local open = existing and find_open(clock, batch_id, existing, digest)
   if open then return open end
+  -- a copy of the call that arrives when the batch is over
+  if redis.call('EXISTS', batch_key(clock, handle)) == 1 then return { handle, 0 } end
   if kind == 'eval' then
     err = pin_evaluation(clock)
     if err then return err end

@@ -12,6 +12,6 @@ local function undo_finalize(keys, args)
   if err then return err end
   local owned, state = disown_batch(clock, handle, nonce)
   if not owned then return state end
-  redis.call('HSET', batch_key(clock, handle), 'state', 'running')
+  redis.call('HSET', batch_key(clock, handle), 'state', 'running', 'undone', nonce)
   return 'running'
 end

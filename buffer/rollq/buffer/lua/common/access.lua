@@ -9,12 +9,13 @@ local CLOCK_FIELDS = {
   'group_size', 'min_valid', 'max_tries', 'max_deaths', 'lease_ms', 'audit', 'partial', 'committed', 'claimed_step',
   'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups', 'schedule',
   'kind', 'token_shift', 'max_uses', 'cooldown', 'stragglers', 'interruptions', 'keep_window', 'saving_until_ms', 'pin',
-  'open_evaluations', 'prompt_stats', 'sleep',
+  'open_evaluations', 'prompt_stats', 'sleep', 'control_revision', 'saver', 'saved_by',
 }
 -- stylua: ignore
 local CLOCK_STRINGS = {
   incarnation = true, nonce = true, control = true, events = true, order = true, expiry = true, expired = true,
-  resume = true, schedule = true, kind = true, stragglers = true, pin = true, sleep = true,
+  resume = true, schedule = true, kind = true, stragglers = true, pin = true, sleep = true, saver = true,
+  saved_by = true,
 }
 
 local function task_prefix(clock_key)

@@ -14,6 +14,14 @@ local function has_batch(manifest)
   return redis.call('HEXISTS', manifest, 'ids') == 1
 end
 
+-- Numbers of a step's claim, which count in the epoch that gave them: the round in which its batch was claimed, how often
+-- the step was released before, and the last round that was given up (-1 for none).
+local function claim_numbers(clock, manifest)
+  local numbered_in, round, releases, given_up = fields(manifest, 'numbered_in', 'round', 'releases', 'given_up')
+  if tonumber(numbered_in) ~= clock.epoch then return 0, 0, -1 end
+  return tonumber(round or '0'), tonumber(releases or '0'), tonumber(given_up or '-1')
+end
+
 -- Moves a whole batch from one status set to another, scored by step.
 local function move_batch(clock, ids, from, to, step)
   local scored = {}

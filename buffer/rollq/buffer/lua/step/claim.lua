@@ -1,11 +1,12 @@
 -- Takes the batch of a step. Its manifest fixes it from then on.
 -- Moves: completed -> claimed
 -- KEYS: clock
--- ARGV: incarnation, epoch, nonce, step, want, claim_round
---   want: how many groups   claim_round: the round of the step's plan
--- Returns: `batch`, the floors of dead epochs when it was claimed, and per group id, oldest version, arrival, tries,
---   tokens, reward and what a pipeline gave it (JSON); or `short`, how many are ready, how many in generation must be
---   waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out order: call expire first
+-- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases
+--   want: how many groups   claim_round, releases: of the step's plan
+-- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, and per group id, oldest
+--   version, arrival, tries, tokens, reward and what a pipeline gave it (JSON); or `short`, how many are ready, how
+--   many in generation must be waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out
+--   order: call expire first; or `given_up`, 0, 0 when the round was undone or released: look at the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
@@ -19,7 +20,8 @@ local function live_floors(clock)
 end
 
 local function describe_batch(clock, manifest)
-  local reply = { 'batch', redis.call('HGET', manifest, 'floors') }
+  local round, releases = claim_numbers(clock, manifest)
+  local reply = { 'batch', redis.call('HGET', manifest, 'floors'), round, releases }
   for _, id in ipairs(manifest_ids(manifest)) do
     local oldest, arrival, tries, tokens, reward, shaped =
       group_fields(clock, id, 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'shaped')
@@ -63,7 +65,7 @@ local function refuse_step(clock, step)
   return nil
 end
 
-local function claim_new(clock, manifest, step, want, claim_round)
+local function claim_new(clock, manifest, step, want, claim_round, releases)
   local lowest, old = stale_bound(stale_version(clock, step)), 0
   if clock.order == 'fifo' then
     old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
@@ -74,26 +76,31 @@ local function claim_new(clock, manifest, step, want, claim_round)
   local ids = first_fresh(clock, lowest, want, old)
   move_batch(clock, ids, 'completed', 'claimed', step)
   call_many('ZREM', clock.prefix .. 'by_version', ids)
+  redis.call('UNLINK', manifest)
   -- stylua: ignore
   redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', live_floors(clock), 'epoch', clock.epoch,
-    'version', clock.version, 'claimed_ms', now_ms(), 'round', claim_round)
+    'version', clock.version, 'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round,
+    'releases', releases)
   redis.call('HSET', clock.key, 'claimed_step', math.max(clock.claimed_step, step))
   redis.call('PUBLISH', clock.events, EVENT.claim)
   return describe_batch(clock, manifest)
 end
 
 local function claim(keys, args)
-  local incarnation, epoch, nonce, step, want, claim_round = unpack(args)
+  local incarnation, epoch, nonce, step, want, claim_round, releases = unpack(args)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   if clock.kind == 'eval' then return fail('EVALUATION', 'groups of an evaluation are never trained') end
   step, claim_round = tonumber(step), tonumber(claim_round)
   local manifest = manifest_key(clock, step)
+  local claimed_round, claimed_releases, given_up = claim_numbers(clock, manifest)
   if has_batch(manifest) then
     -- takes over what a rank of an earlier round is about to undo
-    local claimed_round = tonumber(redis.call('HGET', manifest, 'round'))
-    redis.call('HSET', manifest, 'round', math.max(claimed_round, claim_round))
+    -- stylua: ignore
+    redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', math.max(claimed_round, claim_round),
+      'releases', claimed_releases)
     return describe_batch(clock, manifest)
   end
-  return refuse_step(clock, step) or claim_new(clock, manifest, step, tonumber(want), claim_round)
+  if claim_round <= given_up then return { 'given_up', 0, 0 } end
+  return refuse_step(clock, step) or claim_new(clock, manifest, step, tonumber(want), claim_round, releases)
 end

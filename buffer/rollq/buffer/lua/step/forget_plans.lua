@@ -1,16 +1,19 @@
--- Drops the plans of steps that a checkpoint covers, or that were released or rewound.
+-- Drops the plans of steps that a checkpoint covers, or that were rewound.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, epoch, nonce, first, last
+-- ARGV: incarnation, epoch, nonce, first, last, spared
+--   spared: the epoch whose plans stay after a rewind, '' for a checkpoint
 -- Returns: 1
 -- Caller: Claiming._forget_plans; the trainer, rank 0
--- Repeat: finds nothing
+-- Repeat: finds nothing; a copy of the call that arrives later finds only plans that it spares
 local function forget_plans(keys, args)
-  local incarnation, epoch, nonce, first, last = unpack(args)
+  local incarnation, epoch, nonce, first, last, spared = unpack(args)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
+  if spared == '' then redis.call('HSET', prefix .. 'trainer', 'covered', last) end
   for step = tonumber(first), tonumber(last) do
-    redis.call('UNLINK', prefix .. 'plan:' .. step)
+    local key = plan_key(prefix, step)
+    if redis.call('HGET', key, 'epoch') ~= spared then redis.call('UNLINK', key) end
   end
   return 1
 end

@@ -4,7 +4,8 @@
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, step, sizes, action, claim_round
 --   sizes: JSON   action: look|deliver|undo   claim_round: the round of claiming that the caller saw
--- Returns: the sizes of the first caller, delivered 0|1, the round now
+-- Returns: the sizes of the round's first caller ('' before one), delivered 0|1, the round now, how often the step's
+--   batch was released
 -- Caller: Claiming._plan_call; the trainer, any rank
 -- Repeat: returns what was decided
 --
@@ -14,11 +15,11 @@ local function plan(keys, args)
   local incarnation, epoch, nonce, step, sizes, action, claim_round = unpack(args)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
-  local key = prefix .. 'plan:' .. step
-  redis.call('HSETNX', key, 'sizes', sizes)
-  local first_sizes, delivered, live_round = fields(key, 'sizes', 'delivered', 'round')
-  delivered, live_round = tonumber(delivered or '0'), tonumber(live_round or '0')
-  if delivered == 0 and live_round == tonumber(claim_round) then
+  local key, delivered, live_round, releases = read_plan(prefix, epoch, step)
+  if not key then return delivered end
+  local is_live = live_round == tonumber(claim_round)
+  if is_live then redis.call('HSETNX', key, 'sizes', sizes) end
+  if is_live and delivered == 0 then
     if action == 'deliver' then
       delivered = 1
       redis.call('HSET', key, 'delivered', delivered)
@@ -26,5 +27,5 @@ local function plan(keys, args)
       live_round = redis.call('HINCRBY', key, 'round', 1)
     end
   end
-  return { first_sizes, delivered, live_round }
+  return { redis.call('HGET', key, 'sizes') or '', delivered, live_round, releases }
 end

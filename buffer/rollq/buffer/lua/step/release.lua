@@ -1,16 +1,17 @@
--- Gives up a claimed batch.
+-- Gives up a claimed batch, and every round of its step up to the one in which it was claimed.
 -- Moves: claimed -> completed|failed, or dropped
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, mode, up_to_round, then bad_ids
---   mode: return|drop|quarantine   up_to_round: keep a batch that was claimed in a later round; -1 for any round
+--   mode: return|drop|quarantine   up_to_round: of the batch; one that was claimed in a later round stays
 --   bad_ids: groups that are quarantined in any mode
 -- Returns: how many groups it held
 -- Caller: Claiming._release; the trainer, rank 0, and any rank that undoes a torn claim
--- Repeat: finds no manifest and returns 0
+-- Repeat: finds no batch, or one of a later round, and returns 0
 local FIRST_BAD = 7
 
 local function release_group(clock, id, step, mode, claimed_in)
   redis.call('ZREM', clock.prefix .. 'claimed', id)
+  if redis.call('EXISTS', group_key(clock.prefix, id)) == 0 then return end -- somebody deleted it
   if mode == 'quarantine' then
     file_for_audit(clock, id, 'failed', 'quarantined by the trainer at step ' .. step)
   elseif mode == 'return' then
@@ -27,8 +28,9 @@ local function release(keys, args)
   step, up_to_round = tonumber(step), tonumber(up_to_round)
   if step <= clock.committed then return fail('COMMITTED', 'step %s is committed and cannot be released', step) end
   local manifest = manifest_key(clock, step)
-  local claimed_round, claimed_in = fields(manifest, 'round', 'epoch')
-  if up_to_round >= 0 and tonumber(claimed_round or '0') > up_to_round then return 0 end
+  local claimed_round, _, given_up = claim_numbers(clock, manifest)
+  if claimed_round > up_to_round then return 0 end
+  local claimed_in, had_batch = redis.call('HGET', manifest, 'epoch'), has_batch(manifest)
   local bad = {}
   for i = FIRST_BAD, #args do
     bad[args[i]] = true
@@ -38,8 +40,10 @@ local function release(keys, args)
     release_group(clock, id, step, bad[id] and 'quarantine' or mode, claimed_in)
   end
   redis.call('UNLINK', manifest)
+  -- a claim of these rounds that arrives late takes nothing
+  redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'given_up', math.max(given_up, up_to_round))
   -- a replay may already hold the batches of later steps
-  if step == clock.claimed_step then redis.call('HSET', clock.key, 'claimed_step', step - 1) end
+  if had_batch and step == clock.claimed_step then redis.call('HSET', clock.key, 'claimed_step', step - 1) end
   redis.call('PUBLISH', clock.events, EVENT.release)
   return #ids
 end

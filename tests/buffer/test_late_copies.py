@@ -1,0 +1,158 @@
+"""A copy of a call that arrives late changes nothing, whatever was done since."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rollq.buffer
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Prompt
+from rollq.buffer.store import library
+from rollq.buffer.store.server import EmbeddedServer
+from support.buffer_run import World
+from support.late_copies import RecordingBuffer
+
+AT_ANY_TIME = {
+    "expire", "reap", "recycle",  # do what is due now, whoever asks
+    "take_production", "report_worker", "append_round",  # for people, or for a broadcast that is over
+    "store_weights",  # by content: in the store once, and never instead of the live ones
+}  # fmt: skip
+"""Functions whose copies do what any other role might do at that moment, or change nothing that a run depends on."""
+RESTORING = {"restore_run", "restore_groups", "restore_task", "finish_restore"}
+"""Their own tests repeat them."""
+WRITING = {
+    path.stem for kind in library.KINDS for path in (Path(rollq.buffer.__file__).parent / "lua" / kind).glob("*.lua")
+} - library.READ_ONLY
+DEADLINES = {"deadline_ms", "owned_until_ms", "saving_until_ms"}
+COUNTERS = {"duplicates", "refused"}
+"""Counts of the copies themselves."""
+READ = """
+local found = {}
+for i, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  local kind = redis.call('TYPE', key).ok
+  local content
+  if kind == 'hash' then content = redis.call('HGETALL', key)
+  elseif kind == 'zset' then content = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  elseif kind == 'list' then content = redis.call('LRANGE', key, 0, -1)
+  elseif kind == 'set' then content = redis.call('SMEMBERS', key)
+  else content = redis.call('GET', key) end
+  found[i] = { key, kind, content }
+end
+return found
+"""
+
+
+def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
+    """All that a run depends on, by key."""
+    client: Any = buffer.client
+    found: dict[str, Any] = {}
+    for raw, kind, content in client.eval(READ, 0, f"rollq:{{{buffer.run}*"):
+        key = raw.decode()
+        if kind == b"hash":
+            fields = {name.decode(): value for name, value in zip(content[::2], content[1::2], strict=True)}
+            found[key] = {name: value for name, value in fields.items() if name not in DEADLINES | COUNTERS}
+        elif key.endswith(":running"):  # the score is a deadline
+            found[key] = sorted(content[::2])
+        elif ":grant:" not in key:
+            found[key] = sorted(content) if kind == b"set" else content
+    return found
+
+
+@pytest.fixture
+def recorded(any_server: EmbeddedServer, run_name: str) -> Iterator[RecordingBuffer]:
+    with RecordingBuffer.connect(any_server.url, run_name) as buffer:
+        yield buffer
+
+
+def golden_run(world: World, folder: Path) -> Iterator[str]:
+    """A run in which every role makes every call that it can; yields after each move, with its name."""
+    buffer = world.buffer
+    world.start(math={"max_uses": 2, "max_staleness": 4}, code={}, held_out={"kind": "eval"})
+    yield "start"
+    world.admit(6)
+    world.admit(4, "code")
+    yield "admit"
+    leases = world.lease(4)
+    buffer.report_worker("worker", {"state": "busy"})
+    buffer.forget_worker("worker")
+    yield "lease"
+    buffer.hand_back(leases[3:])
+    yield "hand back"
+    world.put(leases[:3])
+    world.put(world.lease(4, "code"))
+    yield "put"
+    claimed = world.claim(1, math=2, code=2)
+    yield "claim"
+    buffer.release(world.held, 1, "return", claim_round=claimed.claim_round)
+    yield "release"
+    world.claim(1, math=2, code=2)
+    yield "claim the step again"
+    buffer.publish(world.held, 1, uri="u", digest="1")
+    buffer.commit(world.held, 1)
+    yield "commit"
+    buffer.save(folder / "saved")
+    buffer.renew_trainer(world.held)
+    yield "save"
+    evaluation = buffer.open_batch("held_out", "eval/1", "eval", step=1)
+    buffer.fill_batch("held_out", evaluation.handle, 0, [Prompt("one"), Prompt("two")], last=True)
+    world.put(world.lease(2, "held_out"))
+    yield "evaluate"
+    buffer.close_evaluation("held_out", evaluation.handle)
+    yield "end the evaluation"
+    batch = buffer.open_batch("math", "batch", "train", step=2)
+    buffer.fill_batch("math", batch.handle, 0, [Prompt("three")], last=True)
+    world.put(world.lease(4))
+    buffer.begin_finalize("math", batch.handle, "first", lease_s=600)
+    yield "begin to finalize"
+    buffer.undo_finalize("math", batch.handle, "first")
+    yield "undo"
+    found = buffer.begin_finalize("math", batch.handle, "second", lease_s=600)
+    buffer.end_finalize("math", batch.handle, "second", b"{}", {group.group_id: "dull" for group in found.groups})
+    other = buffer.open_batch("math", "other", "train", step=2)
+    buffer.fill_batch("math", other.handle, 0, [Prompt("four")], last=True)
+    buffer.abort_batch("math", other.handle, "for the test")
+    yield "end batches"
+    buffer.set_control("math", Control.PAUSE, "for the test")
+    yield "pause"
+    buffer.set_control("math", Control.RUN)
+    yield "resume"
+    buffer.sleep(world.held, "a step")
+    yield "sleep"
+    buffer.sleep(world.held, "")
+    yield "wake"
+    world.train(2, math=2, code=2)
+    buffer.checkpoint(world.held, 1)
+    yield "checkpoint"
+    world.begin(1, mode="return", launch_id="second")
+    yield "rewind"
+    world.train(2, math=2, code=2)
+    yield "train again"
+    buffer.checkpoint(world.held, 2)
+    world.begin(2, launch_id="third")
+    yield "restart"
+
+
+def moves(world: World, folder: Path) -> Iterator[str]:
+    """The golden run, with all that is due done after each move."""
+    for move in golden_run(world, folder):
+        for task in world.buffer.tasks():
+            world.buffer.expire(task)
+        yield move
+
+
+def test_a_copy_of_any_call_that_arrives_after_any_later_move_changes_nothing(
+    recorded: RecordingBuffer, tmp_path: Path
+) -> None:
+    world, made = World(recorded), set[str]()
+    for move in moves(world, tmp_path):
+        before = stored(recorded)
+        for name, *args in recorded.recorded[:]:
+            if name in AT_ANY_TIME:
+                continue
+            made.add(name)
+            recorded.arrive_again((name, *args))
+            assert stored(recorded) == before, f"a copy of {name} {args} after {move!r}"
+    world.check()
+    assert made == WRITING - AT_ANY_TIME - RESTORING
