@@ -132,7 +132,7 @@ class Claiming(Sweeping):
         action: Literal["look", "deliver", "undo"],
         claim_round: int,
     ) -> _Plan:
-        """Look at the plan of a step, or deliver or undo the claims of a round; returns what was decided, by any rank."""
+        """Look at the plan of a step, or deliver or undo the claims of a round; returns what any rank decided."""
         return _decode_plan(self.call(*self._plan_call(held, step, sizes, action, claim_round)))
 
     def _plan_call(
@@ -167,7 +167,7 @@ class Claiming(Sweeping):
     ) -> int:
         """Give up a claimed batch: back to completed, dropped (counted) or quarantined. Returns its number of groups.
 
-        `claim_round` is that of the `Claimed`: a copy of this call that arrives late leaves the step's next batch alone.
+        `claim_round` is that of the `Claimed`, so that a late copy of this call leaves the step's next batch alone.
         `bad`: task -> ids of groups that are quarantined in any mode. Harmless to repeat.
         """
         count = self._release(held, self.train_tasks(), step, mode, claim_round, bad or {})

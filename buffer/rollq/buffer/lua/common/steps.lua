@@ -14,8 +14,8 @@ local function has_batch(manifest)
   return redis.call('HEXISTS', manifest, 'ids') == 1
 end
 
--- Numbers of a step's claim, which count in the epoch that gave them: the round in which its batch was claimed, how often
--- the step was released before, and the last round that was given up (-1 for none).
+-- Numbers of a step's claim, which count in the epoch that gave them: the round in which its batch was claimed, how
+-- often the step was released before, and the last round that was given up (-1 for none).
 local function claim_numbers(clock, manifest)
   local numbered_in, round, releases, given_up = fields(manifest, 'numbered_in', 'round', 'releases', 'given_up')
   if tonumber(numbered_in) ~= clock.epoch then return 0, 0, -1 end
