@@ -1,10 +1,13 @@
 """Groups that grow too old: the bound, the sweep, and the order in which groups are claimed."""
 
+import random
+
 import pytest
 
 from rollq.buffer.replies import PutOutcome, Shortfall
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, SampleStatus
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.staleness import Floors
 from rollq.buffer.store.keys import task_keys
 from support.buffer_run import World, make_sample
 
@@ -49,7 +52,7 @@ def test_tokens_of_an_epoch_that_no_task_heard_of_are_no_younger_than_the_rewind
         world.begin(2, mode="return", launch_id="launch-3", takeover=True)
     assert [world.buffer.inspect("math", group_id)["oldest"] for group_id in (9, 10)] == ["2", "2"]
     claimed = world.claim(3, math=6)
-    assert claimed.floors["math"][2] == 2
+    assert claimed.floors["math"].counted(2, 9) == 2
     world.check()
 
 
@@ -65,7 +68,31 @@ def test_tokens_of_an_epoch_before_the_task_joined_count_as_the_oldest(world: Wo
     assert world.put([lease], version=2, epoch=1) == [PutOutcome.COMPLETED]
     assert world.buffer.inspect("late", 1)["oldest"] == "0"
     world.train(2)
-    assert world.claim(3, late=1).floors["late"] == {0: 0, 1: 0}
+    assert world.claim(3, late=1).floors["late"] == Floors(((1, 0),))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_floors_stay_few_and_cap_every_token_that_is_young_enough_to_count(world: World, seed: int) -> None:
+    rng, threshold = random.Random(seed), 3
+    world.start(math={"max_staleness": threshold - 1, "max_uncheckpointed_steps": 9}).complete(2)
+    starts = [0]  # of epochs 1, 2, ...
+    for launch in range(60):
+        clock = world.buffer.clock("math")
+        world.train(clock.committed + 1)
+        world.complete(2)
+        if rng.random() < 0.3:
+            world.buffer.checkpoint(world.held, rng.randint(clock.checkpoint, clock.committed))
+        clock = world.buffer.clock("math")
+        starts.append(rng.randint(clock.history, clock.committed))
+        world.begin(starts[-1], mode="return", launch_id=f"launch {launch}")
+        clock = world.buffer.clock("math")
+        assert len(clock.floors.caps) <= clock.committed - clock.history + threshold + 1
+        oldest_that_counts = clock.history + 1 - threshold
+        for epoch in range(1, clock.epoch):
+            floor = min(starts[epoch:])  # of all epochs that began after it
+            assert max(clock.floors.counted(epoch, 1000), oldest_that_counts) == max(floor, oldest_that_counts)
+        assert clock.floors.counted(clock.epoch, 1000) == 1000
+    world.check()
 
 
 def test_a_stale_group_is_never_claimed_even_before_the_sweep(world: World) -> None:

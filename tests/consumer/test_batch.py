@@ -10,6 +10,7 @@ import torch
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.rollouts import Segment, VersionSpan
+from rollq.buffer.staleness import Floors
 from rollq.consumer import Batch
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 
@@ -37,7 +38,7 @@ def test_a_dead_epoch_counts_as_at_most_its_floor_in_staleness_only() -> None:
         logprobs=np.zeros(3, np.float32),
         versions=(VersionSpan(1, 81, 1), VersionSpan(1, 79, 1), VersionSpan(2, 81, 1)),
     )
-    [sequence] = Batch.build(82, [make_group(make_sample(segment))], floors={"math": {1: 80}}).sequences
+    [sequence] = Batch.build(82, [make_group(make_sample(segment))], floors={"math": Floors(((1, 80),))}).sequences
     assert sequence.versions.tolist() == [-1, 81, 79, 81]
     assert sequence.epochs.tolist() == [-1, 1, 1, 2]
     assert sequence.staleness.tolist() == [0, 1, 2, 0]
@@ -185,5 +186,6 @@ def test_xb17_a_sample_with_its_own_labels_is_exempt() -> None:
 
 def test_xb17_tokens_of_dead_epochs_are_as_old_as_they_count() -> None:
     one = make_segment([5], [6], version=9)
-    batch = Batch.build(5, [make_group(make_sample(one))], floors={"math": {1: 0}}, token_thresholds={"math": 4})
+    floors = {"math": Floors(((1, 0),))}
+    batch = Batch.build(5, [make_group(make_sample(one))], floors=floors, token_thresholds={"math": 4})
     assert batch.counts.loss_tokens == 0

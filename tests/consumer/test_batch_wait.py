@@ -7,6 +7,7 @@ import pytest
 from rollq.buffer.replies import Clock, Control, Counts, Shortfall
 from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.staleness import Floors
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
 
 
@@ -32,7 +33,7 @@ def counts(
         control=control,
         control_reason=reason,
         rules=TaskRules(batch_groups=8, max_staleness=1, sync_weights_interval=interval),
-        floors={},
+        floors=Floors(),
     )
     return Counts(task, clock, statuses or {}, ready=3, outcomes=0, kept=0, progress={}, server_ms=0)
 

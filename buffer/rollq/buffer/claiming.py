@@ -12,6 +12,7 @@ import orjson
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
 from rollq.buffer.rollouts import PipelineOutput
+from rollq.buffer.staleness import Floors
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL, Sweeping
@@ -211,7 +212,7 @@ def _decode_claimed(step: int, replies: Mapping[str, Any]) -> Claimed:
     return Claimed(
         step,
         tuple(groups),
-        floors={task: _decode_floors(reply[1]) for task, reply in replies.items()},
+        floors={task: Floors.decode(reply[1].decode()) for task, reply in replies.items()},
         claim_round=max(reply[2] for reply in replies.values()),
         releases=max(reply[3] for reply in replies.values()),
     )
@@ -227,12 +228,6 @@ def _claimed_group(
 def _decode_shaped(stored: bytes) -> PipelineOutput:
     fields = orjson.loads(stored)
     return PipelineOutput(tuple(fields["rewards"]), fields["advantages"] and tuple(fields["advantages"]))
-
-
-def _decode_floors(listed: bytes) -> dict[int, int]:
-    """`epoch:version,...` as the functions write it."""
-    pairs = (entry.split(":") for entry in listed.decode().split(",") if entry)
-    return {int(epoch): int(version) for epoch, version in pairs}
 
 
 def _shortfall(step: int, replies: Mapping[str, Sequence[Any]], wanted: Mapping[str, int]) -> Shortfall:

@@ -10,6 +10,7 @@ from rollq.buffer.errors import StoreLost
 from rollq.buffer.replies import Clock, Control, LiveModel
 from rollq.buffer.rules_codec import decode_rules, encode_rules
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.events import EventKind, Events
 from rollq.buffer.store.keys import task_keys
@@ -153,7 +154,7 @@ class BufferCore(RunStore):
             control=Control.SLEEP if "sleep" in fields else Control(fields["control"]),
             control_reason=fields.get("sleep") or fields.get("control_reason", ""),
             rules=decode_rules(fields),
-            floors={int(name[6:]): int(value) for name, value in fields.items() if name.startswith("floor:")},
+            floors=Floors.decode(fields["floors"]),
         )
 
 

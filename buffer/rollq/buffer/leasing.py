@@ -14,7 +14,7 @@ from rollq.buffer.errors import CorruptFrame, EpochMoved, InvalidGroup, StaleWor
 from rollq.buffer.replies import Leased, PutOutcome
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.staleness import brings_labels, counted_version
+from rollq.buffer.staleness import Floors, brings_labels, counted_version
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.wire.prompts import decode_prompt
@@ -34,16 +34,13 @@ RESULT_ARGS = (
 )  # fmt: skip
 """The numbers of one group in a call of `put`, in their order."""
 
-Floors = tuple[int, Mapping[int, int]]
-"""The live epoch, and by which version the tokens of each dead epoch count at most."""
-
 
 class Leasing(BufferCore):
     """Calls of workers."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._floors: dict[str, Floors] = {}
+        self._floors: dict[str, tuple[int, Floors]] = {}
         self._drained_for: str | None = None
 
     def lease(
@@ -155,7 +152,7 @@ class Leasing(BufferCore):
                 if args and size_bytes + more_bytes > MAX_CALL_BYTES:
                     yield (*put, *args)
                     args, size_bytes = [], 0
-                args += _result_args(valid, frames, epoch, floors, rules)
+                args += _result_args(valid, frames, floors, rules)
                 size_bytes += more_bytes
             yield (*put, *args)
 
@@ -169,7 +166,8 @@ class Leasing(BufferCore):
             words += reply
         return words
 
-    def _epoch_floors(self, task: str) -> Floors:
+    def _epoch_floors(self, task: str) -> tuple[int, Floors]:
+        """The live epoch, and the floors of those before it."""
         if task not in self._floors:
             clock = self.clock(task)
             self._floors[task] = (clock.epoch, clock.floors)
@@ -223,9 +221,7 @@ def _encode(result: GroupResult) -> tuple[GroupResult, Mapping[int, bytes]]:
     return result, {i: frame for i, frame in enumerate(frames) if samples[i] is not lease.samples[i]}
 
 
-def _result_args(
-    result: GroupResult, frames: Mapping[int, bytes], epoch: int, floors: Mapping[int, int], rules: TaskRules
-) -> list[Any]:
+def _result_args(result: GroupResult, frames: Mapping[int, bytes], floors: Floors, rules: TaskRules) -> list[Any]:
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames."""
     lease, samples = result.lease, result.samples
     tokens = [sample.response_tokens for sample in samples]
@@ -234,7 +230,7 @@ def _result_args(
         "attempt": lease.attempt,
         "nonce": lease.nonce,
         "letters": "".join([sample.status for sample in samples]),
-        **_version_args(samples, epoch, floors, rules),
+        **_version_args(samples, floors, rules),
         "filtered": int(result.filtered),
         **_reward_args(samples, tokens, rules),
         "new_tokens": sum([tokens[index] - lease.samples[index].response_tokens for index in frames]),
@@ -246,11 +242,9 @@ def _result_args(
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
 
 
-def _version_args(
-    samples: Sequence[Sample], epoch: int, floors: Mapping[int, int], rules: TaskRules
-) -> dict[str, str | int]:
+def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -> dict[str, str | int]:
     """The version that each sample counts as, the oldest of them, and the newest version of any token."""
-    counted = [version_of(sample, epoch, floors, rules) for sample in samples]
+    counted = [version_of(sample, floors, rules) for sample in samples]
     known = [version for version in counted if version is not None]
     made_by = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
     return {
@@ -275,16 +269,9 @@ def _first_error(samples: Sequence[Sample]) -> str:
     return next((sample.error for sample in samples if sample.error and sample.status is SampleStatus.FAILED), "")
 
 
-def version_of(sample: Sample, epoch: int, floors: Mapping[int, int], rules: TaskRules) -> int | None:
-    """The version that a sample counts as (see `counted_version`); None without tokens.
-
-    Tokens of dead epochs count as min(version, floor), and as 0 where the task never saw the epoch.
-    """
-    versions = [
-        span.version if span.epoch >= epoch else min(span.version, floors.get(span.epoch, 0))
-        for segment in sample.segments
-        for span in segment.versions
-    ]
+def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
+    """The version that a sample counts as (see `counted_version`); None without tokens."""
+    versions = [floors.counted(span.epoch, span.version) for segment in sample.segments for span in segment.versions]
     if not versions:
         return None
     if rules.token_threshold == rules.stale_threshold or brings_labels(sample):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from rollq.buffer.rollouts import Lease, PipelineOutput, Status
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.staleness import Floors
 
 NO_VERSION = -1
 """The live version before the first trainer."""
@@ -28,7 +29,7 @@ class Clock:
 
     `step` is the train step that is trained next (from 1), `version` the live model version (`NO_VERSION` before the
     first trainer), `committed` the last trained step, `checkpoint` the last one that a checkpoint covers, `history` the
-    oldest step to resume from. `floors`: tokens of the dead epoch e count as min(version, floors[e]).
+    oldest step to resume from.
     """
 
     incarnation: str
@@ -42,7 +43,7 @@ class Clock:
     control: Control
     control_reason: str
     rules: TaskRules
-    floors: Mapping[int, int]
+    floors: Floors
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +226,13 @@ class Finalizing(NamedTuple):
 class Claimed:
     """The batch of a step; every call for the step gives the same one, until it is released.
 
-    `floors[task]`: tokens of the dead epoch e count as min(version, floors[task][e]), as when it was first claimed.
-    `claim_round` names this claim for its release; `releases`: how often the step was released before, in this epoch.
+    `floors[task]` are those of its first claim: its tokens stay as old as they were then. `claim_round` names this
+    claim for its release; `releases`: how often the step was released before, in this epoch.
     """
 
     step: int
     groups: tuple[ClaimedGroup, ...]
-    floors: Mapping[str, Mapping[int, int]]
+    floors: Mapping[str, Floors]
     claim_round: int
     releases: int
 

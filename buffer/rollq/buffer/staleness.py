@@ -2,15 +2,38 @@
 
 Versions count train steps: version v are the weights published after step v. A token of version v that is trained at
 step t has staleness t - v - 1: how many steps its weights are behind. After a rewind, tokens of a dead epoch count as
-if made by `min(version, floor)`; callers pass versions that are counted so already.
+if made by `min(version, floor)`, see `Floors`; other callers pass versions that are counted so already.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.rollouts import BoolArray, Int32Array, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The versions that tokens of dead epochs count as, at most.
+
+    `caps` are pairs (epoch, floor) in ascending order: a pair holds for its epoch and for those before it that no
+    earlier pair covers. Tokens of later epochs are of the live one, and count as they are.
+    """
+
+    caps: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        """The floors from `epoch:floor,...`, as the functions write them."""
+        pairs = (entry.split(":") for entry in text.split(",") if entry)
+        return cls(tuple((int(epoch), int(floor)) for epoch, floor in pairs))
+
+    def counted(self, epoch: int, version: int) -> int:
+        """The version that a token of `version`, made in `epoch`, counts as."""
+        return next((min(version, floor) for last, floor in self.caps if epoch <= last), version)
 
 
 def stale_threshold(syncs: int, sync_weights_interval: int) -> int:

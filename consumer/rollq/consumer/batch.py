@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from rollq.buffer.advantages import AdvantageSettings, advantages
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, SampleStatus
+from rollq.buffer.staleness import Floors
 from rollq.consumer import packing
 from rollq.consumer.sequences import BatchCounts, TokenSequence, TokenStaleness, token_sequences
 
@@ -45,7 +46,7 @@ class Batch:
         step: int,
         groups: Sequence[Group],
         *,
-        floors: Mapping[str, Mapping[int, int]] | None = None,
+        floors: Mapping[str, Floors] | None = None,
         token_thresholds: Mapping[str, int] | None = None,
         settings: AdvantageSettings | None = None,
         rank: int = 0,
@@ -54,7 +55,7 @@ class Batch:
     ) -> "Batch":
         """Build the batch of `step`.
 
-        `floors` maps a task and a dead epoch to the version that the epoch's tokens count as, at most.
+        `floors` maps a task to the versions that tokens of its dead epochs count as, at most.
         `token_thresholds` maps a task to the staleness, in train steps, from which a token is masked out of the loss.
         """
         settings, flat = settings or AdvantageSettings(), _flatten(groups)
@@ -152,11 +153,11 @@ def _flatten(groups: Sequence[Group]) -> _FlatSamples:
 def _task_staleness(
     step: int,
     groups: Sequence[Group],
-    floors: Mapping[str, Mapping[int, int]],
+    floors: Mapping[str, Floors],
     token_thresholds: Mapping[str, int],
 ) -> dict[str, TokenStaleness]:
     tasks = {group.task for group in groups}
-    return {task: TokenStaleness(step, floors.get(task, {}), token_thresholds.get(task)) for task in tasks}
+    return {task: TokenStaleness(step, floors.get(task, Floors()), token_thresholds.get(task)) for task in tasks}
 
 
 def _is_valid(sample: Sample) -> bool:

@@ -5,7 +5,7 @@ Alignment, everywhere in this package: entry t of a per-token array belongs to t
 False on prompts, on tokens that the environment wrote, and on the first token of a sequence, which nothing predicts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.staleness import brings_labels, token_mask
+from rollq.buffer.staleness import Floors, brings_labels, token_mask
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,17 +62,17 @@ class BatchCounts:
 class TokenStaleness:
     """How stale the tokens of one task are at train step `step`.
 
-    `floors` maps a dead epoch to the version that its tokens count as, at most. Tokens with a staleness of `threshold`
-    or more are masked out of the loss; None masks none.
+    Tokens of dead epochs count as `floors` says. Tokens with a staleness of `threshold` or more are masked out of the
+    loss; None masks none.
     """
 
     step: int
-    floors: Mapping[int, int] = field(default_factory=dict)
+    floors: Floors = field(default_factory=Floors)
     threshold: int | None = None
 
     def version(self, span: VersionSpan) -> int:
         """The version that a span counts as: after a rewind, versions of a dead epoch mean at most its floor."""
-        return min(span.version, self.floors.get(span.epoch, span.version))
+        return self.floors.counted(span.epoch, span.version)
 
     def of_span(self, span: VersionSpan) -> int:
         """The staleness of a span's tokens in train steps; 0 is on policy."""

@@ -16,6 +16,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.leasing import version_of
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.staleness import Floors
 from rollq.buffer.wire.validation import check_group
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
@@ -121,7 +122,7 @@ def test_what_the_environment_wrote_is_out_of_the_loss_and_counts_as_of_the_weig
     )
     rules = TaskRules(batch_groups=1, max_staleness=4, max_token_staleness=0)
     # as if only the model's tokens were there: the oldest, or four steps before the newest
-    assert version_of(sample, 1, {}, rules) == min(0, 2 - 4)
+    assert version_of(sample, Floors(), rules) == min(0, 2 - 4)
 
 
 def test_the_next_turn_gets_the_very_tokens_of_the_turn_before(tokenizer: HfTokenizer) -> None:

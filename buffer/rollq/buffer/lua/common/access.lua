@@ -10,12 +10,13 @@ local CLOCK_FIELDS = {
   'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups', 'schedule',
   'kind', 'token_shift', 'max_uses', 'cooldown', 'stragglers', 'interruptions', 'keep_window', 'saving_until_ms', 'pin',
   'open_evaluations', 'prompt_stats', 'sleep', 'control_revision', 'saver', 'saved_by',
+  'floors',
 }
 -- stylua: ignore
 local CLOCK_STRINGS = {
   incarnation = true, nonce = true, control = true, events = true, order = true, expiry = true, expired = true,
   resume = true, schedule = true, kind = true, stragglers = true, pin = true, sleep = true, saver = true,
-  saved_by = true,
+  saved_by = true, floors = true,
 }
 
 local function task_prefix(clock_key)

@@ -11,14 +11,6 @@
 -- Repeat: returns the manifest's batch
 --
 -- A batch that is replayed keeps the floors of its first claim: its tokens are as old as they were then.
-local function live_floors(clock)
-  local floors = {}
-  for epoch = 0, clock.epoch - 1 do
-    floors[#floors + 1] = epoch .. ':' .. newest_of(clock, epoch)
-  end
-  return table.concat(floors, ',')
-end
-
 local function describe_batch(clock, manifest)
   local round, releases = claim_numbers(clock, manifest)
   local reply = { 'batch', redis.call('HGET', manifest, 'floors'), round, releases }
@@ -78,7 +70,7 @@ local function claim_new(clock, manifest, step, want, claim_round, releases)
   call_many('ZREM', clock.prefix .. 'by_version', ids)
   redis.call('UNLINK', manifest)
   -- stylua: ignore
-  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', live_floors(clock), 'epoch', clock.epoch,
+  redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', clock.floors, 'epoch', clock.epoch,
     'version', clock.version, 'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round,
     'releases', releases)
   redis.call('HSET', clock.key, 'claimed_step', math.max(clock.claimed_step, step))

@@ -38,12 +38,14 @@ local function register_task(keys, args)
   if existing then return compare_rules(clock_key, args) end
   -- a task that joins late owes no batch for the steps before
   local committed = math.max(tonumber(from_step), tonumber(version))
+  -- no token of this task is of an epoch before
+  local floors = tonumber(epoch) > 0 and exact(epoch - 1) .. ':0' or ''
   -- stylua: ignore
   redis.call('HSET', clock_key, 'incarnation', incarnation, 'events', events, 'epoch', epoch, 'nonce', nonce,
     'version', version, 'step', committed + 1, 'committed', committed, 'claimed_step', committed,
     'checkpoint', from_step, 'history', from_step, 'control', 'run', 'control_revision', 0,
     'reaped_ms', 0, 'hold_until_ms', 0, 'saving_until_ms', 0, 'pin', '', 'open_evaluations', 0,
-    unpack(args, FIRST_RULE))
+    'floors', floors, unpack(args, FIRST_RULE))
   redis.call('HSET', task_prefix(clock_key) .. 'progress', 'cursor', 0, 'admitted', 0, 'consumed', 0)
   return tonumber(epoch)
 end

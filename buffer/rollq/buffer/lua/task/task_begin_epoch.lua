@@ -5,15 +5,6 @@
 -- Returns: the last step that may have a manifest: call rewind for it, and down to from_step + 1
 -- Caller: BufferCore._carry_epoch; the trainer, rank 0, and roles that register a task meanwhile
 -- Repeat: changes nothing
--- Of all epochs before this one, also of those whose trainer died before they came here.
-local function lower_floors(clock, new_epoch, from_step)
-  for epoch = 0, new_epoch - 1 do
-    local name = 'floor:' .. epoch
-    local floor = tonumber(redis.call('HGET', clock.key, name) or from_step)
-    redis.call('HSET', clock.key, name, math.min(floor, from_step))
-  end
-end
-
 -- The trainer's checkpoint wins: the steps that it covers are trained, committed or not.
 local function commit_through(clock, from_step)
   if from_step < clock.committed then
@@ -49,11 +40,11 @@ local function task_begin_epoch(keys, args)
     )
   end
   commit_through(clock, from_step)
-  lower_floors(clock, epoch, from_step)
   local claimed_step = math.max(clock.claimed_step, from_step)
   -- stylua: ignore
   redis.call('HSET', clock.key, 'epoch', epoch, 'nonce', nonce, 'step', from_step + 1, 'version', from_step,
-    'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', checkpoint_at(clock, from_step))
+    'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', checkpoint_at(clock, from_step),
+    'floors', lower_floors(clock, epoch, from_step))
   redis.call('HDEL', clock.key, 'sleep') -- the trainer for which engines made room is gone
   redis.call('PUBLISH', clock.events, EVENT.publish)
   return claimed_step
