@@ -193,9 +193,10 @@ class Claiming(Sweeping):
 
     def _forget_plans(self, held: TrainerEpoch, first: int, last: int, *, spared: int | None = None) -> None:
         """Drop the plans of steps that a checkpoint covers, or after a rewind all but those of the epoch `spared`."""
-        if first <= last:
-            fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
-            self.call("forget_plans", *fence, first, last, "" if spared is None else spared)
+        fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
+        for start in range(first, last + 1, MAX_IDS_PER_CALL):
+            end = min(last, start + MAX_IDS_PER_CALL - 1)
+            self.call("forget_plans", *fence, start, end, "" if spared is None else spared)
 
 
 _FIRST_ROUND = _Plan({}, delivered=False, claim_round=0, releases=0)

@@ -10,6 +10,8 @@ from rollq.buffer.replies import ClaimedGroup, Finalizing
 from rollq.buffer.rollouts import PipelineOutput
 from rollq.buffer.sweeping import Sweeping
 
+ABORTED_GROUPS_PER_CALL = 200
+
 
 class Coordination(Evaluations, Fetching, Sweeping):
     """Calls of coordinators."""
@@ -43,7 +45,13 @@ class Coordination(Evaluations, Fetching, Sweeping):
 
         Returns how many were dropped; 0 for a batch that is over.
         """
-        return int(self.call_task("abort_batch", task, handle, reason, int(keep_finished)))
+        total, more = 0, 1
+        while more:
+            more, dropped = self.call_task(
+                "abort_batch", task, handle, reason, int(keep_finished), ABORTED_GROUPS_PER_CALL
+            )
+            total += dropped
+        return total
 
 
 def _encode_shaped(given: PipelineOutput | str) -> tuple[bytes | str, int]:

@@ -65,10 +65,12 @@ class BufferCore(RunStore):
         epoch, nonce, from_step = trainer
         return _LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
 
-    def _carry_epoch(self, task: str) -> int:
-        """Bring a task's clock into the live epoch; returns the last step that may have a batch."""
-        live = self._live_epoch()
-        return int(self.call_task("task_begin_epoch", task, live.epoch, live.nonce, live.from_step))
+    def _carry_epoch(self, task: str) -> range:
+        """Bring a task's clock into the live epoch; returns the steps that may have a batch."""
+        live, more = self._live_epoch(), 1
+        while more:
+            more, last, first = self.call_task("task_begin_epoch", task, live.epoch, live.nonce, live.from_step)
+        return range(first, last + 1)
 
     # -- reading ----------------------------------------------------------------------------------------------------
 

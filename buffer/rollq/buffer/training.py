@@ -54,16 +54,17 @@ class Training(Fetching, Claiming):
             mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover), seen_epoch,
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
-        claimed = {task: self._carry_epoch(task) for task in tasks}
+        batches = {task: self._carry_epoch(task) for task in tasks}
         # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
-        last_claimed = max(claimed.values(), default=at_step)
+        last_claimed = max((steps.stop - 1 for steps in batches.values()), default=at_step)
         first_gone = (last_claimed if as_mode == b"replay" else at_step) + 1
         self._forget_plans(held, first_gone, last_claimed + 1, spared=epoch)
-        for task, claimed_step in claimed.items():
-            for step in range(claimed_step, at_step, -1):
+        for task, steps in batches.items():
+            for step in range(steps.stop - 1, max(steps.start - 1, at_step), -1):
                 self.call_task("rewind", task, epoch, held.nonce, step, as_mode)
-            while self.call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL):
-                pass
+            offset = 0
+            while offset >= 0:
+                offset = self.call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL, offset)
         self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
         return held
 

@@ -72,7 +72,7 @@ class SavedTask(_Model):
 class Snapshot(_Model):
     """The index of a snapshot.
 
-    `versions`: "epoch:version" -> digest of all weights ever published; `plans`: step -> sizes per task.
+    `versions`: version -> digest of weights that were published; `plans`: step -> sizes per task.
     """
 
     schema_version: int = Field(alias="schema")

@@ -8,6 +8,7 @@ then finds what it would have found after a crash at the instant that was saved.
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,11 @@ class Restoring(BufferCore):
             "incarnation": incarnation, "events": self.keys.events, "nonce": "", "version": str(NO_VERSION),
             "reaped_ms": "0", "hold_until_ms": "0", "saving_until_ms": "0",
         }  # fmt: skip
-        parts = [*saved.parts.items(), ("clock", clock)]
-        self.call("restore_task", task_keys(self.run, task).clock, incarnation, *_writes(parts))
+        key = task_keys(self.run, task).clock
+        for write in _writes(saved.parts.items()):
+            self.call("restore_task", key, incarnation, 0, *write)
+        (write,) = _writes([("clock", clock)])
+        self.call("restore_task", key, incarnation, 1, *write)
 
     def _finish_restore(self, incarnation: str, snapshot: Snapshot, digest: str) -> None:
         run = {
@@ -86,7 +90,7 @@ class Restoring(BufferCore):
         trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step)}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
         parts += [(f"plan:{step}", plan) for step, plan in snapshot.plans.items()]
-        self.call("finish_restore", self.keys.info, incarnation, digest, *_writes(parts), "", *snapshot.tasks)
+        self.call("finish_restore", self.keys.info, incarnation, digest, *chain(*_writes(parts)), "", *snapshot.tasks)
         self._incarnation = incarnation
 
 
@@ -116,13 +120,16 @@ def _calls(directory: Path, snapshot: Snapshot, task: str) -> Iterator[list[Save
         yield portion
 
 
-def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[Any]:
-    """Hashes and lists as arguments of the functions, in writes that Lua can take."""
+def _writes(parts: Iterable[tuple[str, Part]]) -> Iterator[tuple[Any, ...]]:
+    """Hashes and lists as arguments of `write_parts`, in writes that Lua can take."""
     for name, part in parts:
-        command, items = ("HSET", list(_flat(part))) if isinstance(part, dict) else ("RPUSH", part)
+        items = list(_flat(part)) if isinstance(part, dict) else part
         for start in range(0, len(items), ITEMS_PER_WRITE):
             write = items[start : start + ITEMS_PER_WRITE]
-            yield from (name, command, len(write), *write)
+            if isinstance(part, dict):
+                yield (name, "HSET", len(write), *write)
+            else:
+                yield (name, "RPUSH", len(write) + 1, start, *write)
 
 
 def _flat(mapping: Mapping[Any, Any]) -> Iterator[Any]:

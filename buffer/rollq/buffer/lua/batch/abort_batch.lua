@@ -2,31 +2,40 @@
 -- it when they renew their leases, or put.
 -- Moves: gathered -> completed, for finished groups that are kept; else pending|running|gathered -> dropped
 -- KEYS: clock
--- ARGV: incarnation, handle, reason, keep_finished
+-- ARGV: incarnation, handle, reason, keep_finished, limit
 --   keep_finished: 1 to keep finished groups, of a batch that is trained
--- Returns: how many groups were dropped
+-- Returns: more 0|1 (1: call again), and how many groups were dropped
 -- Caller: Coordination.abort_batch; coordinators
 -- Repeat: finds it aborted; a finalized batch stays finalized
+local function abort_group(clock, handle, id, keeps)
+  local batch, status, arrival = group_fields(clock, id, 'batch', 'status', 'arrival')
+  if batch ~= handle or not (status == 'gathered' or is_unfinished(status)) then return 0 end
+  withdraw(clock, id, status)
+  if status == 'gathered' and keeps then
+    redis.call('HDEL', group_key(clock.prefix, id), 'batch')
+    file_result(clock, id, 'completed', oldest_now(clock, id), tonumber(arrival))
+    return 0
+  end
+  drop_group(clock, id, 'cancelled')
+  return 1
+end
+
 local function abort_batch(keys, args)
-  local incarnation, handle, reason, keep_finished = unpack(args)
+  local incarnation, handle, reason, keep_finished, limit = unpack(args)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
-  local state, kind = fields(batch_key(clock, handle), 'state', 'type')
-  if state ~= 'running' and state ~= 'finalizing' then return 0 end
+  local batch = batch_key(clock, handle)
+  local state, kind, aborting = fields(batch, 'state', 'type', 'aborting')
+  if state ~= 'running' and state ~= 'finalizing' and not aborting then return { 0, 0 } end
+  -- others see it aborted at once
+  if not aborting then redis.call('HSET', batch, 'state', 'aborted', 'result', reason, 'aborting', 1) end
   local keeps, dropped = keep_finished == '1' and kind == 'train', 0
-  for _, id in ipairs(batch_ids(clock, handle)) do
-    local batch, status, oldest, arrival = group_fields(clock, id, 'batch', 'status', 'oldest', 'arrival')
-    local finished = batch == handle and status == 'gathered'
-    if finished and keeps then
-      withdraw(clock, id, status)
-      redis.call('HDEL', group_key(clock.prefix, id), 'batch')
-      file_result(clock, id, 'completed', tonumber(oldest), tonumber(arrival))
-    elseif finished or (batch == handle and is_unfinished(status)) then
-      withdraw(clock, id, status)
-      drop_group(clock, id, 'cancelled')
-      dropped = dropped + 1
-    end
+  local ids = redis.call('LPOP', batch .. ':groups', limit) or {}
+  for _, id in ipairs(ids) do
+    dropped = dropped + abort_group(clock, handle, id, keeps)
   end
+  if #ids == tonumber(limit) then return { 1, dropped } end
+  redis.call('HDEL', batch, 'aborting')
   end_batch(clock, handle, 'aborted', reason)
-  return dropped
+  return { 0, dropped }
 end

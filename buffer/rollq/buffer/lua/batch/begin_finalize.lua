@@ -11,11 +11,11 @@
 local function describe_gathered(clock, handle)
   local reply = { 'finalizing', '' }
   for _, id in ipairs(batch_ids(clock, handle)) do
-    local status, oldest, arrival, tries, tokens, reward =
-      group_fields(clock, id, 'status', 'oldest', 'arrival', 'tries', 'tokens', 'reward')
+    local status, arrival, tries, tokens, reward =
+      group_fields(clock, id, 'status', 'arrival', 'tries', 'tokens', 'reward')
     if status == 'gathered' then
       reply[#reply + 1] =
-        { tonumber(id), tonumber(oldest), tonumber(arrival), tonumber(tries), tonumber(tokens), reward }
+        { tonumber(id), oldest_now(clock, id), tonumber(arrival), tonumber(tries), tonumber(tokens), reward }
     end
   end
   return reply

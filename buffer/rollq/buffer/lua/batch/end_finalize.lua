@@ -12,18 +12,19 @@ local FIRST_GROUP = 5
 -- Files one gathered group. A group that is too old by now is added to `stale` instead.
 local function finalize_group(clock, id, outcome, kept, stale)
   local key, too_old = group_key(clock.prefix, id), stale_version(clock, clock.step)
-  local status, oldest, arrival = fields(key, 'status', 'oldest', 'arrival')
+  local status, arrival = fields(key, 'status', 'arrival')
   if status ~= 'gathered' then return end
+  local oldest = oldest_now(clock, id)
   withdraw(clock, id, 'gathered')
   redis.call('HDEL', key, 'batch')
   if kept ~= '1' then
     file_for_audit(clock, id, 'filtered', outcome)
-  elseif tonumber(oldest) <= too_old then
+  elseif oldest <= too_old then
     reset_group(clock, id, too_old)
     append_pair(stale, arrival, id)
   else
     redis.call('HSET', key, 'shaped', outcome)
-    file_result(clock, id, 'completed', tonumber(oldest), tonumber(arrival))
+    file_result(clock, id, 'completed', oldest, tonumber(arrival))
   end
 end
 

@@ -18,6 +18,7 @@ end
 -- the samples that it has.
 local function leave_batch(clock, id)
   local key = group_key(clock.prefix, id)
+  oldest_now(clock, id)
   local status, arrival, letters, versions = fields(key, 'status', 'arrival', 'letters', 'versions')
   redis.call('HDEL', key, 'batch')
   forget_lease(key)

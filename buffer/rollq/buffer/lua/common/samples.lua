@@ -84,7 +84,7 @@ local function cap_versions(clock, id, cap)
     return exact(math.min(tonumber(version), cap))
   end)
   oldest = math.min(oldest, cap)
-  redis.call('HSET', group_key(clock.prefix, id), 'versions', versions, 'oldest', oldest)
+  redis.call('HSET', group_key(clock.prefix, id), 'versions', versions, 'oldest', oldest, 'counted_in', clock.epoch)
   return oldest
 end
 
@@ -114,7 +114,11 @@ local function lower_floors(clock, new_epoch, from_step)
   return table.concat(floors, ',')
 end
 
--- Caps the versions of a group whose batch was claimed in an epoch that may be dead by now.
-local function cap_claimed(clock, id, claimed_in)
-  return cap_versions(clock, id, newest_of(clock, tonumber(claimed_in)))
+-- The version that a group counts as in the live epoch. Groups that are in the version index are corrected by a rewind;
+-- all others are when they return to it.
+local function oldest_now(clock, id)
+  local oldest, counted_in = group_fields(clock, id, 'oldest', 'counted_in')
+  local cap = counted_in and newest_of(clock, tonumber(counted_in)) or NO_TOKENS
+  if cap == NO_TOKENS then return tonumber(oldest) end
+  return cap_versions(clock, id, cap)
 end

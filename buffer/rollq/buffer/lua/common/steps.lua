@@ -1,6 +1,6 @@
 -- The batch of a train step: its manifest, and what happens to its groups once it is trained.
 
-local HELD_PER_CALL = 1000
+local IDS_PER_CALL = 1000
 
 local function manifest_key(clock, step)
   return clock.prefix .. 'manifest:' .. step
@@ -34,40 +34,40 @@ local function move_batch(clock, ids, from, to, step)
 end
 
 -- claimed|archived -> completed. The caller has withdrawn the group.
-local function return_to_completed(clock, id, claimed_in)
+local function return_to_completed(clock, id)
   local arrival = group_fields(clock, id, 'arrival')
-  file_result(clock, id, 'completed', cap_claimed(clock, id, claimed_in), tonumber(arrival))
+  file_result(clock, id, 'completed', oldest_now(clock, id), tonumber(arrival))
 end
 
 -- Lets a group that may be trained once more live on as a new group with the same samples, in cooling. The old one
 -- leaves like every trained group. Its field `clone` makes this happen once, however often its step is trained.
-local function clone_for_reuse(clock, id, step, claimed_in)
+local function clone_for_reuse(clock, id, step)
   local key, progress = group_key(clock.prefix, id), clock.prefix .. 'progress'
-  local uses, clone, oldest = fields(key, 'uses', 'clone', 'oldest')
+  local uses, clone = fields(key, 'uses', 'clone')
   uses = tonumber(uses or '0') + 1
   local due = step + 1 + clock.cooldown
-  if uses >= clock.max_uses or clone or tonumber(oldest) <= stale_version(clock, due) then return end
+  if uses >= clock.max_uses or clone or oldest_now(clock, id) <= stale_version(clock, due) then return end
   clone = redis.call('HINCRBY', progress, 'admitted', 1)
   redis.call('HINCRBY', progress, 'reused', 1)
   redis.call('COPY', key, group_key(clock.prefix, clone))
   redis.call('COPY', rollout_key(clock.prefix, id), rollout_key(clock.prefix, clone))
   redis.call('HSET', key, 'clone', clone)
   redis.call('HSET', group_key(clock.prefix, clone), 'arrival', clone, 'uses', uses, 'status', 'cooling')
-  cap_claimed(clock, clone, claimed_in)
   redis.call('ZADD', clock.prefix .. 'cooling', due, clone)
 end
 
--- cooling -> completed, for groups that may be trained again from `step` on; expired when they are too old by now.
+-- cooling -> completed, for groups that may be trained again from `step` on; expired when they are too old by now. What
+-- is beyond IDS_PER_CALL waits for the next step.
 local function end_cooling(clock, step)
-  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'cooling', '-inf', step)
+  local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'cooling', '-inf', step, 'LIMIT', 0, IDS_PER_CALL)
   call_many('ZREM', clock.prefix .. 'cooling', ids)
   local stale = {}
   for _, id in ipairs(ids) do
-    local oldest, arrival = group_fields(clock, id, 'oldest', 'arrival')
-    if tonumber(oldest) <= stale_version(clock, step) then
+    local oldest, arrival = oldest_now(clock, id), group_fields(clock, id, 'arrival')
+    if oldest <= stale_version(clock, step) then
       append_pair(stale, arrival, id)
     else
-      file_result(clock, id, 'completed', tonumber(oldest), tonumber(arrival))
+      file_result(clock, id, 'completed', oldest, tonumber(arrival))
     end
   end
   if #stale > 0 then file_expired(clock, stale) end
@@ -75,7 +75,7 @@ end
 
 -- archived -> gone, where the run resumes fresh: groups that were kept only while the buffer was being saved.
 local function drop_held(clock)
-  local held = redis.call('ZRANGE', clock.prefix .. 'archived', 0, HELD_PER_CALL - 1, 'WITHSCORES')
+  local held = redis.call('ZRANGE', clock.prefix .. 'archived', 0, IDS_PER_CALL - 1, 'WITHSCORES')
   for i = 1, #held, 2 do
     local id, step = unpack(held, i, i + 1)
     redis.call('ZREM', clock.prefix .. 'archived', id)
@@ -84,13 +84,20 @@ local function drop_held(clock)
   end
 end
 
+-- Where the run resumes fresh, a trainer that saves no checkpoint leaves a manifest for each step: the oldest go.
+local function forget_counters(clock, step)
+  local first = clock.first_manifest
+  if step - first < IDS_PER_CALL then return end
+  redis.call('UNLINK', manifest_key(clock, first))
+  redis.call('HSET', clock.key, 'first_manifest', first + 1, 'history', math.max(clock.history, first + 1))
+end
+
 -- A trained batch leaves claimed: archived for the checkpoint, or dropped at once where the run resumes fresh.
 local function file_trained(clock, manifest, step)
   local ids = manifest_ids(manifest)
   if clock.max_uses > 1 then
-    local claimed_in = redis.call('HGET', manifest, 'epoch')
     for _, id in ipairs(ids) do
-      clone_for_reuse(clock, id, step, claimed_in)
+      clone_for_reuse(clock, id, step)
     end
     end_cooling(clock, step + 1)
   end
@@ -101,6 +108,7 @@ local function file_trained(clock, manifest, step)
     end
     redis.call('HDEL', manifest, 'ids') -- nothing is left that could be served again
     drop_held(clock)
+    forget_counters(clock, step)
   else
     move_batch(clock, ids, 'claimed', 'archived', step)
   end

@@ -15,6 +15,8 @@
 -- of the busy ones, one at a time is asked to drain for it.
 local DRAIN_LEASES = 10 -- leases that a drain may take before another worker is asked
 
+local SUSPECTS_PASSED = 1000 -- at most, on the way to groups that are not suspects
+
 local function grant(clock, id, request, alone)
   local key = group_key(clock.prefix, id)
   local letters, versions = fields(key, 'letters', 'versions')
@@ -86,7 +88,8 @@ local function grant_best(clock, ids, request, suspect_count)
     beyond = '(' .. exact(pending_score(request.version + clock.threshold + 1, 0, 0))
   end
   local suspects, pending = clock.prefix .. 'suspects', clock.prefix .. 'pending'
-  local best = redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'LIMIT', 0, request.want + suspect_count)
+  local most = request.want + math.min(suspect_count, SUSPECTS_PASSED)
+  local best = redis.call('ZRANGEBYSCORE', pending, '-inf', beyond, 'LIMIT', 0, most)
   for _, id in ipairs(best) do
     if #ids >= request.want then break end
     if suspect_count == 0 or not redis.call('ZSCORE', suspects, id) then

@@ -106,12 +106,13 @@ local function reset_samples(clock, group, result, status, stale)
   end
 end
 
-local function store_group(group, result, status, now)
+local function store_group(clock, group, result, status, now)
   local deaths = (status == 'completed' or status == 'gathered') and 0 or group.deaths
   -- stylua: ignore
   redis.call('HSET', result.key, 'status', status, 'letters', result.letters, 'versions', result.versions,
     'oldest', result.oldest, 'newest', result.newest, 'reward', result.reward, 'tokens', result.tokens,
-    'generate_ms', result.took_ms, 'put_ms', now, 'put_nonce', result.nonce, 'deaths', deaths)
+    'generate_ms', result.took_ms, 'put_ms', now, 'put_nonce', result.nonce, 'deaths', deaths,
+    'counted_in', clock.epoch)
   forget_lease(result.key)
 end
 
@@ -223,7 +224,7 @@ local function put_result(clock, group, result, filtered, totals, now)
   local status = classify(clock, group, result, filtered, stale)
   totals.left[#totals.left + 1] = result.id
   reset_samples(clock, group, result, status, stale)
-  store_group(group, result, status, now)
+  store_group(clock, group, result, status, now)
   local word = file(clock, group, result, status, totals)
   account(clock, group, result, status, totals)
   return word

@@ -7,6 +7,7 @@
 -- Caller: Leasing.report_worker; workers, every second
 -- Repeat: writes the same again
 local SILENT_MS = 3600000
+local LOOKED_AT = 100
 local STATE = '"state":"(%a+)"'
 
 local function report_worker(keys, args)
@@ -20,8 +21,8 @@ local function report_worker(keys, args)
     redis.call('PUBLISH', prefix .. 'events', EVENT.worker)
   end
   if redis.call('HSET', workers, worker, exact(now) .. ' ' .. report) == 0 then return 1 end
-  -- the table only grows by new names
-  local reports = redis.call('HGETALL', workers)
+  -- the table only grows by new names; each looks at some others, and forgets those that are silent
+  local reports = redis.call('HRANDFIELD', workers, LOOKED_AT, 'WITHVALUES')
   for i = 1, #reports, 2 do
     local name, last_report = unpack(reports, i, i + 1)
     local reported_ms = tonumber(string.match(last_report, '^%d+'))

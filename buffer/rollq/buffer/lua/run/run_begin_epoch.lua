@@ -51,7 +51,7 @@ local function run_begin_epoch(keys, args)
   -- stylua: ignore
   redis.call('HSET', prefix .. 'model', 'epoch', epoch, 'version', from_step, 'uri', uri, 'digest', digest,
     'published_ms', now)
-  redis.call('HSET', prefix .. 'versions', epoch .. ':' .. from_step, digest)
+  redis.call('HSET', prefix .. 'versions', from_step, digest)
   redis.call('SET', prefix .. 'model_version', from_step)
   return { epoch, nonce, tonumber(from_step), mode }
 end

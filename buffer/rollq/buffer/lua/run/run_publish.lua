@@ -21,7 +21,7 @@ local function run_publish(keys, args)
   -- stylua: ignore
   redis.call('HSET', prefix .. 'model', 'epoch', epoch, 'version', version, 'uri', uri, 'digest', digest,
     'published_ms', now_ms())
-  redis.call('HSET', prefix .. 'versions', epoch .. ':' .. version, digest)
+  redis.call('HSET', prefix .. 'versions', version, digest)
   redis.call('SET', prefix .. 'model_version', version)
   redis.call('PUBLISH', prefix .. 'events', EVENT.publish)
   return 1

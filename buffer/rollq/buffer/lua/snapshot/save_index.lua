@@ -17,7 +17,7 @@ local function read_parts(clock)
   end
   add('progress', 'hash')
   add('outcomes', 'list')
-  for step = clock.history, clock.claimed_step do
+  for step = clock.first_manifest, clock.claimed_step do
     add('manifest:' .. step, 'hash')
   end
   add('batches_over', 'list')

@@ -20,13 +20,16 @@ local function checkpoint(keys, args)
   if clock.saving_until_ms > now_ms() then return 0 end
   local archived = clock.prefix .. 'archived'
   local ids = redis.call('ZRANGEBYSCORE', archived, '-inf', step, 'LIMIT', 0, limit)
-  redis.call('HSET', clock.key, 'checkpoint', step, 'history', step)
-  for old = clock.history, step - 1 do
+  local first = math.min(step, clock.first_manifest + limit)
+  -- stylua: ignore
+  redis.call('HSET', clock.key, 'checkpoint', step, 'history', step,
+    'first_manifest', math.max(clock.first_manifest, first))
+  for old = clock.first_manifest, first - 1 do
     redis.call('UNLINK', manifest_key(clock, old))
   end
   for _, id in ipairs(ids) do
     redis.call('ZREM', archived, id)
     drop_group(clock, id, 'trained')
   end
-  return #ids == limit and 1 or 0
+  return (#ids == limit or first < step) and 1 or 0
 end

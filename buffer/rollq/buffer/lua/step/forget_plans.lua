@@ -1,4 +1,5 @@
--- Drops the plans of steps that a checkpoint covers, or that were rewound.
+-- Drops the plans of steps that a checkpoint covers, with the digests of the versions before it, or the plans of steps
+-- that were rewound.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, first, last, spared
@@ -10,9 +11,11 @@ local function forget_plans(keys, args)
   local incarnation, epoch, nonce, first, last, spared = unpack(args)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
-  if spared == '' then redis.call('HSET', prefix .. 'trainer', 'covered', last) end
+  local covers = spared == ''
+  if covers then redis.call('HSET', prefix .. 'trainer', 'covered', last) end
   for step = tonumber(first), tonumber(last) do
     local key = plan_key(prefix, step)
+    if covers then redis.call('HDEL', prefix .. 'versions', step - 1) end
     if redis.call('HGET', key, 'epoch') ~= spared then redis.call('UNLINK', key) end
   end
   return 1

@@ -9,13 +9,13 @@
 -- Repeat: finds no batch, or one of a later round, and returns 0
 local FIRST_BAD = 7
 
-local function release_group(clock, id, step, mode, claimed_in)
+local function release_group(clock, id, step, mode)
   redis.call('ZREM', clock.prefix .. 'claimed', id)
   if redis.call('EXISTS', group_key(clock.prefix, id)) == 0 then return end -- somebody deleted it
   if mode == 'quarantine' then
     file_for_audit(clock, id, 'failed', 'quarantined by the trainer at step ' .. step)
   elseif mode == 'return' then
-    return_to_completed(clock, id, claimed_in)
+    return_to_completed(clock, id)
   else
     drop_group(clock, id, 'released')
   end
@@ -30,14 +30,14 @@ local function release(keys, args)
   local manifest = manifest_key(clock, step)
   local claimed_round, _, given_up = claim_numbers(clock, manifest)
   if claimed_round > up_to_round then return 0 end
-  local claimed_in, had_batch = redis.call('HGET', manifest, 'epoch'), has_batch(manifest)
+  local had_batch = has_batch(manifest)
   local bad = {}
   for i = FIRST_BAD, #args do
     bad[args[i]] = true
   end
   local ids = manifest_ids(manifest)
   for _, id in ipairs(ids) do
-    release_group(clock, id, step, bad[id] and 'quarantine' or mode, claimed_in)
+    release_group(clock, id, step, bad[id] and 'quarantine' or mode)
   end
   redis.call('UNLINK', manifest)
   -- a claim of these rounds that arrives late takes nothing

@@ -42,12 +42,13 @@ local function rewind(keys, args)
   for _, id in ipairs(ids) do
     withdraw(clock, id, group_fields(clock, id, 'status'))
     if mode == 'return' then
-      return_to_completed(clock, id, claimed_in)
+      return_to_completed(clock, id)
     else
       regenerate(clock, id)
     end
   end
   redis.call('UNLINK', manifest)
-  redis.call('HSET', clock.key, 'claimed_step', step - 1)
+  -- the steps before the first manifest were trained with another store, or before the task was there
+  redis.call('HSET', clock.key, 'claimed_step', step > clock.first_manifest and step - 1 or clock.committed)
   return #ids
 end

@@ -2,20 +2,37 @@
 -- Moves: claimed -> archived, for the steps that the checkpoint covers
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, from_step
--- Returns: the last step that may have a manifest: call rewind for it, and down to from_step + 1
+-- Returns: more 0|1 (1: call again), and the last and the first step that may have a manifest: call rewind for the
+--   last, and down to the first or from_step + 1
 -- Caller: BufferCore._carry_epoch; the trainer, rank 0, and roles that register a task meanwhile
 -- Repeat: changes nothing
--- The trainer's checkpoint wins: the steps that it covers are trained, committed or not.
-local function commit_through(clock, from_step)
-  if from_step < clock.committed then
-    -- without a manifest, the step came before the task
-    local consumed = redis.call('HGET', manifest_key(clock, from_step), 'consumed') or 0
-    redis.call('HSET', clock.prefix .. 'progress', 'consumed', consumed)
-  end
+
+-- The trainer's checkpoint wins: the steps that it covers are trained, committed or not. Files the first that is not
+-- committed; returns whether there was one.
+local function commit_one(clock, from_step)
   for step = clock.committed + 1, math.min(from_step, clock.claimed_step) do
     local manifest = manifest_key(clock, step)
-    if has_batch(manifest) then file_trained(clock, manifest, step) end
+    if has_batch(manifest) then
+      file_trained(clock, manifest, step)
+      redis.call('HSET', clock.key, 'committed', step, 'step', math.max(clock.step, step + 1))
+      return true
+    end
   end
+  return false
+end
+
+local function restore_counters(clock, from_step)
+  if from_step >= clock.committed then return end
+  -- without a manifest, the step came before the task
+  local consumed = redis.call('HGET', manifest_key(clock, from_step), 'consumed') or 0
+  redis.call('HSET', clock.prefix .. 'progress', 'consumed', consumed)
+end
+
+-- A store that never saw the steps before `from_step` has no manifest of them.
+local function first_manifest(clock, from_step)
+  local has_none = clock.claimed_step <= clock.first_manifest
+    and redis.call('EXISTS', manifest_key(clock, clock.first_manifest)) == 0
+  return has_none and math.max(from_step, clock.first_manifest) or clock.first_manifest
 end
 
 local function checkpoint_at(clock, from_step)
@@ -30,7 +47,7 @@ local function task_begin_epoch(keys, args)
   if err then return err end
   epoch, from_step = tonumber(epoch), tonumber(from_step)
   if clock.epoch > epoch then return epoch_replaced(epoch, clock.epoch) end
-  if clock.epoch == epoch then return clock.claimed_step end
+  if clock.epoch == epoch then return { 0, clock.claimed_step, clock.first_manifest } end
   if from_step < clock.history then
     return fail(
       'HISTORY_GONE',
@@ -39,13 +56,14 @@ local function task_begin_epoch(keys, args)
       clock.history
     )
   end
-  commit_through(clock, from_step)
-  local claimed_step = math.max(clock.claimed_step, from_step)
+  if commit_one(clock, from_step) then return { 1, 0, 0 } end
+  restore_counters(clock, from_step)
+  local claimed_step, first = math.max(clock.claimed_step, from_step), first_manifest(clock, from_step)
   -- stylua: ignore
   redis.call('HSET', clock.key, 'epoch', epoch, 'nonce', nonce, 'step', from_step + 1, 'version', from_step,
     'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', checkpoint_at(clock, from_step),
-    'floors', lower_floors(clock, epoch, from_step))
+    'floors', lower_floors(clock, epoch, from_step), 'first_manifest', first)
   redis.call('HDEL', clock.key, 'sleep') -- the trainer for which engines made room is gone
   redis.call('PUBLISH', clock.events, EVENT.publish)
-  return claimed_step
+  return { 0, claimed_step, first }
 end
