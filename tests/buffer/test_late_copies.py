@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-import rollq.buffer
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.store import library
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
+from support.function_names import FUNCTION_NAMES
 from support.late_copies import RecordingBuffer
 
 AT_ANY_TIME = {
@@ -22,9 +22,6 @@ AT_ANY_TIME = {
 """Functions whose copies do what any other role might do at that moment, or change nothing that a run depends on."""
 RESTORING = {"restore_run", "restore_groups", "restore_task", "finish_restore"}
 """Their own tests repeat them."""
-WRITING = {
-    path.stem for kind in library.KINDS for path in (Path(rollq.buffer.__file__).parent / "lua" / kind).glob("*.lua")
-} - library.READ_ONLY
 DEADLINES = {"deadline_ms", "owned_until_ms", "saving_until_ms"}
 COUNTERS = {"duplicates", "refused"}
 """Counts of the copies themselves."""
@@ -155,4 +152,4 @@ def test_a_copy_of_any_call_that_arrives_after_any_later_move_changes_nothing(
             recorded.arrive_again((name, *args))
             assert stored(recorded) == before, f"a copy of {name} {args} after {move!r}"
     world.check()
-    assert made == WRITING - AT_ANY_TIME - RESTORING
+    assert made == FUNCTION_NAMES - library.READ_ONLY - AT_ANY_TIME - RESTORING

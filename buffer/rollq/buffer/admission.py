@@ -7,7 +7,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import Admitted, Control, PromptStats
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.sweeping import MAX_IDS_PER_CALL, Sweeping
+from rollq.buffer.sweeping import MAX_IDS_PER_CALL, MOVED_IDS_PER_CALL, Sweeping
 from rollq.buffer.wire.prompts import encode_prompt
 
 
@@ -61,10 +61,13 @@ class Admission(Sweeping):
         statuses: Sequence[Status] = (Status.ABORTED, Status.EXPIRED),
     ) -> int:
         """Send up to `limit` aborted and expired groups back to pending, within `target`. Returns how many moved."""
-        if limit <= 0:
-            return 0
-        names = [status.value for status in statuses]
-        return int(self.call_task("recycle", task, epoch, target, min(limit, MAX_IDS_PER_CALL), *names))
+        names, total = [status.value for status in statuses], 0
+        while (wanted := min(limit - total, MOVED_IDS_PER_CALL)) > 0:
+            moved = self.call_task("recycle", task, epoch, target, wanted, *names)
+            total += moved
+            if moved < wanted:
+                break
+        return total
 
     def set_control(self, task: str, control: Control, reason: str = "", *, only_from: Control | None = None) -> None:
         """Run, pause or end a task's production, and record the reason. Engines that are asleep stay asleep.

@@ -7,6 +7,8 @@ from rollq.buffer.replies import Reaped
 from rollq.buffer.tickets import enqueue_tickets, tickets_missing, tickets_queued
 
 MAX_IDS_PER_CALL = 1000
+MOVED_IDS_PER_CALL = 200
+"""Keeps a call that moves groups back to pending to a few milliseconds of the server's time."""
 SWEEP_IDS_PER_CALL = 50
 """Keeps one call of the sweep to 1 or 2 ms of the server's time, a few when its memory is cold."""
 
@@ -16,8 +18,12 @@ class Sweeping(BufferCore):
 
     def reap(self, task: str) -> Reaped:
         """Take back the groups of workers whose lease ran out. Call it about once a second, from anywhere."""
-        requeued, quarantined, held = self.call_task("reap", task, MAX_IDS_PER_CALL)
-        return Reaped(requeued, quarantined, bool(held))
+        total, more = Reaped(0, 0, held=False), True
+        while more:
+            requeued, quarantined, held = self.call_task("reap", task, MOVED_IDS_PER_CALL)
+            total = Reaped(total.requeued + requeued, total.quarantined + quarantined, bool(held))
+            more = requeued + quarantined == MOVED_IDS_PER_CALL
+        return total
 
     def expire(self, task: str) -> int:
         """Move every completed or aborted group that is too stale to expired, or drop it. Returns how many.
