@@ -16,6 +16,7 @@ COMMANDS = {
     "work": ("rollq.cli.roles", "Generate and judge groups."),
     "train": ("rollq.cli.roles", "Train on batches of groups and publish weights."),
     "status": ("rollq.cli.views", "Show the progress of a run."),
+    "doctor": ("rollq.cli.doctor", "Report what is unsafe or will hurt later."),
     "checkpoint": ("rollq.cli.snapshots", "Save a run's buffer to a folder."),
     "restore": ("rollq.cli.snapshots", "Restore a saved buffer."),
     "pause": ("rollq.cli.control", "Stop workers from taking new groups."),

@@ -143,8 +143,8 @@ def check_server(client: redis.Redis, patience: Patience | None = None) -> None:
     """Raise unless the server answers, is recent enough, has Functions, is not in a cluster and evicts nothing."""
     patiently(client, client.ping, patience)
     info: Mapping[str, Any] = patiently(client, client.info, patience)
-    has_functions = patiently(client, lambda: _has_functions(client), patience)
-    refusal = unfit(info) or ("" if has_functions else "it has no Functions (FUNCTION STATS is unknown to it)")
+    functions = patiently(client, lambda: has_functions(client), patience)
+    refusal = unfit(info) or ("" if functions else "it has no Functions (FUNCTION STATS is unknown to it)")
     if refusal:
         raise ServerRefused(f"{address(client)}: {refusal} - rollq needs Redis >= 7.0 or Valkey >= 7.2, not a cluster")
     policy = info.get("maxmemory_policy", "unknown")
@@ -168,7 +168,8 @@ def unfit(info: Mapping[str, Any]) -> str:
     return ""
 
 
-def _has_functions(client: redis.Redis) -> bool:
+def has_functions(client: redis.Redis) -> bool:
+    """Whether the server has Functions. True for a user who may not ask."""
     try:
         client.function_stats()
     except driver.NoPermissionError:

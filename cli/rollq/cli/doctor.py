@@ -1,0 +1,102 @@
+"""`rollq doctor`: reports what about a run's servers and folders is unsafe, or will hurt later."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollq.cli.options import run_options
+
+if TYPE_CHECKING:
+    from rollq.cli.run_location import RunLocation
+    from rollq.cli.settings import RollqSettings, TaskSettings
+    from rollq.monitor.doctor.examine import Weights
+    from rollq.monitor.doctor.findings import Finding
+    from rollq.monitor.doctor.sizing import TaskSize
+
+
+@click.command()
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.pass_context
+def doctor(context: click.Context, file: Path | None, url: str | None, run_name: str | None, as_json: bool) -> None:
+    """Report what about a run's servers and folders is unsafe or will hurt later, with the commands that mend it.
+
+    Changes nothing. With FILE, also compares the server's memory with the settings, and checks the weights' folder.
+
+    \b
+    Exit status, for health checks:
+      0  all is well; notes need nothing
+      1  an error: rollq does not work, or may lose or expose the run at any moment
+      2  wrong settings or arguments
+      3  a warning: it works, and will hurt later
+
+    \b
+    Example:
+      rollq doctor rollq.toml
+      rollq doctor --url redis://127.0.0.1:6379/0 --run sums --json
+    """
+    from rollq.cli.run_location import find_run
+    from rollq.cli.settings_file import load_settings
+    from rollq.monitor.doctor import findings
+
+    location = find_run(file, url, run_name)
+    report = _examine(location, load_settings(file) if file else None)
+    click.echo(findings.as_json(report) if as_json else findings.as_text(report))
+    context.exit(findings.EXIT_STATUS[findings.worst_level(report)])
+
+
+def _examine(location: "RunLocation", settings: "RollqSettings | None") -> "dict[str, list[Finding]]":
+    from rollq.buffer.store.connection import open_client
+    from rollq.buffer.store.redis_url import address
+    from rollq.monitor.doctor.checks import BUFFER_CHECKS, QUEUE_CHECKS
+    from rollq.monitor.doctor.examine import examine_server, examine_sizing, examine_weights
+
+    planned = planned_tasks(settings) if settings else None
+    weights = weights_of(settings) if settings else None
+    report = {}
+    with open_client(location.buffer_url, location.password) as client:
+        facts, report[address(client)] = examine_server(client, BUFFER_CHECKS)
+        if facts:
+            report[address(client)].append(examine_sizing(client, location.run, facts, planned, weights))
+    if location.queue_url != location.buffer_url:
+        with open_client(location.queue_url, location.password) as client:
+            _, report[f"{address(client)}, the queue"] = examine_server(client, QUEUE_CHECKS)
+    if weights:
+        report["this machine"] = list(examine_weights(weights))
+    return report
+
+
+def planned_tasks(settings: "RollqSettings") -> "dict[str, TaskSize]":
+    """The size of each task at the limits that the settings allow."""
+    return {name: _planned(settings, task) for name, task in settings.tasks.items()}
+
+
+def _planned(settings: "RollqSettings", task: "TaskSettings") -> "TaskSize":
+    from rollq.monitor.doctor.sizing import TaskSize, largest_payload
+
+    every = settings.trainer.checkpoint_every if settings.trainer else task.max_uncheckpointed_steps
+    return TaskSize(
+        task,
+        largest_payload(task.group_size, task.max_prompt_tokens, task.max_tokens, len(task.scorers)),
+        checkpoint_steps=every,
+        surplus_groups=math.ceil(settings.producer.over_sample * task.batch_groups),
+        audited_groups=task.audit_groups if task.filters else 0,
+    )
+
+
+def weights_of(settings: "RollqSettings") -> "Weights | None":
+    """How the reference trainer sends weights; None without one, or when they go straight into the engines."""
+    from rollq.monitor.doctor.examine import Weights
+
+    trainer = settings.trainer
+    if trainer is None or trainer.transport == "nccl":
+        return None
+    folder = trainer.consumer.weights_dir if trainer.transport == "path" else None
+    return Weights(folder, _size(trainer.model.glob("*.safetensors")), trainer.keep_versions)
+
+
+def _size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,75 @@
+"""How much memory a run takes at most: the sizing formula of docs/guide/operations.md. Pure."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rollq.buffer.batch_sizes import groups_at
+from rollq.buffer.settings import TaskRules
+
+PAYLOAD_FACTOR = 1.25
+"""Allocators round large values up to size classes, by at most a quarter."""
+GROUP_BYTES = 2 * 136 + 250
+"""A group's entries in two sorted sets, and its hash without the prompt."""
+TICKET_BYTES = 6_000
+"""An RQ job, which RQ keeps for a minute after it has finished."""
+SAMPLE_BYTES = 500
+"""A sample without its arrays: lengths, versions, reward, sampling parameters."""
+HEADROOM = 1.3
+"""Admission stops at 0.8 of maxmemory; the rest is for buffers of connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSize:
+    """The settings that decide how much memory a task takes."""
+
+    rules: TaskRules
+    payload_bytes: int  # of one finished group, encoded
+    checkpoint_steps: int  # train steps between two checkpoints
+    surplus_groups: int = 0  # scheduled beyond the bound
+    audited_groups: int = 0  # kept after a filter rejected them
+
+
+def scheduled_groups(size: TaskSize) -> int:
+    """Most groups that wait, run, or wait to be trained: those of the steps that the live weights may still serve."""
+    return (size.rules.stale_threshold + 1) * _largest_batch(size.rules) + size.surplus_groups
+
+
+def live_groups(size: TaskSize) -> int:
+    """Most groups of a task that are stored at a time."""
+    rules = size.rules
+    kept_steps = size.checkpoint_steps if rules.resume == "durable" else 0
+    waiting_expired = max(0, rules.tail_batch_trigger_size)
+    return scheduled_groups(size) + kept_steps * _largest_batch(rules) + waiting_expired + size.audited_groups
+
+
+def group_bytes(payload_bytes: int) -> float:
+    """Memory of one stored group whose samples take `payload_bytes` encoded."""
+    return PAYLOAD_FACTOR * payload_bytes + GROUP_BYTES
+
+
+def used_bytes(tasks: Iterable[TaskSize], *, weights_bytes: int = 0) -> int:
+    """Memory that a run takes at most. `weights_bytes`: all weights kept in the server."""
+    together = sum(
+        live_groups(size) * group_bytes(size.payload_bytes) + scheduled_groups(size) * TICKET_BYTES for size in tasks
+    )
+    return math.ceil(together + weights_bytes)
+
+
+def maxmemory_for(used: int) -> int:
+    """The `maxmemory` with which a run that takes `used` bytes is never held back."""
+    return math.ceil(HEADROOM * used)
+
+
+def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, scorers: int) -> int:
+    """Encoded bytes of a group whose samples all reach their limits.
+
+    A prompt token takes 4 bytes. A new token takes 4 for its id, 4 for its logprob, 1 for its mask, and 4 per scorer.
+    """
+    return group_size * (4 * prompt_tokens + (9 + 4 * scorers) * new_tokens + SAMPLE_BYTES)
+
+
+def _largest_batch(rules: TaskRules) -> int:
+    return max(
+        groups_at(rules.batch_groups, rules.schedule, step) for step in (1, *(step for step, _ in rules.schedule))
+    )

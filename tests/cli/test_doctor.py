@@ -1,0 +1,130 @@
+"""`rollq doctor`: its exit status, its report as text and JSON, and what it takes from the settings."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.cli.doctor import planned_tasks, weights_of
+from rollq.cli.main import main
+from rollq.cli.settings_file import load_settings
+from rollq.monitor.doctor.findings import WIDTH
+from rollq.monitor.doctor.sizing import live_groups
+from support.buffer_run import World
+
+TRAINER = '[trainer]\nmodel = "model"\noutput = "out"\nsteps = 9\ncheckpoint_every = 5\n'
+
+
+def doctor(*args: object, **environment: str) -> Result:
+    return CliRunner().invoke(main, ["doctor", *map(str, args)], env=environment)
+
+
+def write_settings(folder: Path, url: str, *, redis_more: str = "", task: str = "", trainer: str = "") -> Path:
+    path = folder / "rollq.toml"
+    path.write_text(
+        f'run = "r"\n[redis]\nbuffer_url = "{url}"\n{redis_more}\n'
+        f'[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 4\n{task}\n{trainer}'
+    )
+    return path
+
+
+@pytest.fixture
+def healthy_server(fresh_server: EmbeddedServer) -> EmbeddedServer:
+    """A server with a limit that is large enough."""
+    with redis.Redis.from_url(fresh_server.url) as client:
+        client.config_set("maxmemory", "1gb")
+    return fresh_server
+
+
+def test_the_exit_status_is_that_of_the_worst_finding(healthy_server: EmbeddedServer, tmp_path: Path) -> None:
+    place = ("--url", healthy_server.url, "--run", "r")
+    assert doctor(*place).exit_code == 0
+    with redis.Redis.from_url(healthy_server.url) as client:
+        client.config_set("maxmemory", 0)
+        assert doctor(*place).exit_code == 3
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        assert doctor(*place).exit_code == 1
+    healthy_server.stop()
+    result = doctor(*place)
+    assert (result.exit_code, "start it, or correct the URL" in " ".join(result.stdout.split())) == (1, True)
+    assert doctor("--url", healthy_server.url).exit_code == 2
+    assert doctor(tmp_path / "missing.toml").exit_code == 2
+
+
+def test_lines_are_short_and_commands_whole(fresh_server: EmbeddedServer) -> None:
+    lines = doctor("--url", fresh_server.url, "--run", "r").stdout.splitlines()
+    assert lines[0] == fresh_server.url
+    assert lines[-1].startswith("1 warning, ")
+    assert all(len(line) <= WIDTH for line in lines if "$ " not in line and "/" not in line)
+    (command,) = [line.partition("$ ")[2] for line in lines if "$ " in line]
+    assert command.startswith(f"redis-cli -h 127.0.0.1 -p {fresh_server.port} config set maxmemory ")
+
+
+def test_json_has_every_finding(healthy_server: EmbeddedServer) -> None:
+    report = orjson.loads(doctor("--url", healthy_server.url, "--run", "r", "--json").stdout)
+    assert (report["schema"], report["level"]) == (1, "note")
+    assert {tuple(finding) for finding in report["findings"]} == {("subject", "check", "level", "message", "commands")}
+    assert report["findings"][0]["subject"] == healthy_server.url
+
+
+def test_the_doctor_changes_nothing(healthy_server: EmbeddedServer) -> None:
+    with redis.Redis.from_url(healthy_server.url) as client:
+        doctor("--url", healthy_server.url, "--run", "r")
+        assert (client.dbsize(), client.function_list()) == (0, [])
+
+
+def test_the_settings_add_the_queue_the_sizing_and_the_weights(
+    healthy_server: EmbeddedServer, server_url: str, tmp_path: Path
+) -> None:
+    config = write_settings(tmp_path, server_url, redis_more=f'queue_url = "{healthy_server.url}"', trainer=TRAINER)
+    report = orjson.loads(doctor(config, "--json").stdout)
+    subjects = {finding["subject"] for finding in report["findings"]}
+    assert subjects == {server_url, f"{healthy_server.url}, the queue", "this machine"}
+    found = {finding["check"]: finding["message"] for finding in report["findings"]}
+    assert "32 groups of " in found["sizing"]
+    assert "the model is not on this machine" in found["weights"]
+
+
+def test_the_payload_of_a_living_run_is_measured(healthy_server: EmbeddedServer, tmp_path: Path) -> None:
+    config = write_settings(tmp_path, healthy_server.url)
+    assert "if all samples reach their limits" in " ".join(doctor(config).stdout.split())
+    with Buffer.connect(healthy_server.url, "r") as buffer:
+        World(buffer).start(math={"batch_groups": 4}).complete(2)
+    assert "as measured" in " ".join(doctor(config).stdout.split())
+
+
+def test_passwords_are_used_and_not_shown(healthy_server: EmbeddedServer, tmp_path: Path) -> None:
+    with redis.Redis.from_url(healthy_server.url) as client:
+        client.config_set("requirepass", "planted-secret")
+    config = write_settings(tmp_path, healthy_server.url)
+    refused = doctor(config)
+    assert (refused.exit_code, "ROLLQ_REDIS_PASSWORD" in refused.stdout) == (1, True)
+    well = doctor(config, ROLLQ_REDIS_PASSWORD="planted-secret")
+    assert (well.exit_code, "asks for a password" in well.stdout) == (0, True)
+    assert "planted-secret" not in well.output
+
+
+def test_the_settings_bound_what_a_task_takes(tmp_path: Path) -> None:
+    task = 'filters = ["zero_advantage"]\naudit_groups = 7\n[producer]\nover_sample = 0.3'
+    settings = load_settings(write_settings(tmp_path, "redis://h", task=task, trainer=TRAINER), {})
+    assert live_groups(planned_tasks(settings)["math"]) == (2 + 1 + 5) * 4 + 2 + 7
+    without = load_settings(write_settings(tmp_path, "redis://h"), {})
+    assert live_groups(planned_tasks(without)["math"]) == (2 + 1 + 100) * 4
+
+
+def test_the_weights_are_those_of_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(1000))
+
+    def weights(trainer: str) -> object:
+        found = weights_of(load_settings(write_settings(tmp_path, "redis://h", trainer=trainer), {}))
+        return found and (found.folder, found.needed_bytes)
+
+    assert weights("") is None
+    assert weights(TRAINER) == (None, 4000)
+    assert weights(TRAINER + 'transport = "path"\nkeep_versions = 1') == (tmp_path / "out" / "weights", 2000)
+    assert weights(TRAINER + 'transport = "nccl"\ndevice = "cuda"') is None

@@ -1,0 +1,94 @@
+"""The sizing formula: its parts, and that a run which is as full as it can be takes less."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.connection import Patience, open_client
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.wire.samples import encode_sample
+from rollq.monitor.doctor.examine import Weights, examine_sizing, measured_tasks
+from rollq.monitor.doctor.facts import read_facts
+from rollq.monitor.doctor.findings import Level
+from rollq.monitor.doctor.sizing import (
+    TaskSize,
+    group_bytes,
+    largest_payload,
+    live_groups,
+    maxmemory_for,
+    scheduled_groups,
+    used_bytes,
+)
+from support.buffer_run import World, make_sample
+
+RULES = TaskRules(batch_groups=10, max_staleness=2)
+
+
+def test_the_groups_of_a_run_are_bounded_by_its_settings() -> None:
+    size = TaskSize(RULES, payload_bytes=1000, checkpoint_steps=5)
+    assert (scheduled_groups(size), live_groups(size)) == (40, 90)
+    fresh = replace(size, rules=RULES.model_copy(update={"resume": "fresh"}))
+    assert live_groups(fresh) == 40
+    slow_sync = replace(size, rules=RULES.model_copy(update={"sync_weights_interval": 3}))
+    assert live_groups(slow_sync) == 150
+    tail = replace(
+        size, rules=RULES.model_copy(update={"tail_batch_trigger_size": 7}), surplus_groups=2, audited_groups=3
+    )
+    assert live_groups(tail) == 102
+    grown = replace(size, rules=RULES.model_copy(update={"schedule": ((5, 20),)}))
+    assert live_groups(grown) == 180
+
+
+def test_memory_is_the_sum_of_groups_tickets_and_weights() -> None:
+    size = TaskSize(RULES, payload_bytes=1000, checkpoint_steps=5)
+    assert group_bytes(1000) == 1772
+    assert used_bytes([size, size], weights_bytes=7) == 2 * (90 * 1772 + 40 * 6000) + 7
+    assert maxmemory_for(1000) == 1300
+
+
+@pytest.mark.parametrize(("tokens", "scorers"), [(1, 0), (1000, 0), (1000, 2)])
+def test_no_sample_is_larger_than_the_settings_allow(tokens: int, scorers: int) -> None:
+    assert len(encode_sample(make_sample(0, tokens=tokens))) <= largest_payload(1, 2, tokens, scorers)
+
+
+def test_a_full_run_takes_less_than_the_formula_says(fresh_server_of_each_kind: EmbeddedServer, run_name: str) -> None:
+    with Buffer.connect(fresh_server_of_each_kind.url, run_name) as buffer:
+        world = World(buffer)
+        empty = int(buffer.client.info("memory")["used_memory"])
+        world.start(math={"batch_groups": 10, "group_size": 8, "max_staleness": 1, "max_uncheckpointed_steps": 5})
+        for step in range(1, 8):
+            world.admit(10)
+            world.put(world.lease(10), tokens=2048)
+            if step <= 5:
+                world.train(step, math=10)
+        assert world.statuses() == {"completed": 20, "archived": 50}
+        used = int(buffer.client.info("memory")["used_memory"]) - empty
+        (size,) = measured_tasks(buffer).values()
+    assert live_groups(size) == 80
+    assert 8 * 2048 * 8 < size.payload_bytes < largest_payload(8, 2, 2048, 0)
+    assert 0.6 * used_bytes([size]) < used < used_bytes([size])
+
+
+def test_sizing_says_what_it_measured_or_assumed(server_url: str, buffer: Buffer) -> None:
+    with open_client(server_url) as client:
+        facts = read_facts(client, Patience())
+        facts = replace(facts, info={**facts.info, "maxmemory": 1})
+
+        def sized(planned: dict[str, TaskSize] | None = None, weights: Weights | None = None) -> tuple[Level, str]:
+            finding = examine_sizing(client, buffer.run, facts, planned, weights)
+            return finding.level, finding.message
+
+        planned = {"math": TaskSize(RULES, payload_bytes=5000, checkpoint_steps=5)}
+        assert sized()[0] is Level.NOTE
+        assert "90 groups of 5 KiB, if all samples reach their limits" in sized(planned)[1]
+        world = World(buffer).start(math={"batch_groups": 10, "max_staleness": 2, "max_uncheckpointed_steps": 4})
+        assert sized()[0] is Level.NOTE
+        world.complete(3)
+        level, message = sized(planned)
+        assert (level, re.search("90 groups of .* as measured", message) is not None) == (Level.WARNING, True)
+        assert re.search("80 groups of .* as measured", sized()[1])
+        with_weights = sized(planned, Weights(None, 2**30, 3))[1]
+        assert "the run takes up to 4.0 GiB" in with_weights
