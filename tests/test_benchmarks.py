@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,11 @@ def test_a_benchmark_writes_its_figures_and_a_table_that_keeps_the_words_around_
     assert after.startswith(before[: before.index("<!-- table")])
     assert after.endswith("The last words.\n")
     assert "| claim of 256 groups out of 20,000 completed, against out of 1,000 | ≤ 2 times as long |" in after
+
+
+def test_the_memory_of_a_full_run_is_below_the_formula() -> None:
+    command = [sys.executable, "-m", "benchmarks.memory", "--quick"]
+    printed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    header, *rows = [re.split(" {2,}", line) for line in printed.splitlines()]
+    assert rows
+    assert all(0.3 < float(dict(zip(header, row, strict=True))["used / formula"]) < 1 for row in rows)

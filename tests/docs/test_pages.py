@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -18,12 +19,15 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md"), *(ROOT / "compose").rglob("*.md")]
 )
 MARKS = {"", "terminals", "terminal", "file", "redis-cli", "elsewhere"}
+SHELL = {"&", "||", "|", ">"}
+"""Words of the shell that end a command."""
 RUN = [
     ROOT / "README.md",
     GUIDE / "first-run.md",
     GUIDE / "machines.md",
     GUIDE / "watching.md",
     GUIDE / "containers.md",
+    GUIDE / "operations.md",
 ]
 """The pages that `blocks` must understand completely."""
 
@@ -45,7 +49,7 @@ def commands(page: Path) -> Iterator[list[str]]:
             for line in block.code.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
                 if "rollq" in words:
-                    yield [word for word in words[words.index("rollq") + 1 :] if word != "&"]
+                    yield list(takewhile(lambda word: word not in SHELL, words[words.index("rollq") + 1 :]))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

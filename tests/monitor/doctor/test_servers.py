@@ -124,6 +124,7 @@ def test_replicas_are_found(
 ) -> None:
     server = fresh_server_of_each_kind
     assert doctor()["replication"].message == "a primary without replicas"
+    client.config_set("repl-diskless-sync-delay", 0)
     with EmbeddedServer(tmp_path / "replica", binary=server.binary) as other:
         with redis.Redis.from_url(other.url) as replica:
             replica.replicaof("127.0.0.1", server.port)

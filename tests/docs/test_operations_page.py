@@ -1,0 +1,299 @@
+"""docs/guide/operations.md: its commands run, its configuration is well, and what it says of losses is so."""
+
+import math
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from click.testing import CliRunner
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import NotClaimed, StoreLost
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.library import LIBRARY
+from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
+from rollq.cli.main import main
+from rollq.monitor.doctor import checks, sizing
+from rollq.monitor.doctor.checks import BUFFER_CHECKS
+from rollq.monitor.doctor.findings import EXIT_STATUS
+from support.buffer_run import World
+from support.documented_commands import ROOT, Desk, blocks, files
+from support.waiting import wait_until
+
+PAGE = ROOT / "docs" / "guide" / "operations.md"
+TEXT = PAGE.read_text("utf-8")
+
+
+def command(words: str) -> str:
+    """The block of commands of the page that is `words`, or the first that contains them."""
+    found = [block.code for block in blocks(PAGE) if block.language == "bash" and words in block.code]
+    return next((code for code in found if code.strip() == words), None) or found[0]
+
+
+# -- runbooks ---------------------------------------------------------------------------------------------------------
+
+
+class Room:
+    """A run `sums` on a server, with settings, and a spare server. `desk` and `spare_desk` run the page's commands."""
+
+    def __init__(self, folder: Path, server: EmbeddedServer, spare: EmbeddedServer) -> None:
+        assert server.port is not None
+        assert spare.port is not None
+        self.server, self.spare = server, spare
+        self.desk, self.spare_desk = Desk(folder, server.port), Desk(folder, spare.port)
+        (folder / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+        (folder / "rollq.toml").write_text(
+            f'run = "sums"\n[redis]\nbuffer_url = "{server.url}"\n'
+            '[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\ngroup_size = 2\nmax_tries = 1\n'
+        )
+        with redis.Redis.from_url(server.url) as client:
+            client.config_set("maxmemory", "1gb")
+            client.config_set("repl-diskless-sync-delay", 0)
+
+    def run(self, words: str) -> str:
+        """Run the page's block with `words` against the server, with the spare one at 10.0.0.2."""
+        return self.desk.run(command(words).replace("redis://10.0.0.2:6379/0", self.spare.url))
+
+    @contextmanager
+    def world(self, run: str = "sums", *, on_spare: bool = False) -> Iterator[World]:
+        """The run, or its copy."""
+        with Buffer.connect((self.spare if on_spare else self.server).url, run) as buffer:
+            yield World(buffer)
+
+
+@pytest.fixture
+def room(tmp_path: Path, fresh_server: EmbeddedServer, redis_cli: Path) -> Iterator[Room]:
+    with EmbeddedServer(tmp_path / "spare") as spare:
+        room = Room(tmp_path, fresh_server, spare)
+        with room.world() as world:
+            world.start(math={"max_tries": 1})
+            world.admit(1)
+            world.buffer.hand_back(world.lease(1), counted=True, error="the judge raised")
+            world.complete(4)
+            world.train(1)
+        yield room
+
+
+def test_the_doctor_finds_nothing_wrong(room: Room) -> None:
+    assert "replication  a primary without replicas" in room.desk.run(
+        f"{command('rollq doctor rollq.toml').strip()} || test $? -eq 3"
+    )
+    room.run("health.json")
+    report = orjson.loads((room.desk.folder / "health.json").read_bytes())
+    ill = {finding["check"] for finding in report["findings"] if finding["level"] in ("warning", "error")}
+    assert ill <= {"latency"}, "this machine may be busy"
+
+
+def test_the_limit_of_memory_is_raised(room: Room) -> None:
+    assert "maxmemory_human:1.00G" in room.run("grep -E")
+    room.run("config set maxmemory 16gb")
+    assert "maxmemory_human:16.00G" in room.run("grep -E")
+
+
+def test_a_lost_store_is_restored_and_a_backup_practised(room: Room) -> None:
+    assert "saved 5 groups" in room.run("rollq checkpoint backups/newest")
+    assert "saved 5 groups" in room.run("rollq checkpoint backups/newest"), "the older one is replaced"
+    drill = room.run("--run drill")
+    assert "restored 5 groups" in drill
+    with room.world() as world:
+        statuses = world.statuses()
+        with room.world("drill", on_spare=True) as copy:
+            assert copy.statuses() == statuses == {"completed": 2, "archived": 2, "failed": 1}
+        world.buffer.client.flushall()
+        with pytest.raises(StoreLost):
+            world.admit(1)
+    assert "now start the trainer from its checkpoint of step 1" in room.run("rollq restore backups/newest rollq.toml")
+    with room.world() as world:
+        assert world.statuses() == statuses
+
+
+def test_a_run_is_rewound_beside_the_old_one_whose_keys_are_removed(room: Room) -> None:
+    room.run("rollq checkpoint backups/newest")
+    assert "run sums-rewound: " in room.run("ROLLQ_RUN=sums-rewound")
+    room.run("--scan")
+    with room.world("sums-rewound") as world:
+        assert world.statuses() == {"completed": 2, "archived": 2, "failed": 1}
+        keys: list[Any] = world.buffer.client.keys("*")
+    assert keys
+    assert all(key.startswith(b"rollq:{sums-rewound") for key in keys)
+
+
+def test_a_failed_group_is_inspected(room: Room) -> None:
+    assert "the judge raised" in room.run('"status": "failed"')
+    assert room.run("group:1' error").startswith("the judge raised\n")
+
+
+def test_the_functions_are_loaded_again_by_the_next_role(room: Room) -> None:
+    room.desk.run(re.sub(r"rollq_\d+", LIBRARY, command("function delete")))
+    with room.world() as world:
+        assert world.buffer.client.function_list(library=LIBRARY)
+        assert world.statuses() == {"completed": 2, "archived": 2, "failed": 1}
+
+
+def test_a_replica_takes_over(room: Room) -> None:
+    with redis.Redis.from_url(room.spare.url) as replica:
+        replica.replicaof("127.0.0.1", room.server.port)
+        wait_until(lambda: replica.info("replication")["master_link_status"] == "up")
+    assert "role:master" in room.spare_desk.run(command("replicaof no one"))
+    room.server.kill()
+    assert "run sums: weights version 1" in room.run("ROLLQ_REDIS_URL=redis://10.0.0.2")
+    (room.desk.folder / "trainer" / "checkpoints" / "step-00000040").mkdir(parents=True)
+    room.run("set-aside")
+    assert (room.desk.folder / "set-aside" / "step-00000040").is_dir()
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_file_a_killed_server_loses_the_run(fresh_server_of_each_kind: EmbeddedServer) -> None:
+    server = fresh_server_of_each_kind
+    with Buffer.connect(server.url, "sums") as buffer:
+        world = World(buffer).start()
+        world.complete(2)
+        buffer.client.config_set("appendonly", "no")
+        (server.directory / "appendonlydir").rename(server.directory / "no-file")
+        server.kill()
+        server.start()
+        with pytest.raises(StoreLost):
+            world.train(1)
+
+
+def test_with_always_a_killed_server_loses_nothing(fresh_server_of_each_kind: EmbeddedServer) -> None:
+    server = fresh_server_of_each_kind
+    with Buffer.connect(server.url, "sums") as buffer:
+        buffer.client.config_set("appendfsync", "always")
+        world = World(buffer).start()
+        for _ in range(20):
+            world.complete(2)
+        server.kill()
+        server.start()
+        assert world.statuses() == {"completed": 40}
+        world.check()
+
+
+@pytest.fixture
+def behind(fresh_server_of_each_kind: EmbeddedServer, tmp_path: Path) -> Iterator[World]:
+    """A run whose server has forgotten steps 2 and 3: a replica that was cut off after step 1 took over."""
+    primary = fresh_server_of_each_kind
+    with EmbeddedServer(tmp_path / "replica", binary=primary.binary) as other:
+        with Buffer.connect(primary.url, "sums") as buffer, redis.Redis.from_url(other.url) as replica:
+            world = World(buffer).start()
+            world.complete(4)
+            world.train(1)
+            buffer.client.config_set("repl-diskless-sync-delay", 0)
+            replica.replicaof("127.0.0.1", primary.port)
+            wait_until(lambda: replica.get("rollq:{sums}:model_version") == b"1")
+            replica.replicaof("NO", "ONE")
+            world.complete(2)
+            world.train(2)
+            world.train(3)
+            held = world.held
+            world.admit(2)
+            leases = world.lease(2)
+        primary.kill()
+        with Buffer.connect(other.url, "sums") as buffer:
+            world = World(buffer)
+            world.held = held
+            assert world.put(leases) == [PutOutcome.REFUSED] * 2
+            yield world
+            world.check()
+
+
+def test_a_trainer_whose_steps_were_forgotten_stops(behind: World) -> None:
+    with pytest.raises(NotClaimed, match="cannot be committed: the last committed step is 1"):
+        behind.buffer.commit(behind.held, 4)
+
+
+def test_a_newer_checkpoint_continues_and_the_forgotten_prompts_are_sampled_again(behind: World) -> None:
+    behind.begin(3, launch_id="launch-2")
+    cursor = behind.buffer.counts("math").progress["cursor"]
+    assert cursor == 4, "six prompts were admitted before the failover"
+    behind.complete(2)
+    behind.train(4)
+
+
+def test_a_checkpoint_that_the_server_knows_gets_its_batch_again(behind: World) -> None:
+    behind.begin(0, launch_id="launch-2")
+    assert [group.group_id for group in behind.claim(1).groups] == [1, 2]
+
+
+def test_a_trainer_continues_on_a_new_store(fresh_server_of_each_kind: EmbeddedServer) -> None:
+    with Buffer.connect(fresh_server_of_each_kind.url, "sums") as buffer:
+        buffer.create_run()
+        buffer.register_task("math", TaskRules(batch_groups=2, group_size=2))
+        world = World(buffer)
+        world.begin(20, launch_id="launch-2")
+        world.complete(2)
+        world.train(21)
+        world.check()
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_the_configuration_of_the_page_is_well(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "LONGEST_MEDIAN_S", math.inf)
+    monkeypatch.setattr(checks, "LONGEST_PING_S", math.inf)
+    binary = embedded_binary() if kind == "valkey" else request.getfixturevalue("redis_binary")
+    config = tmp_path / "server.conf"
+    config.write_text(files(PAGE)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("8gb", "100mb"))
+    port = free_port("127.0.0.1")
+    server = subprocess.Popen([binary, config, "--port", str(port), "--dir", tmp_path], stdout=subprocess.DEVNULL)
+    password = "A-LONG-RANDOM-PASSWORD"
+    try:
+        wait_until(lambda: _answers(port, password))
+        result = CliRunner().invoke(
+            main,
+            ["doctor", "--url", f"redis://127.0.0.1:{port}", "--run", "sums"],
+            env={"ROLLQ_REDIS_PASSWORD": password},
+        )
+        assert result.exit_code == 0, result.output
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _answers(port: int, password: str) -> bool:
+    with redis.Redis(port=port, password=password) as client:
+        try:
+            return bool(client.ping())
+        except redis.ConnectionError:
+            return False
+
+
+def test_the_page_has_every_check_and_exit_status() -> None:
+    table = TEXT.split("| check |")[1].split("\n\n")[0]
+    named = {name.strip() for row in table.splitlines()[2:] for name in row.split("|")[1].split(",")}
+    code = (ROOT / "monitor" / "rollq" / "monitor" / "doctor" / "checks.py").read_text()
+    assert named == set(re.findall(r'_finding\("([\w ]+)"', code))
+    assert len(BUFFER_CHECKS) + 2 == len(named)
+    statuses = TEXT.split("| exit status |")[1].split("\n\n")[0]
+    assert {int(status) for status in re.findall(r"^\| (\d)", statuses, re.M)} == {2, *EXIT_STATUS.values()}
+
+
+def test_the_formula_on_the_page_is_the_one_that_is_used() -> None:
+    formula = TEXT.split("## Memory\n")[1].split("```")[1]
+    assert f"{sizing.HEADROOM} x (groups x ({sizing.PAYLOAD_FACTOR} x payload + {sizing.GROUP_BYTES} B)" in formula
+    assert f"scheduled x {sizing.TICKET_BYTES // 1000} kB" in formula
+    assert f"{sizing.SAMPLE_BYTES} B)" in formula
+
+
+def test_the_messages_on_the_page_are_those_of_rollq() -> None:
+    sources = "".join(
+        re.sub(r'"\s*\n\s*f?"', "", path.read_text("utf-8"))
+        for pattern in ("*.py", "*.lua")
+        for path in (ROOT / "buffer").rglob(pattern)
+    ) + (ROOT / "producer" / "rollq" / "producer" / "strategy.py").read_text("utf-8")
+    quoted = [" ".join(quote.split()) for quote in re.findall(r"`([a-z][^`\n]*?\n?[^`\n]*?\.\.\.%?)`", TEXT)]
+    assert len(quoted) == 3
+    assert [quote for quote in quoted if quote.rstrip(".%") not in sources] == []
