@@ -1,5 +1,6 @@
 """The checks on real servers: each is brought from well to ill, or back."""
 
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 import redis
 
 from rollq.buffer.store.connection import Patience, open_client
-from rollq.buffer.store.server import EmbeddedServer, embedded_binary
+from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from rollq.monitor.doctor.checks import BUFFER_CHECKS, QUEUE_CHECKS
 from rollq.monitor.doctor.examine import examine_server
 from rollq.monitor.doctor.facts import read_facts
@@ -137,23 +138,42 @@ def test_replicas_are_found(
         assert doctor()["replication"].level is Level.OK
 
 
-def without(binary: Path, script: Path, command: str) -> Path:
-    """A server at `script` that lacks `command`, as managed ones lack CONFIG, and others FUNCTION."""
-    script.write_text(f"#!/bin/sh\nexec {binary} \"$@\" --rename-command {command} ''\n")
+def with_options(binary: Path, script: Path, options: str) -> Path:
+    """A program at `script` that runs the server `binary` with further options."""
+    script.write_text(f'#!/bin/sh\nexec {binary} "$@" {options}\n')
     script.chmod(0o755)
     return script
 
 
+def without(command: str, script: Path) -> Path:
+    """A server at `script` that lacks `command`, as managed ones lack CONFIG, and others FUNCTION."""
+    return with_options(embedded_binary(), script, f"--rename-command {command} ''")
+
+
+def test_tls_is_noticed(tmp_path: Path, openssl: Path, redis_binary: Path) -> None:
+    key, certificate, port = tmp_path / "key.pem", tmp_path / "certificate.pem", free_port("127.0.0.1")
+    new = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {certificate}"
+    names = "-addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([openssl, *new.split(), *names.split()], check=True, capture_output=True)
+    tls = f"--tls-port {port} --tls-cert-file {certificate} --tls-key-file {key} --tls-auth-clients no"
+    with EmbeddedServer(tmp_path / "s", binary=with_options(redis_binary, tmp_path / "program", tls)) as server:
+        assert findings(server.url)["encryption"].message != "TLS"
+        found = findings(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
+    assert (found["encryption"].message, found["access"].level) == ("TLS", Level.NOTE)
+    assert found["memory"].commands[0].startswith(f"redis-cli -h 127.0.0.1 -p {port} --tls config set maxmemory ")
+
+
 def test_a_server_without_functions_is_an_error(tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path / "s", binary=without(embedded_binary(), tmp_path / "program", "FUNCTION")) as server:
+    with EmbeddedServer(tmp_path / "s", binary=without("FUNCTION", tmp_path / "program")) as server:
         finding = findings(server.url)["server"]
-        assert (finding.level, finding.message[:20]) == (Level.ERROR, "it has no functions ")
+        assert finding.level is Level.ERROR
+        assert re.match(r"valkey [\d.]+ has no functions", finding.message)
         with open_client(server.url) as client:
             assert examine_server(client, QUEUE_CHECKS)[1][0].level is Level.OK
 
 
 def test_what_a_managed_server_hides_is_a_note(tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path / "s", binary=without(embedded_binary(), tmp_path / "program", "CONFIG")) as server:
+    with EmbeddedServer(tmp_path / "s", binary=without("CONFIG", tmp_path / "program")) as server:
         found = findings(server.url)
     notes = {name: finding.message for name, finding in found.items() if finding.level is Level.NOTE}
     assert notes.keys() == {"persistence", "disk space", "access"}

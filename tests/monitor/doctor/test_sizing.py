@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -90,5 +91,19 @@ def test_sizing_says_what_it_measured_or_assumed(server_url: str, buffer: Buffer
         level, message = sized(planned)
         assert (level, re.search("90 groups of .* as measured", message) is not None) == (Level.WARNING, True)
         assert re.search("80 groups of .* as measured", sized()[1])
+        two = {**planned, "code": planned["math"]}
+        assert "180 groups of 3 KiB, as measured in some tasks" in sized(two)[1]
         with_weights = sized(planned, Weights(None, 2**30, 3))[1]
         assert "the run takes up to 4.0 GiB" in with_weights
+
+
+def test_groups_that_may_not_be_read_count_at_their_limits(fresh_server: EmbeddedServer, run_name: str) -> None:
+    with Buffer.connect(fresh_server.url, run_name) as buffer:
+        World(buffer).start().complete(2)
+        rights = ["~*", "+ping", "+info", "+time", "+hget", "+smembers", "+hgetall", "+zrange"]
+        client: Any = buffer.client
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", *rights)
+    planned = {"math": TaskSize(RULES, payload_bytes=5000, checkpoint_steps=5)}
+    with open_client(fresh_server.url.replace("redis://", "redis://reader:secret@")) as reader:
+        finding = examine_sizing(reader, run_name, read_facts(reader, Patience()), planned, None)
+    assert "groups of 5 KiB, if all samples reach their limits" in finding.message

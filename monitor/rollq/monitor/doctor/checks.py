@@ -32,11 +32,11 @@ Check = Callable[[ServerFacts], Finding]
 def check_server_kind(facts: ServerFacts) -> Finding:
     """Whether rollq can run on this server at all."""
     other = next((f"{name} {facts.info[key]}" for key, name in OTHER_SERVERS.items() if key in facts.info), "")
-    if other or not facts.functions:
-        message = f"{other or 'it'} has no functions (FUNCTION, FCALL), which rollq needs: use Redis 7.0 or Valkey 7.2"
-        return _finding("server", Level.ERROR, message, "rollq redis --dir server")
-    if refusal := unfit(facts.info):
-        message = f"{refusal}; rollq needs Redis 7.0 or Valkey 7.2, not a cluster"
+    refusal = "" if other else unfit(facts.info)
+    if not refusal and (other or not facts.functions):
+        refusal = f"{other or server_name(facts)} has no functions (FUNCTION, FCALL)"
+    if refusal:
+        message = f"{refusal}; rollq needs Redis 7.0 or Valkey 7.2 or newer, and no cluster"
         return _finding("server", Level.ERROR, message, "rollq redis --dir server")
     return _finding("server", Level.OK, f"{server_name(facts)}, with functions")
 

@@ -56,28 +56,32 @@ def examine_sizing(
 ) -> Finding:
     """Compare the server's memory with what the run may take: as planned in its settings, else as it is stored.
 
-    The payload of a group is measured on the groups that the run has finished.
+    The payload of a group is measured on the groups that the run has finished, where they can be read.
     """
-    try:
-        stored = measured_tasks(MonitorBuffer(client, run, PATIENCE))
-    except StoreLost:
-        stored = {}
-    except ServerError as error:
-        return Finding("sizing", Level.NOTE, f"the run's groups could not be read: {error}")
+    stored = _stored_tasks(client, run)
     if planned is None:
-        sizes = [size for size in stored.values() if size.payload_bytes]
+        sizes = list(stored.values())
     else:
         sizes = [with_payload(size, stored.get(task)) for task, size in planned.items()]
     if not sizes:
         return Finding("sizing", Level.NOTE, "no finished group to measure: give FILE, whose limits are the worst case")
     in_redis = weights.needed_bytes if weights and weights.folder is None else 0
-    measured = any(size.payload_bytes for size in stored.values())
-    return check_sizing(facts, used_bytes(sizes, weights_bytes=in_redis), _description(sizes, measured=measured))
+    used = used_bytes(sizes, weights_bytes=in_redis)
+    return check_sizing(facts, used, _description(sizes, measured=len(stored)))
+
+
+def _stored_tasks(client: redis.Redis, run: str) -> dict[str, TaskSize]:
+    """The tasks whose groups could be measured; none where the run does not exist, or may not be read."""
+    try:
+        sizes = measured_tasks(MonitorBuffer(client, run, PATIENCE))
+    except (StoreLost, ServerError):
+        return {}
+    return {task: size for task, size in sizes.items() if size.payload_bytes}
 
 
 def with_payload(planned: TaskSize, stored: TaskSize | None) -> TaskSize:
     """`planned` with the payload that was measured, where there is one."""
-    return replace(planned, payload_bytes=stored.payload_bytes) if stored and stored.payload_bytes else planned
+    return replace(planned, payload_bytes=stored.payload_bytes) if stored else planned
 
 
 def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
@@ -102,10 +106,12 @@ def _measured_payload(buffer: MonitorBuffer, task: str, group_size: int) -> int:
     return sum(map(int, buffer.send_all(commands))) // len(ids)
 
 
-def _description(sizes: Sequence[TaskSize], *, measured: bool) -> str:
+def _description(sizes: Sequence[TaskSize], *, measured: int) -> str:
     groups = sum(map(live_groups, sizes))
     each = in_words(sum(live_groups(size) * size.payload_bytes for size in sizes) / groups)
-    return f"{groups:,} groups of {each}, {'as measured' if measured else 'if all samples reach their limits'}"
+    if measured == 0:
+        return f"{groups:,} groups of {each}, if all samples reach their limits"
+    return f"{groups:,} groups of {each}, as measured{'' if measured >= len(sizes) else ' in some tasks'}"
 
 
 def examine_weights(weights: Weights) -> Iterator[Finding]:
