@@ -4,6 +4,7 @@ import pytest
 
 from rollq.buffer.errors import (
     CheckpointOverdue,
+    ConfigError,
     FencedError,
     HistoryGone,
     TrainerHeld,
@@ -11,6 +12,7 @@ from rollq.buffer.errors import (
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import EMPTY_SAMPLE
 from rollq.buffer.staleness import Floors
+from rollq.buffer.training import ResumeMode
 from support.buffer_run import World
 
 
@@ -277,3 +279,57 @@ def test_a_published_version_never_falls_or_changes(world: World) -> None:
     with pytest.raises(FencedError, match="already live with other weights"):
         publish(world.held, 2, uri="u", digest="other")
     assert world.buffer.client.get(world.buffer.keys.model_version) == b"2"
+
+
+@pytest.mark.parametrize("mode", ["return", "regenerate"])
+def test_a_step_that_a_rewind_undid_cannot_be_resumed_from(world: World, mode: ResumeMode) -> None:
+    world.start(math={"max_staleness": 9}).complete(6)
+    for step in (1, 2, 3):
+        world.train(step)
+    world.buffer.checkpoint(world.held, 1)
+    world.begin(1, mode=mode, launch_id="launch-2")
+    with pytest.raises(HistoryGone, match=r"step 3 was undone by a rewind.*the newest step to resume from is 1"):
+        world.begin(3, launch_id="launch-3")
+    world.begin(1, launch_id="launch-4")
+    world.check()
+
+
+@pytest.mark.parametrize("mode", ["replay", "return", "regenerate"])
+def test_a_checkpoint_that_was_left_behind_is_known_by_its_lineage(world: World, mode: ResumeMode) -> None:
+    buffer = world.start(math={"max_staleness": 9}).buffer
+    world.complete(12)
+    for step in (1, 2, 3):
+        world.train(step)
+    left_behind = buffer.lineage_of(world.held)
+    world.begin(1, mode=mode, launch_id="launch-2")
+    if mode == "regenerate":
+        world.put(world.lease(4))
+    for step in (2, 3, 4):
+        world.train(step)  # the same steps, of other weights
+    alive = buffer.lineage_of(world.held)
+
+    def resume(step: int, lineage: str) -> None:
+        buffer.begin_epoch(
+            trainer_id="trainer", launch_id=f"{step} {lineage}", from_step=step, uri="u", digest="d", lineage=lineage
+        )
+
+    if mode == "replay":  # of the same batches
+        resume(3, left_behind)
+    else:
+        with pytest.raises(HistoryGone, match=r"saved in epoch 1.*undone its steps after 1"):
+            resume(3, left_behind)
+        resume(1, left_behind)
+    resume(3, alive)
+    with pytest.raises(ConfigError, match="lineage 'x'"):
+        resume(3, "x")
+    world.check()
+
+
+def test_a_released_batch_of_an_older_trainer_cannot_be_resumed_after(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(4)
+    world.train(1)
+    world.train(2)
+    world.begin(1, launch_id="launch-2")
+    world.buffer.release(world.held, 2, "return", claim_round=world.claim(2).claim_round)
+    with pytest.raises(HistoryGone, match="step 2 was undone"):
+        world.begin(2, launch_id="launch-3")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
@@ -17,6 +18,7 @@ from rollq.buffer.errors import (
     ConfigError,
     FencedError,
     HistoryGone,
+    ReplayMismatch,
     StoreLost,
     TrainerHeld,
     WeightsError,
@@ -49,20 +51,23 @@ def worker(buffer: Buffer, tmp_path: Path) -> HandWorker:
 
 @pytest.fixture
 def connect(server_url: str, run_name: str, model_folder: Path) -> Connect:
-    """Connect as the trainer; keyword arguments are settings, but for `resume_from`, `stop` and `batch`."""
+    """Connect as the trainer; keyword arguments are settings, but for those of `Consumer.connect`."""
 
     def open_consumer(
         resume_from: int = 0,
         stop: threading.Event | None = None,
         batch: dict[str, int] | None = None,
+        weights: Path | dict[str, Any] = model_folder,
+        lineage: str | None = None,
         **settings: object,
     ) -> Consumer:
         return Consumer.connect(
             server_url,
             run=run_name,
-            weights=model_folder,
+            weights=weights,
             batch=batch,
             resume_from=resume_from,
+            lineage=lineage,
             settings=ConsumerSettings.model_validate({"timeout_s": 0.2, **settings}),
             stop=stop,
         )
@@ -343,6 +348,86 @@ def test_a_launch_id_belongs_to_one_starting_step(connect: Connect, worker: Hand
     connect(launch_id="launch").__exit__(None, None, None)
     with pytest.raises(ConfigError, match="'launch' has started at step 0, not at 5"):
         connect(launch_id="launch", resume_from=5)
+
+
+def test_a_checkpoint_of_a_store_that_was_emptied_since_is_refused(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    with connect() as consumer:
+        worker.produce(2)
+        consumer.commit(next(consumer))
+        lineage = consumer.lineage
+    for key in buffer.client.scan_iter(match=f"rollq:{{{buffer.run}*"):
+        buffer.client.delete(key)
+    make_run(buffer)
+    with pytest.raises(StoreLost, match=r"step 1 belongs to another store.*accept_new_store = true"):
+        connect(resume_from=1, lineage=lineage)
+    with connect(resume_from=1, lineage=lineage, accept_new_store=True) as consumer:
+        assert consumer.step == 2
+
+
+def train_twice(connect: Connect, worker: HandWorker) -> None:
+    with connect(weights={"w": torch.zeros(1)}) as consumer:
+        for step in (1, 2, 3):
+            worker.produce(2)
+            batch = next(consumer)
+            consumer.publish({"w": torch.full((1,), float(step))})
+            consumer.commit(batch)
+
+
+def test_a_replay_is_announced_and_other_weights_are_noticed_once(
+    connect: Connect, worker: HandWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_twice(connect, worker)
+    with caplog.at_level("INFO"), connect(weights={"w": torch.zeros(1)}) as consumer:
+        assert "the recorded batches of steps 1 to 3 are replayed" in caplog.text
+        assert consumer.replayed_through == 3
+        consumer.commit(next(consumer))
+        batch = next(consumer)
+        consumer.publish({"w": torch.full((1,), 2.0)})
+        assert "were published as version" not in caplog.text, "these are the weights that were recorded"
+        consumer.commit(batch)
+        consumer.commit(next(consumer))
+    caplog.clear()
+    with caplog.at_level("INFO"), connect(weights={"w": torch.zeros(1)}) as consumer:
+        for step in (1, 2):
+            batch = next(consumer)
+            consumer.publish({"w": torch.full((1,), 100.0 + step)})
+            consumer.commit(batch)
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "weights of version 1 are not those" in warning
+    assert "recorded batches of steps 2 to 3 are replayed all the same" in warning
+
+
+def test_batches_of_other_weights_are_sampled_again_where_that_is_set(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    train_twice(connect, worker)
+    with connect(weights={"w": torch.zeros(1)}, on_replay_mismatch="regenerate") as consumer:
+        batch = next(consumer)
+        assert ids(batch) == [1, 2]
+        consumer.publish({"w": torch.full((1,), 101.0)})
+        consumer.commit(batch)
+        assert statuses(buffer) == {"archived": 2, "pending": 4}
+        worker.produce(4)
+        assert ids(next(consumer)) == [3, 4]
+    with connect(weights={"w": torch.full((1,), 5.0)}, on_replay_mismatch="regenerate"):
+        assert "archived" not in statuses(buffer), "the weights of the checkpoint are others too"
+
+
+def test_a_replay_to_other_weights_fails_where_that_is_set(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    train_twice(connect, worker)
+    with pytest.raises(ReplayMismatch, match=r'version 0 .*mode = "return"'):
+        connect(weights={"w": torch.ones(1)}, on_replay_mismatch="fail")
+    with connect(weights={"w": torch.zeros(1)}, on_replay_mismatch="fail") as consumer:
+        next(consumer)
+        with pytest.raises(ReplayMismatch, match=r"version 1 .*steps 2 to 3"):
+            consumer.publish({"w": torch.full((1,), 101.0)})
+        live = buffer.live_model()
+        assert live is not None
+        assert live.version == 0
 
 
 def test_a_run_that_was_never_created_is_store_lost(connect: Connect) -> None:

@@ -153,6 +153,10 @@ class HistoryGone(RollqError):
     """The batches that a resume needs are no longer kept."""
 
 
+class ReplayMismatch(RollqError):
+    """Recorded batches would be replayed to weights that did not generate them, and the settings forbid it."""
+
+
 class CheckpointOverdue(RollqError):
     """Too many trained batches wait for a checkpoint, so no further batch can be claimed."""
 

@@ -191,13 +191,15 @@ class PutOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainerEpoch:
-    """A trainer's hold of the run: the fencing token of its calls. `from_step` is the step of its checkpoint."""
+    """A trainer's hold of the run: the fencing token of its calls. `from_step` is the step of its checkpoint; later
+    batches, up to step `replayed_through`, are served as they were recorded."""
 
     epoch: int
     nonce: str
     from_step: int
     trainer_id: str
     launch_id: str
+    replayed_through: int = 0
 
 
 class ClaimedGroup(NamedTuple):

@@ -6,13 +6,14 @@ every task, and back only when all are done.
 
 import secrets
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
 
 from rollq.buffer.claiming import Claiming
 from rollq.buffer.core import number, pairs
-from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, TaskBehind, TrainerHeld
+from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, StoreLost, TaskBehind, TrainerHeld
 from rollq.buffer.fetching import Fetching
 from rollq.buffer.replies import Production, TrainerEpoch
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
@@ -36,22 +37,26 @@ class Training(Fetching, Claiming):
         uri: str,
         digest: str,
         takeover: bool = False,
+        lineage: str | None = None,
     ) -> TrainerEpoch:
         """Take the run as its trainer, at `from_step` (0: initial weights), and publish those weights.
 
         Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
         sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
-        Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the oldest step to resume
-        from, StoreLost.
+        `lineage` is that of the trainer which saved the checkpoint (see `lineage_of`); with it, a checkpoint of another
+        store or of steps that were undone is refused.
+        Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the steps to resume from,
+        StoreLost.
         """
         if from_step < 0:
             raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
+        saved_in = self._saved_in(lineage, from_step) if lineage else ""
         tasks = self.tasks()
         seen_epoch = self.send(lambda: self.client.hget(self.keys.trainer, "epoch")) or 0
         self._check_history(tasks, from_step, None if takeover else trainer_id)
         epoch, nonce, at_step, as_mode = self.call(
             "run_begin_epoch", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
-            mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover), seen_epoch,
+            mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover), seen_epoch, saved_in,
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
         batches = {task: self._carry_epoch(task) for task in tasks}
@@ -66,7 +71,31 @@ class Training(Fetching, Claiming):
             while offset >= 0:
                 offset = self.call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL, offset)
         self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
-        return held
+        return replace(held, replayed_through=last_claimed if as_mode == b"replay" else at_step)
+
+    def lineage_of(self, held: TrainerEpoch) -> str:
+        """The store and the epoch that the trainer's weights belong to: save it in every checkpoint."""
+        return f"{self.incarnation}:{held.epoch}"
+
+    def _saved_in(self, lineage: str, from_step: int) -> int:
+        """The epoch in which a checkpoint was saved. Raises if its trainer had another store than this one."""
+        incarnation, epoch = _parse_lineage(lineage)
+        if incarnation == self.incarnation:
+            return epoch
+        restored = self.send(lambda: self.client.hget(self.keys.info, "ancestors")) or b"{}"
+        if incarnation not in (ancestors := orjson.loads(restored)):
+            raise StoreLost(
+                f"the checkpoint of step {from_step} belongs to another store than that of run {self.run!r}, which was "
+                "emptied since, or is a new one: its prompts begin with the first. Restore a snapshot (`rollq "
+                "restore`), or give the run another name; to train on with this store, set accept_new_store = true"
+            )
+        last_step, last_epoch = ancestors[incarnation]
+        if from_step > last_step or epoch > last_epoch:
+            raise HistoryGone(
+                f"the checkpoint of step {from_step} is younger than the snapshot that was restored: resume from one "
+                f"of step {last_step} or before, saved before the snapshot"
+            )
+        return epoch
 
     def join_epoch(self, launch_id: str) -> TrainerEpoch | None:
         """The epoch that rank 0 of this launch has started, for its other ranks; None until it has.
@@ -83,6 +112,18 @@ class Training(Fetching, Claiming):
         if live != launch_id or announced != nonce:
             return None
         return TrainerEpoch(int(epoch), nonce, int(from_step), trainer_id, launch_id)
+
+    def recorded_digest(self, version: int) -> str | None:
+        """The digest of the weights that were last published as `version`; None when a checkpoint covers it."""
+        digest = self.send(lambda: self.client.hget(self.keys.versions, str(version)))
+        return digest.decode() if digest else None
+
+    def regenerate_replays(self, held: TrainerEpoch, after: int) -> None:
+        """Have the prompts of recorded batches after step `after` sampled again, instead of serving these batches."""
+        self._forget_plans(held, after + 1, held.replayed_through, spared=held.epoch)
+        for task in self.train_tasks():
+            for step in range(held.replayed_through, after, -1):
+                self.call_task("rewind", task, held.epoch, held.nonce, step, "regenerate")
 
     def _check_history(self, tasks: Iterable[str], from_step: int, trainer_id: str | None) -> None:
         """Refuse a resume that cannot work before anything moves; a trainer that is fenced out gets that error."""
@@ -153,3 +194,10 @@ class Training(Fetching, Claiming):
         window = {name.decode(): number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)
         return Production((now_ms - since_ms) / 1000, window, tuple(int(timing) for timing in timings))
+
+
+def _parse_lineage(lineage: str) -> tuple[str, int]:
+    incarnation, _, epoch = lineage.partition(":")
+    if not incarnation or not epoch.isdecimal():
+        raise ConfigError(f"lineage {lineage!r}: pass what `Consumer.lineage` was when the checkpoint was saved")
+    return incarnation, int(epoch)

@@ -23,10 +23,11 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 class Checkpoint(NamedTuple):
-    """`folder` holds the weights after train step `step`."""
+    """`folder` holds the weights after train step `step`. `lineage` is that of their `Consumer`, None if unknown."""
 
     step: int
     folder: Path
+    lineage: str | None
 
 
 def newest_checkpoint(output: Path) -> Checkpoint | None:
@@ -34,11 +35,17 @@ def newest_checkpoint(output: Path) -> Checkpoint | None:
     folders = sorted(_folders(output).glob("step-*"))
     if not folders:
         return None
-    return Checkpoint(orjson.loads((folders[-1] / STATE_FILE).read_bytes())["step"], folders[-1])
+    state = orjson.loads((folders[-1] / STATE_FILE).read_bytes())
+    return Checkpoint(state["step"], folders[-1], state.get("lineage"))
 
 
 def save_checkpoint(
-    output: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, config_from: Path
+    output: Path,
+    step: int,
+    lineage: str,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config_from: Path,
 ) -> Checkpoint:
     """Write the checkpoint of `step`, with the configuration files of `config_from`; only the last `KEPT` stay."""
     folder = _folders(output) / f"step-{step:08d}"
@@ -46,10 +53,10 @@ def save_checkpoint(
         copy_config(config_from, unfinished)
         (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(model.state_dict()))
         (unfinished / OPTIMIZER_FILE).write_bytes(save(_optimizer_tensors(model, optimizer)))
-        (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step}))
+        (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
     for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)
-    return Checkpoint(step, folder)
+    return Checkpoint(step, folder, lineage)
 
 
 def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -23,6 +23,7 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.colocation import ColocatedEngines
 from rollq.consumer.evaluation import evaluate
+from rollq.consumer.replay import Replay, first_mode
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.trainer_lease import TrainerLease
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
@@ -64,6 +65,7 @@ class Consumer(Iterator[Batch]):
         self._engines = ColocatedEngines(
             self._lease, self._events, self._stop, colocated=settings.colocated and settings.rank == 0
         )
+        self._replay = Replay(self._lease, settings.on_replay_mismatch)
         self._step = epoch.from_step + 1
         self._last_batch = epoch.from_step  # the step of the last batch that was returned
 
@@ -76,6 +78,7 @@ class Consumer(Iterator[Batch]):
         weights: Path | Mapping[str, Any],
         batch: Mapping[str, int] | None = None,
         resume_from: int = 0,
+        lineage: str | None = None,
         settings: ConsumerSettings | None = None,
         password: str | None = None,
         stop: threading.Event | None = None,
@@ -83,12 +86,15 @@ class Consumer(Iterator[Batch]):
         """Take over `run` as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
 
         `weights` are those of that step, a folder with model.safetensors or a state dict; workers get them at once.
+        `lineage` is `Consumer.lineage` as it was when the checkpoint was saved: with it, a store that was emptied
+        since, and steps that a rewind has undone, are noticed.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
         also during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
         over; their `weights` are not used.
 
-        Raises `TrainerHeld` while another trainer is alive, `HistoryGone` if `resume_from` is too old, `StoreLost`,
-        `ServerUnavailable`, `ServerRefused`, `ConfigError`, `WeightsError`.
+        Raises `TrainerHeld` while another trainer is alive, `HistoryGone` if the run cannot be taken back to
+        `resume_from`, `StoreLost`, `ReplayMismatch`, `ServerUnavailable`, `ServerRefused`, `ConfigError`,
+        `WeightsError`.
         """
         settings = settings or ConsumerSettings()
         stop = stop or threading.Event()
@@ -102,7 +108,7 @@ class Consumer(Iterator[Batch]):
                 settings.keep_versions,
                 sender=make_sender(buffer, settings),
             )
-            epoch = _begin_epoch(buffer, settings, publisher, weights, resume_from)
+            epoch = _begin_epoch(buffer, settings, publisher, weights, resume_from, lineage)
             return cls(buffer, epoch, sizes, settings, publisher)
         except BaseException:
             buffer.close()
@@ -124,6 +130,16 @@ class Consumer(Iterator[Batch]):
     def epoch(self) -> int:
         """The epoch that this trainer started."""
         return self._lease.epoch.epoch
+
+    @property
+    def lineage(self) -> str:
+        """The store and the epoch that this trainer's weights belong to: save it with every checkpoint."""
+        return self._lease.buffer.lineage_of(self._lease.epoch)
+
+    @property
+    def replayed_through(self) -> int:
+        """The last step whose batch is served as it was recorded before this trainer took over."""
+        return self._lease.epoch.replayed_through
 
     @property
     def step(self) -> int:
@@ -184,10 +200,12 @@ class Consumer(Iterator[Batch]):
         """Publish new weights, a folder with model.safetensors or a state dict. Groups that are now too old expire.
 
         Their version is the step of the last batch that was returned. With transport `nccl` the call returns when the
-        workers have the weights; workers that failed get them later. Raises `WeightsError`, `FencedError`.
+        workers have the weights; workers that failed get them later. Raises `WeightsError`, `FencedError`, and
+        `ReplayMismatch` with `on_replay_mismatch = "fail"`.
         """
         if self._settings.rank == 0:
             stored = self._publisher.announce(weights, self._last_batch)
+            self._replay.check(self._last_batch, stored.digest)
             self._lease.buffer.publish(self._lease.epoch, self._last_batch, uri=stored.uri, digest=stored.digest)
             self._publisher.send()
             self._engines.wake()
@@ -250,6 +268,7 @@ def _begin_epoch(
     publisher: WeightPublisher,
     weights: Path | Mapping[str, Any],
     resume_from: int,
+    lineage: str | None,
 ) -> TrainerEpoch:
     """Start this launch's epoch at step `resume_from` with `weights` as the live ones, or on other ranks join it."""
     if settings.launch_id is not None and settings.rank != 0:
@@ -260,10 +279,11 @@ def _begin_epoch(
             trainer_id=settings.trainer_id,
             launch_id=settings.launch_id or secrets.token_hex(8),
             from_step=resume_from,
-            mode=settings.mode,
+            mode=first_mode(buffer, settings, resume_from, stored.digest),
             uri=stored.uri,
             digest=stored.digest,
             takeover=settings.takeover,
+            lineage=None if settings.accept_new_store else lineage,
         )
     if epoch.from_step != resume_from:
         raise ConfigError(

@@ -9,6 +9,7 @@ from rollq.buffer.advantages import AdvantageSettings
 from rollq.buffer.settings import Settings
 from rollq.buffer.training import ResumeMode
 
+OnReplayMismatch = Literal["warn", "regenerate", "fail"]
 Transport = Literal["redis", "path", "nccl"]
 
 
@@ -34,6 +35,13 @@ class ClientSettings(Settings):
         default="replay", description="what happens to batches after the step resumed from: replay, return, regenerate"
     )
     takeover: bool = Field(default=False, description="take the run from another trainer that is still alive")
+    accept_new_store: bool = Field(
+        default=False, description="train on although the store is not the one that the checkpoint belongs to"
+    )
+    on_replay_mismatch: OnReplayMismatch = Field(
+        default="warn",
+        description="when batches are replayed to weights other than the recorded: warn, regenerate the rest, or fail",
+    )
     timeout_s: float | None = Field(
         default=None, gt=0, description="longest wait for one batch, in seconds; default: no limit"
     )

@@ -64,6 +64,7 @@ def train(
         run=run,
         weights=settings.model if checkpoint is None else checkpoint.folder,
         resume_from=0 if checkpoint is None else checkpoint.step,
+        lineage=None if checkpoint is None else checkpoint.lineage,
         settings=settings.consumer,
         password=password,
         stop=stop,
@@ -217,7 +218,8 @@ class Trainer:
             "publish_s": time.monotonic() - trained_s,
         }
         produced = {task: describe_production(production) for task, production in consumer.take_production().items()}
-        line = {**describe_batch(batch), **metrics.result(), "gradient_norm": norm, **seconds, "produced": produced}
+        facts = {**describe_batch(batch), "replayed": batch.step <= consumer.replayed_through}
+        line = {**facts, **metrics.result(), "gradient_norm": norm, **seconds, "produced": produced}
         self._report(line)
         self._evaluate(batch.step)
         return True
@@ -253,7 +255,9 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         settings, learner = self._settings, self._learner
-        save_checkpoint(settings.output, self._trained, learner.model, learner.optimizer, settings.model)
+        save_checkpoint(
+            settings.output, self._trained, self._consumer.lineage, learner.model, learner.optimizer, settings.model
+        )
         self._saved = self._trained
         try:
             self._consumer.checkpoint(self._trained)

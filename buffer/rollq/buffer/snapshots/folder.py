@@ -73,6 +73,8 @@ class Snapshot(_Model):
     """The index of a snapshot.
 
     `versions`: version -> digest of weights that were published; `plans`: step -> sizes per task.
+    `ancestors`: incarnations whose trainers' checkpoints belong to this snapshot -> last step and epoch of each.
+    `undone`: see `run_begin_epoch.lua`.
     """
 
     schema_version: int = Field(alias="schema")
@@ -82,6 +84,8 @@ class Snapshot(_Model):
     model: str
     tokenizer: str
     epoch: int
+    undone: str
+    ancestors: dict[str, tuple[int, int]]
     versions: dict[str, str]
     plans: dict[str, dict[str, str]]
     tasks: dict[str, SavedTask]

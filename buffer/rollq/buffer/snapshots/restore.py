@@ -12,6 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.replies import NO_VERSION
@@ -84,10 +86,11 @@ class Restoring(BufferCore):
         run = {
             "incarnation": incarnation, "schema": str(snapshot.functions), "model": snapshot.model,
             "tokenizer": snapshot.tokenizer, "restored_from": digest,
+            "ancestors": orjson.dumps(snapshot.ancestors).decode(),
         }  # fmt: skip
         # a task that joins before the first trainer must not know of steps before which that trainer may resume
         first_step = snapshot.resume_steps[0]
-        trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step)}
+        trainer = {"epoch": str(snapshot.epoch), "nonce": "", "from_step": str(first_step), "undone": snapshot.undone}
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
         parts += [(f"plan:{step}", plan) for step, plan in snapshot.plans.items()]
         self.call("finish_restore", self.keys.info, incarnation, digest, *chain(*_writes(parts)), "", *snapshot.tasks)

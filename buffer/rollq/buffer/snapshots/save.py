@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import SnapshotError
 from rollq.buffer.rollouts import Status
@@ -131,13 +133,14 @@ class Saving(BufferCore):
 
     def _save_run(self, indexes: Mapping[str, _Index]) -> dict[str, Any]:
         """The fields of the run. Read after the tasks, since a batch has its plan before its manifest."""
-        info, versions, epoch = self.send_all(
-            [("HMGET", self.keys.info, "schema", "model", "tokenizer"), ("HGETALL", self.keys.versions),
-             ("HGET", self.keys.trainer, "epoch")]
+        info, versions, (epoch, undone) = self.send_all(
+            [("HMGET", self.keys.info, "ancestors", "model", "tokenizer"), ("HGETALL", self.keys.versions),
+             ("HMGET", self.keys.trainer, "epoch", "undone")]
         )  # fmt: skip
         clocks = [index.clock for index in indexes.values()]
-        first = min((int(clock["history"]) for clock in clocks), default=0)
+        first = min((int(clock["first_manifest"]) for clock in clocks), default=0)
         last = max((int(clock["claimed_step"]) for clock in clocks), default=0)
+        committed = min((int(clock["committed"]) for clock in clocks if clock["kind"] == "train"), default=0)
         steps = range(first + 1, last + 1)
         plans = self.send_all([("HGET", self.keys.plan(step), "sizes") for step in steps])
         return {
@@ -147,6 +150,8 @@ class Saving(BufferCore):
             "model": _text(info[1]),
             "tokenizer": _text(info[2]),
             "epoch": int(epoch or 0),
+            "undone": _text(undone or b""),
+            "ancestors": {**orjson.loads(info[0] or b"{}"), self.incarnation: (committed, int(epoch or 0))},
             "versions": _texts(versions),
             # ranks that saw a batch delivered are gone after a restore: it is delivered again
             "plans": {str(step): {"sizes": _text(sizes)} for step, sizes in zip(steps, plans, strict=True) if sizes},

@@ -10,7 +10,7 @@ local CLOCK_FIELDS = {
   'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups', 'schedule',
   'kind', 'token_shift', 'max_uses', 'cooldown', 'stragglers', 'interruptions', 'keep_window', 'saving_until_ms', 'pin',
   'open_evaluations', 'prompt_stats', 'sleep', 'control_revision', 'saver', 'saved_by',
-  'floors', 'first_manifest',
+  'floors', 'first_manifest', 'undone',
 }
 -- stylua: ignore
 local CLOCK_STRINGS = {

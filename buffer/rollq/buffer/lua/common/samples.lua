@@ -2,7 +2,6 @@
 
 local NO_VERSION = '-'
 local EVERY_VERSION = '[^,]+'
-local EPOCH_FLOOR = '(%d+):(%d+)'
 local NOT_PENDING = '[^' .. SAMPLE.pending .. ']'
 
 local function group_key(prefix, id)
@@ -88,30 +87,9 @@ local function cap_versions(clock, id, cap)
   return oldest
 end
 
--- The newest version that tokens of an epoch count as: for a dead epoch, its floor (see `lower_floors`).
+-- The newest version that tokens of an epoch count as: for a dead epoch, its floor.
 local function newest_of(clock, epoch)
-  for last, floor in string.gmatch(clock.floors, EPOCH_FLOOR) do
-    if epoch <= tonumber(last) then return tonumber(floor) end
-  end
-  return NO_TOKENS
-end
-
--- The floors when a new epoch starts at `from_step`, which is older than every floor that it lowers: 'epoch:floor,...'
--- in ascending order. An entry holds for its epoch, and for those before it that no earlier entry covers; so the last
--- entry also covers epochs whose trainer died before it came to this task. Floors that are too old for every step that
--- can still be trained share one entry.
-local function lower_floors(clock, new_epoch, from_step)
-  local floors, too_old = {}, nil
-  for last, floor in string.gmatch(clock.floors, EPOCH_FLOOR) do
-    if tonumber(floor) <= stale_version(clock, clock.history + 1) then
-      too_old = last .. ':' .. floor
-    elseif tonumber(floor) < from_step then
-      floors[#floors + 1] = last .. ':' .. floor
-    end
-  end
-  floors[#floors + 1] = exact(new_epoch - 1) .. ':' .. exact(from_step)
-  if too_old then table.insert(floors, 1, too_old) end
-  return table.concat(floors, ',')
+  return level_of(clock.floors, epoch) or NO_TOKENS
 end
 
 -- The version that a group counts as in the live epoch. Groups that are in the version index are corrected by a rewind;

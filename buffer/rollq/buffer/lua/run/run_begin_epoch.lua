@@ -1,8 +1,10 @@
 -- A trainer takes the run: a new epoch with a nonce, and the weights of its checkpoint as the live version.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch
+-- ARGV: incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch,
+--   saved_in
 --   takeover: 1 to replace a trainer that is alive   seen_epoch: the live epoch, as the caller has read it
+--   saved_in: the epoch in which the checkpoint was saved, '' when unknown
 -- Returns: epoch, nonce, from_step, mode
 -- Caller: Training.begin_epoch; the trainer, rank 0
 -- Repeat: with the live launch, returns its epoch. A launch that was replaced is refused, and so is a copy of this call
@@ -23,14 +25,30 @@ local function refuse_rival(live_trainer, left_ms)
   )
 end
 
+-- A rewind that serves no batch again lets the groups of the steps that it undoes be trained by others.
+local function refuse_undone(undone, saved_in, from_step)
+  local newest = saved_in ~= '' and level_of(undone, tonumber(saved_in))
+  if not newest or tonumber(from_step) <= newest then return nil end
+  return fail(
+    'HISTORY_GONE',
+    'the checkpoint of step %s was saved in epoch %s, and a later rewind has undone its steps after %s: resume from a '
+      .. 'checkpoint of step %s or before, or from one that was saved since',
+    from_step,
+    saved_in,
+    newest,
+    newest
+  )
+end
+
 local function remember_launch(launches, launch_id, epoch)
   redis.call('ZADD', launches, epoch, launch_id)
   redis.call('ZREMRANGEBYRANK', launches, 0, -KEPT_LAUNCHES - 1)
 end
 
 local function run_begin_epoch(keys, args)
-  local incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch =
-    unpack(args)
+  -- stylua: ignore
+  local incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch,
+    saved_in = unpack(args)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   local trainer, launches, now = prefix .. 'trainer', prefix .. 'launches', now_ms()
@@ -43,11 +61,16 @@ local function run_begin_epoch(keys, args)
   local is_held = live_trainer and live_trainer ~= trainer_id and left_ms > 0 and takeover ~= '1'
   live_epoch = tonumber(live_epoch or '0')
   if is_held or live_epoch ~= tonumber(seen_epoch) then return refuse_rival(live_trainer, left_ms) end
+  local undone, covered = fields(trainer, 'undone', 'covered')
+  undone = undone or ''
+  err = refuse_undone(undone, saved_in, from_step)
+  if err then return err end
   if live_launch then remember_launch(launches, live_launch, live_epoch) end
   local epoch = live_epoch + 1
+  if mode ~= 'replay' then undone = lower_levels(undone, epoch, tonumber(from_step), tonumber(covered or '0') - 1) end
   -- stylua: ignore
   redis.call('HSET', trainer, 'epoch', epoch, 'nonce', nonce, 'trainer_id', trainer_id, 'launch_id', launch_id,
-    'from_step', from_step, 'mode', mode, 'deadline_ms', now + tonumber(lease_ms))
+    'from_step', from_step, 'mode', mode, 'deadline_ms', now + tonumber(lease_ms), 'undone', undone)
   -- stylua: ignore
   redis.call('HSET', prefix .. 'model', 'epoch', epoch, 'version', from_step, 'uri', uri, 'digest', digest,
     'published_ms', now)

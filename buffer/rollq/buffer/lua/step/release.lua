@@ -39,6 +39,9 @@ local function release(keys, args)
   for _, id in ipairs(ids) do
     release_group(clock, id, step, bad[id] and 'quarantine' or mode)
   end
+  -- an older trainer may have trained it: its checkpoint must not be resumed from
+  local is_replayed = tonumber(redis.call('HGET', manifest, 'epoch') or clock.epoch) < clock.epoch
+  if is_replayed then redis.call('HSET', clock.key, 'undone', math.max(clock.undone, step)) end
   redis.call('UNLINK', manifest)
   -- a claim of these rounds that arrives late takes nothing
   redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'given_up', math.max(given_up, up_to_round))

@@ -41,13 +41,7 @@ local function checkpoint_at(clock, from_step)
   return math.min(math.max(clock.checkpoint, clock.history), from_step)
 end
 
-local function task_begin_epoch(keys, args)
-  local incarnation, epoch, nonce, from_step = unpack(args)
-  local clock, err = read_clock(keys[1], incarnation)
-  if err then return err end
-  epoch, from_step = tonumber(epoch), tonumber(from_step)
-  if clock.epoch > epoch then return epoch_replaced(epoch, clock.epoch) end
-  if clock.epoch == epoch then return { 0, clock.claimed_step, clock.first_manifest } end
+local function refuse_resume(clock, from_step)
   if from_step < clock.history then
     return fail(
       'HISTORY_GONE',
@@ -56,13 +50,35 @@ local function task_begin_epoch(keys, args)
       clock.history
     )
   end
+  if from_step > clock.claimed_step and from_step <= clock.undone then
+    return fail(
+      'HISTORY_GONE',
+      'step %s was undone by a rewind, and its groups may be trained again; the newest step to resume from is %s',
+      from_step,
+      clock.claimed_step
+    )
+  end
+  return nil
+end
+
+local function task_begin_epoch(keys, args)
+  local incarnation, epoch, nonce, from_step = unpack(args)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  epoch, from_step = tonumber(epoch), tonumber(from_step)
+  if clock.epoch > epoch then return epoch_replaced(epoch, clock.epoch) end
+  if clock.epoch == epoch then return { 0, clock.claimed_step, clock.first_manifest } end
+  err = refuse_resume(clock, from_step)
+  if err then return err end
   if commit_one(clock, from_step) then return { 1, 0, 0 } end
   restore_counters(clock, from_step)
   local claimed_step, first = math.max(clock.claimed_step, from_step), first_manifest(clock, from_step)
+  -- floors that are too old for every step that can still be trained are settled
+  local floors = lower_levels(clock.floors, epoch, from_step, stale_version(clock, clock.history + 1))
   -- stylua: ignore
   redis.call('HSET', clock.key, 'epoch', epoch, 'nonce', nonce, 'step', from_step + 1, 'version', from_step,
     'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', checkpoint_at(clock, from_step),
-    'floors', lower_floors(clock, epoch, from_step), 'first_manifest', first)
+    'floors', floors, 'first_manifest', first)
   redis.call('HDEL', clock.key, 'sleep') -- the trainer for which engines made room is gone
   redis.call('PUBLISH', clock.events, EVENT.publish)
   return { 0, claimed_step, first }
