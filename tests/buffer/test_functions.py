@@ -274,7 +274,7 @@ def test_while_verdicts_are_held_nobody_dies(world: World) -> None:
     world.start().admit(1)
     world.lease(1)
     kill_holders(world)
-    set_clock(world, hold_until_ms=server_ms(world) + 60_000)
+    set_clock(world, hold_until_ms=server_ms(world) + 30_000)
     assert world.buffer.reap("math") == (0, 0, True)
     set_clock(world, hold_until_ms=server_ms(world) - 1)
     assert world.buffer.reap("math") == (1, 0, False)
@@ -752,7 +752,7 @@ def test_one_stale_group_in_front_is_swept_first_and_passed_over_while_the_buffe
     world.buffer.publish(world.held, 5, uri="", digest="5")
     world.complete(3)
     assert claim_raw(world, 6, 2) == [b"sweep", 0, 0]
-    set_clock(world, saving_until_ms=server_ms(world) + 60_000)
+    set_clock(world, saving_until_ms=server_ms(world) + 60_000, saving_ms=60_000)
     assert [group[0] for group in claim_raw(world, 6, 2)[4:]] == [2, 3]
     assert world.statuses() == {"completed": 2, "claimed": 2}
 

@@ -262,6 +262,21 @@ def test_leases_whose_replies_are_lost_quarantine_nobody(world: World) -> None:
     world.check()
 
 
+def test_leases_end_in_time_although_the_servers_clock_was_set_back(world: World) -> None:
+    world.start(math={"lease_s": 60}).admit(1)
+    (lease,) = world.lease(1)
+    keys = task_keys(world.buffer.run, "math")
+    an_hour_ahead = world.buffer.server_ms() + 3_600_000
+    world.buffer.client.zadd(keys.status(Status.RUNNING), {str(lease.group_id): an_hour_ahead})
+    world.buffer.client.hset(keys.clock, mapping={"reaped_ms": an_hour_ahead, "hold_until_ms": an_hour_ahead})
+    assert world.buffer.reap("math") == (0, 0, False)
+    client: Any = world.buffer.client
+    assert client.zscore(keys.status(Status.RUNNING), lease.group_id) <= world.buffer.server_ms() + 60_000
+    assert world.buffer.renew([lease]) == []
+    world.run_out([lease])
+    assert world.buffer.reap("math") == (1, 0, False)
+
+
 def test_only_a_death_alone_quarantines(world: World) -> None:
     world.start(math={"max_deaths": 2}).admit(2)
     killer = 1

@@ -1,5 +1,7 @@
 """The trainer: commits, checkpoints, restarts, epochs and published versions."""
 
+from typing import Any
+
 import pytest
 
 from rollq.buffer.errors import (
@@ -7,6 +9,7 @@ from rollq.buffer.errors import (
     ConfigError,
     FencedError,
     HistoryGone,
+    NotClaimed,
     TrainerHeld,
 )
 from rollq.buffer.replies import PutOutcome
@@ -333,3 +336,36 @@ def test_a_released_batch_of_an_older_trainer_cannot_be_resumed_after(world: Wor
     world.buffer.release(world.held, 2, "return", claim_round=world.claim(2).claim_round)
     with pytest.raises(HistoryGone, match="step 2 was undone"):
         world.begin(2, launch_id="launch-3")
+
+
+def test_a_dead_trainer_holds_the_run_for_one_lease_although_the_servers_clock_was_set_back(world: World) -> None:
+    world.start()
+    deadline_ms = world.buffer.server_ms() + 3_600_000
+    world.buffer.client.hset(world.buffer.keys.trainer, "deadline_ms", deadline_ms)
+    with pytest.raises(TrainerHeld, match=r"holds the run for another 30 s"):
+        world.begin(0, launch_id="launch-2", trainer_id="another")
+    client: Any = world.buffer.client
+    assert int(client.hget(world.buffer.keys.trainer, "deadline_ms")) <= world.buffer.server_ms() + 30_000
+
+
+def test_a_checkpoint_is_recorded_while_the_buffer_is_saved(world: World) -> None:
+    world.start(math={"max_uncheckpointed_steps": 1, "max_staleness": 9}).complete(6)
+    world.train(1)
+    world.buffer.call_task("hold_for_saving", "math", "a save", 60_000)
+    world.buffer.checkpoint(world.held, 1)
+    assert (world.buffer.clock("math").checkpoint, world.buffer.clock("math").history) == (1, 0)
+    assert world.statuses() == {"archived": 2, "completed": 4}
+    world.train(2)
+    world.buffer.call_task("hold_for_saving", "math", "a save", 0)
+    world.buffer.checkpoint(world.held, 2)
+    assert world.buffer.clock("math").history == 2
+    assert world.statuses() == {"completed": 2}
+    world.check()
+
+
+def test_a_store_that_lost_its_last_moments_is_named_when_a_step_is_committed(world: World) -> None:
+    world.start().complete(2)
+    world.claim(1)
+    world.buffer.release(world.held, 1, "return", claim_round=0)  # as if the server had forgotten the claim
+    with pytest.raises(NotClaimed, match=r"step 1 cannot be committed.*lost its last moments"):
+        world.buffer.commit(world.held, 1)

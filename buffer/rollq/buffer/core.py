@@ -153,6 +153,7 @@ class BufferCore(RunStore):
             claimed_step=int(fields["claimed_step"]),
             checkpoint=int(fields["checkpoint"]),
             history=int(fields["history"]),
+            first_manifest=int(fields["first_manifest"]),
             control=Control.SLEEP if "sleep" in fields else Control(fields["control"]),
             control_reason=fields.get("sleep") or fields.get("control_reason", ""),
             rules=decode_rules(fields),

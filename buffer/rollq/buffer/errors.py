@@ -24,6 +24,7 @@ RollqError
  |- UnknownBatch         a batch of groups was never submitted, or ended long ago
  |- StaleWorker          a worker's weights would already be too old at the next step
  |- HistoryGone          the batches that a resume needs are no longer kept
+ |- ReplayMismatch       recorded batches are of other weights than those that would train on them
  |- CheckpointOverdue    too many batches wait for a checkpoint
  |- SyncFirst            newer weights must be published before the step can be trained
  |- ProductionStalled    no batch can fill, because the server is full or nothing is under way

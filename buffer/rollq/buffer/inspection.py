@@ -46,6 +46,6 @@ class Inspection(BufferCore):
         for name, value in sorted(self.send(lambda: self.client.hgetall(self.keys.workers)).items()):
             at_ms, _, report = value.partition(b" ")
             age_ms = now_ms - int(at_ms)
-            if age_ms <= SILENT_WORKER_MS:
-                reports[name.decode()] = {**orjson.loads(report), "age_s": age_ms / 1000}
+            if abs(age_ms) <= SILENT_WORKER_MS:  # the server's clock may have been set back
+                reports[name.decode()] = {**orjson.loads(report), "age_s": max(age_ms, 0) / 1000}
         return reports

@@ -29,7 +29,7 @@ class Clock:
 
     `step` is the train step that is trained next (from 1), `version` the live model version (`NO_VERSION` before the
     first trainer), `committed` the last trained step, `checkpoint` the last one that a checkpoint covers, `history` the
-    oldest step to resume from.
+    oldest step to resume from. No step before `first_manifest` has a batch in this store.
     """
 
     incarnation: str
@@ -40,6 +40,7 @@ class Clock:
     claimed_step: int
     checkpoint: int
     history: int
+    first_manifest: int
     control: Control
     control_reason: str
     rules: TaskRules

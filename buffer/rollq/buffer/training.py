@@ -171,13 +171,16 @@ class Training(Fetching, Claiming):
             self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part))
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:
-        """Record that a checkpoint covers `step` and all steps before it: their batches are dropped."""
+        """Record that a checkpoint covers `step` and all steps before it: their batches are dropped.
+
+        While the buffer is saved they stay, and are dropped by the next checkpoint.
+        """
         for task in self.tasks():
-            before = self.clock(task).checkpoint
+            before = self.clock(task).first_manifest
             while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
                 pass
             # not those of batches that stay while a copy of the buffer is taken
-            self._forget_plans(held, before + 1, self.clock(task).checkpoint)
+            self._forget_plans(held, before + 1, self.clock(task).first_manifest)
 
     def publish(self, held: TrainerEpoch, version: int, *, uri: str, digest: str) -> None:
         """Make weights the live ones: workers swap to them, and groups that are now too stale no longer count.

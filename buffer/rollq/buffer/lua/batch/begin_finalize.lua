@@ -29,7 +29,7 @@ local function begin_finalize(keys, args)
   local state, owner, owned_until_ms, result, undone =
     fields(batch, 'state', 'owner', 'owned_until_ms', 'result', 'undone')
   if state ~= 'running' and state ~= 'finalizing' then return { state or 'gone', result or '' } end
-  local is_owned = state == 'finalizing' and owner ~= nonce and tonumber(owned_until_ms) > now
+  local is_owned = state == 'finalizing' and owner ~= nonce and is_ahead(owned_until_ms, lease_ms, now)
   if is_owned or undone == nonce then return { 'busy', '' } end
   redis.call('HSET', batch, 'state', 'finalizing', 'owner', nonce, 'owned_until_ms', now + tonumber(lease_ms))
   return describe_gathered(clock, handle)

@@ -8,9 +8,9 @@ local CLOCK_FIELDS = {
   'incarnation', 'epoch', 'nonce', 'step', 'version', 'threshold', 'control', 'events', 'order', 'expiry', 'expired',
   'group_size', 'min_valid', 'max_tries', 'max_deaths', 'lease_ms', 'audit', 'partial', 'committed', 'claimed_step',
   'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups', 'schedule',
-  'kind', 'token_shift', 'max_uses', 'cooldown', 'stragglers', 'interruptions', 'keep_window', 'saving_until_ms', 'pin',
-  'open_evaluations', 'prompt_stats', 'sleep', 'control_revision', 'saver', 'saved_by',
-  'floors', 'first_manifest', 'undone',
+  'kind', 'token_shift', 'max_uses', 'cooldown', 'stragglers', 'interruptions', 'keep_window', 'saving_until_ms',
+  'saving_ms', 'pin', 'open_evaluations', 'prompt_stats', 'sleep', 'control_revision', 'saver', 'saved_by', 'floors',
+  'first_manifest', 'undone',
 }
 -- stylua: ignore
 local CLOCK_STRINGS = {

@@ -101,7 +101,7 @@ local function file_trained(clock, manifest, step)
     end
     end_cooling(clock, step + 1)
   end
-  if clock.resume == 'fresh' and clock.saving_until_ms < now_ms() then
+  if clock.resume == 'fresh' and not is_saving(clock, now_ms()) then
     for _, id in ipairs(ids) do
       redis.call('ZREM', clock.prefix .. 'claimed', id)
       drop_group(clock, id, 'trained')

@@ -10,7 +10,7 @@ local function expire(keys, args)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   limit = tonumber(limit)
-  if clock.saving_until_ms > now_ms() then return { 0, 0, 0 } end
+  if is_saving(clock, now_ms()) then return { 0, 0, 0 } end
   local by_version, stale = clock.prefix .. 'by_version', stale_version(clock, clock.step)
   local ids = redis.call('ZRANGEBYSCORE', by_version, '-inf', '(' .. stale_bound(stale), 'LIMIT', 0, limit)
   if #ids == 0 then return { 0, 0, 0 } end

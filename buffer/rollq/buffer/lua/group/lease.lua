@@ -57,10 +57,12 @@ end
 -- Whether a busy worker is to drain for the suspect `id`: it is, when no other worker was asked lately.
 local function reserve(clock, id, request)
   local reserved_by, until_ms = group_fields(clock, id, 'reserved_by', 'reserved_until_ms')
-  if reserved_by and reserved_by ~= request.worker and tonumber(until_ms) >= request.now then return false end
+  local longest_ms = DRAIN_LEASES * clock.lease_ms
+  local is_reserved = reserved_by and reserved_by ~= request.worker and is_ahead(until_ms, longest_ms, request.now)
+  if is_reserved then return false end
   -- stylua: ignore
   redis.call('HSET', group_key(clock.prefix, id), 'reserved_by', request.worker,
-    'reserved_until_ms', request.now + DRAIN_LEASES * clock.lease_ms)
+    'reserved_until_ms', request.now + longest_ms)
   return true
 end
 

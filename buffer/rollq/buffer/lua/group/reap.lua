@@ -18,7 +18,7 @@ local function is_held(clock, now)
     redis.call('HSET', clock.key, 'hold_until_ms', now + clock.lease_ms)
     return true
   end
-  return now < clock.hold_until_ms
+  return is_ahead(clock.hold_until_ms, clock.lease_ms, now)
 end
 
 local function quarantine(clock, id, worker)
@@ -39,11 +39,20 @@ local function requeue(clock, id, deaths, confirmed)
   make_pending(clock, id, deaths)
 end
 
+-- No lease ends later than one lease from now, unless the server's clock was set back since it was granted.
+local function shorten_leases(clock, now, limit)
+  local running, latest = clock.prefix .. 'running', now + clock.lease_ms
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', running, '(' .. exact(latest), '+inf', 'LIMIT', 0, limit)) do
+    redis.call('ZADD', running, latest, id)
+  end
+end
+
 local function reap(keys, args)
   local incarnation, limit = unpack(args)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local now = now_ms()
+  shorten_leases(clock, now, limit)
   if is_held(clock, now) then return { 0, 0, 1 } end
   local requeued, quarantined = 0, 0
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'running', '-inf', now, 'LIMIT', 0, limit)) do

@@ -26,7 +26,7 @@ local function report_worker(keys, args)
   for i = 1, #reports, 2 do
     local name, last_report = unpack(reports, i, i + 1)
     local reported_ms = tonumber(string.match(last_report, '^%d+'))
-    if reported_ms and now - reported_ms > SILENT_MS then redis.call('HDEL', workers, name) end
+    if reported_ms and math.abs(now - reported_ms) > SILENT_MS then redis.call('HDEL', workers, name) end
   end
   return 1
 end

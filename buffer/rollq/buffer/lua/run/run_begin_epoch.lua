@@ -58,6 +58,10 @@ local function run_begin_epoch(keys, args)
   err = refuse_launch(launches, launch_id, live_launch)
   if err then return err end
   local left_ms = tonumber(deadline_ms or '0') - now
+  if left_ms > tonumber(lease_ms) then -- the server's clock was set back
+    left_ms = tonumber(lease_ms)
+    redis.call('HSET', trainer, 'deadline_ms', now + left_ms)
+  end
   local is_held = live_trainer and live_trainer ~= trainer_id and left_ms > 0 and takeover ~= '1'
   live_epoch = tonumber(live_epoch or '0')
   if is_held or live_epoch ~= tonumber(seen_epoch) then return refuse_rival(live_trainer, left_ms) end

@@ -16,8 +16,10 @@ local function checkpoint(keys, args)
     return fail('NOT_CLAIMED', 'step %s is not committed yet; the last committed step is %s', step, clock.committed)
   end
   if step < clock.checkpoint then return 0 end
-  -- while the buffer is being saved nothing is dropped: the next checkpoint covers this step
-  if clock.saving_until_ms > now_ms() then return 0 end
+  if is_saving(clock, now_ms()) then -- nothing is dropped before the next checkpoint
+    redis.call('HSET', clock.key, 'checkpoint', step)
+    return 0
+  end
   local archived = clock.prefix .. 'archived'
   local ids = redis.call('ZRANGEBYSCORE', archived, '-inf', step, 'LIMIT', 0, limit)
   local first = math.min(step, clock.first_manifest + limit)

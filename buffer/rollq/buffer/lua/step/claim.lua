@@ -61,7 +61,7 @@ local function claim_new(clock, manifest, step, want, claim_round, releases)
   local lowest, old = stale_bound(stale_version(clock, step)), 0
   if clock.order == 'fifo' then
     old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
-    if old > 0 and clock.saving_until_ms <= now_ms() then return { 'sweep', 0, 0 } end
+    if old > 0 and not is_saving(clock, now_ms()) then return { 'sweep', 0, 0 } end
   end
   local ready, stragglers = count_ready(clock, step)
   if ready < want or (stragglers > 0 and want > 0) then return { 'short', ready, stragglers } end

@@ -5,6 +5,17 @@
 -- Returns: 1 when it was committed, 0 when it was already
 -- Caller: Training.commit; the trainer, rank 0
 -- Repeat: changes nothing
+local function refuse_unclaimed(clock, step)
+  local found = 'step %s cannot be committed: the last committed step is %s, the last claimed one %s'
+  local known = string.format(found, step, clock.committed, clock.claimed_step)
+  if step > clock.claimed_step then
+    known = known
+      .. '. If this trainer has claimed it, the store has lost its last moments: the server restarted from an older '
+      .. 'append-only file, or a replica took over. Resume from the last checkpoint'
+  end
+  return fail('NOT_CLAIMED', '%s', known)
+end
+
 local function commit(keys, args)
   local incarnation, epoch, nonce, step, takes_part = unpack(args)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
@@ -13,13 +24,7 @@ local function commit(keys, args)
   if step <= clock.committed then return 0 end
   local manifest = manifest_key(clock, step)
   if takes_part == '1' and (step ~= clock.committed + 1 or not has_batch(manifest)) then
-    return fail(
-      'NOT_CLAIMED',
-      'step %s cannot be committed: the last committed step is %s, the last claimed one %s',
-      step,
-      clock.committed,
-      clock.claimed_step
-    )
+    return refuse_unclaimed(clock, step)
   end
   file_trained(clock, manifest, step)
   -- stylua: ignore
