@@ -10,7 +10,7 @@ rollq.buffer.tickets.TicketSerializer` looks at them safely.
 import logging
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 GENERATE = "rollq.generate"
 RESULT_TTL_S = 60  # short, but not 0: RQ deletes at once with blocking reads, three times slower
 FAILURE_TTL_S = 24 * 3600  # RQ's default is a year
+TICKET_TTL_S = 24 * 3600
+"""Life of a job from when it is enqueued or started: none outlives a worker that was killed with it for longer."""
 MAX_GROUPS = 4096
 ENQUEUE_BATCH = 500
 
@@ -137,8 +139,15 @@ def enqueue_tickets(
     ticket = Ticket(run, groups_per_job)
     jobs = [_job_data(ticket) for _ in range(count)]
     for start in range(0, count, ENQUEUE_BATCH):
-        patiently(queue.connection, partial(queue.enqueue_many, jobs[start : start + ENQUEUE_BATCH]), patience)
+        patiently(queue.connection, partial(_enqueue, queue, jobs[start : start + ENQUEUE_BATCH]), patience)
     return [job.job_id for job in jobs if job.job_id is not None]
+
+
+def _enqueue(queue: Queue, jobs: Sequence[EnqueueData]) -> None:
+    with queue.connection.pipeline(transaction=True) as pipe:
+        for job in queue.enqueue_many(list(jobs), pipeline=pipe):
+            pipe.expire(job.key, TICKET_TTL_S)
+        pipe.execute()
 
 
 def _job_data(ticket: Ticket) -> EnqueueData:

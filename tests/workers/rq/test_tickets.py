@@ -8,13 +8,14 @@ import orjson
 import pytest
 from redis.exceptions import ConnectionError as DriverConnectionError
 from rq import Queue, SimpleWorker
-from rq.job import Callback
+from rq.job import Callback, JobStatus
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable, TicketRefused
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import (
     FAILURE_TTL_S,
     MAX_GROUPS,
+    TICKET_TTL_S,
     Ticket,
     TicketJob,
     TicketSerializer,
@@ -23,6 +24,8 @@ from rollq.buffer.tickets import (
     tickets_missing,
     tickets_queued,
 )
+from rollq.workers.rq.records import JobRecord, JobRecords
+from rollq.workers.rq.ticket_source import TicketSource
 
 
 @pytest.fixture
@@ -127,3 +130,15 @@ def test_an_absent_server_is_named(run_name: str) -> None:
     with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1") as raised:
         enqueue_tickets(queue, run_name, 1, 1, patience=Patience(unanswered_s=0))
     assert isinstance(raised.value.__cause__, DriverConnectionError)
+
+
+def test_no_job_outlives_a_killed_worker_for_long(queue: Queue, run_name: str) -> None:
+    ids = enqueue_tickets(queue, run_name, 3, 1)
+    first, second = TicketSource(queue, Patience()).pop(2)  # the first is only popped when the worker is killed
+    records = JobRecords(queue, "worker", "rq:worker:worker", Patience())
+    records._write([(JobRecord(second), JobStatus.STARTED)])
+    client: Any = queue.connection
+    assert {first.id, second.id} < set(ids)
+    kept = [key for job_id in ids for key in client.scan_iter(match=f"*{job_id}*")]
+    assert len(kept) > len(ids), "the started one has an execution, too"
+    assert all(0 < client.ttl(key) <= TICKET_TTL_S for key in kept), {key: client.ttl(key) for key in kept}

@@ -27,7 +27,7 @@ from rq.registry import FinishedJobRegistry, StartedJobRegistry
 from rq.utils import current_timestamp, now, utcformat
 
 from rollq.buffer.store.connection import Patience, patiently
-from rollq.buffer.tickets import FAILURE_TTL_S, RESULT_TTL_S, TicketJob, TicketSerializer
+from rollq.buffer.tickets import FAILURE_TTL_S, RESULT_TTL_S, TICKET_TTL_S, TicketJob, TicketSerializer
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +139,7 @@ class JobRecords:
         ExecutionRegistry(job.id, self._queue.connection).add(execution, EXECUTION_TTL_S, pipe)
         self._started.add_execution(execution, pipe, EXECUTION_TTL_S)
         pipe.hset(job.key, mapping=self._began(record))
+        pipe.expire(job.key, TICKET_TTL_S)
         pipe.lrem(self._queue.intermediate_queue_key, 1, job.id)
 
     def _end(self, pipe: Pipeline, record: JobRecord) -> None:
