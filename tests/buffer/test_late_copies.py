@@ -12,14 +12,8 @@ from rollq.buffer.store import library
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
 from support.function_names import FUNCTION_NAMES
-from support.late_copies import RecordingBuffer
+from support.late_copies import AT_ANY_TIME, RecordingBuffer
 
-AT_ANY_TIME = {
-    "expire", "reap", "recycle",  # do what is due now, whoever asks
-    "take_production", "report_worker", "append_round",  # for people, or for a broadcast that is over
-    "store_weights",  # by content: in the store once, and never instead of the live ones
-}  # fmt: skip
-"""Functions whose copies do what any other role might do at that moment, or change nothing that a run depends on."""
 RESTORING = {"restore_run", "restore_groups", "restore_task", "finish_restore"}
 """Their own tests repeat them."""
 DEADLINES = {"deadline_ms", "owned_until_ms", "saving_until_ms"}

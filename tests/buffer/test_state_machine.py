@@ -1,7 +1,7 @@
 """Any sequence of moves, against a plain model: every group is where the model says, and the invariants hold."""
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,15 +17,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.errors import StaleWorker
-from rollq.buffer.replies import Claimed, PutOutcome, Shortfall
+from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
+from rollq.buffer.replies import Claimed, PutOutcome, Shortfall, TrainerEpoch
 from rollq.buffer.rollouts import GroupResult, Lease, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.training import ResumeMode
 from support.buffer_run import World, make_sample
+from support.late_copies import AT_ANY_TIME, RecordingBuffer
 
 THRESHOLD = 2
 BATCH = 2
@@ -78,13 +78,14 @@ class BufferMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.buffer = Buffer.connect(self.url, f"machine-{uuid.uuid4().hex[:12]}")
+        self.buffer = RecordingBuffer.connect(self.url, f"machine-{uuid.uuid4().hex[:12]}")
         rules: dict[str, Any] = {"max_deaths": 50, "max_tries": 1000, "lease_s": 600, "max_uncheckpointed_steps": 4}
         self.world = World(self.buffer).start(math=rules)
         self.model = Model()
         self.covered: dict[int, list[int]] = {}
         self.old_leases: list[Lease] = []
         self.launches = 1
+        self.replaced: list[TrainerEpoch] = []
 
     def teardown(self) -> None:
         if hasattr(self, "buffer"):
@@ -264,6 +265,7 @@ class BufferMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.committed + 1 in self.model.batches)
     @rule(mode=st.sampled_from(["return", "drop", "quarantine"]))
     def release(self, mode: ReleaseMode) -> None:
+        self.claim()
         model, step = self.model, self.model.committed + 1
         ids = model.batches.pop(step)
         assert self.buffer.release(self.world.held, step, mode, claim_round=self.claim_round) == len(ids)
@@ -297,6 +299,7 @@ class BufferMachine(RuleBasedStateMachine):
         model = self.model
         from_step = data.draw(st.integers(model.history, model.committed))
         self.launches += 1
+        self.replaced.append(self.world.held)
         self.world.begin(from_step, mode=mode, launch_id=f"launch-{self.launches}")
         after = [step for step in model.batches if step > from_step]
         for step in after:
@@ -311,6 +314,30 @@ class BufferMachine(RuleBasedStateMachine):
             group.oldest = min(group.oldest, from_step)
         model.trained = [(step, group_id) for step, group_id in model.trained if step <= from_step]
         model.committed, model.version, model.step = from_step, from_step, from_step + 1
+
+    @precondition(lambda self: self.replaced)
+    @rule(data=st.data())
+    def a_replaced_trainer_tries(self, data: st.DataObject) -> None:
+        old, step = data.draw(st.sampled_from(self.replaced)), data.draw(st.integers(1, 6))
+        calls: list[Callable[[], object]] = [
+            lambda: self.buffer.claim(old, step, {"math": BATCH}),
+            lambda: self.buffer.commit(old, step),
+            lambda: self.buffer.release(old, step, "drop", claim_round=0),
+            lambda: self.buffer.publish(old, step, uri="u", digest="rival"),
+            lambda: self.buffer.checkpoint(old, step),
+            lambda: self.world.buffer.begin_epoch(
+                trainer_id="trainer", launch_id=old.launch_id, from_step=0, uri="u", digest="rival"
+            ),
+        ]
+        with pytest.raises((FencedError, HistoryGone)):
+            data.draw(st.sampled_from(calls))()
+
+    # -- the network ------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def a_late_copy_of_a_call_arrives(self, data: st.DataObject) -> None:
+        copies = [call for call in self.buffer.recorded if call[0] not in AT_ANY_TIME]
+        self.buffer.arrive_again(data.draw(st.sampled_from(copies)))
 
     # -- always -----------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,13 @@ from rollq.buffer.errors import RollqError
 from rollq.buffer.store.library import READ_ONLY
 from rollq.buffer.store.pipelining import Command
 
+AT_ANY_TIME = {
+    "expire", "reap", "recycle",  # do what is due now, whoever asks
+    "take_production", "report_worker", "append_round",  # for people, or for a broadcast that is over
+    "store_weights",  # by content: in the store once, and never instead of the live ones
+}  # fmt: skip
+"""Functions whose copies do what any other role might do at that moment, or change nothing that a run depends on."""
+
 
 class RecordingBuffer(Buffer):
     """Records every call that may write, in `recorded`, and makes copies of them arrive."""
