@@ -5,6 +5,7 @@ PYTHON ?= python3
 WORKERS ?= 4
 SERVER ?= valkey
 PYTEST_ARGS ?=
+FAULTS_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -17,8 +18,10 @@ CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constra
 CHOSEN := $(if $(filter redis,$(SERVER)),any_server and )not slow
 DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30 -m "$(CHOSEN)" $(PYTEST_ARGS)
 
+FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm conformance mutants lint type check bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm conformance mutants chaos lint type check bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -59,6 +62,9 @@ conformance: $(INSTALLED)  ## the behaviours of docs/conformance.md, each with i
 mutants: $(INSTALLED)  ## break the modules that decide, and count what the tests notice (about 30 minutes)
 	$(BIN)/python tests/mutants.py
 	$(BIN)/python tests/lua_mutants.py
+
+chaos: $(INSTALLED)  ## 1,000 faults over all roles and the server, and a check of what is left (FAULTS_ARGS="--seed 7")
+	$(FAULTS) chaos $(FAULTS_ARGS)
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

@@ -1,0 +1,251 @@
+"""Runs all roles as processes, breaks them as a plan says, and has the checker judge what is left."""
+
+import os
+import signal
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import redis
+
+from faults import processes
+from faults.checker import Rules, Violation, check
+from faults.dump import dump_run
+from faults.history import OK, Event, read_histories
+from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_judge, make_plan
+from faults.processes import CONTEXT, PRELOADED, THRESHOLD, Role, write_settings
+from faults.trainer import RANKS, Launch, newest_checkpoint
+from rollq.buffer.store.server import EmbeddedServer
+from support.proxy import Proxy, Verdict
+
+PRODUCERS = ("producer0", "producer1")
+WORKERS = ("worker0", "worker1", "worker2")
+RANK_NAMES = tuple(f"{TRAINER}{rank}" for rank in range(RANKS))
+ROLES = (*PRODUCERS, *WORKERS, *RANK_NAMES, SERVER)
+TICK_S = 0.02
+SETTLE_STEPS = 4
+SETTLE_S = 90.0
+STOP_S = 30.0
+QUIET_S = 3 * processes.LEASE_S
+"""Time in which leases of killed workers run out, also when an outage has put off their reaping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One run of chaos: `fsync` of the server's append-only file, the number of `faults`, and the network's odds."""
+
+    seed: int
+    faults: int
+    odds: Odds = field(default_factory=Odds)
+    fsync: str = "everysec"
+    roles: Sequence[str] = ROLES
+    gap_s: float = 0.4
+    longest_s: float = 4.0
+    binary: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run of chaos has shown."""
+
+    scene: Scene
+    violations: Sequence[Violation]
+    done: Counter[str]
+    events: Sequence[Event]
+    copies: int
+
+    @property
+    def steps(self) -> int:
+        """Committed steps, those that were committed again after a restart included."""
+        return sum(event.what == "commit" and event.end == OK for event in self.events)
+
+
+class Chaos:
+    """The roles of one run. Use it in `with`."""
+
+    def __init__(self, scene: Scene, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._scene = scene
+        self._folder = folder
+        self._run = f"chaos-{scene.seed}"
+        self._server = EmbeddedServer(folder / "server", binary=scene.binary)
+        self._stack = ExitStack()
+        self._proxies: dict[str, Proxy] = {}
+        self._roles: dict[str, Role] = {}
+        self._zombies: list[Role] = []
+        self._wakes: list[tuple[float, Callable[[], None]]] = []
+        self._calm = False
+        self._done: Counter[str] = Counter()
+        self._launches = 0
+
+    def __enter__(self) -> "Chaos":
+        CONTEXT.set_forkserver_preload(PRELOADED)
+        write_settings(self._folder, self._run)
+        self._stack.enter_context(self._server)
+        self._configure()
+        for name in (*PRODUCERS, *WORKERS, *RANK_NAMES):
+            self._proxies[name] = self._stack.enter_context(self._proxy(name))
+        for name in PRODUCERS:
+            self._roles[name] = Role(name, processes.produce, self._folder, self._proxies[name].url)
+        for name in WORKERS:
+            self._roles[name] = Role(name, processes.work, self._folder, self._proxies[name].url, name)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for role in (*self._roles.values(), *self._zombies):
+            role.send(signal.SIGKILL)
+            role.wait(STOP_S)
+        self._stack.close()
+
+    def play(self) -> Outcome:
+        """Carry out the plan, let everything settle, stop the roles in order, and check."""
+        scene = self._scene
+        plan = make_plan(scene.seed, scene.faults, scene.roles, gap_s=scene.gap_s, longest_s=scene.longest_s)
+        began_s = time.monotonic()
+        for fault in plan:
+            self._live_for(began_s + fault.at_s - time.monotonic())
+            self._carry_out(fault)
+        violations = self._settle()
+        violations += self._stop_roles()
+        events = read_histories(self._folder / "history")
+        violations += check(events, dump_run(self._server.url, self._run), Rules(THRESHOLD))
+        copies = sum(proxy.copies for proxy in self._proxies.values())
+        return Outcome(self._scene, violations, self._done, events, copies)
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, fault: Fault) -> None:
+        self._done[fault.kind] += 1
+        if fault.target == SERVER:
+            self._break_server(fault)
+        elif fault.kind == "partition":
+            self._proxies[fault.target].hold(fault.for_s)
+        elif fault.kind == "zombie":
+            self._make_zombies(fault.for_s)
+        elif role := self._roles.get(fault.target):
+            self._break_role(role, fault)
+
+    def _break_role(self, role: Role, fault: Fault) -> None:
+        if fault.kind == "kill":
+            role.send(signal.SIGKILL)
+        else:
+            role.send(signal.SIGSTOP)
+            self._later(fault.for_s, partial(role.send, signal.SIGCONT))
+
+    def _break_server(self, fault: Fault) -> None:
+        if fault.kind == "kill":
+            self._server.kill()
+            self._server.start()
+            self._configure()
+        elif (pid := self._server.pid) is not None:
+            os.kill(pid, signal.SIGSTOP)
+            self._live_for(fault.for_s)
+            os.kill(pid, signal.SIGCONT)
+
+    def _make_zombies(self, for_s: float) -> None:
+        """Stop both ranks, have a successor take over, and then let them continue."""
+        stopped = [self._roles.pop(name) for name in RANK_NAMES if name in self._roles]
+        for role in stopped:
+            role.send(signal.SIGSTOP)
+            self._later(for_s, partial(role.send, signal.SIGCONT))
+        self._zombies += stopped
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def _live_until(self, happened: Callable[[], bool], *, timeout_s: float = float("inf")) -> bool:
+        """Keep the roles alive until something has happened; returns whether it did in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while not happened():
+            if time.monotonic() > deadline_s:
+                return False
+            self._wake()
+            self._revive()
+            time.sleep(TICK_S)
+        return True
+
+    def _live_for(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        self._live_until(lambda: time.monotonic() >= until_s)
+
+    def _later(self, after_s: float, do: Callable[[], None]) -> None:
+        self._wakes.append((time.monotonic() + after_s, do))
+
+    def _wake(self, *, all_of_them: bool = False) -> None:
+        due = [wake for wake in self._wakes if all_of_them or wake[0] <= time.monotonic()]
+        for wake in due:
+            self._wakes.remove(wake)
+            wake[1]()
+
+    def _revive(self) -> None:
+        for name in (*PRODUCERS, *WORKERS):
+            if not self._roles[name].alive:
+                self._roles[name].start()
+        ranks = [self._roles[name] for name in RANK_NAMES if name in self._roles]
+        if len(ranks) < RANKS or not all(rank.alive for rank in ranks):
+            for rank in ranks:  # as a launcher does
+                rank.send(signal.SIGKILL)
+                rank.wait(STOP_S)
+            self._launch()
+
+    def _launch(self) -> None:
+        """Start all ranks of the trainer from the newest checkpoint."""
+        self._launches += 1
+        step, weights = newest_checkpoint(self._folder)
+        zombies = any(zombie.alive for zombie in self._zombies)
+        mode = "replay" if zombies else ("replay", "replay", "return", "regenerate")[self._launches % 4]
+        launch_id = f"{self._run}-{uuid.uuid4().hex[:8]}"
+        for rank, name in enumerate(RANK_NAMES):
+            launch = Launch(self._proxies[name].url, self._run, self._folder, launch_id, mode, step, weights)
+            self._roles[name] = Role(name, processes.train, launch, rank)
+            self._roles[name].start()
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> list[Violation]:
+        """I7: once faults stop, training continues, and leases of dead workers run out."""
+        self._calm = True
+        self._wake(all_of_them=True)
+        before = self._commits()
+        if not self._live_until(lambda: self._commits() >= before + SETTLE_STEPS, timeout_s=SETTLE_S):
+            done = self._commits() - before
+            return [Violation("I7", f"{SETTLE_S:g} s after the last fault, only {done} steps were committed")]
+        self._live_for(QUIET_S)
+        return []
+
+    def _commits(self) -> int:
+        events = read_histories(self._folder / "history")
+        return sum(event.what == "commit" and event.end == OK for event in events)
+
+    def _stop_roles(self) -> list[Violation]:
+        """Stop all roles as an operator would, the trainer first."""
+        found = []
+        for names in (RANK_NAMES, PRODUCERS, WORKERS):
+            roles = [self._roles[name] for name in names]
+            for role in roles:
+                role.send(signal.SIGTERM)
+            found += [Violation("I7", f"{role.name} did not stop") for role in roles if not role.wait(STOP_S)]
+        return found
+
+    def _proxy(self, name: str) -> Proxy:
+        assert self._server.port is not None
+        rough, calm = make_judge(self._scene.seed, name, self._scene.odds), make_judge(0, name, CALM)
+
+        def judge(command: bytes) -> Verdict:
+            return (calm if self._calm else rough)(command)
+
+        return Proxy(self._server.port, judge)
+
+    def _configure(self) -> None:
+        with redis.Redis.from_url(self._server.url) as client:
+            client.config_set("appendfsync", self._scene.fsync)
+
+
+def run_chaos(scene: Scene, folder: Path) -> Outcome:
+    """One run of chaos from beginning to end, in an empty folder."""
+    with Chaos(scene, folder) as chaos:
+        return chaos.play()

@@ -1,0 +1,69 @@
+"""The store as raw Redis commands show it. Imports nothing from rollq: key names are those of docs/architecture.md."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+STATUSES = (
+    "pending", "running", "completed", "gathered", "cooling", "aborted", "expired", "filtered", "failed", "claimed",
+    "archived",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDump:
+    """Every key of one task: hashes and their fields as texts, sets as score by group id, frames as their indices."""
+
+    clock: Mapping[str, str]
+    progress: Mapping[str, str]
+    sets: Mapping[str, Mapping[int, float]]
+    groups: Mapping[int, Mapping[str, str]]
+    frames: Mapping[int, frozenset[int]]
+    manifests: Mapping[int, Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """The keys of one run."""
+
+    model: Mapping[str, str]
+    trainer: Mapping[str, str]
+    tasks: Mapping[str, TaskDump]
+
+
+def dump_run(url: str, run: str) -> Dump:
+    """Read every key of a run; nothing else may write meanwhile."""
+    with redis.Redis.from_url(url, decode_responses=True, encoding_errors="replace", protocol=2) as client:
+        tasks: Any = client.smembers(f"rollq:{{{run}}}:tasks")
+        return Dump(
+            model=_hash(client, f"rollq:{{{run}}}:model"),
+            trainer=_hash(client, f"rollq:{{{run}}}:trainer"),
+            tasks={task: _dump_task(client, f"rollq:{{{run}:{task}}}:") for task in sorted(tasks)},
+        )
+
+
+def _dump_task(client: redis.Redis, prefix: str) -> TaskDump:
+    names = [key.removeprefix(prefix) for key in client.scan_iter(match=f"{prefix}*", count=1000)]
+
+    def numbers(kind: str) -> list[int]:
+        return sorted(int(name.removeprefix(f"{kind}:")) for name in names if name.startswith(f"{kind}:"))
+
+    found: Any = client
+    return TaskDump(
+        clock=_hash(client, f"{prefix}clock"),
+        progress=_hash(client, f"{prefix}progress"),
+        sets={
+            name: {int(member): score for member, score in found.zrange(f"{prefix}{name}", 0, -1, withscores=True)}
+            for name in (*STATUSES, "by_version", "generating", "suspects")
+        },
+        groups={number: _hash(client, f"{prefix}group:{number}") for number in numbers("group")},
+        frames={number: frozenset(map(int, found.hkeys(f"{prefix}rollout:{number}"))) for number in numbers("rollout")},
+        manifests={number: _hash(client, f"{prefix}manifest:{number}") for number in numbers("manifest")},
+    )
+
+
+def _hash(client: redis.Redis, key: str) -> dict[str, str]:
+    found: Any = client.hgetall(key)
+    return dict(found)

@@ -1,0 +1,83 @@
+"""When which fault happens. Pure: the same seed gives the same plan, and the same fate to the same command."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from support.proxy import PASS, Fate, Judge, Verdict, function_of, name_of
+
+Kind = Literal["kill", "stop", "zombie", "partition"]
+SERVER = "server"
+TRAINER = "trainer"
+ZOMBIE_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault at `at_s` after the start. `target`: a role's name, or `server`; `for_s`: how long it lasts.
+
+    kill: SIGKILL; stop: SIGSTOP, and SIGCONT afterwards; partition: no byte passes between the role and the server;
+    zombie: the trainer is stopped, a successor takes over, and then it continues.
+    """
+
+    at_s: float
+    kind: Kind
+    target: str
+    for_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Odds:
+    """Probability of each fate, per command."""
+
+    lose: float = 0.001
+    drop: float = 0.002
+    copy: float = 0.002
+    delay: float = 0.02
+    longest_delay_s: float = 0.05
+    longest_copy_s: float = 3.0
+
+
+CALM = Odds(lose=0, drop=0, copy=0, delay=0)
+
+
+def make_plan(seed: int, count: int, roles: Sequence[str], *, gap_s: float, longest_s: float) -> list[Fault]:
+    """`count` faults over `roles`, a mean of `gap_s` apart. Half are kills; the others last `longest_s` at most."""
+    rng = random.Random(f"plan {seed}")
+    faults, at_s = [], 1.0
+    for _ in range(count):
+        at_s += rng.expovariate(1 / gap_s)
+        target = rng.choice(roles)
+        kind: Kind = rng.choice(["kill", "kill", "stop", "partition"] if target != SERVER else ["kill", "stop"])
+        if target.startswith(TRAINER) and kind == "stop" and rng.random() < ZOMBIE_SHARE:
+            kind = "zombie"
+        faults.append(
+            Fault(
+                at_s,
+                kind,
+                target,
+                for_s=0.0 if kind == "kill" else rng.choice([longest_s / 12, longest_s / 4, longest_s]),
+            )
+        )
+    return faults
+
+
+def make_judge(seed: int, proxy: str, odds: Odds) -> Judge:
+    """The fates of the commands that pass one proxy, by their number. Only rollq's functions are copied."""
+    numbers = iter(range(1 << 62))
+
+    def judge(command: bytes) -> Verdict:
+        rng = random.Random(f"{seed} {proxy} {next(numbers)}")
+        draw, delay_s = rng.random(), rng.random()
+        if name_of(command) in (b"SUBSCRIBE", b"PSUBSCRIBE", b"UNSUBSCRIBE"):
+            return PASS
+        for fate, share in ((Fate.LOSE, odds.lose), (Fate.DROP, odds.drop), (Fate.COPY, odds.copy)):
+            if draw < share:
+                if fate is Fate.COPY and not function_of(command):
+                    fate = Fate.DROP
+                return Verdict(fate, delay_s * odds.longest_copy_s if fate is Fate.COPY else 0.0)
+            draw -= share
+        return Verdict(Fate.PASS, delay_s * odds.longest_delay_s) if draw < odds.delay else PASS
+
+    return judge

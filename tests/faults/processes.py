@@ -1,0 +1,127 @@
+"""The roles of a run as real processes, which can be killed, stopped and started again.
+
+They are forked from a server process that has imported rollq already, so that a restart costs milliseconds.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import orjson
+
+from faults import trainer
+from faults.history import History
+from faults.recording import record_worker
+from faults.trainer import Launch
+
+CONTEXT = multiprocessing.get_context("forkserver")
+PRELOADED = [
+    "faults.processes",
+    "rollq.cli.settings",
+    "rollq.workers.run",
+    "rollq.producer.run",
+    "rollq.consumer.consumer",
+]
+SETTINGS_FILE = "rollq.toml"
+LEASE_S = 1.0
+MAX_STALENESS = 1
+THRESHOLD = MAX_STALENESS + 1
+BATCH = {"math": 4, "code": 2}
+
+
+def write_settings(folder: Path, run: str, *, poisoned: Sequence[int] = (), prompts: int = 100_000) -> None:
+    """The settings and prompts of a run of two tasks. `poisoned`: rows of task `math` that kill their worker."""
+    tables = [f'run = "{run}"', "[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
+    tables += ["groups_in_flight = 6", "grace_s = 1.0", "judge_processes = 1"]
+    tables += ["options = { lengths = [2, 4, 6, 10, 24], tokens_per_s = 200.0 }"]
+    for task, groups in BATCH.items():
+        tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}", "group_size = 2"]
+        tables += [f"max_staleness = {MAX_STALENESS}", f"lease_s = {LEASE_S}", "max_uncheckpointed_steps = 20"]
+        bad = set(poisoned) if task == "math" else set()
+        lines = [
+            orjson.dumps({"prompt": f"{'poison' if row in bad else task} {row}", "answer": "x"})
+            for row in range(prompts)
+        ]
+        (folder / f"{task}.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (folder / SETTINGS_FILE).write_text("\n".join(tables) + "\n")
+    for name in ("history", "logs", "checkpoints"):
+        (folder / name).mkdir(exist_ok=True)
+
+
+class Role:
+    """One process of a role; `start` starts it again after it has ended."""
+
+    def __init__(self, name: str, main: Callable[..., None], *args: object) -> None:
+        self.name = name
+        self._main = main
+        self._args = args
+        self._process: ForkServerProcess | None = None
+        self.starts = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended; a stopped one is alive."""
+        return self._process is not None and self._process.is_alive()
+
+    def start(self) -> None:
+        """Start the process."""
+        self.starts += 1
+        self._process = CONTEXT.Process(target=_main, args=(self.name, self._main, *self._args), daemon=True)
+        self._process.start()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if self._process is not None and self._process.pid is not None and self._process.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether the process ended within `timeout_s`."""
+        if self._process is not None:
+            self._process.join(timeout_s)
+        return not self.alive
+
+
+def _main(name: str, main: Callable[..., None], *args: object) -> None:
+    """The start of every role's process: its output goes to a log, and its own exceptions too."""
+    folder = next(arg.folder if isinstance(arg, Launch) else arg for arg in args if isinstance(arg, Launch | Path))
+    log = os.open(folder / "logs" / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s.%(msecs)03d %(process)d %(message)s", force=True)
+    try:
+        main(*args)
+    except Exception:  # noqa: BLE001 - it goes to the log, and the process ends as it would have
+        traceback.print_exc()
+        sys.exit(1)
+
+
+def produce(folder: Path, url: str) -> None:
+    """`rollq produce`."""
+    _run_command(["produce", str(folder / SETTINGS_FILE)], url)
+
+
+def work(folder: Path, url: str, name: str) -> None:
+    """`rollq work`, which writes a history of its leases and results."""
+    record_worker(History(folder / "history", name))
+    _run_command(["work", str(folder / SETTINGS_FILE), "--name", name], url)
+
+
+def train(launch: Launch, rank: int) -> None:
+    """One rank of the trainer."""
+    trainer.run_rank(launch, rank)
+
+
+def _run_command(arguments: list[str], url: str) -> None:
+    from rollq.cli.main import main
+
+    os.environ["ROLLQ_REDIS_URL"] = url
+    sys.argv = ["rollq", *arguments]
+    main()

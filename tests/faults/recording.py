@@ -1,0 +1,53 @@
+"""Makes rollq's own roles write histories: the calls of the buffer that matter are wrapped before the role starts."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from faults.digests import samples_digest, versions_of
+from faults.history import Call, History
+from rollq.buffer.errors import RollqError, ServerError
+from rollq.buffer.leasing import Leasing
+from rollq.buffer.replies import Leased, PutOutcome
+from rollq.buffer.rollouts import GroupResult
+
+
+@contextmanager
+def recorded(history: History, what: str, **facts: Any) -> Iterator[Call]:
+    """Record a call. rollq's refusals are failures; whether a call took effect that met no server is unknown."""
+    with history.call(what, **facts) as call:
+        try:
+            yield call
+        except ServerError:
+            raise
+        except RollqError as error:
+            call.fail(error=type(error).__name__, message=str(error))
+            raise
+
+
+def record_worker(history: History) -> None:
+    """Record what this process leases and puts from now on."""
+    lease, put = Leasing.lease, Leasing.put
+
+    def recorded_lease(self: Leasing, *args: Any, **options: Any) -> Leased:
+        with recorded(history, "lease") as call:
+            found = lease(self, *args, **options)
+            call.ok(groups=[(held.task, held.group_id) for held in found.leases])
+            return found
+
+    def recorded_put(self: Leasing, results: Sequence[GroupResult]) -> list[PutOutcome]:
+        described = [
+            (result.lease.task, result.lease.group_id, samples_digest(result.samples), _oldest(result))
+            for result in results
+        ]
+        with recorded(history, "put", results=described) as call:
+            outcomes = put(self, results)
+            call.ok(outcomes=[outcome.value for outcome in outcomes])
+            return outcomes
+
+    Leasing.lease = recorded_lease  # type: ignore[method-assign]
+    Leasing.put = recorded_put  # type: ignore[method-assign]
+
+
+def _oldest(result: GroupResult) -> int | None:
+    return min((version for _, version in versions_of(result.samples)), default=None)

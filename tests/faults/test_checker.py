@@ -1,0 +1,208 @@
+"""The checker finds what it is there to find: one broken history for each promise, and none in a sound one."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from faults.checker import Rules, check
+from faults.dump import STATUSES, Dump, TaskDump
+from faults.history import FAIL, NOTE, OK, UNKNOWN, Event
+
+RULES = Rules(threshold=2)
+Story = tuple[list[Event], Dump]
+
+
+def event(what: str, end: str = OK, *, at: int, role: str = "trainer0", **facts: Any) -> Event:
+    return Event(role, what, end, at, at + 1, facts)
+
+
+def trained(group_id: int, spans: list[tuple[int, int]] | None = None) -> tuple[str, int, str, list[tuple[int, int]]]:
+    return ("math", group_id, f"bytes {group_id}", spans or [(1, 0)])
+
+
+def step(number: int, at: int, *group_ids: int, epoch: int = 1, **changes: Any) -> list[Event]:
+    """Both ranks claim a step; rank 0 trains, publishes and commits it."""
+    digest = changes.get("digest", f"batch {number}")
+    shared: dict[str, Any] = {"epoch": epoch, "step": number}
+    train = {"before": f"w{number - 1}", "after": f"w{number}", "digest": digest, "groups": [*map(trained, group_ids)]}
+    train.update(changes)
+    return [
+        event("claim", at=at, weights=f"w{number - 1}", digest=digest, **shared),
+        event("claim", at=at, role="trainer1", weights=f"w{number - 1}", digest=digest, **shared),
+        event("train", NOTE, at=at + 2, **shared, **train),
+        event("publish", at=at + 4, epoch=epoch, version=number),
+        event("commit", at=at + 6, **shared),
+    ]
+
+
+def put(at: int, *group_ids: int, outcome: str = "completed", oldest: int = 0) -> Event:
+    results = [("math", group_id, f"bytes {group_id}", oldest) for group_id in group_ids]
+    return event("put", at=at, role="worker0", results=results, outcomes=[outcome] * len(group_ids))
+
+
+def begin(at: int, *, epoch: int = 1, from_step: int = 0, mode: str = "replay") -> Event:
+    return event("begin", at=at, epoch=epoch, from_step=from_step, mode=mode, weights=f"w{from_step}")
+
+
+def task_dump(**changes: Any) -> TaskDump:
+    """Groups 1 and 2 are trained and gone, 3 and 4 archived, 5 completed, 6 pending."""
+    sets: dict[str, dict[int, float]] = {name: {} for name in (*STATUSES, "by_version", "generating", "suspects")}
+    for group_id, status in {3: "archived", 4: "archived", 5: "completed", 6: "pending"}.items():
+        sets[status][group_id] = 1.0
+    sets["by_version"][5] = 1.0
+    letters = {3: "cc", 4: "cc", 5: "cc", 6: "pp"}
+    filed = {3: "archived", 4: "archived", 5: "completed", 6: "pending"}
+    return TaskDump(
+        **{
+            "clock": {"committed": "2", "checkpoint": "1"},
+            "progress": {"admitted": "6", "cursor": "6", "dropped_trained": "2"},
+            "sets": sets,
+            "groups": {number: {"status": filed[number], "letters": letters[number]} for number in letters},
+            "frames": {number: frozenset({0, 1}) for number in (3, 4, 5)},
+            "manifests": {},
+            **changes,
+        }
+    )
+
+
+def sound_story() -> Story:
+    """Two steps are trained, the first is checkpointed, and a third batch waits."""
+    events = [begin(0), put(10, 1, 2), *step(1, 20, 1, 2), event("save", NOTE, at=30, epoch=1, step=1, weights="w1")]
+    events += [put(40, 3, 4), *step(2, 50, 3, 4), put(60, 5)]
+    return events, Dump(model={}, trainer={"epoch": "1"}, tasks={"math": task_dump()})
+
+
+def test_nothing_is_found_in_a_sound_history() -> None:
+    assert check(*sound_story(), RULES) == []
+
+
+def with_task(story: Story, **changes: Any) -> Story:
+    events, dump = story
+    return events, replace(dump, tasks={"math": replace(dump.tasks["math"], **changes)})
+
+
+def with_events(story: Story, *events: Event) -> Story:
+    return [*story[0], *events], story[1]
+
+
+def in_two_statuses(story: Story) -> Story:
+    sets = dict(story[1].tasks["math"].sets)
+    return with_task(story, sets={**sets, "claimed": {5: 3.0}})
+
+
+def gone_uncounted(story: Story) -> Story:
+    task = story[1].tasks["math"]
+    return with_task(story, progress={**task.progress, "admitted": "7", "cursor": "7"})
+
+
+def acknowledged_and_gone(story: Story) -> Story:
+    progress = {"admitted": "7", "cursor": "7", "dropped_trained": "3"}
+    return with_events(with_task(story, progress=progress), put(70, 7))
+
+
+def acknowledged_and_pending(story: Story) -> Story:
+    return with_events(story, put(70, 6, oldest=2))
+
+
+def trained_twice(story: Story) -> Story:
+    return with_events(story, put(70, 3), *step(3, 80, 3))
+
+
+def trained_from_nowhere(story: Story) -> Story:
+    return with_events(story, *step(3, 80, 8))
+
+
+def step_left_out(story: Story) -> Story:
+    return with_events(story, put(70, 9), *step(4, 80, 9, before="w2"))
+
+
+def version_that_falls(story: Story) -> Story:
+    return with_events(story, event("publish", at=70, epoch=1, version=1))
+
+
+def commit_that_is_gone(story: Story) -> Story:
+    return with_task(story, clock={"committed": "1", "checkpoint": "1"})
+
+
+def too_stale(story: Story) -> Story:
+    groups = [("math", 9, "bytes 9", [(1, 0)])]
+    return with_events(story, put(70, 9), *step(3, 80, groups=groups))
+
+
+def newer_than_its_rewind(story: Story) -> Story:
+    """Tokens of version 9 of epoch 1 count as version 0 in an epoch that began at step 0."""
+    events, dump = story
+    groups = [("math", 9, "bytes 9", [(1, 9)])]
+    late = [begin(100, epoch=2), put(110, 9), *step(3, 120, epoch=2, groups=groups)]
+    return [*events, *late], replace(dump, trainer={"epoch": "1"})
+
+
+def payload_without_group(story: Story) -> Story:
+    return with_task(story, frames={**story[1].tasks["math"].frames, 9: frozenset({0})})
+
+
+def group_without_payload(story: Story) -> Story:
+    return with_task(story, frames={3: frozenset({0, 1}), 4: frozenset({0, 1}), 5: frozenset({1})})
+
+
+def index_behind(story: Story) -> Story:
+    return with_task(story, sets={**story[1].tasks["math"].sets, "by_version": {}})
+
+
+def left_running(story: Story) -> Story:
+    task = story[1].tasks["math"]
+    sets = {**task.sets, "pending": {}, "running": {6: 1.0}, "generating": {6: 0.0}}
+    return with_task(story, sets=sets, groups={**task.groups, 6: {"status": "running", "letters": "pp"}})
+
+
+def zombie_that_commits(story: Story) -> Story:
+    return with_events(story, begin(100, epoch=2, from_step=2), event("commit", at=110, epoch=1, step=3))
+
+
+def ranks_apart(story: Story) -> Story:
+    return with_events(story, event("claim", at=70, role="trainer1", epoch=1, step=2, weights="w1", digest="another"))
+
+
+def replay_apart(story: Story) -> Story:
+    again = event("claim", at=110, epoch=2, step=2, weights="w1", digest="another")
+    return with_events(story, begin(100, epoch=2, from_step=1), again)
+
+
+@pytest.mark.parametrize(
+    ("invariant", "breaks"),
+    [
+        ("I1", in_two_statuses),
+        ("I1", gone_uncounted),
+        ("I2", acknowledged_and_gone),
+        ("I2", acknowledged_and_pending),
+        ("I3", trained_twice),
+        ("I3", trained_from_nowhere),
+        ("I4", step_left_out),
+        ("I4", version_that_falls),
+        ("I4", commit_that_is_gone),
+        ("I5", too_stale),
+        ("I5", newer_than_its_rewind),
+        ("I6", payload_without_group),
+        ("I6", group_without_payload),
+        ("I6", index_behind),
+        ("I7", left_running),
+        ("fence", zombie_that_commits),
+        ("ranks", ranks_apart),
+        ("replay", replay_apart),
+    ],
+)
+def test_each_broken_promise_is_found(invariant: str, breaks: Callable[[Story], Story]) -> None:
+    found = check(*breaks(sound_story()), RULES)
+    assert invariant in {violation.invariant for violation in found}, found
+
+
+def test_a_refused_call_of_a_zombie_and_a_lost_reply_are_no_violations() -> None:
+    story = with_events(
+        sound_story(),
+        begin(100, epoch=2, from_step=2),
+        event("commit", FAIL, at=110, epoch=1, step=3),
+        event("claim", UNKNOWN, at=120, epoch=2, step=3, weights="w2"),
+    )
+    assert check(*story, RULES) == []
