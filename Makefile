@@ -21,7 +21,7 @@ DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm conformance mutants chaos lint type check bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm conformance mutants chaos crashpoints lint type check bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -65,6 +65,9 @@ mutants: $(INSTALLED)  ## break the modules that decide, and count what the test
 
 chaos: $(INSTALLED)  ## 1,000 faults over all roles and the server, and a check of what is left (FAULTS_ARGS="--seed 7")
 	$(FAULTS) chaos $(FAULTS_ARGS)
+
+crashpoints: $(INSTALLED)  ## kill every role before and after each of its Redis calls (FAULTS_ARGS="--only worker")
+	$(FAULTS) crashpoints $(FAULTS_ARGS)
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

@@ -5,17 +5,22 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from faults.chaos import ROLES, Outcome, Scene, run_chaos
+from faults.crash_points import Coverage, crash_everywhere
+from faults.scenarios import scenarios
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.monitor.tables import aligned
 
 INVARIANTS = {"lost": ("I1", "I2", "I6"), "twice": ("I3",), "too old": ("I5",), "ranks": ("ranks", "replay")}
 """Columns of the table, and the invariants that they count violations of; `other` counts all others."""
 FAULTS_PER_RUN = 100
+
+Row = list[str | int]
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -25,18 +30,23 @@ def main() -> None:
 
 @main.command()
 @click.option("--seed", default=1, help="Seed of the first run; each run has the next one.")
-@click.option("--faults", default=1000, help="Faults in all, at most 100 in a run.")
+@click.option("--faults", default=1000, help=f"Faults in all, at most {FAULTS_PER_RUN} in a run.")
 @click.option("--fsync", type=click.Choice(["everysec", "always"]), default="everysec")
 @click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
-@click.option("--only", help="Break only this role: server, producer, worker or trainer.")
+@click.option("--only", default="", help="Break only this role: server, producer, worker or trainer.")
 @click.option("--keep", is_flag=True, help="Keep the folder of every run, not only of those with violations.")
-def chaos(seed: int, faults: int, fsync: str, server: str, only: str | None, keep: bool) -> None:
+def chaos(seed: int, faults: int, fsync: str, server: str, only: str, keep: bool) -> None:
     """Kill, stop and cut off roles and server at random while a run trains."""
+    roles = [role for role in ROLES if role.startswith(only)]
     scenes = [
-        Scene(seed + index, min(FAULTS_PER_RUN, faults - at), fsync=fsync, binary=_binary(server), roles=_roles(only))
+        Scene(seed + index, min(FAULTS_PER_RUN, faults - at), fsync=fsync, binary=_binary(server), roles=roles)
         for index, at in enumerate(range(0, faults, FAULTS_PER_RUN))
     ]
-    _finish([_run(scene, keep=keep) for scene in scenes])
+    outcomes = [_run(scene, keep=keep) for scene in scenes]
+    rows: list[Row] = [[str(outcome.scene.seed), outcome.scene.fsync, *_numbers(outcome)] for outcome in outcomes]
+    columns = ("seed", "fsync", "faults", "kills", "stops", "zombies", "partitions", "copies", "steps")
+    _print([*columns, *INVARIANTS, "other"], rows)
+    sys.exit(any(outcome.violations for outcome in outcomes))
 
 
 def _binary(server: str) -> Path | None:
@@ -46,10 +56,6 @@ def _binary(server: str) -> Path | None:
     if found is None:
         raise click.ClickException("no redis-server on the PATH (Debian: apt-get install redis-server)")
     return Path(found)
-
-
-def _roles(only: str | None) -> Sequence[str]:
-    return [role for role in ROLES if role.startswith(only or "")]
 
 
 def _run(scene: Scene, *, keep: bool) -> Outcome:
@@ -64,23 +70,44 @@ def _run(scene: Scene, *, keep: bool) -> Outcome:
     return outcome
 
 
-def _finish(outcomes: Sequence[Outcome]) -> None:
-    columns = ["seed", "fsync", "faults", "kills", "stops", "zombies", "partitions", "copies", "steps"]
-    table = Table(*columns, *INVARIANTS, "other")
-    for outcome in outcomes:
-        table.add_row(*map(str, [outcome.scene.seed, outcome.scene.fsync, *_numbers(outcome)]))
-    totals = [sum(column) for column in zip(*map(_numbers, outcomes), strict=True)]
-    table.add_section()
-    table.add_row("all", "", *map(str, totals))
-    Console().print(table)
-    sys.exit(any(outcome.violations for outcome in outcomes))
-
-
 def _numbers(outcome: Outcome) -> list[int]:
     done, found = outcome.done, Counter(violation.invariant for violation in outcome.violations)
     named = [sum(found[invariant] for invariant in invariants) for invariants in INVARIANTS.values()]
     kinds = [done[kind] for kind in ("kill", "stop", "zombie", "partition")]
     return [done.total(), *kinds, outcome.copies, outcome.steps, *named, found.total() - sum(named)]
+
+
+@main.command()
+@click.option("--every", default=1, help="Crash only at every n-th call.")
+@click.option("--only", default="", help="Only scenarios whose name begins with this.")
+def crashpoints(every: int, only: str) -> None:
+    """Kill every role before and after each of its Redis calls."""
+    chosen = [scenario for scenario in scenarios() if scenario.name.startswith(only)]
+    coverages = []
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
+        for number, scenario in enumerate(chosen):
+            coverages.append(crash_everywhere(scenario, server, Path(folder) / str(number), count(0, every)))
+            _print_failures(coverages[-1])
+    rows: list[Row] = [
+        [coverage.scenario, coverage.calls, len(coverage.commands), len(coverage.points), len(coverage.failures)]
+        for coverage in coverages
+    ]
+    _print(["role", "calls", "kinds of calls", "crash points", "violations"], rows)
+    sys.exit(any(coverage.failures for coverage in coverages))
+
+
+def _print_failures(coverage: Coverage) -> None:
+    for point in coverage.failures:
+        for problem in point.problems:
+            click.echo(f"{point.scenario}, {point.side} call {point.number} ({point.command}): {problem}")
+
+
+def _print(columns: Sequence[str], rows: Sequence[Row]) -> None:
+    """A table whose last line adds up its numbers."""
+    totals = [sum(cell for cell in cells if isinstance(cell, int)) for cells in zip(*rows, strict=True)]
+    total = ["" if isinstance(cell, str) else number for cell, number in zip(rows[0], totals, strict=True)]
+    table = [columns, *rows, ["all", *total[1:]]]
+    click.echo("\n".join(aligned([[str(cell) for cell in row] for row in table])))
 
 
 if __name__ == "__main__":

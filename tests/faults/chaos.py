@@ -18,7 +18,7 @@ from faults.checker import Rules, Violation, check
 from faults.dump import dump_run
 from faults.history import OK, Event, read_histories
 from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_judge, make_plan
-from faults.processes import CONTEXT, PRELOADED, THRESHOLD, Role, write_settings
+from faults.processes import THRESHOLD, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
 from rollq.buffer.store.server import EmbeddedServer
 from support.proxy import Proxy, Verdict
@@ -45,7 +45,7 @@ class Scene:
     fsync: str = "everysec"
     roles: Sequence[str] = ROLES
     gap_s: float = 0.4
-    longest_s: float = 4.0
+    longest_s: float = 2.5
     binary: Path | None = None
 
 
@@ -84,7 +84,6 @@ class Chaos:
         self._launches = 0
 
     def __enter__(self) -> "Chaos":
-        CONTEXT.set_forkserver_preload(PRELOADED)
         write_settings(self._folder, self._run)
         self._stack.enter_context(self._server)
         self._configure()

@@ -130,7 +130,8 @@ def puts_by_group(events: Sequence[Event]) -> dict[GroupKey, list[Put]]:
 
 def check_acknowledged(events: Sequence[Event], dump: Dump, rules: Rules) -> Iterator[str]:
     """I2: a group that was acknowledged as completed is kept, or was trained, or had time to become too stale."""
-    last_step = max((event["step"] for event in _calls(events, "claim")), default=0)
+    steps = [int(task.clock["step"]) for task in dump.tasks.values()]
+    last_step = max([*steps, *(event["step"] + 1 for event in _calls(events, "claim"))])
     gone = _trained(events, _final_weights(events))
     for (task, group_id), puts in puts_by_group(events).items():
         accepted = [put for put in puts if put.outcome == "completed"]
@@ -151,7 +152,7 @@ def _may_be_stale(put: Put, events: Sequence[Event], last_step: int, rules: Rule
     if put.oldest is None or any(event["mode"] == "regenerate" for event in later):
         return True
     oldest = min([put.oldest, *(event["from_step"] for event in later)])
-    return bool(last_step - oldest >= rules.threshold)
+    return bool(last_step - oldest - 1 >= rules.threshold)
 
 
 # -- training ---------------------------------------------------------------------------------------------------------

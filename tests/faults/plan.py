@@ -31,9 +31,9 @@ class Fault:
 class Odds:
     """Probability of each fate, per command."""
 
-    lose: float = 0.001
-    drop: float = 0.002
-    copy: float = 0.002
+    lose: float = 0.003
+    drop: float = 0.005
+    copy: float = 0.01
     delay: float = 0.02
     longest_delay_s: float = 0.05
     longest_copy_s: float = 3.0

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -20,15 +21,21 @@ from faults import trainer
 from faults.history import History
 from faults.recording import record_worker
 from faults.trainer import Launch
+from rollq.buffer.buffer import Buffer
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = [
     "faults.processes",
-    "rollq.cli.settings",
+    "rollq.cli.settings_file",
     "rollq.workers.run",
     "rollq.producer.run",
     "rollq.consumer.consumer",
+    # imported at their first use
+    "encodings.idna",
+    "numpy.ma",
+    "importlib.readers",
 ]
+CONTEXT.set_forkserver_preload(PRELOADED)
 SETTINGS_FILE = "rollq.toml"
 LEASE_S = 1.0
 MAX_STALENESS = 1
@@ -106,6 +113,40 @@ def _main(name: str, main: Callable[..., None], *args: object) -> None:
 def produce(folder: Path, url: str) -> None:
     """`rollq produce`."""
     _run_command(["produce", str(folder / SETTINGS_FILE)], url)
+
+
+def produce_ticks(folder: Path, url: str, ticks: int) -> None:
+    """`rollq produce`, which ends after a few turns of its loop."""
+    from rollq.cli.run_location import RunLocation, open_run
+    from rollq.cli.settings_file import load_settings
+    from rollq.producer.producer import Producer
+    from rollq.producer.run import open_prompts, run_producer
+
+    os.environ["ROLLQ_REDIS_URL"] = url
+    settings, stop, left = load_settings(folder / SETTINGS_FILE), threading.Event(), iter(range(ticks - 1))
+    tick = Producer.tick
+
+    def counted_tick(self: Producer) -> None:
+        tick(self)
+        if next(left, None) is None:
+            stop.set()
+
+    Producer.tick = counted_tick  # type: ignore[method-assign]
+    with open_prompts(settings.tasks, settings.evaluations) as prompts, open_run(settings, stop) as buffer:
+        queue = RunLocation.from_settings(settings).queue()
+        run_producer(buffer, queue, prompts, settings.producer, seed=settings.seed, stop=stop)
+
+
+def sweep(folder: Path, url: str) -> None:
+    """What any role may do: take groups back, expire, and look at the run as a monitor does."""
+    from rollq.cli.settings_file import load_settings
+
+    with Buffer.connect(url, load_settings(folder / SETTINGS_FILE).run) as buffer:
+        for task in buffer.tasks():
+            buffer.reap(task)
+            buffer.expire(task)
+            buffer.counts(task)
+        buffer.workers()
 
 
 def work(folder: Path, url: str, name: str) -> None:

@@ -1,7 +1,8 @@
 """Makes rollq's own roles write histories: the calls of the buffer that matter are wrapped before the role starts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from faults.digests import samples_digest, versions_of
@@ -36,17 +37,24 @@ def record_worker(history: History) -> None:
             return found
 
     def recorded_put(self: Leasing, results: Sequence[GroupResult]) -> list[PutOutcome]:
-        described = [
-            (result.lease.task, result.lease.group_id, samples_digest(result.samples), _oldest(result))
-            for result in results
-        ]
-        with recorded(history, "put", results=described) as call:
-            outcomes = put(self, results)
-            call.ok(outcomes=[outcome.value for outcome in outcomes])
-            return outcomes
+        return put_recorded(history, partial(put, self), results)
 
     Leasing.lease = recorded_lease  # type: ignore[method-assign]
     Leasing.put = recorded_put  # type: ignore[method-assign]
+
+
+def put_recorded(
+    history: History, put: Callable[[Sequence[GroupResult]], list[PutOutcome]], results: Sequence[GroupResult]
+) -> list[PutOutcome]:
+    """Put results, and record what was sent and what became of it."""
+    described = [
+        (result.lease.task, result.lease.group_id, samples_digest(result.samples), _oldest(result))
+        for result in results
+    ]
+    with recorded(history, "put", results=described) as call:
+        outcomes = put(results)
+        call.ok(outcomes=[outcome.value for outcome in outcomes])
+        return outcomes
 
 
 def _oldest(result: GroupResult) -> int | None:

@@ -56,7 +56,7 @@ def task_dump(**changes: Any) -> TaskDump:
     filed = {3: "archived", 4: "archived", 5: "completed", 6: "pending"}
     return TaskDump(
         **{
-            "clock": {"committed": "2", "checkpoint": "1"},
+            "clock": {"step": "3", "committed": "2", "checkpoint": "1"},
             "progress": {"admitted": "6", "cursor": "6", "dropped_trained": "2"},
             "sets": sets,
             "groups": {number: {"status": filed[number], "letters": letters[number]} for number in letters},
@@ -123,7 +123,7 @@ def version_that_falls(story: Story) -> Story:
 
 
 def commit_that_is_gone(story: Story) -> Story:
-    return with_task(story, clock={"committed": "1", "checkpoint": "1"})
+    return with_task(story, clock={"step": "3", "committed": "1", "checkpoint": "1"})
 
 
 def too_stale(story: Story) -> Story:

@@ -25,13 +25,12 @@ from faults.recording import recorded
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 
 RANKS = 2
-CHECKPOINT_EVERY = 3
 INITIAL_WEIGHTS = "initial"
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of the trainer: what all of its ranks are given."""
+    """One launch of the trainer: what all of its ranks are given. It ends after `last_step`, if there is one."""
 
     url: str
     run: str
@@ -40,6 +39,8 @@ class Launch:
     mode: str
     step: int
     weights: str
+    last_step: int | None = None
+    checkpoint_every: int = 3
 
 
 class Peer:
@@ -127,6 +128,8 @@ class _Rank:
             else:
                 self._consumer.commit(batch)  # only moves this rank's step
             self._peer.meet()
+            if batch.step == self._launch.last_step:
+                break
 
     def _claim(self) -> Batch | None:
         step = self._consumer.step
@@ -153,7 +156,7 @@ class _Rank:
         with self._call("commit", step=batch.step) as call:
             self._consumer.commit(batch)
             call.ok()
-        if batch.step % CHECKPOINT_EVERY == 0:
+        if batch.step % self._launch.checkpoint_every == 0:
             self._save(batch.step)
             with self._call("checkpoint", step=batch.step) as call:
                 self._consumer.checkpoint(batch.step)

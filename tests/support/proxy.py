@@ -53,6 +53,8 @@ class Proxy:
         self._held_until_s = 0.0
         self.cuts = 0
         self.copies = 0
+        self.broken = 0
+        """Commands whose fate was not to pass, once that fate is complete."""
 
     @property
     def url(self) -> str:
@@ -102,22 +104,30 @@ class Proxy:
         commands, replies = client.makefile("rb"), server.makefile("rb")
         while command := read_command(commands):
             verdict = self._verdict(command)
-            if verdict.fate is not Fate.COPY:
-                time.sleep(verdict.delay_s)
-            self._wait_out_hold()
-            if verdict.fate is Fate.LOSE:
+            if verdict.fate is not Fate.PASS:
+                self._break(command, verdict, server, replies)
+                self.broken += 1
                 break
+            time.sleep(verdict.delay_s)
+            self._wait_out_hold()
             server.sendall(command)
             if name_of(command) in (b"SUBSCRIBE", b"PSUBSCRIBE"):
                 self._copy_both_ways(client, server, commands, replies)
                 break
             reply = read_reply(replies)
-            if verdict.fate is Fate.COPY:
-                threading.Thread(target=self._copy, args=(command, verdict.delay_s), daemon=True).start()
-            if verdict.fate is not Fate.PASS or not reply:
+            if not reply:
                 break
             self._wait_out_hold()
             client.sendall(reply)
+
+    def _break(self, command: bytes, verdict: Verdict, server: socket.socket, replies: BinaryIO) -> None:
+        """Lose a command, or run it and lose its reply. The connection ends in both cases."""
+        if verdict.fate is not Fate.LOSE:
+            self._wait_out_hold()
+            server.sendall(command)
+            read_reply(replies)
+        if verdict.fate is Fate.COPY:
+            threading.Thread(target=self._copy, args=(command, verdict.delay_s), daemon=True).start()
 
     def _verdict(self, command: bytes) -> Verdict:
         word = next((word for word in self._words if word in command), None)

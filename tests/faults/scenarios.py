@@ -1,0 +1,220 @@
+"""The situations in which each role is killed at every one of its Redis calls."""
+
+import signal
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+
+from rq import Queue
+
+from faults import processes
+from faults.crash_points import Scenario, Stage
+from faults.processes import BATCH, SETTINGS_FILE, Role, write_settings
+from faults.stand_ins import StandIns
+from faults.trainer import RANKS, Launch, newest_checkpoint
+from rollq.buffer.rollouts import Status
+from rollq.buffer.tickets import open_queue
+from support.waiting import PATIENCE_S, wait_until
+
+STEPS_BEFORE, STEPS = 3, 5
+SPARE_STEPS = 4
+"""Batches beyond those of all steps, for a restart that has groups sampled again."""
+LONG_STALENESS = 20
+PRODUCER_TICKS = 3
+
+
+def _stand_ins(stage: Stage) -> StandIns:
+    return StandIns(stage.url, stage.run, stage.folder, SETTINGS_FILE)
+
+
+# -- the trainer ------------------------------------------------------------------------------------------------------
+
+
+def _prepare_training(stage: Stage) -> None:
+    """Three steps are trained and the second is checkpointed; the batches of all further steps are there."""
+    write_settings(stage.folder, stage.run, prompts=200)
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        stand_ins.create(max_staleness=LONG_STALENESS)
+        stand_ins.begin()
+        for task, groups in BATCH.items():
+            stand_ins.complete(task, groups * (STEPS + SPARE_STEPS))
+    _train_to_the_end(stage, "replay", STEPS_BEFORE)
+
+
+def _ranks(stage: Stage, urls: Sequence[str], mode: str, last_step: int) -> list[Role]:
+    step, weights = newest_checkpoint(stage.folder)
+    launch_id = f"launch-{len(list((stage.folder / 'history').iterdir()))}"
+    ranks = []
+    for rank in range(RANKS):
+        launch = Launch(
+            urls[rank], stage.run, stage.folder, launch_id, mode, step, weights, last_step, checkpoint_every=2
+        )
+        ranks.append(Role(f"trainer{rank}", processes.train, launch, rank))
+        ranks[-1].start()
+    return ranks
+
+
+def _train_to_the_end(stage: Stage, mode: str, last_step: int) -> list[str]:
+    """A launch that nothing disturbs."""
+    for rank in _ranks(stage, [stage.url] * RANKS, mode, last_step):
+        if not rank.wait(PATIENCE_S):
+            return [f"{rank.name} is stuck"]
+    with closing(_stand_ins(stage).buffer) as buffer:
+        committed = {task: buffer.clock(task).committed for task in BATCH}
+    return [] if set(committed.values()) == {last_step} else [f"the last committed steps are {committed}"]
+
+
+def _start_training(fused: int, mode: str, stage: Stage, url: str) -> list[Role]:
+    urls = [stage.url] * RANKS
+    urls[fused] = url
+    ranks = _ranks(stage, urls, mode, STEPS)
+    return [ranks[fused], *ranks[:fused], *ranks[fused + 1 :]]
+
+
+def _training(mode: str, rank: int) -> Scenario:
+    return Scenario(
+        f"trainer, rank {rank}, {mode}",
+        prepare=_prepare_training,
+        start=partial(_start_training, rank, mode),
+        finish=lambda stage: _train_to_the_end(stage, mode, STEPS),
+        threshold=LONG_STALENESS + 1,
+    )
+
+
+# -- the producer -----------------------------------------------------------------------------------------------------
+
+
+def _prepare_production(stage: Stage) -> None:
+    """Some groups wait to be recycled, some are held by dead workers, and there is room for more."""
+    write_settings(stage.folder, stage.run, prompts=200)
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        stand_ins.create()
+        stand_ins.begin()
+        for task in BATCH:
+            assert stand_ins.world.admit(2, task) == 2
+            assert len(stand_ins.world.lease(2, task)) == 2
+
+
+def _start_production(stage: Stage, url: str) -> list[Role]:
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        stand_ins.lose_workers()
+    producer = Role("producer", processes.produce_ticks, stage.folder, url, PRODUCER_TICKS)
+    producer.start()
+    return [producer]
+
+
+def _finish_production(stage: Stage) -> list[str]:
+    [producer] = _start_production(stage, stage.url)
+    if not producer.wait(PATIENCE_S):
+        return ["the next producer is stuck"]
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        pending, tickets = stand_ins.count(Status.PENDING), len(_queue(stage))
+        target = sum(groups * processes.THRESHOLD for groups in BATCH.values())
+    if pending != target or tickets < pending:
+        return [f"{pending} groups are pending with {tickets} tickets, {target} were wanted"]
+    return []
+
+
+def _queue(stage: Stage) -> Queue:
+    return open_queue(stage.url, stage.run)
+
+
+# -- the worker -------------------------------------------------------------------------------------------------------
+
+
+def _prepare_work(stage: Stage) -> None:
+    """Groups are pending, and their tickets are queued."""
+    write_settings(stage.folder, stage.run, prompts=200)
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        stand_ins.create()
+        stand_ins.begin()
+        for task, groups in BATCH.items():
+            assert stand_ins.world.admit(groups, task) == groups
+        stand_ins.buffer.enqueue_missing_tickets(_queue(stage), sum(BATCH.values()), 1)
+
+
+def _start_work(stage: Stage, url: str) -> list[Role]:
+    worker = Role("worker", processes.work, stage.folder, url, "worker")
+    worker.start()
+    return [worker]
+
+
+def _top_up(stand_ins: StandIns, queue: Queue) -> int:
+    """Add tickets as a producer does; returns how many groups are unfinished."""
+    pending = stand_ins.count(Status.PENDING)
+    stand_ins.buffer.enqueue_missing_tickets(queue, pending, 1)
+    return pending + stand_ins.count(Status.RUNNING)
+
+
+def _all_completed(stage: Stage) -> bool:
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        return stand_ins.count(Status.COMPLETED) == sum(BATCH.values())
+
+
+def _finish_work(stage: Stage) -> list[str]:
+    """The leases of the dead worker run out, and another one does what is left."""
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        stand_ins.lose_workers()
+        stand_ins.sweep()
+        [worker] = _start_work(stage, stage.url)
+        wait_until(lambda: not worker.alive or not _top_up(stand_ins, _queue(stage)))
+        worker.send(signal.SIGKILL)
+        worker.wait(PATIENCE_S)
+        completed = stand_ins.count(Status.COMPLETED)
+    return [] if completed == sum(BATCH.values()) else [f"only {completed} groups were completed"]
+
+
+# -- the sweeper ------------------------------------------------------------------------------------------------------
+
+
+def _prepare_sweep(stage: Stage) -> None:
+    """Dead workers hold groups, and completed groups are too stale."""
+    write_settings(stage.folder, stage.run, prompts=200)
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        stand_ins.create()
+        stand_ins.begin()
+        for task in BATCH:
+            stand_ins.complete(task, 3)
+            assert stand_ins.world.admit(2, task) == 2
+            assert len(stand_ins.world.lease(2, task)) == 2
+        for version in range(1, processes.THRESHOLD + 1):
+            stand_ins.buffer.publish(stand_ins.world.held, version, uri="", digest=f"weights {version}")
+
+
+def _start_sweep(stage: Stage, url: str) -> list[Role]:
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        stand_ins.lose_workers()
+    sweeper = Role("sweeper", processes.sweep, stage.folder, url)
+    sweeper.start()
+    return [sweeper]
+
+
+def _finish_sweep(stage: Stage) -> list[str]:
+    [sweeper] = _start_sweep(stage, stage.url)
+    if not sweeper.wait(PATIENCE_S):
+        return ["the next sweeper is stuck"]
+    stand_ins = _stand_ins(stage)
+    with closing(stand_ins.buffer):
+        found = stand_ins.count(Status.PENDING), stand_ins.count(Status.EXPIRED), stand_ins.count(Status.RUNNING)
+    wanted = 2 * len(BATCH), 3 * len(BATCH), 0
+    return [] if found == wanted else [f"pending, expired and running are {found}, not {wanted}"]
+
+
+def scenarios() -> list[Scenario]:
+    """Every role in every situation."""
+    return [
+        *(_training(mode, rank=0) for mode in ("replay", "return", "regenerate")),
+        _training("replay", rank=1),
+        Scenario("producer", _prepare_production, _start_production, _finish_production),
+        Scenario("worker", _prepare_work, _start_work, _finish_work, ended=_all_completed),
+        Scenario("sweeper", _prepare_sweep, _start_sweep, _finish_sweep),
+    ]
