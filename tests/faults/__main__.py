@@ -79,14 +79,15 @@ def _numbers(outcome: Outcome) -> list[int]:
 
 @main.command()
 @click.option("--every", default=1, help="Crash only at every n-th call.")
+@click.option("--first", default=0, help="Number of the first of these calls.")
 @click.option("--only", default="", help="Only scenarios whose name begins with this.")
-def crashpoints(every: int, only: str) -> None:
+def crashpoints(every: int, first: int, only: str) -> None:
     """Kill every role before and after each of its Redis calls."""
     chosen = [scenario for scenario in scenarios() if scenario.name.startswith(only)]
     coverages = []
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
         for number, scenario in enumerate(chosen):
-            coverages.append(crash_everywhere(scenario, server, Path(folder) / str(number), count(0, every)))
+            coverages.append(crash_everywhere(scenario, server, Path(folder) / str(number), count(first, every)))
             _print_failures(coverages[-1])
     rows: list[Row] = [
         [coverage.scenario, coverage.calls, len(coverage.commands), len(coverage.points), len(coverage.failures)]
