@@ -16,7 +16,7 @@ WHOLE = {"completed", "gathered", "cooling", "claimed", "archived"}
 """Statuses of groups whose generated samples are all stored."""
 KEPT = WHOLE | {"filtered", "failed"}
 """Where a group may be that was acknowledged as completed, while it is fresh."""
-FENCED_CALLS = ("claim", "publish", "commit", "checkpoint")
+FENCED_CALLS = ("claim", "release", "publish", "commit", "checkpoint")
 
 GroupKey = tuple[str, int]
 
@@ -237,26 +237,26 @@ def check_fence(events: Sequence[Event], dump: Dump, rules: Rules) -> Iterator[s
 
 def check_ranks(events: Sequence[Event], dump: Dump, rules: Rules) -> Iterator[str]:
     """All ranks of an epoch get the same batch for a step."""
-    digests: dict[tuple[int, int], set[str]] = defaultdict(set)
+    digests: dict[tuple[int, int, bool], set[str]] = defaultdict(set)
     for event in _calls(events, "claim"):
         if event.end == OK:
-            digests[event["epoch"], event["step"]].add(event["digest"])
-    for (epoch, step), found in digests.items():
+            digests[event["epoch"], event["step"], event["again"]].add(event["digest"])
+    for (epoch, step, _), found in digests.items():
         if len(found) > 1:
             yield f"the ranks of epoch {epoch} got {len(found)} different batches for step {step}"
 
 
 def check_replay(events: Sequence[Event], dump: Dump, rules: Rules) -> Iterator[str]:
-    """A restart in mode `replay` gets the batches that its predecessor got, byte for byte."""
+    """A restart in mode `replay` gets the batches that its predecessor got and did not release, byte for byte."""
     last: dict[tuple[int, str], str] = {}
-    other_modes = [event for event in _calls(events, "begin") if event["mode"] != "replay"]
+    undone = [event for event in _calls(events, "begin") if event["mode"] != "replay"] + _calls(events, "release")
     seen_ns: dict[tuple[int, str], int] = {}
     for event in _calls(events, "claim"):
         if event.end != OK:
             continue
         key = (event["step"], event["weights"])
         since_ns = seen_ns.get(key, event.began_ns)
-        replayed = not any(since_ns < other.ended_ns and other.began_ns < event.ended_ns for other in other_modes)
+        replayed = not any(since_ns < other.ended_ns and other.began_ns < event.ended_ns for other in undone)
         if replayed and last.get(key, event["digest"]) != event["digest"]:
             yield f"epoch {event['epoch']} replayed step {event['step']} with other bytes"
         last[key], seen_ns[key] = event["digest"], event.began_ns

@@ -29,12 +29,17 @@ def step(number: int, at: int, *group_ids: int, epoch: int = 1, **changes: Any) 
     train = {"before": f"w{number - 1}", "after": f"w{number}", "digest": digest, "groups": [*map(trained, group_ids)]}
     train.update(changes)
     return [
-        event("claim", at=at, weights=f"w{number - 1}", digest=digest, **shared),
-        event("claim", at=at, role="trainer1", weights=f"w{number - 1}", digest=digest, **shared),
+        event("claim", at=at, weights=f"w{number - 1}", again=False, digest=digest, **shared),
+        event("claim", at=at, role="trainer1", weights=f"w{number - 1}", again=False, digest=digest, **shared),
         event("train", NOTE, at=at + 2, **shared, **train),
         event("publish", at=at + 4, epoch=epoch, version=number),
         event("commit", at=at + 6, **shared),
     ]
+
+
+def claim(at: int, *, epoch: int, role: str = "trainer0") -> Event:
+    """A claim of step 2 that gets another batch than the first one."""
+    return event("claim", at=at, role=role, epoch=epoch, step=2, weights="w1", again=False, digest="another")
 
 
 def put(at: int, *group_ids: int, outcome: str = "completed", oldest: int = 0) -> Event:
@@ -162,12 +167,11 @@ def zombie_that_commits(story: Story) -> Story:
 
 
 def ranks_apart(story: Story) -> Story:
-    return with_events(story, event("claim", at=70, role="trainer1", epoch=1, step=2, weights="w1", digest="another"))
+    return with_events(story, claim(70, role="trainer1", epoch=1))
 
 
 def replay_apart(story: Story) -> Story:
-    again = event("claim", at=110, epoch=2, step=2, weights="w1", digest="another")
-    return with_events(story, begin(100, epoch=2, from_step=1), again)
+    return with_events(story, begin(100, epoch=2, from_step=1), claim(110, epoch=2))
 
 
 @pytest.mark.parametrize(
@@ -203,6 +207,6 @@ def test_a_refused_call_of_a_zombie_and_a_lost_reply_are_no_violations() -> None
         sound_story(),
         begin(100, epoch=2, from_step=2),
         event("commit", FAIL, at=110, epoch=1, step=3),
-        event("claim", UNKNOWN, at=120, epoch=2, step=3, weights="w2"),
+        event("claim", UNKNOWN, at=120, epoch=2, step=3, weights="w2", again=False),
     )
     assert check(*story, RULES) == []

@@ -22,10 +22,13 @@ from safetensors.numpy import save_file
 from faults.digests import chained, samples_digest, versions_of
 from faults.history import History
 from faults.recording import recorded
+from rollq.buffer.claiming import ReleaseMode
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 
 RANKS = 2
 INITIAL_WEIGHTS = "initial"
+RELEASE_EVERY = 4
+"""Each launch gives up the batch of every fourth step once, as if its loss were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +118,15 @@ class _Rank:
         self._history = history
         self._weights = launch.weights
         self._peer = Peer(launch.launch_id, rank)
+        self._released = 0  # the last step whose batch was given up
 
     def train(self) -> None:
         """Claim, train, publish, commit and checkpoint, step by step."""
         while (batch := self._claim()) is not None:
             self._peer.meet()
+            if batch.step % RELEASE_EVERY == 0 and batch.step != self._released:
+                self._release(batch)
+                continue
             digest = digest_of(batch)
             before, self._weights = self._weights, chained(self._weights, digest)
             if self._rank == 0:
@@ -133,11 +140,19 @@ class _Rank:
 
     def _claim(self) -> Batch | None:
         step = self._consumer.step
-        with self._call("claim", step=step, weights=self._weights) as call:
+        with self._call("claim", step=step, weights=self._weights, again=step == self._released) as call:
             batch = next(self._consumer, None)
             if batch is not None:
                 call.ok(digest=digest_of(batch))
             return batch
+
+    def _release(self, batch: Batch) -> None:
+        """Give up the batch: return its groups or quarantine them, in turns. The step then gets another one."""
+        self._released = batch.step
+        mode: ReleaseMode = "return" if batch.step % (2 * RELEASE_EVERY) else "quarantine"
+        with self._call("release", step=batch.step, mode=mode) as call:
+            self._consumer.release(batch, mode)
+            call.ok()
 
     def _note_train(self, batch: Batch, digest: str, before: str) -> None:
         groups = [
