@@ -21,7 +21,7 @@ DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm conformance mutants chaos crashpoints lint type check bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm conformance mutants chaos crashpoints fuzz lint type check bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -68,6 +68,9 @@ chaos: $(INSTALLED)  ## 1,000 faults over all roles and the server, and a check 
 
 crashpoints: $(INSTALLED)  ## kill every role before and after each of its Redis calls (FAULTS_ARGS="--only worker")
 	$(FAULTS) crashpoints $(FAULTS_ARGS)
+
+fuzz: $(INSTALLED)  ## 1,000,000 hostile inputs for every decoder and Redis function (FAULTS_ARGS="--seed 7")
+	$(FAULTS) fuzz $(FAULTS_ARGS)
 
 lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .

@@ -3,9 +3,11 @@
     history    what every role does, as calls and their outcomes, in append-only files
     checker    reads the histories and a dump of the store, and finds broken promises; shares no code with rollq
     dump       the store as raw Redis commands show it
-    plan       when which fault happens, as a pure function of a seed
-    roles      the roles as processes: rollq's producer and worker, and a small trainer of two ranks
-    chaos      runs the roles, carries out the plan, and has the checker judge what is left
+    processes  the roles as processes: rollq's producer and worker, and a small trainer of two ranks
+    chaos      runs the roles, breaks them and the server as `plan` says, and has the checker judge what is left
+    crash_points, scenarios   kill each role before and after each of its Redis calls
+    fuzz_decoders, fuzz_functions   feed hostile inputs to all that reads bytes, and to every Redis function
 
-`make chaos`, `make crashpoints` and `make fuzz` run the long versions; the tests in this folder run short ones.
+`make chaos`, `make crashpoints` and `make fuzz` run the long versions; the tests in this folder run short ones. Plans,
+fates of commands and inputs are pure functions of a seed, which each run prints.
 """

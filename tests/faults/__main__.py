@@ -1,5 +1,6 @@
 """`python -m faults`: the long versions of the fault suite. Each prints a table, and fails on a violation."""
 
+import logging
 import shutil
 import sys
 import tempfile
@@ -12,6 +13,9 @@ import click
 
 from faults.chaos import ROLES, Outcome, Scene, run_chaos
 from faults.crash_points import Coverage, crash_everywhere
+from faults.findings import Finding
+from faults.fuzz_decoders import fuzz_decoders
+from faults.fuzz_functions import Fuzzer
 from faults.scenarios import scenarios
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.monitor.tables import aligned
@@ -19,6 +23,12 @@ from rollq.monitor.tables import aligned
 INVARIANTS = {"lost": ("I1", "I2", "I6"), "twice": ("I3",), "too old": ("I5",), "ranks": ("ranks", "replay")}
 """Columns of the table, and the invariants that they count violations of; `other` counts all others."""
 FAULTS_PER_RUN = 100
+VERDICTS = ("refused", "accepted", "crash", "wrongly accepted", "half done", "hangs")
+CALLS_SHARE = 20
+GOLDEN_CALLS = 420
+"""About how many calls of different functions the moves of the golden run make, before and after each move."""
+MOST_SHOWN = 4
+"""Findings shown of each target."""
 
 Row = list[str | int]
 
@@ -101,6 +111,30 @@ def _print_failures(coverage: Coverage) -> None:
     for point in coverage.failures:
         for problem in point.problems:
             click.echo(f"{point.scenario}, {point.side} call {point.number} ({point.command}): {problem}")
+
+
+@main.command()
+@click.option("--seed", default=1, help="Seed of all inputs.")
+@click.option("--inputs", default=1_000_000, help="Inputs in all; one in twenty is a call of a Redis function.")
+def fuzz(seed: int, inputs: int) -> None:
+    """Feed hostile inputs to every decoder and to every Redis function."""
+    calls = inputs // CALLS_SHARE
+    logging.disable()
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
+        tallies = list(fuzz_decoders(seed, inputs - calls, Path(folder)))
+        tallies += Fuzzer(server, seed).run(Path(folder), max(1, calls // GOLDEN_CALLS))
+    for tally in tallies:
+        for finding in _kinds(tally.findings)[:MOST_SHOWN]:
+            click.echo(f"{finding.target}: {finding.verdict}: {finding.message:.200}: {finding.given!r:.400}")
+    rows: list[Row] = [[tally.target, *(tally.verdicts[verdict] for verdict in VERDICTS)] for tally in tallies]
+    _print(["target", *VERDICTS], rows)
+    click.echo(f"{sum(tally.verdicts.total() for tally in tallies)} inputs, seed {seed}")
+    sys.exit(any(tally.findings for tally in tallies))
+
+
+def _kinds(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """One finding of each kind: with the same verdict and beginning of the message."""
+    return list({(finding.verdict, finding.message[:24]): finding for finding in findings}.values())
 
 
 def _print(columns: Sequence[str], rows: Sequence[Row]) -> None:

@@ -39,6 +39,7 @@ def check(events: Sequence[Event], dump: Dump, rules: Rules) -> list[Violation]:
     found: list[Violation] = []
     for name, task in dump.tasks.items():
         found += [Violation("I1", f"task {name}: {message}") for message in check_conservation(task)]
+        found += [Violation("I1", f"task {name}: {message}") for message in check_cursor(task)]
         found += [Violation("I6", f"task {name}: {message}") for message in check_payloads(task)]
         found += [Violation("I7", f"task {name}: {message}") for message in check_settled(task)]
     checks: Mapping[str, Callable[[Sequence[Event], Dump, Rules], Iterable[str]]] = {
@@ -75,8 +76,13 @@ def check_conservation(task: TaskDump) -> Iterator[str]:
     dropped = sum(int(count) for name, count in task.progress.items() if name.startswith("dropped_"))
     if admitted != len(filed) + dropped:
         yield f"{admitted} groups were admitted, but {len(filed)} are filed and {dropped} were dropped"
-    if int(task.progress.get("cursor", 0)) != admitted - int(task.progress.get("reused", 0)):
-        yield f"the cursor is {task.progress.get('cursor')}, but {admitted} groups were admitted"
+
+
+def check_cursor(task: TaskDump) -> Iterator[str]:
+    """I1: each prompt up to the cursor was admitted once; all prompts of the fault suite are usable."""
+    cursor, admitted = task.progress.get("cursor", "0"), task.progress.get("admitted", "0")
+    if cursor != admitted:
+        yield f"the cursor is {cursor}, but {admitted} groups were admitted"
 
 
 def check_payloads(task: TaskDump) -> Iterator[str]:

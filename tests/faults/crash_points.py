@@ -8,10 +8,10 @@ import itertools
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import redis
 
@@ -19,6 +19,7 @@ from faults.checker import Rules, check
 from faults.dump import dump_run
 from faults.history import read_histories
 from faults.processes import Role
+from faults.saved_store import SavedStore
 from rollq.buffer.store.server import EmbeddedServer
 from support.proxy import PASS, Fate, Proxy, Verdict, function_of, name_of
 from support.waiting import PATIENCE_S, wait_until
@@ -59,23 +60,20 @@ class Stage:
         self.folder = folder / "run"
         self.folder.mkdir(parents=True)
         self._copy = folder / "copy"
-        self._client: Any = redis.Redis.from_url(server.url)
-        self._client.flushall()
-        self._keys: Mapping[bytes, tuple[int, bytes]] = {}
+        client = redis.Redis.from_url(server.url)
+        client.flushall()
+        self._store = SavedStore(client)
 
     def keep(self) -> None:
         """Remember the present state of store and folder."""
-        names = list(self._client.scan_iter(count=1000))
-        self._keys = {name: (max(0, self._client.pttl(name)), self._client.dump(name)) for name in names}
+        self._store.keep()
         shutil.copytree(self.folder, self._copy)
 
     def restore(self) -> None:
         """Go back to the state that `keep` remembers."""
         shutil.rmtree(self.folder)
         shutil.copytree(self._copy, self.folder)
-        self._client.flushall()
-        for name, (ttl_ms, value) in self._keys.items():
-            self._client.restore(name, ttl_ms, value)
+        self._store.restore()
 
     def violations(self, threshold: int) -> list[str]:
         """What the checker finds now."""

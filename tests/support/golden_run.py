@@ -1,0 +1,76 @@
+"""A run in which every role makes every call that it can, for tests that look at all functions."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Prompt
+from support.buffer_run import World
+
+
+def golden_run(world: World, folder: Path) -> Iterator[str]:
+    """A run in which every role makes every call that it can; yields after each move, with its name."""
+    buffer = world.buffer
+    world.start(math={"max_uses": 2, "max_staleness": 4}, code={}, held_out={"kind": "eval"})
+    yield "start"
+    world.admit(6)
+    world.admit(4, "code")
+    yield "admit"
+    leases = world.lease(4)
+    buffer.report_worker("worker", {"state": "busy"})
+    buffer.forget_worker("worker")
+    yield "lease"
+    buffer.hand_back(leases[3:])
+    yield "hand back"
+    world.put(leases[:3])
+    world.put(world.lease(4, "code"))
+    yield "put"
+    claimed = world.claim(1, math=2, code=2)
+    yield "claim"
+    buffer.release(world.held, 1, "return", claim_round=claimed.claim_round)
+    yield "release"
+    world.claim(1, math=2, code=2)
+    yield "claim the step again"
+    buffer.publish(world.held, 1, uri="u", digest="1")
+    buffer.commit(world.held, 1)
+    yield "commit"
+    buffer.save(folder / "saved")
+    buffer.renew_trainer(world.held)
+    yield "save"
+    evaluation = buffer.open_batch("held_out", "eval/1", "eval", step=1)
+    buffer.fill_batch("held_out", evaluation.handle, 0, [Prompt("one"), Prompt("two")], last=True)
+    world.put(world.lease(2, "held_out"))
+    yield "evaluate"
+    buffer.close_evaluation("held_out", evaluation.handle)
+    yield "end the evaluation"
+    batch = buffer.open_batch("math", "batch", "train", step=2)
+    buffer.fill_batch("math", batch.handle, 0, [Prompt("three")], last=True)
+    world.put(world.lease(4))
+    buffer.begin_finalize("math", batch.handle, "first", lease_s=600)
+    yield "begin to finalize"
+    buffer.undo_finalize("math", batch.handle, "first")
+    yield "undo"
+    found = buffer.begin_finalize("math", batch.handle, "second", lease_s=600)
+    buffer.end_finalize("math", batch.handle, "second", b"{}", {group.group_id: "dull" for group in found.groups})
+    other = buffer.open_batch("math", "other", "train", step=2)
+    buffer.fill_batch("math", other.handle, 0, [Prompt("four")], last=True)
+    buffer.abort_batch("math", other.handle, "for the test")
+    yield "end batches"
+    buffer.set_control("math", Control.PAUSE, "for the test")
+    yield "pause"
+    buffer.set_control("math", Control.RUN)
+    yield "resume"
+    buffer.sleep(world.held, "a step")
+    yield "sleep"
+    buffer.sleep(world.held, "")
+    yield "wake"
+    world.train(2, math=2, code=2)
+    buffer.checkpoint(world.held, 1)
+    yield "checkpoint"
+    world.begin(1, mode="return", launch_id="second")
+    yield "rewind"
+    world.train(2, math=2, code=2)
+    yield "train again"
+    buffer.checkpoint(world.held, 2)
+    world.begin(2, launch_id="third")
+    yield "restart"
