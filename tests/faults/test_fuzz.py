@@ -26,6 +26,5 @@ def test_a_decoder_refuses_what_it_cannot_read(name: str, tmp_path: Path) -> Non
 def test_a_function_refuses_a_call_before_it_writes_or_leaves_the_store_sound(
     fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:
-    tallies = Fuzzer(fresh_server, seed=1).run(tmp_path, per_call=1)
-    findings = [finding for tally in tallies for finding in tally.findings]
-    assert not [finding for finding in findings if finding.target not in CREDULOUS_FUNCTIONS]
+    tallies = Fuzzer(fresh_server, seed=1).run(tmp_path, per_call=2, without=CREDULOUS_FUNCTIONS)
+    assert not [finding for tally in tallies for finding in tally.findings]
