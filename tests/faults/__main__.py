@@ -11,12 +11,17 @@ from pathlib import Path
 
 import click
 
-from faults.chaos import ROLES, Outcome, Scene, run_chaos
+from faults.chaos import RANK_NAMES, ROLES, WORKERS, Outcome, Scene, run_chaos
 from faults.crash_points import Coverage, crash_everywhere
 from faults.findings import Finding
 from faults.fuzz_decoders import fuzz_decoders
 from faults.fuzz_functions import Fuzzer
+from faults.plan import CALM, make_recovery_plan
+from faults.processes import LEASE_S
+from faults.races import trainer_races, zombie_puts
+from faults.recovery import percentile, trainer_recoveries_s, worker_recoveries_s
 from faults.scenarios import scenarios
+from rollq.buffer.replies import PutOutcome
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.monitor.tables import aligned
 
@@ -24,6 +29,7 @@ INVARIANTS = {"lost": ("I1", "I2", "I6"), "twice": ("I3",), "too old": ("I5",), 
 """Columns of the table, and the invariants that they count violations of; `other` counts all others."""
 FAULTS_PER_RUN = 100
 VERDICTS = ("refused", "accepted", "crash", "wrongly accepted", "half done", "hangs")
+SECONDS_PER_KILL = 3.0
 CALLS_SHARE = 20
 GOLDEN_CALLS = 420
 """About how many calls of different functions the moves of the golden run make, before and after each move."""
@@ -85,6 +91,38 @@ def _numbers(outcome: Outcome) -> list[int]:
     named = [sum(found[invariant] for invariant in invariants) for invariants in INVARIANTS.values()]
     kinds = [done[kind] for kind in ("kill", "stop", "zombie", "partition")]
     return [done.total(), *kinds, outcome.copies, outcome.steps, *named, found.total() - sum(named)]
+
+
+@main.command()
+@click.option("--kills", default=50, help="SIGKILLs of workers, and as many of the trainer's rank 0.")
+def recovery(kills: int) -> None:
+    """Measure how long it takes until the work of a killed worker or trainer is in other hands."""
+    rows: list[Row] = []
+    for name, roles, measure in (
+        ("worker", WORKERS, worker_recoveries_s),
+        ("trainer", RANK_NAMES[:1], trainer_recoveries_s),
+    ):
+        plan = make_recovery_plan(kills, roles, every_s=SECONDS_PER_KILL)
+        outcome = _run(Scene(seed=0, faults=0, odds=CALM, plan=plan), keep=False)
+        found = measure(outcome.events)
+        times = [f"{percentile(found, percent):.3f}" for percent in (50, 99, 100)]
+        rows.append([name, kills, len(found), *times, len(outcome.violations)])
+    _print(["role", "kills", "recoveries", "median s", "p99 s", "longest s", "violations"], rows)
+    click.echo(f"leases of {LEASE_S:g} s")
+
+
+@main.command()
+@click.option("--puts", default=10_000)
+@click.option("--trainers", default=1_000)
+def races(puts: int, trainers: int) -> None:
+    """Have late workers put results, and two trainers at a time take the run."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
+        outcomes = zombie_puts(server.url, puts)
+        fair = trainer_races(server.url, trainers)
+    refused = outcomes[PutOutcome.REFUSED]
+    click.echo(f"late puts: {outcomes.total()}, refused: {refused}")
+    click.echo(f"races of two trainers: {trainers}, with one winner: {fair}")
+    sys.exit(refused != outcomes.total() or fair != trainers)
 
 
 @main.command()

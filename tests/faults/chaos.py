@@ -16,7 +16,7 @@ import redis
 from faults import processes
 from faults.checker import Rules, Violation, check
 from faults.dump import dump_run
-from faults.history import OK, Event, read_histories
+from faults.history import OK, Event, History, read_histories
 from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_judge, make_plan
 from faults.processes import THRESHOLD, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
@@ -37,7 +37,10 @@ QUIET_S = 3 * processes.LEASE_S
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One run of chaos: `fsync` of the server's append-only file, the number of `faults`, and the network's odds."""
+    """One run of chaos: `fsync` of the server's append-only file, the number of `faults`, and the network's odds.
+
+    `plan`: the faults themselves, where they are not drawn.
+    """
 
     seed: int
     faults: int
@@ -47,6 +50,7 @@ class Scene:
     gap_s: float = 0.4
     longest_s: float = 2.5
     binary: Path | None = None
+    plan: Sequence[Fault] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Chaos:
 
     def __enter__(self) -> "Chaos":
         write_settings(self._folder, self._run)
+        self._history = History(self._folder / "history", "orchestrator")
         self._stack.enter_context(self._server)
         self._configure()
         for name in (*PRODUCERS, *WORKERS, *RANK_NAMES):
@@ -104,7 +109,8 @@ class Chaos:
     def play(self) -> Outcome:
         """Carry out the plan, let everything settle, stop the roles in order, and check."""
         scene = self._scene
-        plan = make_plan(scene.seed, scene.faults, scene.roles, gap_s=scene.gap_s, longest_s=scene.longest_s)
+        drawn = make_plan(scene.seed, scene.faults, scene.roles, gap_s=scene.gap_s, longest_s=scene.longest_s)
+        plan = drawn if scene.plan is None else scene.plan
         began_s = time.monotonic()
         for fault in plan:
             self._live_for(began_s + fault.at_s - time.monotonic())
@@ -120,6 +126,7 @@ class Chaos:
 
     def _carry_out(self, fault: Fault) -> None:
         self._done[fault.kind] += 1
+        self._history.note(fault.kind, target=fault.target)
         if fault.target == SERVER:
             self._break_server(fault)
         elif fault.kind == "partition":
@@ -198,6 +205,7 @@ class Chaos:
         zombies = any(zombie.alive for zombie in self._zombies)
         mode = "replay" if zombies else ("replay", "replay", "return", "regenerate")[self._launches % 4]
         launch_id = f"{self._run}-{uuid.uuid4().hex[:8]}"
+        self._history.note("launch", launch=launch_id)
         for rank, name in enumerate(RANK_NAMES):
             launch = Launch(self._proxies[name].url, self._run, self._folder, launch_id, mode, step, weights)
             self._roles[name] = Role(name, processes.train, launch, rank)

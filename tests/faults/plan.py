@@ -63,6 +63,11 @@ def make_plan(seed: int, count: int, roles: Sequence[str], *, gap_s: float, long
     return faults
 
 
+def make_recovery_plan(kills: int, roles: Sequence[str], *, every_s: float) -> list[Fault]:
+    """`kills` kills of `roles` in turn, far enough apart to see each recovery alone."""
+    return [Fault(every_s * (number + 1), "kill", roles[number % len(roles)]) for number in range(kills)]
+
+
 def make_judge(seed: int, proxy: str, odds: Odds) -> Judge:
     """The fates of the commands that pass one proxy, by their number. Only rollq's functions are copied."""
     numbers = iter(range(1 << 62))
