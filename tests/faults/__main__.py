@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import click
+import redis
 
 from faults.chaos import RANK_NAMES, ROLES, WORKERS, Outcome, Scene, run_chaos
 from faults.crash_points import Coverage, crash_everywhere
@@ -17,6 +18,7 @@ from faults.findings import Finding
 from faults.fuzz_decoders import fuzz_decoders
 from faults.fuzz_functions import Fuzzer
 from faults.plan import CALM, make_recovery_plan
+from faults.poison import run_poison
 from faults.processes import LEASE_S
 from faults.races import trainer_races, zombie_puts
 from faults.recovery import percentile, trainer_recoveries_s, worker_recoveries_s
@@ -109,6 +111,20 @@ def recovery(kills: int) -> None:
         rows.append([name, kills, len(found), *times, len(outcome.violations)])
     _print(["role", "kills", "recoveries", "median s", "p99 s", "longest s", "violations"], rows)
     click.echo(f"leases of {LEASE_S:g} s")
+
+
+@main.command()
+@click.option("--poisons", default=(1, 2), multiple=True, help="Poisonous prompts in a run; may be repeated.")
+def poison(poisons: Sequence[int]) -> None:
+    """Count how many workers a prompt kills before it is quarantined, and what becomes of the other prompts."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
+        for number in poisons:
+            found = run_poison(server, Path(folder) / str(number), number)
+            rows.append([str(number), found.deaths, found.quarantined, found.innocents_failed, found.completed])
+            with redis.Redis.from_url(server.url) as client:
+                client.flushall()
+    _print(["poisons", "deaths", "quarantined", "innocents failed", "completed"], rows)
 
 
 @main.command()

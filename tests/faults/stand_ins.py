@@ -72,7 +72,7 @@ class StandIns:
             keys = task_keys(self.buffer.run, task)
             now_ms = self.buffer.counts(task).server_ms
             self.buffer.client.hset(keys.clock, mapping={"reaped_ms": now_ms, "hold_until_ms": 0})
-            for member in self._members(task, Status.RUNNING):
+            for member in self.members(task, Status.RUNNING):
                 self.buffer.client.zadd(keys.status(Status.RUNNING), {member: 1.0})
 
     def sweep(self) -> None:
@@ -83,9 +83,10 @@ class StandIns:
 
     def count(self, status: Status) -> int:
         """Groups of a status, over all tasks."""
-        return sum(len(self._members(task, status)) for task in self.tasks)
+        return sum(len(self.members(task, status)) for task in self.tasks)
 
-    def _members(self, task: str, status: Status) -> Sequence[bytes]:
+    def members(self, task: str, status: Status) -> Sequence[bytes]:
+        """Ids of the groups of a status."""
         client: Any = self.buffer.client
         found: Sequence[bytes] = client.zrange(task_keys(self.buffer.run, task).status(status), 0, -1)
         return found
