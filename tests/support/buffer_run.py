@@ -127,10 +127,11 @@ class World:
 
     def run_out(self, leases: Sequence[Lease]) -> None:
         """Let leases run out, as if their worker had died, while others reaped all the time."""
-        task = leases[0].task
+        self.run_out_ids(leases[0].task, [lease.group_id for lease in leases])
+
+    def run_out_ids(self, task: str, ids: Sequence[int]) -> None:
         keys = task_keys(self.buffer.run, task)
-        ids = {str(lease.group_id): 1.0 for lease in leases}
-        self.buffer.client.zadd(keys.status(Status.RUNNING), ids)
+        self.buffer.client.zadd(keys.status(Status.RUNNING), {str(group_id): 1.0 for group_id in ids})
         now_ms = self.buffer.counts(task).server_ms
         self.buffer.client.hset(keys.clock, mapping={"reaped_ms": now_ms, "hold_until_ms": 0})
 

@@ -1,13 +1,16 @@
 """Copies of calls that arrive late: the network delivers a call a second time, after its caller has moved on."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RollqError
 from rollq.buffer.store.library import READ_ONLY
 from rollq.buffer.store.pipelining import Command
+from support.buffer_run import World
+from support.golden_run import golden_run
 
 AT_ANY_TIME = {
     "expire", "reap", "recycle",  # do what is due now, whoever asks
@@ -15,6 +18,25 @@ AT_ANY_TIME = {
     "store_weights",  # by content: in the store once, and never instead of the live ones
 }  # fmt: skip
 """Functions whose copies do what any other role might do at that moment, or change nothing that a run depends on."""
+
+
+DEADLINES = {"deadline_ms", "owned_until_ms", "saving_until_ms"}
+COUNTERS = {"duplicates", "refused"}
+"""Counts of the copies themselves."""
+READ = """
+local found = {}
+for i, key in ipairs(redis.call('KEYS', ARGV[1])) do
+  local kind = redis.call('TYPE', key).ok
+  local content
+  if kind == 'hash' then content = redis.call('HGETALL', key)
+  elseif kind == 'zset' then content = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+  elseif kind == 'list' then content = redis.call('LRANGE', key, 0, -1)
+  elseif kind == 'set' then content = redis.call('SMEMBERS', key)
+  else content = redis.call('GET', key) end
+  found[i] = { key, kind, content }
+end
+return found
+"""
 
 
 class RecordingBuffer(Buffer):
@@ -40,3 +62,45 @@ class RecordingBuffer(Buffer):
 
     def _record(self, calls: Iterable[Command]) -> None:
         self.recorded += [call for call in calls if call[0] not in READ_ONLY]
+
+
+def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
+    """All that a run depends on, by key."""
+    client: Any = buffer.client
+    found: dict[str, Any] = {}
+    for raw, kind, content in client.eval(READ, 0, f"rollq:{{{buffer.run}*"):
+        key = raw.decode()
+        if kind == b"hash":
+            fields = {name.decode(): value for name, value in zip(content[::2], content[1::2], strict=True)}
+            found[key] = {name: value for name, value in fields.items() if name not in DEADLINES | COUNTERS}
+        elif key.endswith(":running"):  # the score is a deadline
+            found[key] = sorted(content[::2])
+        elif ":grant:" not in key:
+            found[key] = sorted(content) if kind == b"set" else content
+    return found
+
+
+def moves(world: World, folder: Path) -> Iterator[str]:
+    """The golden run, with all that is due done after each move."""
+    for move in golden_run(world, folder):
+        for task in world.buffer.tasks():
+            world.buffer.expire(task)
+        yield move
+
+
+def check_copies(recorded: RecordingBuffer, folder: Path) -> set[str]:
+    """Let a copy of every call arrive after every later move of the golden run; returns the functions copied.
+
+    Raises AssertionError for a copy that changes something.
+    """
+    world, copied = World(recorded), set[str]()
+    for move in moves(world, folder):
+        before = stored(recorded)
+        for name, *args in recorded.recorded[:]:
+            if name in AT_ANY_TIME:
+                continue
+            copied.add(name)
+            recorded.arrive_again((name, *args))
+            assert stored(recorded) == before, f"a copy of {name} {args} after {move!r}"
+    world.check()
+    return copied

@@ -1,0 +1,409 @@
+"""Any sequence of moves of one task, against a plain model, with late copies of calls and replaced trainers."""
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from rollq.buffer.claiming import ReleaseMode
+from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
+from rollq.buffer.replies import Claimed, PutOutcome, Shortfall, TrainerEpoch
+from rollq.buffer.rollouts import GroupResult, Lease, Status
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.training import ResumeMode
+from support.buffer_run import World, make_sample
+from support.late_copies import AT_ANY_TIME, RecordingBuffer
+
+THRESHOLD = 2
+BATCH = 2
+
+
+@dataclass
+class ModelGroup:
+    status: Status = Status.PENDING
+    oldest: int = -1
+    began: int = -1  # the version that its lease was given for
+    lease: Lease | None = None
+
+
+@dataclass
+class Model:
+    """What the buffer should hold, in the simplest terms."""
+
+    groups: dict[int, ModelGroup] = field(default_factory=dict)
+    dropped: int = 0
+    step: int = 1
+    version: int = 0
+    committed: int = 0
+    history: int = 0
+    batches: dict[int, list[int]] = field(default_factory=dict)
+    trained: list[tuple[int, int]] = field(default_factory=list)  # (step, group) of this history of weights
+
+    def ids(self, *statuses: Status) -> list[int]:
+        return [group_id for group_id, group in self.groups.items() if group.status in statuses]
+
+    def stale(self, oldest: int, step: int) -> bool:
+        return step - oldest - 1 >= THRESHOLD
+
+    def stale_ids(self, *statuses: Status) -> list[int]:
+        return [group_id for group_id in self.ids(*statuses) if self.stale(self.groups[group_id].oldest, self.step)]
+
+    def set_all(self, ids: Sequence[int], status: Status) -> None:
+        for group_id in ids:
+            self.groups[group_id].status = status
+
+    def drop(self, ids: Sequence[int]) -> None:
+        for group_id in ids:
+            del self.groups[group_id]
+            self.dropped += 1
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """Drives one task of one run; the trainer's and the workers' moves come in any order."""
+
+    url: ClassVar[str]
+
+    @initialize()
+    def begin(self) -> None:
+        self.buffer = RecordingBuffer.connect(self.url, f"machine-{uuid.uuid4().hex[:12]}")
+        rules: dict[str, Any] = {"max_deaths": 50, "max_tries": 1000, "lease_s": 600, "max_uncheckpointed_steps": 4}
+        self.world = World(self.buffer).start(math=rules)
+        self.model = Model()
+        self.covered: dict[int, list[int]] = {}
+        self.old_leases: list[Lease] = []
+        self.launches = 1
+        self.replaced: list[TrainerEpoch] = []
+        self.starts = {self.world.held.epoch: 0}  # the step at which each epoch began
+
+    def teardown(self) -> None:
+        if hasattr(self, "buffer"):
+            keys = list(self.buffer.client.scan_iter(match=f"rollq:{{{self.buffer.run}*"))
+            if keys:
+                self.buffer.client.unlink(*keys)
+            self.buffer.close()
+
+    # -- producers and workers --------------------------------------------------------------------------------------
+
+    @rule(n=st.integers(1, 4), room=st.integers(0, 5))
+    def admit(self, n: int, room: int) -> None:
+        model = self.model
+        busy = len(model.ids(Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.CLAIMED))
+        admitted = self.world.admit(n, target=busy + self.consumed() + room)
+        assert admitted == min(n, room)
+        first = len(model.groups) + model.dropped + 1
+        for group_id in range(first, first + admitted):
+            model.groups[group_id] = ModelGroup()
+
+    def consumed(self) -> int:
+        return sum(len(ids) for step, ids in self.all_batches().items() if step <= self.model.committed)
+
+    def all_batches(self) -> dict[int, list[int]]:
+        return {**self.covered, **self.model.batches}
+
+    @rule(n=st.integers(1, 4))
+    def lease(self, n: int) -> None:
+        if self.model.stale(self.model.version, self.model.step):
+            with pytest.raises(StaleWorker):
+                self.world.lease(n)
+            return
+        for lease in self.world.lease(n):
+            group = self.model.groups[lease.group_id]
+            assert group.status is Status.PENDING
+            group.status, group.lease, group.began = Status.RUNNING, lease, self.model.version
+
+    @precondition(lambda self: self.model.ids(Status.RUNNING))
+    @rule(data=st.data(), age=st.integers(0, 3), letter=st.sampled_from("ccca"))
+    def put(self, data: st.DataObject, age: int, letter: str) -> None:
+        epoch = data.draw(st.sampled_from(list(self.starts)))
+        self.put_one(data.draw(st.sampled_from(self.model.ids(Status.RUNNING))), age, letter, epoch)
+
+    def put_one(self, group_id: int, age: int, letter: str, epoch: int | None = None) -> None:
+        """`epoch`: of the weights that made the result. Those of a dead one are no younger than the rewinds since."""
+        group, epoch = self.model.groups[group_id], epoch or self.world.held.epoch
+        assert group.lease is not None
+        is_dead = epoch < self.world.held.epoch  # its trainer may have been ahead
+        made_by = self.model.version + age if is_dead else max(0, self.model.version - age)
+        version = min([made_by, *(start for later, start in self.starts.items() if later > epoch)])
+        sample = make_sample(made_by, epoch=epoch, status=letter)
+        (outcome,) = self.buffer.put([GroupResult(group.lease, (sample, sample))])
+        if self.model.stale(version, self.model.step):
+            group.status = Status.EXPIRED
+        else:
+            group.status = Status.COMPLETED if letter == "c" else Status.ABORTED
+        assert outcome.value == group.status.value
+        group.oldest = version
+        self.old_leases.append(group.lease)
+        group.lease = None
+
+    @rule(n=st.integers(2, 4))
+    def produce(self, n: int) -> None:
+        """A stretch in which all goes well: new prompts, leased and put. Takes the machine to where batches are.
+
+        What was running before goes on: long answers.
+        """
+        before = set(self.model.ids(Status.RUNNING))
+        self.admit(n=n, room=n)
+        self.lease(n=n)
+        for group_id in set(self.model.ids(Status.RUNNING)) - before:
+            self.put_one(group_id, age=0, letter="c")
+
+    @precondition(lambda self: self.old_leases)
+    @rule(data=st.data())
+    def put_again_or_too_late(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.old_leases))
+        sample = make_sample(self.model.version, epoch=self.world.held.epoch)
+        (outcome,) = self.buffer.put([GroupResult(lease, (sample, sample))])
+        assert outcome in (PutOutcome.DUPLICATE, PutOutcome.REFUSED)
+        assert self.buffer.renew([lease]) == [lease]
+        assert self.buffer.hand_back([lease]) == 0
+
+    @precondition(lambda self: self.model.ids(Status.RUNNING))
+    @rule(data=st.data(), counted=st.booleans())
+    def hand_back(self, data: st.DataObject, counted: bool) -> None:
+        group = self.model.groups[data.draw(st.sampled_from(self.model.ids(Status.RUNNING)))]
+        assert group.lease is not None
+        assert self.buffer.hand_back([group.lease], counted=counted) == 1
+        self.old_leases.append(group.lease)
+        group.status, group.lease = Status.PENDING, None
+
+    @precondition(lambda self: self.model.ids(Status.RUNNING))
+    @rule(data=st.data())
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        dead = data.draw(st.lists(st.sampled_from(self.model.ids(Status.RUNNING)), min_size=1, unique=True))
+        leases = [lease for group_id in dead if (lease := self.model.groups[group_id].lease) is not None]
+        assert len(leases) == len(dead)
+        self.world.run_out(leases)
+        assert self.buffer.reap("math").requeued == len(dead)
+        self.old_leases += leases
+        for group_id in dead:
+            self.model.groups[group_id].status = Status.PENDING
+            self.model.groups[group_id].lease = None
+
+    @rule(n=st.integers(1, 3))
+    def the_reply_to_a_lease_is_lost(self, n: int) -> None:
+        """The worker never learns of its groups. Their lease runs out, which is no death."""
+        if self.model.stale(self.model.version, self.model.step):
+            return
+        epoch, version = self.world.held.epoch, self.model.version
+        _, *granted = self.buffer.call_task("lease", "math", "w", uuid.uuid4().hex, epoch, version, n, 0, 1)
+        for group_id, attempt, tries, *_ in granted:
+            before = self.buffer.inspect("math", group_id)
+            self.world.run_out_ids("math", [group_id])
+            assert self.buffer.reap("math") == (1, 0, False)
+            after = self.buffer.inspect("math", group_id)
+            assert (after["deaths"], int(after["tries"]), int(after["attempt"])) == (
+                before["deaths"],
+                tries - 1,
+                attempt,
+            )
+
+    @rule(limit=st.integers(1, 3))
+    def recycle(self, limit: int) -> None:
+        pool = self.model.ids(Status.ABORTED, Status.EXPIRED)
+        moved = self.buffer.recycle("math", epoch=self.world.held.epoch, target=1_000_000, limit=limit)
+        assert moved == min(limit, len(pool))
+        keys = task_keys(self.buffer.run, "math")
+        client: Any = self.buffer.client
+        pending = {int(found) for found in client.zrange(keys.status(Status.PENDING), 0, -1)}
+        gone = [group_id for group_id in pool if group_id in pending]
+        assert len(gone) == moved
+        aborted = [group_id for group_id in pool if self.model.groups[group_id].status is Status.ABORTED]
+        assert set(gone) <= set(aborted) or set(aborted) <= set(gone), "aborted groups go first"
+        self.model.set_all(gone, Status.PENDING)
+
+    @rule()
+    def sweep(self) -> None:
+        model = self.model
+        stale = [
+            g for g in model.ids(Status.COMPLETED, Status.ABORTED) if model.stale(model.groups[g].oldest, model.step)
+        ]
+        assert self.buffer.expire("math") == len(stale)
+        model.set_all(stale, Status.EXPIRED)
+
+    # -- the trainer ------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.committed - self.model.history < 4)
+    @rule()
+    def claim(self) -> None:
+        model, step = self.model, self.model.committed + 1
+        fresh = sorted(
+            (g for g in model.ids(Status.COMPLETED) if not model.stale(model.groups[g].oldest, step)),
+            key=lambda g: (model.groups[g].oldest, g),
+        )
+        running = (model.groups[g] for g in model.ids(Status.RUNNING))
+        stragglers = [g for g in running if not model.stale(g.began, step) and model.stale(g.began, step + 1)]
+        got = self.buffer.claim(self.world.held, step, {"math": BATCH})
+        if isinstance(got, Claimed):
+            self.claim_round = got.claim_round
+        if step in model.batches:
+            assert isinstance(got, Claimed)
+        elif len(fresh) < BATCH or stragglers:
+            assert isinstance(got, Shortfall)
+            assert got.ready == {"math": len(fresh)}
+            assert got.stragglers == ({"math": len(stragglers)} if stragglers else {})
+            return
+        else:
+            model.batches[step] = fresh[:BATCH]
+            model.set_all(fresh[:BATCH], Status.CLAIMED)
+        assert isinstance(got, Claimed)
+        assert [group.group_id for group in got.groups] == model.batches[step]
+        assert all(not model.stale(group.oldest_version, step) for group in got.groups)
+
+    @precondition(lambda self: self.model.committed - self.model.history < 4)
+    @rule(publish=st.booleans())
+    def train(self, publish: bool) -> None:
+        """A whole step, when a batch is ready."""
+        self.claim()
+        if self.model.committed + 1 in self.model.batches:
+            if publish and self.model.version < self.model.committed + 1:
+                self.publish()
+            self.commit(again=False)
+
+    @precondition(lambda self: self.model.committed + 1 in self.model.batches)
+    @rule(again=st.booleans())
+    def commit(self, again: bool) -> None:
+        model, step = self.model, self.model.committed + 1
+        self.buffer.commit(self.world.held, step)
+        if again:
+            self.buffer.commit(self.world.held, step)
+        model.committed = step
+        model.step = max(model.step, step + 1)
+        model.set_all(model.batches[step], Status.ARCHIVED)
+        model.trained += [(step, group_id) for group_id in model.batches[step]]
+        assert len({group_id for _, group_id in model.trained}) == len(model.trained), "trained twice"
+
+    @precondition(lambda self: self.model.committed + 1 in self.model.batches)
+    @rule(mode=st.sampled_from(["return", "drop", "quarantine"]))
+    def release(self, mode: ReleaseMode) -> None:
+        self.claim()
+        model, step = self.model, self.model.committed + 1
+        ids = model.batches.pop(step)
+        assert self.buffer.release(self.world.held, step, mode, claim_round=self.claim_round) == len(ids)
+        if mode == "drop":
+            model.drop(ids)
+        else:
+            model.set_all(ids, Status.COMPLETED if mode == "return" else Status.FAILED)
+
+    @precondition(lambda self: self.model.version < self.model.committed + 1)
+    @rule()
+    def publish(self) -> None:
+        """The weights after the batch that is being trained, or after the last one."""
+        model = self.model
+        model.version = max(model.version + 1, model.committed)
+        self.buffer.publish(self.world.held, model.version, uri="u", digest=f"{self.launches}:{model.version}")
+        model.step = max(model.step, model.version + 1)
+
+    @precondition(lambda self: self.model.committed > self.model.history)
+    @rule(data=st.data())
+    def checkpoint(self, data: st.DataObject) -> None:
+        model = self.model
+        step = data.draw(st.integers(model.history, model.committed))
+        self.buffer.checkpoint(self.world.held, step)
+        for covered in [s for s in model.batches if s <= step]:
+            self.covered[covered] = model.batches.pop(covered)
+            model.drop(self.covered[covered])
+        model.history = step
+
+    @rule(data=st.data(), mode=st.sampled_from(["replay", "return", "regenerate"]))
+    def the_trainer_restarts(self, data: st.DataObject, mode: ResumeMode) -> None:
+        model = self.model
+        from_step = data.draw(st.integers(model.history, model.committed))
+        self.launches += 1
+        self.replaced.append(self.world.held)
+        self.world.begin(from_step, mode=mode, launch_id=f"launch-{self.launches}")
+        self.starts[self.world.held.epoch] = from_step
+        after = [step for step in model.batches if step > from_step]
+        for step in after:
+            ids = model.batches[step]
+            if mode == "replay":
+                model.set_all(ids, Status.CLAIMED)
+                continue
+            model.set_all(ids, Status.COMPLETED if mode == "return" else Status.PENDING)
+            del model.batches[step]
+        for group_id in model.ids(Status.COMPLETED, Status.ABORTED):
+            group = model.groups[group_id]
+            group.oldest = min(group.oldest, from_step)
+        model.trained = [(step, group_id) for step, group_id in model.trained if step <= from_step]
+        model.committed, model.version, model.step = from_step, from_step, from_step + 1
+
+    @precondition(lambda self: self.replaced)
+    @rule(data=st.data())
+    def a_replaced_trainer_tries(self, data: st.DataObject) -> None:
+        old, step = data.draw(st.sampled_from(self.replaced)), data.draw(st.integers(1, 6))
+        calls: list[Callable[[], object]] = [
+            lambda: self.buffer.claim(old, step, {"math": BATCH}),
+            lambda: self.buffer.commit(old, step),
+            lambda: self.buffer.release(old, step, "drop", claim_round=0),
+            lambda: self.buffer.publish(old, step, uri="u", digest="rival"),
+            lambda: self.buffer.checkpoint(old, step),
+            lambda: self.world.buffer.begin_epoch(
+                trainer_id="trainer", launch_id=old.launch_id, from_step=0, uri="u", digest="rival"
+            ),
+        ]
+        with pytest.raises((FencedError, HistoryGone)):
+            data.draw(st.sampled_from(calls))()
+
+    # -- the network ------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def a_late_copy_of_a_call_arrives(self, data: st.DataObject) -> None:
+        copies = [call for call in self.buffer.recorded if call[0] not in AT_ANY_TIME]
+        name, *args = data.draw(st.sampled_from(copies))
+        self.buffer.arrive_again((name, *args))
+        if name == "claim" and self.model.committed - self.model.history < 4:
+            self.claim()  # one that came up short may take the batch now: the trainer that asks again gets it
+
+    # -- always -----------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def every_group_is_where_the_model_says(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        counts = self.buffer.counts("math")
+        for status in Status:
+            assert counts.statuses[status] == len(self.model.ids(status)), status
+        fresh = [
+            g
+            for g in self.model.ids(Status.COMPLETED)
+            if not self.model.stale(self.model.groups[g].oldest, self.model.step)
+        ]
+        assert counts.ready == len(fresh)
+        assert (counts.clock.step, counts.clock.version, counts.clock.committed) == (
+            self.model.step,
+            self.model.version,
+            self.model.committed,
+        )
+        assert counts.progress["consumed"] == self.consumed()
+        self.world.check()
+
+
+def run_machine(url: str, *, examples: int, seed: int | None = None) -> None:
+    """Check `examples` sequences of 50 moves on the server at `url`; without a seed, always the same ones."""
+    machine: Any = type("Machine", (BufferMachine,), {"url": url})
+    if seed is not None:
+        machine = hypothesis.seed(seed)(machine)
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=50,
+            deadline=None,
+            derandomize=seed is None,
+            database=None,
+            phases=[Phase.generate],  # shrinking would repeat a failure on the server for minutes
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
