@@ -4,6 +4,7 @@ Each role defines its own sections in its own package; `rollq.cli.settings` comp
 keys are errors everywhere.
 """
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -24,9 +25,13 @@ class RedisSettings(Settings):
 
     buffer_url: str = Field(default="redis://127.0.0.1:6379/0", description="server of the buffer")
     queue_url: str | None = Field(default=None, description="server of the RQ tickets; default: buffer_url")
+    user: str | None = Field(default=None, description="user on both servers; see docs/guide/security.md")
     password: SecretStr | None = Field(
         default=None, description="password of both servers; better given as ROLLQ_REDIS_PASSWORD"
     )
+    ca_file: Path | None = Field(default=None, description="certificate of the authority that signed the servers'")
+    certificate_file: Path | None = Field(default=None, description="certificate that this role shows to the servers")
+    key_file: Path | None = Field(default=None, description="private key of certificate_file")
 
 
 class GroupRules(Settings):

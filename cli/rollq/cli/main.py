@@ -22,6 +22,9 @@ COMMANDS = {
     "pause": ("rollq.cli.control", "Stop workers from taking new groups."),
     "resume": ("rollq.cli.control", "Resume production."),
     "query": ("rollq.cli.views", "Find groups by status, staleness, reward and more."),
+    "acl": ("rollq.cli.access", "Print an ACL file with one user per role."),
+    "certificates": ("rollq.cli.access", "Make certificates for TLS."),
+    "load-functions": ("rollq.cli.access", "Load rollq's functions into the server, as the operator."),
     "rq-info": ("rollq.cli.views", "Show the run's queue and workers as RQ records them."),
 }
 """Name of a command -> module that defines it under the same name with underscores, and one line about it."""

@@ -22,14 +22,34 @@ from rollq.cli.signals import stop_on_signals
 @click.option("--port", type=click.IntRange(1, 65535), default=6379, show_default=True, help="TCP port.")
 @click.option("--bind", default="127.0.0.1", show_default=True, help="Address to listen on; others need a password.")
 @click.option("--password-env", metavar="NAME", help="Environment variable that holds the server's password.")
+@click.option("--acl", type=click.Path(path_type=Path), help="File with the server's users, made by `rollq acl`.")
+@click.option(
+    "--certificates",
+    type=click.Path(path_type=Path),
+    help="Folder made by `rollq certificates`: speak only TLS, with clients that show a certificate.",
+)
+@click.option(
+    "--program",
+    type=click.Path(path_type=Path),
+    help="Server program, such as /usr/bin/redis-server; the default one has no TLS.",
+)
 @log_options
-def redis(directory: Path, port: int, bind: str, password_env: str | None) -> None:
+def redis(
+    directory: Path,
+    port: int,
+    bind: str,
+    password_env: str | None,
+    acl: Path | None,
+    certificates: Path | None,
+    program: Path | None,
+) -> None:
     """Run a Redis-compatible server on this machine until Ctrl-C, with its data safe on disk.
 
     \b
     Example:
       rollq redis --dir data
       ROLLQ_REDIS_PASSWORD=... rollq redis --bind 0.0.0.0 --password-env ROLLQ_REDIS_PASSWORD
+      rollq redis --bind 10.0.0.1 --acl rollq.acl --certificates certificates --program /usr/bin/redis-server
     """
     from rollq.buffer.store.server import EmbeddedServer
 
@@ -39,7 +59,9 @@ def redis(directory: Path, port: int, bind: str, password_env: str | None) -> No
         if not password:
             raise ConfigError(f"--password-env {password_env!r}: this environment variable is not set or is empty")
     stop = stop_on_signals()
-    with EmbeddedServer(directory, port=port, bind=bind, password=password) as server:
+    with EmbeddedServer(
+        directory, port=port, bind=bind, password=password, binary=program, acl=acl, certificates=certificates
+    ) as server:
         click.echo(f"serving at {server.url}, data in {directory.absolute()}; Ctrl-C stops it")
         while not stop.wait(0.2):
             if not server.running:

@@ -11,10 +11,12 @@ from rq import Queue
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings import RedisSettings
 from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue
 from rollq.cli.settings import RollqSettings
-from rollq.cli.settings_file import load_settings, password_from
+from rollq.cli.settings_file import load_settings, redis_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +31,20 @@ class RunLocation:
     @classmethod
     def from_settings(cls, settings: RollqSettings) -> Self:
         """The location that `rollq.toml` names."""
-        redis = settings.redis
-        password = redis.password.get_secret_value() if redis.password else None
-        return cls(settings.run, redis.buffer_url, redis.queue_url or redis.buffer_url, password)
+        return cls._of(settings.run, settings.redis)
 
     @classmethod
     def at(cls, url: str, run: str, environment: Mapping[str, str] = os.environ) -> Self:
-        """A run whose buffer and queue are on one server, with the password from the environment."""
-        return cls(run, url, url, password_from(environment))
+        """A run whose buffer and queue are on one server; user, password and files of TLS are the environment's."""
+        return cls._of(run, redis_from(environment).model_copy(update={"buffer_url": url}))
+
+    @classmethod
+    def _of(cls, run: str, redis: RedisSettings) -> Self:
+        files = (redis.ca_file, redis.certificate_file, redis.key_file)
+        buffer_url = complete_url(redis.buffer_url, redis.user, *files)
+        queue_url = complete_url(redis.queue_url, redis.user, *files) if redis.queue_url else buffer_url
+        password = redis.password.get_secret_value() if redis.password else None
+        return cls(run, buffer_url, queue_url, password)
 
     def buffer(self, stop: threading.Event | None = None) -> Buffer:
         """Connect to the run's buffer. Setting `stop` ends its waits for the server.

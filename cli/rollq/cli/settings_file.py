@@ -1,8 +1,9 @@
 """Reads `rollq.toml`, with the overrides that the environment holds.
 
 Paths in the file are relative to its folder. Secrets and URLs may come from the environment instead, which wins:
-`ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_PASSWORD`, or `ROLLQ_REDIS_PASSWORD_FILE`, which names a
-file with the password.
+`ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_USER`, `ROLLQ_REDIS_PASSWORD`, or
+`ROLLQ_REDIS_PASSWORD_FILE`, which names a file with the password; and for TLS `ROLLQ_REDIS_CA_FILE`,
+`ROLLQ_REDIS_CERTIFICATE_FILE` and `ROLLQ_REDIS_KEY_FILE`.
 """
 
 import os
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings import RedisSettings
 from rollq.buffer.settings_errors import changed_types, explain
 from rollq.cli.settings import RollqSettings
 
@@ -21,9 +23,13 @@ ENVIRONMENT = {
     "ROLLQ_RUN": "run",
     "ROLLQ_REDIS_URL": "redis.buffer_url",
     "ROLLQ_QUEUE_URL": "redis.queue_url",
+    "ROLLQ_REDIS_USER": "redis.user",
     "ROLLQ_REDIS_PASSWORD": "redis.password",
+    "ROLLQ_REDIS_CA_FILE": "redis.ca_file",
+    "ROLLQ_REDIS_CERTIFICATE_FILE": "redis.certificate_file",
+    "ROLLQ_REDIS_KEY_FILE": "redis.key_file",
 }
-"""Environment variable -> key that it overrides."""
+"""Environment variable -> key that it overrides. A file's path starts at the working directory."""
 
 PASSWORD_FILE = "ROLLQ_REDIS_PASSWORD_FILE"
 
@@ -97,8 +103,7 @@ def password_from(environment: Mapping[str, str]) -> str | None:
 
 def _override(data: dict[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
     """Write the environment's values into `data`. Returns key -> variable for each value written."""
-    values = {key: environment.get(name) for name, key in ENVIRONMENT.items()}
-    values["redis.password"] = password_from(environment)
+    values = _values_from(environment)
     for path, value in values.items():
         if value:
             section, _, key = path.rpartition(".")
@@ -106,3 +111,17 @@ def _override(data: dict[str, Any], environment: Mapping[str, str]) -> dict[str,
             if isinstance(owner, dict):
                 owner[key] = value
     return {key: name for name, key in ENVIRONMENT.items() if values[key]}
+
+
+def _values_from(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """The value of each key that the environment overrides."""
+    values = {key: environment.get(name) for name, key in ENVIRONMENT.items()}
+    paths = {key: str(Path(path).absolute()) for key, path in values.items() if path and key.endswith("_file")}
+    return values | paths | {"redis.password": password_from(environment)}
+
+
+def redis_from(environment: Mapping[str, str]) -> RedisSettings:
+    """The environment's user, password and files of TLS, for a server whose URL is given otherwise."""
+    names = ("user", "password", "ca_file", "certificate_file", "key_file")
+    values = _values_from(environment)
+    return RedisSettings.model_validate({name: values[f"redis.{name}"] or None for name in names})

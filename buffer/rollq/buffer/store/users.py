@@ -1,0 +1,212 @@
+"""The server's users for one run, one per role, and the rights of each. Pure: makes the lines of an ACL file.
+
+A function runs with the rights of its caller, so a user needs the functions of its role and also the commands inside
+them. Those commands are limited to the keys that the role needs: `RIGHTS` lists them. Which role calls a function is
+read from the line `Caller:` at the head of its file. No user gets scripts, `KEYS`, `CONFIG` or anything else that
+reaches beyond the keys of its run, except that the operator loads functions.
+"""
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from functools import cache
+
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.keys import RunKeys
+from rollq.buffer.store.library import LIBRARY, READ_ONLY, function_sources
+
+
+class Role(StrEnum):
+    """A role of a run, which logs in as a user of its own name."""
+
+    PRODUCER = "producer"
+    WORKER = "worker"
+    TRAINER = "trainer"
+    MONITOR = "monitor"
+    OPERATOR = "operator"
+
+
+RIGHTS = """
+key                                 producer  worker  trainer  monitor  operator
+rollq:{run:task}:group:<id>         write     write   write    read     write
+rollq:{run:task}:rollout:<id>       copy      write   write    -        write
+rollq:{run:task}:<status>           write     write   write    read     write
+rollq:{run:task}:by_version         write     write   write    read     write
+rollq:{run:task}:suspects           write     write   write    read     write
+rollq:{run:task}:generating         write     write   write    read     write
+rollq:{run:task}:clock              write     write   write    read     write
+rollq:{run:task}:progress           write     write   write    read     write
+rollq:{run:task}:outcomes           write     write   write    read     write
+rollq:{run:task}:batch:<handle>     write     write   write    read     write
+rollq:{run:task}:batch:<handle>:groups write  write   write    read     write
+rollq:{run:task}:batches            write     read    write    read     write
+rollq:{run:task}:batches_over       write     read    write    read     write
+rollq:{run:task}:manifest:<step>    write     write   write    read     write
+rollq:{run:task}:prompts            read      write   read     -        write
+rollq:{run:task}:grant:<nonce>      -         write   -        -        -
+rollq:{run:task}:window             -         write   write    -        -
+rollq:{run:task}:timings            -         write   write    -        -
+rollq:{run}:run                     write     write   write    read     write
+rollq:{run}:tasks                   write     write   write    read     write
+rollq:{run}:workers                 read      write   read     read     read
+rollq:{run}:rounds                  -         write   write    -        -
+rollq:{run}:round:<n>               -         write   write    -        -
+rollq:{run}:model                   read      read    write    read     read
+rollq:{run}:model_version           read      read    write    read     read
+rollq:{run}:trainer                 read      read    write    read     write
+rollq:{run}:versions                -         -       write    read     write
+rollq:{run}:launches                -         -       write    -        -
+rollq:{run}:plan:<step>             -         -       write    read     write
+rollq:{run}:weights                 -         -       write    -        -
+rollq:{run}:weights:<digest>:<n>    -         read    write    -        -
+"""
+"""What each role may do with each key. `write` includes `read`. `copy`: drop it, or copy one to another, but write no
+content. The operator writes because `rollq restore` does."""
+
+READS = (
+    "get exists hexists hget hgetall hmget hscan hvals lrange smembers "
+    "xrange xread zcard zcount zrange zrangebyscore zrevrange zscore"
+)
+WRITES = (
+    "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim rpush sadd set unlink xadd "
+    "zadd zpopmin zrem zremrangebyrank"
+)
+COPIES = "copy hdel unlink"
+
+EVERYONE = "ping info time select function|list function|stats subscribe unsubscribe"
+QUEUE_EVERYONE = "hget hgetall hmget exists llen lrange smembers zcard zrange"
+QUEUE_PRODUCER = "expire hset persist rpush sadd"
+QUEUE_WORKER = (
+    "blmove blpop del expire hdel hincrby hincrbyfloat hset lmove lpush lrem sadd set srem type unlink xadd xrevrange "
+    "zadd zrangebyscore zrem zremrangebyscore zscore"
+)
+TRANSACTIONS = "multi exec discard watch unwatch"
+QUEUE_COMMANDS: Mapping[Role, str] = {
+    Role.PRODUCER: f"{QUEUE_EVERYONE} {QUEUE_PRODUCER}",
+    Role.WORKER: f"{QUEUE_EVERYONE} {QUEUE_WORKER}",
+    Role.MONITOR: QUEUE_EVERYONE,
+    Role.OPERATOR: QUEUE_EVERYONE,
+}
+"""The commands of RQ and of rollq on the keys of RQ, by role."""
+QUEUE_KEYS = (
+    "rq:queues rq:queue:{queue} rq:queue:{queue}:* rq:queue:{queue}-* rq:wip:{queue}* rq:finished:{queue}* "
+    "rq:failed:{queue}* rq:deferred:{queue}* rq:scheduled:{queue}* rq:canceled:{queue}* rq:clean_registries:{queue}* "
+    "rq:workers rq:workers:{queue}* rq:worker:* rq:suspended rq:groups "
+    "rq:job:ticket-* rq:job::ticket-* rq:execution:ticket-* rq:executions:ticket-* rq:results:ticket-*"
+)
+
+CALLERS: Mapping[str, tuple[Role, ...]] = {
+    r"producers?|coordinators?": (Role.PRODUCER,),
+    r"workers?": (Role.WORKER,),
+    r"trainer": (Role.TRAINER,),
+    r"every role|any role|roles that": (Role.PRODUCER, Role.WORKER, Role.TRAINER),
+    r"monitors?": (Role.MONITOR, Role.OPERATOR),
+    r"operators?|a save|a restore": (Role.OPERATOR,),
+}
+"""Words after the method in a line `Caller:` -> the roles that they mean."""
+
+
+def acl_lines(run: str, password_digests: Mapping[Role, str]) -> list[str]:
+    """The lines of an ACL file for `run`: no default user, and a user `<run>-<role>` for each role.
+
+    `password_digests`: see `password_digest`. Raises `ConfigError` for an invalid run name.
+    """
+    RunKeys(run)
+    users = [
+        f"user {user_name(run, role)} {_user_rules(run, role, digest)}" for role, digest in password_digests.items()
+    ]
+    return ["user default reset off", *users]
+
+
+def user_name(run: str, role: Role) -> str:
+    """The user as which a role of `run` logs in."""
+    return f"{run}-{role.value}"
+
+
+def password_digest(password: str) -> str:
+    """The form in which an ACL file holds a password."""
+    return hashlib.sha256(password.encode()).hexdigest()
+
+
+@cache
+def functions_of(role: Role) -> frozenset[str]:
+    """The names of the functions that a role may call."""
+    return frozenset(name for name, source in function_sources().items() if role in callers(name, source))
+
+
+def callers(name: str, source: str) -> set[Role]:
+    """The roles that call the function `name`, as the head of its source says. What only reads, a monitor may call."""
+    found = re.search(r"^-- Caller: [^;]*; (.*(?:\n--   .*)*)", source, re.MULTILINE)
+    words = found[1] if found else ""
+    roles = {role for pattern, roles in CALLERS.items() if re.search(rf"\b({pattern})\b", words) for role in roles}
+    if name in READ_ONLY and re.search(r"\bevery role\b", words):
+        roles |= {Role.MONITOR, Role.OPERATOR}
+    return roles
+
+
+@cache
+def rights() -> Mapping[str, Mapping[Role, str]]:
+    """`RIGHTS` by key and role."""
+    header, *rows = (line.split() for line in RIGHTS.strip().splitlines())
+    roles = [Role(name) for name in header[1:]]
+    return {key: dict(zip(roles, words, strict=True)) for key, *words in rows}
+
+
+def key_patterns(run: str, key: str) -> list[str]:
+    """The patterns of an ACL that match a key of `RIGHTS` in `run`: all ids, and all tasks."""
+    if key.endswith(":<status>"):
+        return [key_patterns(run, key.replace("<status>", status.value))[0] for status in Status]
+    return [re.sub(r"<\w+>", "*", key.replace("{run:task}", f"{{{run}:*}}").replace("{run}", f"{{{run}}}"))]
+
+
+def _user_rules(run: str, role: Role, digest: str) -> str:
+    events = f"&{RunKeys(run).events}"
+    selectors = [_function_rules(run, role), *_key_rules(run, role), *_queue_rules(run, role)]
+    own = f"{_allow(EVERYONE)}{_allow(_extras(role))}{events}"
+    return " ".join(["reset on", f"#{digest}", own, *(f"({selector})" for selector in selectors)])
+
+
+def _extras(role: Role) -> str:
+    """Commands without a key that not every role has. `publish` reaches only the channel of the run."""
+    if role is Role.OPERATOR:
+        return "publish function|load function|delete acl|load"
+    return "" if role is Role.MONITOR else f"publish {TRANSACTIONS}"
+
+
+def _function_rules(run: str, role: Role) -> str:
+    """A function is called with one key, of which the server assumes that it is written, unless it is FCALL_RO."""
+    names = sorted(functions_of(role))
+    calls = " ".join(f"{'fcall_ro' if name in READ_ONLY else 'fcall'}|{LIBRARY}_{name}" for name in names)
+    mark = "~" if set(names) - READ_ONLY else "%R~"
+    return f"{_allow(calls)}{mark}{RunKeys(run).info} {mark}rollq:{{{run}:*}}:clock"
+
+
+def _key_rules(run: str, role: Role) -> Iterator[str]:
+    levels = {key: roles[role] for key, roles in rights().items()}
+    yield f"{_allow(READS)}{_keys(run, levels, ('read', 'copy', 'write'), '%R~')}"
+    if "write" in levels.values():
+        yield f"{_allow(WRITES)}{_keys(run, levels, ('write',), '~')}"
+    if "copy" in levels.values():  # a group's hash and its rollouts are dropped by one command
+        yield f"{_allow(COPIES)}{_keys(run, levels, ('copy',), '~')} ~rollq:{{{run}:*}}:group:*"
+
+
+def _keys(run: str, levels: Mapping[str, str], wanted: Collection[str], mark: str) -> str:
+    keys = [key for key, level in levels.items() if level in wanted]
+    return " ".join(f"{mark}{pattern}" for key in keys for pattern in key_patterns(run, key))
+
+
+def _queue_rules(run: str, role: Role) -> Iterator[str]:
+    if role not in QUEUE_COMMANDS:
+        return
+    mark = "~" if role in (Role.PRODUCER, Role.WORKER) else "%R~"
+    keys = QUEUE_KEYS.format(queue=RunKeys(run).queue()).split()
+    yield f"{_allow(QUEUE_COMMANDS[role])}{' '.join(mark + key for key in keys)}"
+    if role is Role.WORKER:
+        yield "+subscribe +unsubscribe &rq:pubsub:*"
+    if role is Role.OPERATOR:
+        yield "+publish &rq:pubsub:*"
+
+
+def _allow(commands: str) -> str:
+    return "".join(f"+{command} " for command in commands.split())

@@ -1,0 +1,97 @@
+"""Commands that restrict who may do what: `rollq acl`, `rollq certificates` and `rollq load-functions`."""
+
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.options import run_options
+
+if TYPE_CHECKING:
+    from rollq.buffer.store.users import Role
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--passwords",
+    "folder",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder with a password file per role; those that are missing are created, readable only for you.",
+)
+def acl(file: Path, folder: Path) -> None:
+    """Print an ACL file with one user per role of the run: producer, worker, trainer, monitor, operator.
+
+    FILE is rollq.toml. The ACL file holds digests of the passwords. The default user is switched off. Give each machine
+    only the password file of its role.
+
+    \b
+    Example:
+      rollq acl rollq.toml --passwords passwords > rollq.acl
+      rollq redis --acl rollq.acl
+      ROLLQ_REDIS_USER=sums-worker ROLLQ_REDIS_PASSWORD_FILE=passwords/worker rollq work rollq.toml
+    """
+    from rollq.buffer.store.users import Role, acl_lines, password_digest, user_name
+    from rollq.cli.settings_file import load_settings
+
+    run = load_settings(file).run
+    digests = {role: password_digest(_password(folder, role)) for role in Role}
+    click.echo("\n".join(acl_lines(run, digests)))
+    click.echo(f"users {', '.join(user_name(run, role) for role in Role)}; their passwords are in {folder}", err=True)
+    click.echo("a server takes this file with `rollq redis --acl`, or as `aclfile` in its configuration", err=True)
+
+
+def _password(folder: Path, role: "Role") -> str:
+    """The password in the role's file, which is created if it is missing."""
+    path = folder / role.value
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new:
+            new.write(secrets.token_hex(32) + "\n")
+    except FileExistsError:
+        pass
+    password = path.read_text("utf-8").strip()
+    if not password:
+        raise ConfigError(f"password file {str(path)!r}: is empty")
+    return password
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--host", "hosts", multiple=True, help="Name or IP address of the server, besides localhost; repeat it.")
+def certificates(directory: Path, hosts: tuple[str, ...]) -> None:
+    """Make certificates for TLS in the folder DIR: an authority, one for the server, and one per role.
+
+    What is in DIR already is kept, so remove server.crt to name other hosts. Keep ca.key away from all roles: it signs
+    new certificates. Needs the program openssl.
+
+    \b
+    Example:
+      rollq certificates certificates --host 10.0.0.1
+      rollq redis --certificates certificates --program /usr/bin/redis-server --bind 10.0.0.1 --acl rollq.acl
+    """
+    from rollq.buffer.store.users import Role
+    from rollq.cli.certificate_files import make_certificates
+
+    for path in make_certificates(directory, hosts, [role.value for role in Role]):
+        click.echo(f"created {path}")
+
+
+@click.command("load-functions")
+@run_options
+def load_functions(file: Path | None, url: str | None, run_name: str | None) -> None:
+    """Load rollq's functions into the server, as the operator, where no other role may. An upgrade may need it again.
+
+    \b
+    Example:
+      ROLLQ_REDIS_USER=sums-operator ROLLQ_REDIS_PASSWORD_FILE=passwords/operator rollq load-functions rollq.toml
+    """
+    from rollq.buffer.store.library import LIBRARY
+    from rollq.cli.run_location import find_run
+
+    with find_run(file, url, run_name).buffer():
+        click.echo(f"the server has the functions {LIBRARY}")
