@@ -119,6 +119,18 @@ def fresh_server_of_each_kind(request: pytest.FixtureRequest, tmp_path: Path) ->
         yield server
 
 
+@pytest.fixture(params=["redis", "valkey"])
+def tls_binary(request: pytest.FixtureRequest) -> Path:
+    """A server program with TLS: the system's Redis, and a Valkey built with TLS if one is installed."""
+    if request.param == "redis":
+        redis_server: Path = request.getfixturevalue("redis_binary")
+        return redis_server
+    found = shutil.which("valkey-server")
+    if found is None:
+        pytest.skip("no valkey-server on the PATH; the embedded one has no TLS")
+    return Path(found)
+
+
 @pytest.fixture(scope="session")
 def prepared_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as `rollq demo --prepare` makes it, with an almost untrained model. Copy it to change it."""

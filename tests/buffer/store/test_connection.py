@@ -95,6 +95,7 @@ def test_a_client_tells_its_address_without_its_login(url: str, shown: str) -> N
     [
         ("redis://localhost:7000", "redis-cli -h localhost -p 7000 ping"),
         ("rediss://u:p@example.org", "redis-cli -h example.org -p 6379 --tls --user u --askpass ping"),
+        ("rediss://h?ssl_ca_certs=/c&ssl_keyfile=/k", "redis-cli -h h -p 6379 --tls --cacert /c --key /k ping"),
         ("unix:///s.sock?password=p", "redis-cli -s /s.sock --askpass ping"),
     ],
 )

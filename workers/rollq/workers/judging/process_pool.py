@@ -3,15 +3,16 @@
 Each process has separate pipes and runs one call at a time. Calls and answers are JSON and frames of
 `rollq.buffer.wire.samples`; nothing is pickled, and only this process's configuration names functions. Invariant:
 whatever happens to a process (killed for its timeout or from outside, crashed, confused by a judge), the next call gets
-one that works.
+one that works. No process has a password or a token in its environment: see `without_secrets`.
 """
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +26,12 @@ MAIN = "import sys; sys.path[:] = sys.argv[1:]; from rollq.workers.judging.proce
 BEGIN_S = 120.0
 """How long a process may take to start and to import the function."""
 BEGIN_TRIES = 3
+SECRET = re.compile(
+    r"^(ROLLQ|REDIS|VALKEY)|(^|_)(PASSWORD|PASSWD|PASS|SECRET|TOKEN|CREDENTIAL|KEY|AUTH)S?(_|$)", re.IGNORECASE
+)
+"""Names of environment variables that may hold a secret."""
+LOGIN = re.compile(r"://[^/@\s]*@")
+"""A URL with a user or a password."""
 
 
 class JudgeFailed(RollqError):
@@ -78,7 +85,9 @@ class JudgePool:
     async def _start(self) -> "JudgeProcess":
         arguments = (sys.executable, "-c", MAIN, *sys.path)
         process = JudgeProcess(
-            await asyncio.create_subprocess_exec(*arguments, stdin=PIPE, stdout=PIPE, start_new_session=True)
+            await asyncio.create_subprocess_exec(
+                *arguments, stdin=PIPE, stdout=PIPE, start_new_session=True, env=without_secrets(os.environ)
+            )
         )
         self._all.add(process)
         return process
@@ -132,6 +141,11 @@ class JudgeProcess:
         await self.kill()
         code = self._process.returncode or 0
         return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without rollq's settings, and without whatever looks like a password, a token or a key."""
+    return {name: value for name, value in environment.items() if not SECRET.search(name) and not LOGIN.search(value)}
 
 
 def _read(answer: bytes) -> float | dict[str, float]:

@@ -1,0 +1,338 @@
+"""The users of a run, with real logins on both kinds of server: what each may do, and that it may do nothing else."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.exceptions import NoPermissionError
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ConfigError, ServerRefused
+from rollq.buffer.replies import Control
+from rollq.buffer.store import keys
+from rollq.buffer.store.connection import open_client
+from rollq.buffer.store.keys import RunKeys
+from rollq.buffer.store.library import COMMON, LIBRARY, READ_ONLY, function_sources
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.users import (
+    READS,
+    WRITES,
+    Role,
+    acl_lines,
+    callers,
+    functions_of,
+    key_patterns,
+    password_digest,
+    rights,
+    user_name,
+)
+from rollq.buffer.tickets import enqueue_tickets, open_queue
+from support.buffer_run import World
+
+RUN, OTHER_RUN = "sums", "other"
+NOBODY = """
+acl|list acl|setuser|x|on acl|getuser|default acl|save bgrewriteaof bgsave client|list client|kill|id|1 client|pause|1
+cluster|nodes config|get|* config|set|maxmemory|1 dbsize debug|sleep|0 dump|k eval|return|0 evalsha|a|0 failover|abort
+flushall flushdb function|flush function|restore|x function|dump keys|* latency|doctor memory|stats
+migrate|h|1|k|0|1 module|list monitor object|encoding|k psync|?|-1 randomkey rename|a|b replconf|a|b
+replicaof|no|one restore|k|0|x save scan|0 script|load|return script|flush script|kill shutdown|nosave slowlog|get
+sort|k swapdb|0|1 sync slaveof|no|one wait|0|0
+"""
+"""Commands that no role may send, with arguments."""
+
+
+@dataclass
+class Users:
+    """A server with the users of a run, whose passwords are the names of their roles."""
+
+    server: EmbeddedServer
+    open: list[redis.Redis]
+
+    def client(self, role: Role, password: str | None = None) -> Any:
+        url = self.server.url.replace("://", f"://{user_name(RUN, role)}@")
+        self.open.append(open_client(url, password or role.value))
+        return self.open[-1]
+
+    def buffer(self, role: Role) -> Buffer:
+        url = self.server.url.replace("://", f"://{user_name(RUN, role)}@")
+        buffer = Buffer.connect(url, RUN, password=role.value)
+        self.open.append(buffer.client)
+        return buffer
+
+
+@pytest.fixture(scope="module", params=["valkey", "redis"])
+def users(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Users]:
+    folder = tmp_path_factory.mktemp(request.param)
+    binary = request.getfixturevalue("redis_binary") if request.param == "redis" else None
+    acl = folder / "rollq.acl"
+    lines = acl_lines(RUN, {role: password_digest(role.value) for role in Role})
+    acl.write_text("\n".join([*lines, "user admin on >admin ~* &* +@all"]) + "\n")
+    with EmbeddedServer(folder / "server", binary=binary, acl=acl) as server:
+        users = Users(server, [])
+        users.buffer(Role.OPERATOR)  # loads the functions
+        yield users
+        for client in users.open:
+            client.close()
+
+
+@pytest.fixture(autouse=True)
+def empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "users" in request.fixturenames:
+        url = request.getfixturevalue("users").server.url.replace("://", "://admin:admin@")
+        with redis.Redis.from_url(url) as admin:
+            admin.flushall()
+
+
+def is_allowed(client: Any, *command: object) -> bool:
+    """Whether the server lets this command through, however it then ends."""
+    try:
+        client.execute_command(*command)
+    except NoPermissionError:
+        return False
+    except redis.ResponseError as error:
+        return "command not allowed" not in str(error)  # DEBUG is refused to all users
+    return True
+
+
+# -- logging in
+
+
+def test_nobody_enters_without_a_user_and_its_password(users: Users) -> None:
+    with redis.Redis.from_url(users.server.url) as stranger, pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+    with pytest.raises(redis.AuthenticationError):
+        users.client(Role.WORKER, "trainer").ping()
+    for role in Role:
+        assert users.client(role).ping()
+
+
+def test_the_acl_file_has_digests_and_no_password() -> None:
+    text = "\n".join(acl_lines(RUN, {role: password_digest(f"planted-{role.value}") for role in Role}))
+    assert "planted" not in text
+    assert text.startswith("user default reset off\n")
+    with pytest.raises(ConfigError, match="run name 'a b'"):
+        acl_lines("a b", {})
+
+
+# -- functions
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_role_calls_its_functions_and_no_other(users: Users, role: Role) -> None:
+    client = users.client(role)
+    for name in function_sources():
+        command = "FCALL_RO" if name in READ_ONLY else "FCALL"
+        key = RunKeys(RUN).info if "-- KEYS: run" in function_sources()[name] else f"rollq:{{{RUN}:math}}:clock"
+        assert is_allowed(client, command, f"{LIBRARY}_{name}", 1, key, "none") == (name in functions_of(role)), name
+        assert not is_allowed(client, command, f"{LIBRARY}_{name}", 1, key.replace(RUN, OTHER_RUN), "none")
+
+
+def test_every_function_has_a_caller() -> None:
+    assert [name for name, source in function_sources().items() if not callers(name, source)] == []
+
+
+def test_callers_are_read_from_the_whole_line() -> None:
+    head = "-- Caller: Leasing.lease; workers, and\n--   the trainer\n-- Repeat: a restore\n"
+    assert callers("lease", head) == {Role.WORKER, Role.TRAINER}
+    assert callers("counts", "-- Caller: A.b; every role\n") == set(Role)
+    assert callers("reap", "-- Caller: A.producers; any role\n") == {Role.PRODUCER, Role.WORKER, Role.TRAINER}
+
+
+def test_a_monitor_only_calls_functions_that_only_read() -> None:
+    assert functions_of(Role.MONITOR) <= READ_ONLY
+
+
+# -- commands and keys
+
+
+@pytest.mark.parametrize("role", Role)
+def test_no_role_may_send_what_reaches_beyond_its_keys(users: Users, role: Role) -> None:
+    client = users.client(role)
+    assert [command for command in NOBODY.split() if is_allowed(client, *command.split("|"))] == []
+    assert is_allowed(client, "FUNCTION", "LOAD", "nonsense") == (role is Role.OPERATOR)
+    assert is_allowed(client, "FUNCTION", "DELETE", "none") == (role is Role.OPERATOR)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_role_has_on_each_key_the_right_of_the_table_and_no_other(users: Users, role: Role) -> None:
+    client = users.client(role)
+    for key, levels in rights().items():
+        for pattern in key_patterns(RUN, key):
+            name = pattern.replace("*", "math")
+            right = (
+                is_allowed(client, "GET", name),
+                is_allowed(client, "UNLINK", name),
+                is_allowed(client, "SET", name, ""),
+            )
+            expected = {"-": 0, "read": 1, "copy": 2, "write": 3}[levels[role]]
+            assert right == tuple(level <= expected for level in (1, 2, 3)), name
+            elsewhere = name.replace(RUN, OTHER_RUN)
+            assert not is_allowed(client, "GET", elsewhere)
+            assert not is_allowed(client, "UNLINK", elsewhere)
+
+
+def test_the_table_of_rights_has_every_key() -> None:
+    listed = re.findall(r"^(rollq:\S+) +(?:hash|set|string|zset|stream|list) ", str(keys.__doc__), re.MULTILINE)
+    assert set(listed) == set(rights())
+
+
+def test_the_commands_inside_functions_are_known() -> None:
+    source = "".join((*function_sources().values(), *common_functions().values()))
+    used = {name.lower() for name in re.findall(r"(?:redis\.call|call_many)\(\s*'([A-Z]+)'", source)}
+    assert len(used) > 30
+    assert used - {"time", "publish"} <= {*READS.split(), *WRITES.split()}
+
+
+def common_functions() -> dict[str, str]:
+    """The functions that several files share, by name."""
+    folder = Path(str(keys.__file__)).parents[1] / "lua" / "common"
+    text = "".join((folder / f"{name}.lua").read_text() for name in COMMON)
+    return {name: body for body, name in re.findall(r"^(local function (\w+)\(.*?^end)", text, re.DOTALL | re.M)}
+
+
+def whole_source(name: str) -> str:
+    """A function with all the shared functions that it uses."""
+    shared, text, seen = common_functions(), function_sources()[name], set[str]()
+    while found := {other for other in shared if re.search(rf"\b{other}\b", text)} - seen:
+        text += "".join(shared[other] for other in found)
+        seen |= found
+    return text
+
+
+def test_a_role_may_use_the_keys_that_its_functions_name() -> None:
+    """A function that is refused half way would leave what it wrote until then."""
+    for role in Role:
+        for name in functions_of(role):
+            named = set(re.findall(r"'(\w+)(?::|')", whole_source(name)))
+            for key, levels in rights().items():
+                leaf = key.split("}:")[1].split(":")[0]
+                is_own = key.startswith("rollq:{run}") == ("-- KEYS: run" in function_sources()[name])
+                if leaf in named and is_own and leaf not in WORDS:
+                    assert levels[role] != "-", f"{role} calls {name}, which names {key}"
+
+
+WORDS = {"tasks", "model", "trainer", "run", "versions", "group", "manifest", "prompts", "rollout"}
+"""Keys that are also names of fields, or that are tested below."""
+
+
+# -- the queue of tickets
+
+
+@pytest.mark.parametrize(
+    ("role", "command", "allowed"),
+    [
+        (Role.PRODUCER, "RPUSH rq:queue:rollq-sums ticket-1", True),
+        (Role.PRODUCER, "RPUSH rq:queue:mail ticket-1", False),
+        (Role.PRODUCER, "RPUSH rq:queue:rollq-other ticket-1", False),
+        (Role.PRODUCER, "HSET rq:job:ticket-1 data x", True),
+        (Role.PRODUCER, "HSET rq:job:another data x", False),
+        (Role.PRODUCER, "LMOVE rq:queue:rollq-sums rq:queue:rollq-sums:intermediate LEFT RIGHT", False),
+        (Role.WORKER, "LMOVE rq:queue:rollq-sums rq:queue:rollq-sums:intermediate LEFT RIGHT", True),
+        (Role.WORKER, "LMOVE rq:queue:mail rq:queue:rollq-sums:intermediate LEFT RIGHT", False),
+        (Role.WORKER, "HGETALL rq:job:another", False),
+        (Role.WORKER, "PUBLISH rq:pubsub:another {}", False),
+        (Role.TRAINER, "LLEN rq:queue:rollq-sums", False),
+        (Role.MONITOR, "LLEN rq:queue:rollq-sums", True),
+        (Role.MONITOR, "RPUSH rq:queue:rollq-sums ticket-1", False),
+        (Role.MONITOR, "PUBLISH rollq:{sums}:events put", False),
+        (Role.OPERATOR, "PUBLISH rq:pubsub:worker-1 {}", True),
+        (Role.WORKER, "PUBLISH rollq:{sums}:events put", True),
+        (Role.WORKER, "PUBLISH rollq:{other}:events put", False),
+    ],
+)
+def test_roles_reach_the_tickets_of_their_run(users: Users, role: Role, command: str, allowed: bool) -> None:
+    assert is_allowed(users.client(role), *command.split()) == allowed
+
+
+# -- roles at work
+
+
+def test_a_group_lives_its_whole_life_under_the_users_of_its_roles(users: Users, tmp_path: Path) -> None:
+    producer, worker, trainer, monitor, operator = (users.buffer(role) for role in Role)
+    train = World(trainer).start(math={"max_uses": 2, "max_staleness": 2, "prompt_stats": True})
+    make, schedule = World(worker), World(producer)
+    worker.report_worker("w", {"state": "serving"})
+    for step in (1, 2):
+        assert schedule.admit(4) == 4
+        leases = make.lease(4)
+        worker.renew(leases[:1])
+        worker.hand_back(leases[3:])
+        make.put(leases[:3])
+        train.train(step)
+    trainer.checkpoint(train.held, 1)
+    assert monitor.clock("math").step == 3
+    assert monitor.query({"status": "completed"})
+    assert "w" in monitor.workers()
+    operator.set_control("math", Control.PAUSE, "by hand")
+    operator.save(tmp_path / "snapshot")
+    make.buffer.reap("math")
+    schedule.buffer.expire("math")
+    with pytest.raises(ServerRefused, match="fcall"):
+        monitor.set_control("math", Control.RUN, "")
+    with pytest.raises(ServerRefused, match="fcall"):
+        producer.publish(train.held, 3, uri="", digest="")
+    with Buffer.connect(users.server.url.replace("://", "://admin:admin@"), RUN) as admin:
+        World(admin).check()
+
+
+def test_a_snapshot_is_restored_by_the_operator(users: Users, tmp_path: Path) -> None:
+    world = World(users.buffer(Role.TRAINER)).start()
+    World(users.buffer(Role.PRODUCER)).admit(3)
+    make = World(users.buffer(Role.WORKER))
+    make.put(make.lease(2))
+    world.train(1)
+    users.buffer(Role.OPERATOR).save(tmp_path / "snapshot")
+    with redis.Redis.from_url(users.server.url.replace("://", "://admin:admin@")) as admin:
+        admin.flushdb()
+    users.buffer(Role.OPERATOR).restore(tmp_path / "snapshot")
+    assert World(users.buffer(Role.MONITOR)).statuses() == {"archived": 2, "pending": 1}
+
+
+def test_tickets_pass_between_the_users_of_producer_and_worker(users: Users) -> None:
+    def queue(role: Role) -> Any:
+        url = users.server.url.replace("://", f"://{user_name(RUN, role)}@")
+        opened = open_queue(url, RUN, password=role.value)
+        users.open.append(opened.connection)
+        return opened
+
+    assert len(enqueue_tickets(queue(Role.PRODUCER), RUN, 3, 4)) == 3
+    assert queue(Role.MONITOR).count == 3
+    assert queue(Role.WORKER).count == 3
+
+
+def test_only_the_operator_loads_functions(users: Users) -> None:
+    users.client(Role.OPERATOR).function_delete(LIBRARY)
+    with pytest.raises(ServerRefused, match="run `rollq load-functions` as the operator"):
+        users.buffer(Role.TRAINER)
+    users.buffer(Role.OPERATOR)
+    assert users.buffer(Role.TRAINER)
+
+
+# -- what a role's password could do, as docs/guide/security.md says
+
+
+@pytest.mark.parametrize(
+    ("role", "attack", "works"),
+    [
+        (Role.WORKER, lambda client: client.hset(RunKeys(RUN).model, "digest", "planted"), False),
+        (Role.WORKER, lambda client: client.set(RunKeys(RUN).weights("planted", 0), b""), False),
+        (Role.PRODUCER, lambda client: client.hset(keys.task_keys(RUN, "math").rollout(1), "0", b"planted"), False),
+        (Role.PRODUCER, lambda client: client.get(RunKeys(RUN).weights("planted", 0)), False),
+        (Role.MONITOR, lambda client: client.hgetall(keys.task_keys(RUN, "math").rollout(1)), False),
+        (Role.WORKER, lambda client: client.unlink(keys.task_keys(RUN, "math").clock), True),
+        (Role.PRODUCER, lambda client: client.unlink(keys.task_keys(RUN, "math").group(1)), True),
+    ],
+)
+def test_a_stolen_password_does_what_the_guide_says(
+    users: Users, role: Role, attack: Callable[[Any], Any], works: bool
+) -> None:
+    if works:
+        attack(users.client(role))
+    else:
+        with pytest.raises(NoPermissionError):
+            attack(users.client(role))
