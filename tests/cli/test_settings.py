@@ -1,9 +1,11 @@
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from rollq.buffer.errors import ConfigError
+from rollq.cli.run_location import RunLocation
 from rollq.cli.settings import RollqSettings
 from rollq.cli.settings_file import load_settings
 
@@ -74,6 +76,24 @@ def test_the_password_may_lie_in_a_file(tmp_path: Path) -> None:
     settings = load(tmp_path, ROLLQ_REDIS_PASSWORD_FILE=str(tmp_path / "secret"))
     assert settings.redis.password is not None
     assert settings.redis.password.get_secret_value() == "hunter2"
+
+
+def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = MINIMAL + '[redis]\nbuffer_url = "rediss://h/0"\nuser = "r-worker"\nca_file = "tls/ca.crt"\n'
+    location = RunLocation.from_settings(load(tmp_path, text))
+    assert location.buffer_url == f"rediss://r-worker@h/0?ssl_ca_certs={quote(str(tmp_path / 'tls/ca.crt'), safe='')}"
+    assert location.queue_url == location.buffer_url
+    monkeypatch.chdir(tmp_path.parent)
+    given = {"ROLLQ_REDIS_USER": "r-monitor", "ROLLQ_REDIS_CA_FILE": "ca.crt", "ROLLQ_REDIS_PASSWORD": "hunter2"}
+    ca_file = quote(str(tmp_path.parent / "ca.crt"), safe="")
+    location = RunLocation.from_settings(load(tmp_path, text, **given))
+    assert location.buffer_url == f"rediss://r-monitor@h/0?ssl_ca_certs={ca_file}"
+    location = RunLocation.at("rediss://other/1", "r", given)
+    assert location.buffer_url == f"rediss://r-monitor@other/1?ssl_ca_certs={ca_file}"
+    assert location.password == "hunter2"
+    assert "hunter2" not in repr(location)
 
 
 @pytest.mark.parametrize(

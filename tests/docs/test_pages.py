@@ -28,6 +28,7 @@ RUN = [
     GUIDE / "watching.md",
     GUIDE / "containers.md",
     GUIDE / "operations.md",
+    GUIDE / "security.md",
 ]
 """The pages that `blocks` must understand completely."""
 

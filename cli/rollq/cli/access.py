@@ -88,7 +88,8 @@ def load_functions(file: Path | None, url: str | None, run_name: str | None) -> 
 
     \b
     Example:
-      ROLLQ_REDIS_USER=sums-operator ROLLQ_REDIS_PASSWORD_FILE=passwords/operator rollq load-functions rollq.toml
+      export ROLLQ_REDIS_USER=sums-operator ROLLQ_REDIS_PASSWORD_FILE=passwords/operator
+      rollq load-functions rollq.toml
     """
     from rollq.buffer.store.library import LIBRARY
     from rollq.cli.run_location import find_run

@@ -54,6 +54,23 @@ def test_an_isolated_judge_gets_all_of_prompt_and_sample() -> None:
     assert asyncio.run(scene()) == Verdict(1_000_002, {"prompt": 1.0, "sample": 1.0, "text": 1_000_000.0})
 
 
+def test_a_judge_sees_no_password_and_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {"ROLLQ_REDIS_PASSWORD": "planted", "HF_TOKEN": "planted", "OPENAI_API_KEY": "planted"}
+    secrets |= {"REDIS_URL": "planted", "AWS_SECRET_ACCESS_KEY": "planted", "PROXY": "http://me:planted@proxy:3128"}
+    harmless = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", "PROXY_2": "http://proxy:3128"}
+    for name, value in (secrets | harmless).items():
+        monkeypatch.setenv(name, value)
+
+    async def scene() -> bytes:
+        async with made("pid_judge", isolate=True) as judge:
+            pid = int((await judged(judge, "")).reward or 0)
+            return Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+
+    seen = asyncio.run(scene())
+    assert b"planted" not in seen
+    assert all(f"{name}={value}".encode() in seen for name, value in harmless.items())
+
+
 def isolated(processes: JudgePool, name: str, timeout_s: float = PATIENCE_S) -> Judge:
     return make_judge(f"support.judge_doubles.{name}", {}, JudgeContext(timeout_s, processes, isolate=True))
 

@@ -18,7 +18,7 @@ from rollq.buffer.store.library import LIBRARY, READ_ONLY, function_sources
 
 
 class Role(StrEnum):
-    """A role of a run, which logs in as a user of its own name."""
+    """A role of a run. Each logs in as a separate user."""
 
     PRODUCER = "producer"
     WORKER = "worker"
@@ -61,8 +61,8 @@ rollq:{run}:plan:<step>             -         -       write    read     write
 rollq:{run}:weights                 -         -       write    -        -
 rollq:{run}:weights:<digest>:<n>    -         read    write    -        -
 """
-"""What each role may do with each key. `write` includes `read`. `copy`: drop it, or copy one to another, but write no
-content. The operator writes because `rollq restore` does."""
+"""The right of each role on each key. `write` includes `read`. `copy`: drop one, or copy one to another, but neither
+read nor write it. The operator writes because `rollq restore` does."""
 
 READS = (
     "get exists hexists hget hgetall hmget hscan hvals lrange smembers "
@@ -72,7 +72,7 @@ WRITES = (
     "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim rpush sadd set unlink xadd "
     "zadd zpopmin zrem zremrangebyrank"
 )
-COPIES = "copy hdel unlink"
+DROPS = "hdel unlink"
 
 EVERYONE = "ping info time select function|list function|stats subscribe unsubscribe"
 QUEUE_EVERYONE = "hget hgetall hmget exists llen lrange smembers zcard zrange"
@@ -184,11 +184,12 @@ def _function_rules(run: str, role: Role) -> str:
 
 def _key_rules(run: str, role: Role) -> Iterator[str]:
     levels = {key: roles[role] for key, roles in rights().items()}
-    yield f"{_allow(READS)}{_keys(run, levels, ('read', 'copy', 'write'), '%R~')}"
-    if "write" in levels.values():
-        yield f"{_allow(WRITES)}{_keys(run, levels, ('write',), '~')}"
-    if "copy" in levels.values():  # a group's hash and its rollouts are dropped by one command
-        yield f"{_allow(COPIES)}{_keys(run, levels, ('copy',), '~')} ~rollq:{{{run}:*}}:group:*"
+    yield f"{_allow(READS)}{_keys(run, levels, ('read', 'write'), '%R~')}"
+    if written := _keys(run, levels, ("write",), "~"):
+        yield f"{_allow(WRITES)}{written}"
+    if copied := _keys(run, levels, ("copy",), "~"):
+        yield f"+copy {copied}"
+        yield f"{_allow(DROPS)}{copied} ~rollq:{{{run}:*}}:group:*"  # one command drops a group's hash and its rollouts
 
 
 def _keys(run: str, levels: Mapping[str, str], wanted: Collection[str], mark: str) -> str:

@@ -1,0 +1,69 @@
+"""`rollq acl`, `rollq certificates` and `rollq load-functions`."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.users import Role, password_digest
+from rollq.cli.main import main
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "rollq.toml"
+    path.write_text('run = "r"\n[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 1\n')
+    return path
+
+
+def rollq(*arguments: object) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command."""
+    result = CliRunner().invoke(main, list(map(str, arguments)))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_acl_makes_a_password_per_role_and_prints_none(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "passwords"
+    folder.mkdir()
+    (folder / "worker").write_text("chosen\n")
+    status, printed, said = rollq("acl", config, "--passwords", folder)
+    assert status == 0
+    assert sorted(path.name for path in folder.iterdir()) == sorted(Role)
+    made = {path.name: path.read_text().strip() for path in folder.iterdir()}
+    assert made["worker"] == "chosen"
+    assert {oct((folder / name).stat().st_mode & 0o777) for name in set(made) - {"worker"}} == {"0o600"}
+    assert all(f"user r-{name} reset on #{password_digest(password)} " in printed for name, password in made.items())
+    assert not [password for password in made.values() if password in printed + said]
+    assert rollq("acl", config, "--passwords", folder)[1] == printed
+    (folder / "monitor").write_text("\n")
+    status, printed, said = rollq("acl", config, "--passwords", folder)
+    assert (status, printed) == (2, "")
+    assert "is empty" in said
+
+
+def test_certificates_are_made_once(tmp_path: Path, openssl: Path) -> None:
+    status, printed, _ = rollq("certificates", tmp_path / "c", "--host", "10.0.0.1")
+    assert status == 0
+    names = [line.rpartition("/")[2] for line in printed.splitlines()]
+    assert names == ["ca.crt", "server.crt", *(f"{role.value}.crt" for role in Role)]
+    assert rollq("certificates", tmp_path / "c")[:2] == (0, "")
+
+
+def test_certificates_need_openssl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    status, _, said = rollq("certificates", tmp_path / "c")
+    assert status == 2
+    assert "needs the program openssl" in said
+
+
+def test_a_host_that_is_not_one_is_refused(tmp_path: Path, openssl: Path) -> None:
+    status, _, said = rollq("certificates", tmp_path / "c", "--host", "a\nb")
+    assert status == 2
+    assert "openssl" in said
+    assert not (tmp_path / "c" / "server.crt").exists()
+
+
+def test_functions_are_loaded_without_a_run(fresh_server: EmbeddedServer) -> None:
+    status, printed, _ = rollq("load-functions", "--url", fresh_server.url, "--run", "r")
+    assert (status, printed[:28]) == (0, "the server has the functions")
