@@ -71,8 +71,8 @@ def test_certificates_that_exist_are_kept(certificates: Path, openssl: Path) -> 
     before = {path.name: path.read_bytes() for path in certificates.iterdir()}
     assert [path.name for path in make_certificates(certificates, [], ["worker", "trainer"])] == ["trainer.crt"]
     assert {name: (certificates / name).read_bytes() for name in before} == before
-    command = [openssl, "verify", "-x509_strict", "-CAfile", certificates / "ca.crt", certificates / "trainer.crt"]
-    subprocess.run(command, check=True, capture_output=True)
+    verify = ("verify", "-x509_strict", "-CAfile", str(certificates / "ca.crt"), str(certificates / "trainer.crt"))
+    subprocess.run([openssl, *verify], check=True, capture_output=True)
     (certificates / "trainer.crt").unlink()
 
 
