@@ -321,6 +321,24 @@ def test_only_the_operator_loads_functions(users: Users) -> None:
     assert users.buffer(Role.TRAINER)
 
 
+def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users: Users) -> None:
+    World(users.buffer(Role.TRAINER)).start()
+    admin_url = users.server.url.replace("://", "://admin:admin@")
+    with redis.Redis.from_url(admin_url) as admin:
+        calls = f"(+fcall|{LIBRARY}_register_task ~*) (+hget ~none)"
+        admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", "+@connection", "+info", *calls_of(calls))
+    with (
+        Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer,
+        pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq acl`"),
+    ):
+        buffer.call("register_task", keys.task_keys(RUN, "math").clock, "incarnation")
+
+
+def calls_of(rules: str) -> list[str]:
+    """Rules of an ACL as arguments: a selector is one."""
+    return re.findall(r"\([^)]*\)|\S+", rules)
+
+
 # -- what a role's password could do, as docs/guide/security.md says
 
 

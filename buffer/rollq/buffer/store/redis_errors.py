@@ -22,7 +22,11 @@ UNANSWERED = Trouble(ServerUnavailable, "start it, or correct the URL (`rollq re
 LOGIN = Trouble(
     ServerRefused, "set the right password in ROLLQ_REDIS_PASSWORD, or user and password in the URL", passes=False
 )
-RIGHTS = Trouble(ServerRefused, "give this user the missing right with `ACL SETUSER`", passes=False)
+RIGHTS = Trouble(
+    ServerRefused,
+    "give this user the missing right with `ACL SETUSER`; after an upgrade, make the ACL file again with `rollq acl`",
+    passes=False,
+)
 CLUSTER = Trouble(ServerRefused, "it is a node of a Redis Cluster: give the URL of a plain server", passes=False)
 
 TROUBLES: Mapping[str, Trouble] = {
@@ -60,6 +64,8 @@ CODES_BY_CLASS: tuple[tuple[type[driver.RedisError], str], ...] = (
     (driver.ClusterCrossSlotError, "CROSSSLOT"),
 )
 
+REFUSED_INSIDE = re.compile("ACL failure in script|The user executing the script can't")
+"""How Valkey and Redis report a command inside a function that its caller may not send."""
 PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", re.DOTALL)
 
 
@@ -76,5 +82,6 @@ def diagnose(error: driver.RedisError) -> Trouble | None:
     if isinstance(error, driver.ConnectionError | driver.TimeoutError):
         return UNANSWERED
     if isinstance(error, driver.ResponseError):
-        return TROUBLES.get(reply_text(error).partition(" ")[0])
+        text = reply_text(error)
+        return RIGHTS if REFUSED_INSIDE.match(text) else TROUBLES.get(text.partition(" ")[0])
     return None
