@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import redis
 from redis.exceptions import NoPermissionError
+from rq.executions import Execution
+from rq.registry import StartedJobRegistry, clean_registries
+from rq.worker import Worker
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, ServerRefused
@@ -30,7 +33,7 @@ from rollq.buffer.store.users import (
     rights,
     user_name,
 )
-from rollq.buffer.tickets import enqueue_tickets, open_queue
+from rollq.buffer.tickets import TicketJob, enqueue_tickets, open_queue
 from support.buffer_run import World
 
 RUN, OTHER_RUN = "sums", "other"
@@ -301,16 +304,35 @@ def test_a_snapshot_is_restored_by_the_operator(users: Users, tmp_path: Path) ->
     assert World(users.buffer(Role.MONITOR)).statuses() == {"archived": 2, "pending": 1}
 
 
-def test_tickets_pass_between_the_users_of_producer_and_worker(users: Users) -> None:
-    def queue(role: Role) -> Any:
-        url = users.server.url.replace("://", f"://{user_name(RUN, role)}@")
-        opened = open_queue(url, RUN, password=role.value)
-        users.open.append(opened.connection)
-        return opened
+def queue_of(users: Users, role: Role) -> Any:
+    url = users.server.url.replace("://", f"://{user_name(RUN, role)}@")
+    queue = open_queue(url, RUN, password=role.value)
+    users.open.append(queue.connection)
+    return queue
 
-    assert len(enqueue_tickets(queue(Role.PRODUCER), RUN, 3, 4)) == 3
-    assert queue(Role.MONITOR).count == 3
-    assert queue(Role.WORKER).count == 3
+
+def test_tickets_pass_between_the_users_of_producer_and_worker(users: Users) -> None:
+    assert len(enqueue_tickets(queue_of(users, Role.PRODUCER), RUN, 3, 4)) == 3
+    assert queue_of(users, Role.MONITOR).count == 3
+    assert queue_of(users, Role.WORKER).count == 3
+
+
+def test_a_worker_may_clean_up_after_another_that_died(users: Users) -> None:
+    enqueue_tickets(queue_of(users, Role.PRODUCER), RUN, 2, 1)
+    queue = queue_of(users, Role.WORKER)
+    client, waiting = queue.connection, queue.intermediate_queue
+    popped, started = (client.lmove(queue.key, queue.intermediate_queue_key).decode() for _ in range(2))
+    execution, registry = Execution("1", started, client, "dead"), StartedJobRegistry(queue=queue, job_class=TicketJob)
+    with client.pipeline(transaction=False) as pipe:
+        execution.save(1, pipe)
+        registry.add_execution(execution, pipe, 1)
+        pipe.execute()
+    client.zadd(registry.key, {f"{started}:1": 1})
+    client.lrem(queue.intermediate_queue_key, 1, started)
+    client.set(waiting.get_first_seen_key(popped), 1)
+    clean_registries(queue)
+    waiting.cleanup(Worker([queue], connection=client, prepare_for_work=False), queue)
+    assert sorted(queue.failed_job_registry.get_job_ids()) == sorted([popped, started])
 
 
 def test_only_the_operator_loads_functions(users: Users) -> None:

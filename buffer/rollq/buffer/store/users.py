@@ -78,10 +78,10 @@ EVERYONE = "ping info time select function|list function|stats subscribe unsubsc
 QUEUE_EVERYONE = "hget hgetall hmget exists llen lrange smembers zcard zrange"
 QUEUE_PRODUCER = "expire hset persist rpush sadd"
 QUEUE_WORKER = (
-    "blmove blpop del expire hdel hincrby hincrbyfloat hset lmove lpush lrem sadd set srem type unlink xadd xrevrange "
-    "zadd zrangebyscore zrem zremrangebyscore zscore"
+    "blmove blpop del expire get hdel hincrby hincrbyfloat hset lmove lpush lrem sadd set srem type unlink watch "
+    "xadd xrevrange zadd zrangebyscore zrem zremrangebyscore zscore"
 )
-TRANSACTIONS = "multi exec discard watch unwatch"
+TRANSACTIONS = "multi exec discard unwatch"
 QUEUE_COMMANDS: Mapping[Role, str] = {
     Role.PRODUCER: f"{QUEUE_EVERYONE} {QUEUE_PRODUCER}",
     Role.WORKER: f"{QUEUE_EVERYONE} {QUEUE_WORKER}",
