@@ -74,7 +74,7 @@ WRITES = (
 )
 DROPS = "hdel unlink"
 
-EVERYONE = "ping info time select function|list function|stats subscribe unsubscribe"
+EVERYONE = "ping info time select acl|whoami function|list function|stats subscribe unsubscribe"
 QUEUE_EVERYONE = "hget hgetall hmget exists llen lrange smembers zcard zrange"
 QUEUE_PRODUCER = "expire hset persist rpush sadd"
 QUEUE_WORKER = (
