@@ -17,12 +17,14 @@ from faults.crash_points import Coverage, crash_everywhere
 from faults.findings import Finding
 from faults.fuzz_decoders import fuzz_decoders
 from faults.fuzz_functions import Fuzzer
+from faults.plain_queues import KINDS, drill
 from faults.plan import CALM, make_recovery_plan
 from faults.poison import run_poison
 from faults.processes import LEASE_S
 from faults.races import trainer_races, zombie_puts
 from faults.recovery import percentile, trainer_recoveries_s, worker_recoveries_s
 from faults.scenarios import scenarios
+from faults.seeded_bugs import BUGS, is_noticed
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.monitor.tables import aligned
@@ -189,6 +191,30 @@ def fuzz(seed: int, inputs: int) -> None:
 def _kinds(findings: Sequence[Finding]) -> Sequence[Finding]:
     """One finding of each kind: with the same verdict and beginning of the message."""
     return list({(finding.verdict, finding.message[:24]): finding for finding in findings}.values())
+
+
+@main.command()
+def bugs() -> None:
+    """Put bugs into the functions, and see whether the suite notices them."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, bug in enumerate(BUGS):
+            (where := Path(folder) / str(number)).mkdir()
+            found.append(is_noticed(bug, where))
+    rows: list[Row] = [[bug.name, "yes" if noticed else "no"] for bug, noticed in zip(BUGS, found, strict=True)]
+    _print(["bug", "noticed"], rows)
+    sys.exit(not all(found))
+
+
+@main.command()
+@click.option("--seed", default=1)
+def plain(seed: int) -> None:
+    """The drill without rollq: with RQ's own worker, and with sorted sets and ZPOPMIN."""
+    rows: list[Row] = []
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(list(drill(kind, seed, Path(folder))))
+    _print(["queue", "kills", "trained", "lost", "twice"], rows)
 
 
 def _print(columns: Sequence[str], rows: Sequence[Row]) -> None:
