@@ -332,10 +332,10 @@ def test_a_worker_that_cannot_renew_stops_at_its_local_deadline(
     world = WorkerWorld(buffer, server_url)
     world.admit(1)
     ended = threading.Event()
-    monkeypatch.setattr(Buffer, "renew", lambda self, leases: ended.wait() and [])
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)
+        monkeypatch.setattr(Buffer, "renew", lambda self, leases: ended.wait() and [])
         age_leases(world.task.lease_s, monkeypatch)
         await world.until(lambda: script.running == 0)
         await world.until_count(Status.PENDING, 1)
