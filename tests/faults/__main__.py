@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -51,15 +52,17 @@ def main() -> None:
 @main.command()
 @click.option("--seed", default=1, help="Seed of the first run; each run has the next one.")
 @click.option("--faults", default=1000, help=f"Faults in all, at most {FAULTS_PER_RUN} in a run.")
+@click.option("--gap", default=0.4, help="Mean seconds between two faults.")
 @click.option("--fsync", type=click.Choice(["everysec", "always"]), default="everysec")
 @click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
 @click.option("--only", default="", help="Break only this role: server, producer, worker or trainer.")
 @click.option("--keep", is_flag=True, help="Keep the folder of every run, not only of those with violations.")
-def chaos(seed: int, faults: int, fsync: str, server: str, only: str, keep: bool) -> None:
+def chaos(seed: int, faults: int, gap: float, fsync: str, server: str, only: str, keep: bool) -> None:
     """Kill, stop and cut off roles and server at random while a run trains."""
     roles = [role for role in ROLES if role.startswith(only)]
+    scene = partial(Scene, fsync=fsync, binary=_binary(server), roles=roles, gap_s=gap)
     scenes = [
-        Scene(seed + index, min(FAULTS_PER_RUN, faults - at), fsync=fsync, binary=_binary(server), roles=roles)
+        scene(seed + index, min(FAULTS_PER_RUN, faults - at))
         for index, at in enumerate(range(0, faults, FAULTS_PER_RUN))
     ]
     outcomes = [_run(scene, keep=keep) for scene in scenes]

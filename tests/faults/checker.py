@@ -148,8 +148,8 @@ def check_acknowledged(events: Sequence[Event], dump: Dump, rules: Rules) -> Ite
             step = gone.get((task, group_id))
             if step is None or step > int(dump.tasks[task].clock["checkpoint"]):
                 yield f"group {group_id} of {task} was acknowledged as completed, and is gone untrained ({step})"
-        elif group["status"] not in KEPT and not _may_be_stale(accepted[-1], events, last_step, rules):
-            yield f"group {group_id} of {task} was acknowledged as completed and is fresh, but is {group['status']}"
+        elif group.get("status") not in KEPT and not _may_be_stale(accepted[-1], events, last_step, rules):
+            yield f"group {group_id} of {task} was acknowledged as completed and is fresh, but is {group.get('status')}"
 
 
 def _may_be_stale(put: Put, events: Sequence[Event], last_step: int, rules: Rules) -> bool:

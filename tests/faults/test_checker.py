@@ -111,6 +111,12 @@ def acknowledged_and_pending(story: Story) -> Story:
     return with_events(story, put(70, 6, oldest=2))
 
 
+def filed_without_group(story: Story) -> Story:
+    """Group 5 was acknowledged, and only an empty record is left of it."""
+    task = story[1].tasks["math"]
+    return with_task(story, groups={**task.groups, 5: {}})
+
+
 def trained_twice(story: Story) -> Story:
     return with_events(story, put(70, 3), *step(3, 80, 3))
 
@@ -181,6 +187,7 @@ def replay_apart(story: Story) -> Story:
         ("I1", gone_uncounted),
         ("I2", acknowledged_and_gone),
         ("I2", acknowledged_and_pending),
+        ("I1", filed_without_group),
         ("I3", trained_twice),
         ("I3", trained_from_nowhere),
         ("I4", step_left_out),
