@@ -32,7 +32,19 @@ def test_xb06_a_version_expires_at_the_threshold(
 def die_before_the_tasks_hear_of_it(world: World, from_step: int) -> None:
     """Take the run as a trainer that dies before it has carried its epoch into the tasks."""
     buffer = world.buffer
-    launch = ("other trainer", "torn launch", "nonce", from_step, "replay", "file:///weights", "digest", 30_000, 1, 1)
+    launch = (
+        "other trainer",
+        "torn launch",
+        "nonce",
+        from_step,
+        "replay",
+        "file:///weights",
+        "digest",
+        30_000,
+        1,
+        1,
+        "",
+    )
     buffer.call("run_begin_epoch", buffer.keys.info, buffer.incarnation, *launch)
 
 

@@ -216,7 +216,19 @@ def test_a_launch_that_was_replaced_stays_replaced(world: World) -> None:
 def test_a_late_copy_of_a_call_that_never_arrived_takes_no_run_back(world: World) -> None:
     world.start()
     buffer = world.buffer
-    late = ("trainer", "launch-2", "nonce", 0, "replay", "file:///weights", "digest", 30_000, 1, 1)  # epoch 1 was live
+    late = (
+        "trainer",
+        "launch-2",
+        "nonce",
+        0,
+        "replay",
+        "file:///weights",
+        "digest",
+        30_000,
+        1,
+        1,
+        "",
+    )  # epoch 1 is live
     third = world.begin(0, launch_id="launch-3")
     with pytest.raises(TrainerHeld):
         buffer.call("run_begin_epoch", buffer.keys.info, buffer.incarnation, *late)

@@ -7,7 +7,7 @@ sound.
 
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,15 @@ class Fuzzer:
         self._client: Any = redis.Redis.from_url(server.url, socket_timeout=HANGS_AFTER_S, retry=Retry(NoBackoff(), 0))
         self._buffer = EveryCall.connect(server.url, RUN)
 
-    def run(self, folder: Path, per_call: int, *, without: Collection[str] = ()) -> list[Tally]:
-        """Make `per_call` hostile calls for each call of the golden run, before and after the move that made it.
-
-        `without`: functions that are left out.
-        """
+    def run(self, folder: Path, per_call: int) -> list[Tally]:
+        """Make `per_call` hostile calls for each call of the golden run, before and after the move that made it."""
         with self._buffer:
             for before, after, calls in self._moves(folder):
                 for store in (before, after):
                     store.restore()
-                    for call in (call for call in calls for _ in range(per_call) if call[0] not in without):
-                        self._call(call, store)
+                    for call in calls:
+                        for _ in range(per_call):
+                            self._call(call, store)
                 after.restore()
         return [self.tallies[name] for name in sorted(self.tallies)]
 
@@ -137,6 +135,8 @@ def _encoded(argument: Any) -> bytes:
 def unsound(dump: Dump) -> Iterator[str]:
     """What is wrong with a store, if anything is."""
     for name, task in dump.tasks.items():
+        if not task.clock:
+            continue  # listed by a hostile call: the function cannot see a task's clock, which has another hash tag
         for problem in (*check_conservation(task), *check_payloads(task), *_unsound_numbers(task)):
             yield f"task {name}: {problem}"
 

@@ -353,7 +353,7 @@ def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users
         Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer,
         pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq acl`"),
     ):
-        buffer.call("register_task", keys.task_keys(RUN, "math").clock, "incarnation")
+        buffer.call("register_task", keys.task_keys(RUN, "math").clock, "incarnation", "events", 1, "nonce", 0, 0)
 
 
 def calls_of(rules: str) -> list[str]:

@@ -19,7 +19,19 @@ from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 FUNCTIONS_VERSION = 3
 LIBRARY = f"rollq_{FUNCTIONS_VERSION}"
 
-COMMON = ("basics", "levels", "access", "clock", "samples", "groups", "batches", "steps", "plans", "restoring")
+COMMON = (
+    "basics",
+    "arguments",
+    "levels",
+    "access",
+    "clock",
+    "samples",
+    "groups",
+    "batches",
+    "steps",
+    "plans",
+    "restoring",
+)
 """Files of `lua/common/`, in an order in which each uses only names of those before it."""
 KINDS = ("run", "task", "group", "step", "batch", "snapshot")
 """Folders of `lua/` with one file for each function."""

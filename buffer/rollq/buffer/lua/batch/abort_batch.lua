@@ -22,6 +22,9 @@ end
 
 local function abort_batch(keys, args)
   local incarnation, handle, reason, keep_finished, limit = unpack(args)
+  check_given(handle, reason)
+  check_choice(keep_finished, '0', '1')
+  check_counts(limit)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local batch = batch_key(clock, handle)

@@ -23,6 +23,8 @@ end
 
 local function begin_finalize(keys, args)
   local incarnation, handle, nonce, lease_ms = unpack(args)
+  check_given(handle, nonce)
+  check_counts(lease_ms)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local batch, now = batch_key(clock, handle), now_ms()

@@ -8,6 +8,8 @@
 -- Repeat: returns the result of the first caller
 local function close_evaluation(keys, args)
   local incarnation, handle, limit, result = unpack(args)
+  check_given(handle, result)
+  check_counts(limit)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local batch = batch_key(clock, handle)

@@ -30,6 +30,8 @@ end
 
 local function end_finalize(keys, args)
   local incarnation, handle, nonce, result = unpack(args, 1, FIRST_GROUP - 1)
+  check_given(handle, nonce, result)
+  check_rows(args, FIRST_GROUP, 3)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local owned, state, kept_result = disown_batch(clock, handle, nonce)

@@ -10,6 +10,9 @@ local FIRST_PROMPT = 5
 
 local function fill_batch(keys, args)
   local incarnation, handle, size_before, closed = unpack(args, 1, FIRST_PROMPT - 1)
+  check_given(handle)
+  check_counts(size_before)
+  check_choice(closed, '0', '1')
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local batch = batch_key(clock, handle)

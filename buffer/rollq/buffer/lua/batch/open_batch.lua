@@ -35,6 +35,9 @@ end
 
 local function open_batch(keys, args)
   local incarnation, batch_id, handle, kind, step, digest = unpack(args)
+  check_given(batch_id, handle, digest)
+  check_choice(kind, 'train', 'eval')
+  check_whole(step)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local batches = clock.prefix .. 'batches'

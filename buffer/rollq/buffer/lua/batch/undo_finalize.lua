@@ -8,6 +8,7 @@
 -- Repeat: finds the batch running, and changes nothing
 local function undo_finalize(keys, args)
   local incarnation, handle, nonce = unpack(args)
+  check_given(handle, nonce)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local owned, state = disown_batch(clock, handle, nonce)

@@ -10,6 +10,11 @@ local FIRST_PROMPT = 6
 
 local function admit(keys, args)
   local incarnation, epoch, cursor, target, step = unpack(args, 1, FIRST_PROMPT - 1)
+  check_whole(epoch, cursor, target, step)
+  check_rows(args, FIRST_PROMPT, 3)
+  for at = FIRST_PROMPT, #args, 3 do
+    check_whole(args[at])
+  end
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local progress = clock.prefix .. 'progress'

@@ -7,6 +7,7 @@
 -- Repeat: finds only groups that became too old since
 local function expire(keys, args)
   local incarnation, limit = unpack(args)
+  check_counts(limit)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   limit = tonumber(limit)

@@ -12,6 +12,7 @@ local FIRST_RANGE = 2
 
 local function find(keys, args)
   local incarnation = unpack(args, 1, FIRST_RANGE - 1)
+  check_rows(args, FIRST_RANGE, 3)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local found = {}

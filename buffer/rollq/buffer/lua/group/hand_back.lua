@@ -10,6 +10,9 @@ local FIRST_LEASE = 4
 
 local function hand_back(keys, args)
   local incarnation, counted, error_text = unpack(args, 1, FIRST_LEASE - 1)
+  check_choice(counted, '0', '1')
+  check_given(error_text)
+  check_rows(args, FIRST_LEASE, 3)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local moved = 0

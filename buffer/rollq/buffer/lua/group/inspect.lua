@@ -7,6 +7,7 @@
 -- Repeat: only reads
 local function inspect(keys, args)
   local incarnation, id = unpack(args)
+  check_given(id)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   return redis.call('HGETALL', group_key(clock.prefix, id))

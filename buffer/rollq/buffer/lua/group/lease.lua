@@ -126,6 +126,10 @@ end
 
 local function lease(keys, args)
   local incarnation, worker, nonce, epoch, version, want, suspects_held, idle = unpack(args)
+  check_given(worker, nonce)
+  check_whole(epoch, version)
+  check_counts(want, suspects_held)
+  check_choice(idle, '0', '1')
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local granted = granted_before(clock, nonce)

@@ -18,10 +18,54 @@ local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
 local FIRST_RESULT = 3
 local RESULT_ARGS = 17 -- of one group, without its frames
+local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
 local UNFINISHED = '[' .. SAMPLE.aborted .. SAMPLE.pending .. ']'
 
--- One group of the call, whether it is filtered, and its number of frames.
+local function check_version(version)
+  if version ~= NO_VERSION then check_whole(version) end
+end
+
+local function check_samples(clock, letters, versions)
+  local versions_of_samples = split(versions)
+  for _, version in ipairs(versions_of_samples) do
+    check_version(version)
+  end
+  local is_whole_group = #letters == clock.group_size and #versions_of_samples == clock.group_size
+  if not is_whole_group or string.find(letters, NO_LETTER) then
+    refuse_argument(letters .. ' ' .. versions, 'a letter and a version of each sample')
+  end
+end
+
+local function check_result(clock, result)
+  local letters, versions = result.letters, result.versions
+  check_given(result.id, result.attempt, result.nonce, letters, versions, result.error_text)
+  check_choice(result.filtered, '0', '1')
+  check_counts(
+    result.rewarded,
+    result.tokens,
+    result.took_ms,
+    result.frame_count,
+    result.passed,
+    result.rewarded_tokens
+  )
+  check_numbers(result.reward, result.new_tokens)
+  check_version(result.oldest)
+  check_version(result.newest)
+  check_samples(clock, letters, versions)
+end
+
+-- The index, frame, ... of a group's new samples.
+local function read_frames(clock, args, first, count)
+  if first + 2 * count - 1 > #args then refuse_argument(nil, 'a frame of each new sample') end
+  for at = first, first + 2 * count - 1, 2 do
+    check_counts(args[at])
+    if tonumber(args[at]) >= clock.group_size then refuse_argument(args[at], 'the index of a sample') end
+  end
+  return { unpack(args, first, first + 2 * count - 1) }
+end
+
+-- One group of the call.
 local function read_result(clock, args, at)
   -- in the order of `_result_args` in Python
   -- stylua: ignore
@@ -29,23 +73,41 @@ local function read_result(clock, args, at)
     error_text, frame_count, passed, rewarded_tokens = unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
-    key = group_key(clock.prefix, id),
     attempt = attempt,
     nonce = nonce,
     letters = letters,
     versions = versions,
-    oldest = tonumber(oldest) or NO_TOKENS,
+    oldest = oldest,
     newest = newest,
+    filtered = filtered,
     reward = reward,
-    rewarded = tonumber(rewarded),
-    new_tokens = tonumber(new_tokens),
+    rewarded = rewarded,
+    new_tokens = new_tokens,
     tokens = tokens,
     took_ms = took_ms,
     error_text = error_text,
-    passed = tonumber(passed),
-    rewarded_tokens = tonumber(rewarded_tokens),
+    frame_count = frame_count,
+    passed = passed,
+    rewarded_tokens = rewarded_tokens,
   }
-  return result, filtered == '1', tonumber(frame_count)
+  check_result(clock, result)
+  result.frames = read_frames(clock, args, at + RESULT_ARGS, tonumber(frame_count))
+  result.key = group_key(clock.prefix, id)
+  result.oldest = tonumber(oldest) or NO_TOKENS
+  result.rewarded = tonumber(rewarded)
+  result.filtered = filtered == '1'
+  return result
+end
+
+-- All groups of the call. Nothing is written before all of them are found to be sound.
+local function read_results(clock, args)
+  local results, at = {}, FIRST_RESULT
+  while at <= #args do
+    local result = read_result(clock, args, at)
+    results[#results + 1] = result
+    at = at + RESULT_ARGS + #result.frames
+  end
+  return results
 end
 
 -- What is stored of the group.
@@ -86,8 +148,8 @@ local function judge_gathered(clock, group, result, status)
 end
 
 -- The status that a result is filed under, or `restarted`.
-local function classify(clock, group, result, filtered, stale)
-  local status = judge_letters(clock, result.letters, filtered)
+local function classify(clock, group, result, stale)
+  local status = judge_letters(clock, result.letters, result.filtered)
   if status == 'aborted' then redis.call('HINCRBY', result.key, 'interruptions', 1) end
   if result.oldest <= stale and status ~= 'failed' and not group.evaluation then status = 'expired' end
   if group.batch then return judge_gathered(clock, group, result, status) end
@@ -219,9 +281,9 @@ local function new_totals()
 end
 
 -- Files one result; returns the word for it.
-local function put_result(clock, group, result, filtered, totals, now)
+local function put_result(clock, group, result, totals, now)
   local stale = stale_version(clock, clock.step)
-  local status = classify(clock, group, result, filtered, stale)
+  local status = classify(clock, group, result, stale)
   totals.left[#totals.left + 1] = result.id
   reset_samples(clock, group, result, status, stale)
   store_group(clock, group, result, status, now)
@@ -246,17 +308,12 @@ local function put(keys, args)
   if err then return err end
   if clock.epoch ~= tonumber(epoch) then return fail('EPOCH', 'the live epoch is %s', clock.epoch) end
   local now, totals = now_ms(), new_totals()
-  local replies, at = {}, FIRST_RESULT
-  while at <= #args do
-    local result, filtered, frame_count = read_result(clock, args, at)
+  local replies = {}
+  for _, result in ipairs(read_results(clock, args)) do
     local group = read_group(result.key)
-    local first_frame = at + RESULT_ARGS
-    at = first_frame + 2 * frame_count
     if group.attempt == result.attempt and group.nonce == result.nonce then
-      if frame_count > 0 then
-        redis.call('HSET', rollout_key(clock.prefix, result.id), unpack(args, first_frame, at - 1))
-      end
-      replies[#replies + 1] = put_result(clock, group, result, filtered, totals, now)
+      call_many('HSET', rollout_key(clock.prefix, result.id), result.frames)
+      replies[#replies + 1] = put_result(clock, group, result, totals, now)
     else
       replies[#replies + 1] = refuse(group, result, totals)
     end

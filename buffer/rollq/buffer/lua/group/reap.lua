@@ -49,6 +49,7 @@ end
 
 local function reap(keys, args)
   local incarnation, limit = unpack(args)
+  check_counts(limit)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local now = now_ms()

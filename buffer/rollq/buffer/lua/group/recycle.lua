@@ -29,6 +29,8 @@ end
 
 local function recycle(keys, args)
   local incarnation, epoch, target, limit = unpack(args, 1, FIRST_STATUS - 1)
+  check_whole(epoch, target)
+  check_counts(limit)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   if clock.epoch ~= tonumber(epoch) or clock.control ~= 'run' or clock.sleep then return 0 end

@@ -8,6 +8,7 @@
 -- Repeat: moves the deadline again
 local function renew(keys, args)
   local incarnation = unpack(args, 1, 1)
+  check_rows(args, 2, 3)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   local deadline = now_ms() + clock.lease_ms

@@ -7,6 +7,7 @@
 -- Repeat: changes nothing
 local function add_task(keys, args)
   local incarnation, task = unpack(args)
+  if not task or #task > 64 or not string.find(task, '^[%w_.-]+$') then refuse_argument(task, 'the name of a task') end
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   return redis.call('SADD', prefix .. 'tasks', task)

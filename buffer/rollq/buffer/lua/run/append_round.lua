@@ -8,6 +8,8 @@
 -- Repeat: readers count a repeated entry once; a repeated beginning leaves a broadcast that nobody joins
 local function append_round(keys, args)
   local incarnation, number, ttl_s, entry = unpack(args)
+  check_counts(number, ttl_s)
+  check_given(entry)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   number = tonumber(number)

@@ -13,6 +13,7 @@ end
 
 local function create_run(keys, args)
   local incarnation, functions_version, model, tokenizer = unpack(args)
+  check_given(incarnation, functions_version, model, tokenizer)
   local run = keys[1]
   local existing, run_version, run_model, run_tokenizer = fields(run, 'incarnation', 'schema', 'model', 'tokenizer')
   if not existing and redis.call('HEXISTS', run, 'restoring') == 1 then

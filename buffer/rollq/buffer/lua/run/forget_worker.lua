@@ -7,6 +7,7 @@
 -- Repeat: finds nothing
 local function forget_worker(keys, args)
   local incarnation, worker = unpack(args)
+  check_given(worker)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   return redis.call('HDEL', prefix .. 'workers', worker)

@@ -12,6 +12,7 @@ local STATE = '"state":"(%a+)"'
 
 local function report_worker(keys, args)
   local incarnation, worker, report = unpack(args)
+  check_given(worker, report)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   local workers, now = prefix .. 'workers', now_ms()

@@ -16,6 +16,14 @@ local function refuse_launch(launches, launch_id, live_launch)
   return fail('FENCED', 'launch %s was replaced by launch %s', launch_id, live_launch)
 end
 
+-- How long the live trainer's lease of `longest_ms` lasts. Its deadline moves when the server's clock was set back.
+local function lease_left_ms(trainer, deadline_ms, longest_ms, now)
+  local left_ms = deadline_ms - now
+  if left_ms <= longest_ms then return left_ms end
+  redis.call('HSET', trainer, 'deadline_ms', now + longest_ms)
+  return longest_ms
+end
+
 local function refuse_rival(live_trainer, left_ms)
   return fail(
     'TRAINER_HELD',
@@ -49,19 +57,22 @@ local function run_begin_epoch(keys, args)
   -- stylua: ignore
   local incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch,
     saved_in = unpack(args)
+  check_given(trainer_id, launch_id, nonce, uri, digest)
+  if saved_in ~= '' then check_whole(saved_in) end
+  check_whole(from_step, seen_epoch)
+  check_counts(lease_ms)
+  check_choice(takeover, '0', '1')
+  check_choice(mode, 'replay', 'return', 'regenerate')
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   local trainer, launches, now = prefix .. 'trainer', prefix .. 'launches', now_ms()
-  local live_epoch, live_nonce, live_trainer, live_launch, deadline_ms, live_from_step, live_mode =
-    fields(trainer, 'epoch', 'nonce', 'trainer_id', 'launch_id', 'deadline_ms', 'from_step', 'mode')
+  -- stylua: ignore
+  local live_epoch, live_nonce, live_trainer, live_launch, deadline_ms, live_lease_ms, live_from_step, live_mode =
+    fields(trainer, 'epoch', 'nonce', 'trainer_id', 'launch_id', 'deadline_ms', 'lease_ms', 'from_step', 'mode')
   if live_launch == launch_id then return { tonumber(live_epoch), live_nonce, tonumber(live_from_step), live_mode } end
   err = refuse_launch(launches, launch_id, live_launch)
   if err then return err end
-  local left_ms = tonumber(deadline_ms or '0') - now
-  if left_ms > tonumber(lease_ms) then -- the server's clock was set back
-    left_ms = tonumber(lease_ms)
-    redis.call('HSET', trainer, 'deadline_ms', now + left_ms)
-  end
+  local left_ms = lease_left_ms(trainer, tonumber(deadline_ms or '0'), tonumber(live_lease_ms or lease_ms), now)
   local is_held = live_trainer and live_trainer ~= trainer_id and left_ms > 0 and takeover ~= '1'
   live_epoch = tonumber(live_epoch or '0')
   if is_held or live_epoch ~= tonumber(seen_epoch) then return refuse_rival(live_trainer, left_ms) end
@@ -74,11 +85,8 @@ local function run_begin_epoch(keys, args)
   if mode ~= 'replay' then undone = lower_levels(undone, epoch, tonumber(from_step), tonumber(covered or '0') - 1) end
   -- stylua: ignore
   redis.call('HSET', trainer, 'epoch', epoch, 'nonce', nonce, 'trainer_id', trainer_id, 'launch_id', launch_id,
-    'from_step', from_step, 'mode', mode, 'deadline_ms', now + tonumber(lease_ms), 'undone', undone)
-  -- stylua: ignore
-  redis.call('HSET', prefix .. 'model', 'epoch', epoch, 'version', from_step, 'uri', uri, 'digest', digest,
-    'published_ms', now)
-  redis.call('HSET', prefix .. 'versions', from_step, digest)
-  redis.call('SET', prefix .. 'model_version', from_step)
+    'from_step', from_step, 'mode', mode, 'deadline_ms', now + tonumber(lease_ms), 'lease_ms', lease_ms,
+    'undone', undone)
+  set_live_weights(prefix, epoch, from_step, uri, digest)
   return { epoch, nonce, tonumber(from_step), mode }
 end

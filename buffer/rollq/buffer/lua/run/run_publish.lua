@@ -7,6 +7,8 @@
 -- Repeat: changes nothing
 local function run_publish(keys, args)
   local incarnation, epoch, nonce, version, uri, digest = unpack(args)
+  check_whole(version)
+  check_given(uri, digest)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   local live_version, live_digest = fields(prefix .. 'model', 'version', 'digest')
@@ -18,11 +20,7 @@ local function run_publish(keys, args)
   if ahead == 0 then
     return fail('VERSION_FALLS', 'version %s is already live with other weights (%s)', version, live_digest)
   end
-  -- stylua: ignore
-  redis.call('HSET', prefix .. 'model', 'epoch', epoch, 'version', version, 'uri', uri, 'digest', digest,
-    'published_ms', now_ms())
-  redis.call('HSET', prefix .. 'versions', version, digest)
-  redis.call('SET', prefix .. 'model_version', version)
+  set_live_weights(prefix, epoch, version, uri, digest)
   redis.call('PUBLISH', prefix .. 'events', EVENT.publish)
   return 1
 end

@@ -10,6 +10,8 @@
 -- This is a function so that a full server still takes weights: without them nothing would ever drain it.
 local function store_weights(keys, args)
   local incarnation, digest, chunks, number, ttl_s, chunk = unpack(args)
+  check_given(digest, chunk)
+  check_counts(chunks, number, ttl_s)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
   local held, entry = prefix .. 'weights', digest .. '/' .. chunks

@@ -8,6 +8,8 @@
 -- Repeat: moves the deadline again; once its save has ended, changes nothing
 local function hold_for_saving(keys, args)
   local incarnation, save_id, hold_ms = unpack(args)
+  check_given(save_id)
+  check_counts(hold_ms)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   hold_ms = tonumber(hold_ms)

@@ -7,6 +7,7 @@
 -- Repeat: only reads
 local function save_group(keys, args)
   local incarnation, id = unpack(args)
+  check_given(id)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   return {

@@ -9,6 +9,8 @@
 -- The manifest of `step` stays: a resume from this checkpoint restores its counters.
 local function checkpoint(keys, args)
   local incarnation, epoch, nonce, step, limit = unpack(args)
+  check_whole(step)
+  check_counts(limit)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   step, limit = tonumber(step), tonumber(limit)

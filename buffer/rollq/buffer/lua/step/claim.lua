@@ -80,6 +80,8 @@ end
 
 local function claim(keys, args)
   local incarnation, epoch, nonce, step, want, claim_round, releases = unpack(args)
+  check_whole(step, claim_round)
+  check_counts(want, releases)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   if clock.kind == 'eval' then return fail('EVALUATION', 'groups of an evaluation are never trained') end

@@ -9,6 +9,8 @@
 -- Repeat: changes nothing
 local function clamp(keys, args)
   local incarnation, epoch, nonce, from_step, limit, offset = unpack(args)
+  check_whole(from_step)
+  check_counts(limit, offset)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   from_step, limit, offset = tonumber(from_step), tonumber(limit), tonumber(offset)

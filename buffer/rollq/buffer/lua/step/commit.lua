@@ -18,6 +18,8 @@ end
 
 local function commit(keys, args)
   local incarnation, epoch, nonce, step, takes_part = unpack(args)
+  check_whole(step)
+  check_choice(takes_part, '0', '1')
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   step = tonumber(step)

@@ -7,8 +7,13 @@
 -- Returns: 1
 -- Caller: Claiming._forget_plans; the trainer, rank 0
 -- Repeat: finds nothing; a copy of the call that arrives later finds only plans that it spares
+local MOST_STEPS = 1000 -- in a call; callers split longer ranges
+
 local function forget_plans(keys, args)
   local incarnation, epoch, nonce, first, last, spared = unpack(args)
+  check_whole(first, last)
+  if last - first >= MOST_STEPS then refuse_argument(last, 'fewer than ' .. MOST_STEPS .. ' steps after the first') end
+  check_given(spared)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   local covers = spared == ''

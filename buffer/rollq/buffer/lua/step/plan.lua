@@ -13,6 +13,9 @@
 -- claimed. So exactly one of the two succeeds, and the other caller learns of it.
 local function plan(keys, args)
   local incarnation, epoch, nonce, step, sizes, action, claim_round = unpack(args)
+  check_whole(step, claim_round)
+  check_choice(action, 'look', 'deliver', 'undo')
+  check_given(sizes)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   local key, delivered, live_round, releases = read_plan(prefix, epoch, step)

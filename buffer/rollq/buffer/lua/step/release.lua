@@ -23,6 +23,8 @@ end
 
 local function release(keys, args)
   local incarnation, epoch, nonce, step, mode, up_to_round = unpack(args, 1, FIRST_BAD - 1)
+  check_whole(step, up_to_round)
+  check_choice(mode, 'return', 'drop', 'quarantine')
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   step, up_to_round = tonumber(step), tonumber(up_to_round)

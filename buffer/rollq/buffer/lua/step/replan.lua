@@ -8,6 +8,8 @@
 -- Repeat: finds a later round, and changes nothing
 local function replan(keys, args)
   local incarnation, epoch, nonce, step, claim_round, released = unpack(args)
+  check_whole(step, claim_round)
+  check_choice(released, '0', '1')
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   local key, delivered, live_round = read_plan(prefix, epoch, step)

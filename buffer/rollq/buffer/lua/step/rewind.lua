@@ -25,6 +25,8 @@ end
 
 local function rewind(keys, args)
   local incarnation, epoch, nonce, step, mode = unpack(args)
+  check_whole(step)
+  check_choice(mode, 'replay', 'return', 'regenerate')
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   step = tonumber(step)

@@ -7,6 +7,7 @@
 -- Repeat: only reads
 local function readiness(keys, args)
   local incarnation, step = unpack(args)
+  check_whole(step)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   return { count_ready(clock, tonumber(step)) }

@@ -30,6 +30,9 @@ end
 
 local function register_task(keys, args)
   local incarnation, events, epoch, nonce, version, from_step = unpack(args, 1, FIRST_RULE - 1)
+  check_given(incarnation, events, nonce)
+  check_whole(epoch, version, from_step)
+  check_rows(args, FIRST_RULE, 2)
   local clock_key = keys[1]
   local existing = redis.call('HGET', clock_key, 'incarnation')
   if existing and existing ~= incarnation then

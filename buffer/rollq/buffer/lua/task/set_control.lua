@@ -9,6 +9,9 @@
 -- Repeat: returns -1, and so does a copy of the call that arrives after a later one
 local function set_control(keys, args)
   local incarnation, control, reason, only_from, revision = unpack(args)
+  check_choice(control, 'run', 'pause', 'stopped', 'done')
+  check_given(reason, only_from)
+  check_whole(revision)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   if only_from ~= '' and clock.control ~= only_from then return 0 end

@@ -9,6 +9,8 @@
 -- Repeat: returns -1, and so does a copy of the call that arrives after a later one
 local function sleep(keys, args)
   local incarnation, epoch, nonce, why, revision = unpack(args)
+  check_given(why)
+  check_whole(revision)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   if clock.control_revision ~= tonumber(revision) then return -1 end

@@ -63,6 +63,8 @@ end
 
 local function task_begin_epoch(keys, args)
   local incarnation, epoch, nonce, from_step = unpack(args)
+  check_given(nonce)
+  check_whole(epoch, from_step)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
   epoch, from_step = tonumber(epoch), tonumber(from_step)

@@ -7,6 +7,7 @@
 -- Repeat: changes nothing
 local function task_publish(keys, args)
   local incarnation, epoch, nonce, version = unpack(args)
+  check_whole(version)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   version = tonumber(version)
