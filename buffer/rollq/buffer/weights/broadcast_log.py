@@ -10,6 +10,7 @@ members, even if one of them dies, is slow, or writes an entry twice.
 """
 
 import hashlib
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -18,10 +19,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
+from pydantic import BaseModel, FiniteFloat, PositiveInt, ValidationError
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.store import TTL_S, StoredWeights
+
+log = logging.getLogger(__name__)
 
 URI_PREFIX = "nccl:"
 LOOK_S = 1.0
@@ -75,43 +79,71 @@ class Broadcast:
         return set().union(*(attempt.took for attempt in self.attempts))
 
 
+class _Opening(BaseModel):
+    """The first entry, by the trainer."""
+
+    tensors: list[TensorSpec]
+    join_s: FiniteFloat
+    timeout_s: FiniteFloat
+
+
+class _Entry(BaseModel):
+    """Any other entry: what it says of `attempt`, whose numbers begin with 1, or that a worker is `late`."""
+
+    attempt: PositiveInt = 1
+    opened: bool = False
+    ready: str | None = None
+    ranks: PositiveInt = 1
+    members: dict[str, PositiveInt] | None = None
+    meeting: dict[str, Any] = {}
+    took: str | None = None
+    broken: str | None = None
+    error: str = ""
+    over: str | None = None
+    late: str | None = None
+
+
 def first_entry(raw: bytes) -> Broadcast:
     """The broadcast that this entry opens. Raises `WeightsError` for any other entry."""
-    entry = orjson.loads(raw)
-    if "tensors" not in entry:
-        raise _gone()
-    tensors = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in entry["tensors"])
-    return Broadcast(hashlib.sha256(raw).hexdigest(), tensors, entry["join_s"], entry["timeout_s"])
+    try:
+        opening = _Opening.model_validate_json(raw)
+    except ValidationError as error:
+        raise _gone() from error
+    return Broadcast(hashlib.sha256(raw).hexdigest(), tuple(opening.tensors), opening.join_s, opening.timeout_s)
 
 
 def apply_entry(found: Broadcast, raw: bytes) -> None:
-    """Add an entry to a broadcast. A repeated entry changes nothing; neither does one that comes too late or early."""
-    entry = orjson.loads(raw)
-    number = entry.get("attempt", 0)
-    if entry.get("opened"):
-        if number == len(found.attempts) + 1 and found.current.over is not None:
+    """Add an entry to a broadcast. A repeated entry changes nothing; neither does one that comes too late or early.
+
+    Raises `WeightsError` for one that cannot be read.
+    """
+    try:
+        entry = _Entry.model_validate_json(raw)
+    except ValidationError as error:
+        raise WeightsError(f"an entry of a weight broadcast cannot be read: {raw!r:.200}: {error}") from error
+    if entry.opened:
+        if entry.attempt == len(found.attempts) + 1 and found.current.over is not None:
             found.attempts.append(Attempt())
             found.late.clear()
-    elif number > len(found.attempts):
+    elif entry.attempt > len(found.attempts):
         return
-    elif "late" in entry:
-        found.late.add(entry["late"])
+    elif entry.late is not None:
+        found.late.add(entry.late)
     else:
-        _apply_to_attempt(found.attempts[number - 1], entry)
+        _apply_to_attempt(found.attempts[entry.attempt - 1], entry)
 
 
-def _apply_to_attempt(attempt: Attempt, entry: Mapping[str, Any]) -> None:
-    match entry:
-        case {"ready": worker, "ranks": ranks} if attempt.open:
-            attempt.ready[worker] = ranks
-        case {"members": members, "meeting": meeting} if attempt.open:
-            attempt.members, attempt.meeting = members, meeting
-        case {"took": worker}:
-            attempt.took.add(worker)
-        case {"broken": worker, "error": error}:
-            attempt.broken[worker] = error
-        case {"over": reason} if attempt.over is None:
-            attempt.over = reason
+def _apply_to_attempt(attempt: Attempt, entry: _Entry) -> None:
+    if entry.ready is not None and attempt.open:
+        attempt.ready[entry.ready] = entry.ranks
+    if entry.members is not None and attempt.open:
+        attempt.members, attempt.meeting = entry.members, entry.meeting
+    if entry.took is not None:
+        attempt.took.add(entry.took)
+    if entry.broken is not None:
+        attempt.broken[entry.broken] = entry.error
+    if entry.over is not None and attempt.over is None:
+        attempt.over = entry.over
 
 
 def assign_ranks(ready: Mapping[str, int]) -> dict[str, int]:
@@ -162,7 +194,7 @@ class BroadcastLog:
             if self._found is None:
                 self._found = first_entry(fields[b"entry"])
             else:
-                apply_entry(self._found, fields[b"entry"])
+                _apply(self._found, fields[b"entry"])
             self._last = at
         if self._found is None:
             raise _gone()
@@ -183,6 +215,14 @@ class BroadcastLog:
     def keep(self) -> None:
         """Extend the life of the log, for workers that come late."""
         self._buffer.send(partial(self._buffer.client.expire, self._key, TTL_S))
+
+
+def _apply(found: Broadcast, raw: bytes) -> None:
+    """Add an entry, or leave out one that cannot be read: all members do, so they still agree."""
+    try:
+        apply_entry(found, raw)
+    except WeightsError as error:
+        log.warning("%s", error)
 
 
 def _append(buffer: BufferCore, number: int, raw: bytes) -> int:

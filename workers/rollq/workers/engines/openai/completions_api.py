@@ -80,13 +80,19 @@ class Tokens:
         Raises `ValueError` when ids or logprobs make no sense.
         """
         try:
-            ids, logprobs = np.array(self.ids, dtype=np.int32), np.array(self.logprobs, dtype=np.float32)
+            ids, logprobs = np.array(self.ids, dtype=np.int32), float32_array(self.logprobs)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self.url} gave token ids or logprobs that are not numbers: {error}") from error
         if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
             raise ValueError(f"{self.url} gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
         spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
         return Completion(ids, logprobs, spans, parse_reason(self.reason) if reason is None else reason)
+
+
+def float32_array(numbers: Sequence[float]) -> Float32Array:
+    """An array of these numbers; those that float32 cannot hold become infinite. Raises `TypeError`, `ValueError`."""
+    with np.errstate(over="ignore"):
+        return np.array(numbers, dtype=np.float32)
 
 
 def join_parts(parts: Sequence[Completion], reason: FinishReason) -> Completion:
@@ -118,11 +124,14 @@ def read_fingerprint(answer: Any) -> Float32Array:
     """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
     try:
         top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
-        return np.array(sorted(top.values(), reverse=True)[:TOP_LOGPROBS], np.float32)
+        largest = float32_array(sorted(top.values(), reverse=True)[:TOP_LOGPROBS])
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
             f"the server returns no top_logprobs ({type(error).__name__}: {error}): it cannot be compared with others"
         ) from error
+    if not np.isfinite(largest).all():
+        raise ValueError(f"the server returns senseless top_logprobs: {largest.tolist()}")
+    return largest
 
 
 def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
@@ -131,15 +140,15 @@ def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
     Raises `ValueError` when the wanted one, or a single one, is not in it.
     """
     try:
-        contexts = {str(model["id"]): model.get("max_model_len") for model in listed["data"]}
-    except (LookupError, TypeError, AttributeError) as error:
+        contexts = {str(model["id"]): int(model.get("max_model_len") or NO_LIMIT_TOKENS) for model in listed["data"]}
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"the server's list of models cannot be read: {listed!r:.200}") from error
     if wanted is None and len(contexts) != 1:
         raise ValueError(f"the server serves {sorted(contexts)!r}: set served_model in [worker.options] to one of them")
     name = next(iter(contexts)) if wanted is None else wanted
     if name not in contexts:
         raise ValueError(f"the server serves {sorted(contexts)!r}, not served_model = {name!r}")
-    return name, int(contexts[name] or NO_LIMIT_TOKENS)
+    return name, contexts[name]
 
 
 def check_probe(probed: Completion) -> None:
