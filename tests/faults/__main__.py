@@ -13,11 +13,12 @@ from pathlib import Path
 import click
 import redis
 
-from faults.chaos import RANK_NAMES, ROLES, WORKERS, Outcome, Scene, run_chaos
+from faults.chaos import RANK_NAMES, Outcome, Scene, run_chaos, worker_names
 from faults.crash_points import Coverage, crash_everywhere
 from faults.findings import Finding
 from faults.fuzz_decoders import fuzz_decoders
 from faults.fuzz_functions import Fuzzer
+from faults.goodput import make_goodput_plan, measure
 from faults.plain_queues import KINDS, drill
 from faults.plan import CALM, make_recovery_plan
 from faults.poison import run_poison
@@ -59,8 +60,7 @@ def main() -> None:
 @click.option("--keep", is_flag=True, help="Keep the folder of every run, not only of those with violations.")
 def chaos(seed: int, faults: int, gap: float, fsync: str, server: str, only: str, keep: bool) -> None:
     """Kill, stop and cut off roles and server at random while a run trains."""
-    roles = [role for role in ROLES if role.startswith(only)]
-    scene = partial(Scene, fsync=fsync, binary=_binary(server), roles=roles, gap_s=gap)
+    scene = partial(Scene, fsync=fsync, binary=_binary(server), only=only, gap_s=gap)
     scenes = [
         scene(seed + index, min(FAULTS_PER_RUN, faults - at))
         for index, at in enumerate(range(0, faults, FAULTS_PER_RUN))
@@ -105,17 +105,36 @@ def _numbers(outcome: Outcome) -> list[int]:
 def recovery(kills: int) -> None:
     """Measure how long it takes until the work of a killed worker or trainer is in other hands."""
     rows: list[Row] = []
-    for name, roles, measure in (
-        ("worker", WORKERS, worker_recoveries_s),
+    for name, roles, recoveries_s in (
+        ("worker", worker_names(3), worker_recoveries_s),
         ("trainer", RANK_NAMES[:1], trainer_recoveries_s),
     ):
         plan = make_recovery_plan(kills, roles, every_s=SECONDS_PER_KILL)
         outcome = _run(Scene(seed=0, faults=0, odds=CALM, plan=plan), keep=False)
-        found = measure(outcome.events)
+        found = recoveries_s(outcome.events)
         times = [f"{percentile(found, percent):.3f}" for percent in (50, 99, 100)]
         rows.append([name, kills, len(found), *times, len(outcome.violations)])
     _print(["role", "kills", "recoveries", "median s", "p99 s", "longest s", "violations"], rows)
     click.echo(f"leases of {LEASE_S:g} s")
+
+
+@main.command()
+@click.option("--seconds", default=240, help="Length of each of the two runs.")
+def goodput(seconds: int) -> None:
+    """Measure trained tokens per second while a tenth of the workers is killed in every step's time."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        calm = measure(1, Path(folder) / "calm", seconds)
+        plan = make_goodput_plan(calm.step_s, seconds)
+        broken = measure(2, Path(folder) / "broken", seconds, plan)
+    for name, found in (("calm", calm), ("broken", broken)):
+        numbers = [f"{found.step_s:.1f}", f"{found.tokens_per_s:.0f}"]
+        rows.append([name, found.outcome.done["kill"], found.steps, found.tokens, *numbers])
+    _print(["run", "kills", "steps", "tokens", "s per step", "tokens/s"], rows)
+    click.echo(f"goodput under faults: {broken.tokens_per_s / calm.tokens_per_s:.1%}")
+    for violation in (*calm.outcome.violations, *broken.outcome.violations):
+        click.echo(f"{violation.invariant}: {violation.message}")
+    sys.exit(bool(calm.outcome.violations or broken.outcome.violations))
 
 
 @main.command()

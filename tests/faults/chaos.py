@@ -18,15 +18,14 @@ from faults.checker import Rules, Violation, check
 from faults.dump import dump_run
 from faults.history import OK, Event, History, read_histories
 from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_judge, make_plan
-from faults.processes import THRESHOLD, Role, write_settings
+from faults.processes import LIGHT, THRESHOLD, Load, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
 from rollq.buffer.store.server import EmbeddedServer
 from support.proxy import Proxy, Verdict
 
 PRODUCERS = ("producer0", "producer1")
-WORKERS = ("worker0", "worker1", "worker2")
 RANK_NAMES = tuple(f"{TRAINER}{rank}" for rank in range(RANKS))
-ROLES = (*PRODUCERS, *WORKERS, *RANK_NAMES, SERVER)
+MODES = ("replay", "replay", "return", "regenerate")
 TICK_S = 0.02
 SETTLE_STEPS = 4
 SETTLE_S = 90.0
@@ -35,22 +34,43 @@ QUIET_S = 3 * processes.LEASE_S
 """Time in which leases of killed workers run out, also when an outage has put off their reaping."""
 
 
+def worker_names(workers: int) -> tuple[str, ...]:
+    """The names of a run's workers."""
+    return tuple(f"worker{number}" for number in range(workers))
+
+
+def role_names(workers: int) -> tuple[str, ...]:
+    """All that can be broken in a run."""
+    return (*PRODUCERS, *worker_names(workers), *RANK_NAMES, SERVER)
+
+
 @dataclass(frozen=True, slots=True)
 class Scene:
     """One run of chaos: `fsync` of the server's append-only file, the number of `faults`, and the network's odds.
 
-    `plan`: the faults themselves, where they are not drawn.
+    `only`: how the names of roles begin that break.   `plan`: the faults themselves, where they are not drawn.
+    `modes`: how launches of the trainer resume, in turns.   `lasts_s`: the run's time, at least.
     """
 
     seed: int
     faults: int
     odds: Odds = field(default_factory=Odds)
     fsync: str = "everysec"
-    roles: Sequence[str] = ROLES
+    workers: int = 3
+    only: str = ""
     gap_s: float = 0.4
     longest_s: float = 2.5
     binary: Path | None = None
     plan: Sequence[Fault] | None = None
+    load: Load = LIGHT
+    modes: Sequence[str] = MODES
+    release_every: int = 4
+    lasts_s: float = 0.0
+
+    @property
+    def broken(self) -> list[str]:
+        """The roles that break."""
+        return [role for role in role_names(self.workers) if role.startswith(self.only)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +106,18 @@ class Chaos:
         self._calm = False
         self._done: Counter[str] = Counter()
         self._launches = 0
+        self._workers = worker_names(scene.workers)
 
     def __enter__(self) -> "Chaos":
-        write_settings(self._folder, self._run)
+        write_settings(self._folder, self._run, self._scene.load)
         self._history = History(self._folder / "history", "orchestrator")
         self._stack.enter_context(self._server)
         self._configure()
-        for name in (*PRODUCERS, *WORKERS, *RANK_NAMES):
+        for name in (*PRODUCERS, *self._workers, *RANK_NAMES):
             self._proxies[name] = self._stack.enter_context(self._proxy(name))
         for name in PRODUCERS:
             self._roles[name] = Role(name, processes.produce, self._folder, self._proxies[name].url)
-        for name in WORKERS:
+        for name in self._workers:
             self._roles[name] = Role(name, processes.work, self._folder, self._proxies[name].url, name)
         return self
 
@@ -109,12 +130,13 @@ class Chaos:
     def play(self) -> Outcome:
         """Carry out the plan, let everything settle, stop the roles in order, and check."""
         scene = self._scene
-        drawn = make_plan(scene.seed, scene.faults, scene.roles, gap_s=scene.gap_s, longest_s=scene.longest_s)
+        drawn = make_plan(scene.seed, scene.faults, scene.broken, gap_s=scene.gap_s, longest_s=scene.longest_s)
         plan = drawn if scene.plan is None else scene.plan
         began_s = time.monotonic()
         for fault in plan:
             self._live_for(began_s + fault.at_s - time.monotonic())
             self._carry_out(fault)
+        self._live_for(began_s + scene.lasts_s - time.monotonic())
         violations = self._settle()
         violations += self._stop_roles()
         events = read_histories(self._folder / "history")
@@ -188,7 +210,7 @@ class Chaos:
             wake[1]()
 
     def _revive(self) -> None:
-        for name in (*PRODUCERS, *WORKERS):
+        for name in (*PRODUCERS, *self._workers):
             if not self._roles[name].alive:
                 self._roles[name].start()
         ranks = [self._roles[name] for name in RANK_NAMES if name in self._roles]
@@ -203,11 +225,15 @@ class Chaos:
         self._launches += 1
         step, weights = newest_checkpoint(self._folder)
         zombies = any(zombie.alive for zombie in self._zombies)
-        mode = "replay" if zombies else ("replay", "replay", "return", "regenerate")[self._launches % 4]
+        modes = self._scene.modes
+        mode = "replay" if zombies else modes[self._launches % len(modes)]
         launch_id = f"{self._run}-{uuid.uuid4().hex[:8]}"
         self._history.note("launch", launch=launch_id)
         for rank, name in enumerate(RANK_NAMES):
-            launch = Launch(self._proxies[name].url, self._run, self._folder, launch_id, mode, step, weights)
+            launch = Launch(
+                self._proxies[name].url, self._run, self._folder, launch_id, mode, step, weights,
+                release_every=self._scene.release_every,
+            )  # fmt: skip
             self._roles[name] = Role(name, processes.train, launch, rank)
             self._roles[name].start()
 
@@ -231,7 +257,7 @@ class Chaos:
     def _stop_roles(self) -> list[Violation]:
         """Stop all roles as an operator would, the trainer first."""
         found = []
-        for names in (RANK_NAMES, PRODUCERS, WORKERS):
+        for names in (RANK_NAMES, PRODUCERS, self._workers):
             roles = [self._roles[name] for name in names]
             for role in roles:
                 role.send(signal.SIGTERM)

@@ -10,8 +10,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -43,13 +44,34 @@ THRESHOLD = MAX_STALENESS + 1
 BATCH = {"math": 4, "code": 2}
 
 
-def write_settings(folder: Path, run: str, *, poisoned: Sequence[int] = (), prompts: int = 100_000) -> None:
-    """The settings and prompts of a run of two tasks. `poisoned`: rows of task `math` that kill their worker."""
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The work of a run: `batch` groups per step and task, and answers of `lengths` tokens.
+
+    Each worker makes `groups_in_flight` groups at a time, and each of their samples `tokens_per_s` tokens a second.
+    """
+
+    batch: Mapping[str, int] = field(default_factory=lambda: BATCH)
+    group_size: int = 2
+    groups_in_flight: int = 6
+    lengths: Sequence[int] = (2, 4, 6, 10, 24)
+    tokens_per_s: float = 200.0
+    partial_rollout: bool = False
+
+
+LIGHT = Load()
+
+
+def write_settings(
+    folder: Path, run: str, load: Load = LIGHT, *, poisoned: Sequence[int] = (), prompts: int = 100_000
+) -> None:
+    """The settings and prompts of a run. `poisoned`: rows of task `math` that kill their worker."""
     tables = [f'run = "{run}"', "[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
-    tables += ["groups_in_flight = 6", "grace_s = 1.0", "judge_processes = 1"]
-    tables += ["options = { lengths = [2, 4, 6, 10, 24], tokens_per_s = 200.0 }"]
-    for task, groups in BATCH.items():
-        tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}", "group_size = 2"]
+    tables += [f"groups_in_flight = {load.groups_in_flight}", "grace_s = 1.0", "judge_processes = 1"]
+    tables += [f"options = {{ lengths = {list(load.lengths)}, tokens_per_s = {load.tokens_per_s} }}"]
+    for task, groups in load.batch.items():
+        tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}"]
+        tables += [f"group_size = {load.group_size}", f"partial_rollout = {str(load.partial_rollout).lower()}"]
         tables += [f"max_staleness = {MAX_STALENESS}", f"lease_s = {LEASE_S}", "max_uncheckpointed_steps = 20"]
         bad = set(poisoned) if task == "math" else set()
         lines = [

@@ -27,13 +27,14 @@ from rollq.consumer import Batch, Consumer, ConsumerSettings
 
 RANKS = 2
 INITIAL_WEIGHTS = "initial"
-RELEASE_EVERY = 4
-"""Each launch gives up the batch of every fourth step once, as if its loss were not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of the trainer: what all of its ranks are given. It ends after `last_step`, if there is one."""
+    """One launch of the trainer: what all of its ranks are given. It ends after `last_step`, if there is one.
+
+    It gives up the batch of every `release_every`-th step once, as if its loss were not finite; 0: of none.
+    """
 
     url: str
     run: str
@@ -44,6 +45,7 @@ class Launch:
     weights: str
     last_step: int | None = None
     checkpoint_every: int = 3
+    release_every: int = 4
 
 
 class Peer:
@@ -124,7 +126,7 @@ class _Rank:
         """Claim, train, publish, commit and checkpoint, step by step."""
         while (batch := self._claim()) is not None:
             self._peer.meet()
-            if batch.step % RELEASE_EVERY == 0 and batch.step != self._released:
+            if self._gives_up(batch.step):
                 self._release(batch)
                 continue
             digest = digest_of(batch)
@@ -138,6 +140,10 @@ class _Rank:
             if batch.step == self._launch.last_step:
                 break
 
+    def _gives_up(self, step: int) -> bool:
+        every = self._launch.release_every
+        return every > 0 and step % every == 0 and step != self._released
+
     def _claim(self) -> Batch | None:
         step = self._consumer.step
         with self._call("claim", step=step, weights=self._weights, again=step == self._released) as call:
@@ -149,7 +155,7 @@ class _Rank:
     def _release(self, batch: Batch) -> None:
         """Give up the batch: return its groups or quarantine them, in turns. The step then gets another one."""
         self._released = batch.step
-        mode: ReleaseMode = "return" if batch.step % (2 * RELEASE_EVERY) else "quarantine"
+        mode: ReleaseMode = "return" if batch.step % (2 * self._launch.release_every) else "quarantine"
         with self._call("release", step=batch.step, mode=mode) as call:
             self._consumer.release(batch, mode)
             call.ok()
@@ -161,7 +167,7 @@ class _Rank:
         ]
         self._history.note(
             "train", epoch=self._consumer.epoch, step=batch.step, before=before, after=self._weights, digest=digest,
-            groups=groups,
+            groups=groups, tokens=sum(sample.response_tokens for group in batch.groups for sample in group.samples),
         )  # fmt: skip
 
     def _finish(self, batch: Batch) -> None:
