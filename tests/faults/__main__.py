@@ -5,13 +5,15 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import redis
+from tqdm import tqdm
 
 from faults.chaos import RANK_NAMES, Outcome, Scene, run_chaos, worker_names
 from faults.crash_points import Coverage, crash_everywhere
@@ -43,6 +45,7 @@ MOST_SHOWN = 4
 """Findings shown of each target."""
 
 Row = list[str | int]
+Item = TypeVar("Item")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -65,7 +68,7 @@ def chaos(seed: int, faults: int, gap: float, fsync: str, server: str, only: str
         scene(seed + index, min(FAULTS_PER_RUN, faults - at))
         for index, at in enumerate(range(0, faults, FAULTS_PER_RUN))
     ]
-    outcomes = [_run(scene, keep=keep) for scene in scenes]
+    outcomes = [_run(scene, keep=keep) for scene in _progress(scenes, "run")]
     rows: list[Row] = [[str(outcome.scene.seed), outcome.scene.fsync, *_numbers(outcome)] for outcome in outcomes]
     columns = ("seed", "fsync", "faults", "kills", "stops", "zombies", "partitions", "copies", "steps")
     _print([*columns, *INVARIANTS, "other"], rows)
@@ -175,7 +178,8 @@ def crashpoints(every: int, first: int, only: str) -> None:
     coverages = []
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
         for number, scenario in enumerate(chosen):
-            coverages.append(crash_everywhere(scenario, server, Path(folder) / str(number), count(first, every)))
+            calls = _progress(count(first, every), "call", scenario.name)
+            coverages.append(crash_everywhere(scenario, server, Path(folder) / str(number), calls))
             _print_failures(coverages[-1])
     rows: list[Row] = [
         [coverage.scenario, coverage.calls, len(coverage.commands), len(coverage.points), len(coverage.failures)]
@@ -199,7 +203,7 @@ def fuzz(seed: int, inputs: int) -> None:
     calls = inputs // CALLS_SHARE
     logging.disable()
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
-        tallies = list(fuzz_decoders(seed, inputs - calls, Path(folder)))
+        tallies = list(_progress(fuzz_decoders(seed, inputs - calls, Path(folder)), "decoder"))
         tallies += Fuzzer(server, seed).run(Path(folder), max(1, calls // GOLDEN_CALLS))
     for tally in tallies:
         for finding in _kinds(tally.findings)[:MOST_SHOWN]:
@@ -220,7 +224,7 @@ def bugs() -> None:
     """Put bugs into the functions, and see whether the suite notices them."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        for number, bug in enumerate(BUGS):
+        for number, bug in enumerate(_progress(BUGS, "bug")):
             (where := Path(folder) / str(number)).mkdir()
             found.append(is_noticed(bug, where))
     rows: list[Row] = [[bug.name, "yes" if noticed else "no"] for bug, noticed in zip(BUGS, found, strict=True)]
@@ -237,6 +241,11 @@ def plain(seed: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(list(drill(kind, seed, Path(folder))))
     _print(["queue", "kills", "trained", "lost", "twice"], rows)
+
+
+def _progress(items: Iterable[Item], unit: str, name: str = "") -> Iterable[Item]:
+    """The items, behind a progress bar on a terminal."""
+    return tqdm(items, name, unit=unit, disable=None)
 
 
 def _print(columns: Sequence[str], rows: Sequence[Row]) -> None:
