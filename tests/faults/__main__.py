@@ -22,7 +22,7 @@ from faults.fuzz_decoders import fuzz_decoders
 from faults.fuzz_functions import Fuzzer
 from faults.goodput import make_goodput_plan, measure
 from faults.plain_queues import KINDS, drill
-from faults.plan import CALM, make_recovery_plan
+from faults.plan import CALM, make_failover_plan, make_recovery_plan
 from faults.poison import run_poison
 from faults.processes import LEASE_S
 from faults.races import trainer_races, zombie_puts
@@ -138,6 +138,21 @@ def goodput(seconds: int) -> None:
     for violation in (*calm.outcome.violations, *broken.outcome.violations):
         click.echo(f"{violation.invariant}: {violation.message}")
     sys.exit(bool(calm.outcome.violations or broken.outcome.violations))
+
+
+@main.command()
+@click.option("--times", default=20, help="Failovers in each of the two runs.")
+@click.option("--behind", default=0.5, help="Seconds by which the replica of the second run is behind.")
+def failover(times: int, behind: float) -> None:
+    """Count what a failover to a replica loses, one that had almost everything and one that was behind."""
+    rows: list[Row] = []
+    for behind_s in (0.0, behind):
+        plan = make_failover_plan(times, every_s=SECONDS_PER_KILL + behind_s, behind_s=behind_s)
+        outcome = _run(Scene(seed=0, faults=0, odds=CALM, plan=plan, modes=("replay",)), keep=False)
+        found = Counter(violation.invariant for violation in outcome.violations)
+        named = [sum(found[invariant] for invariant in invariants) for invariants in INVARIANTS.values()]
+        rows.append([f"{behind_s:g}", times, outcome.steps, *named, found.total() - sum(named)])
+    _print(["behind s", "failovers", "steps", *INVARIANTS, "other"], rows)
 
 
 @main.command()

@@ -98,6 +98,7 @@ class Chaos:
         self._folder = folder
         self._run = f"chaos-{scene.seed}"
         self._server = EmbeddedServer(folder / "server", binary=scene.binary)
+        self._replica: EmbeddedServer | None = None
         self._stack = ExitStack()
         self._proxies: dict[str, Proxy] = {}
         self._roles: dict[str, Role] = {}
@@ -132,6 +133,8 @@ class Chaos:
         scene = self._scene
         drawn = make_plan(scene.seed, scene.faults, scene.broken, gap_s=scene.gap_s, longest_s=scene.longest_s)
         plan = drawn if scene.plan is None else scene.plan
+        if any(fault.kind == "failover" for fault in plan):
+            self._replicate()
         began_s = time.monotonic()
         for fault in plan:
             self._live_for(began_s + fault.at_s - time.monotonic())
@@ -170,10 +173,35 @@ class Chaos:
             self._server.kill()
             self._server.start()
             self._configure()
+        elif fault.kind == "failover":
+            self._fail_over(fault.for_s)
         elif (pid := self._server.pid) is not None:
             os.kill(pid, signal.SIGSTOP)
             self._live_for(fault.for_s)
             os.kill(pid, signal.SIGCONT)
+
+    def _replicate(self) -> None:
+        """Start a replica of the server, and wait until it has everything."""
+        self._replica = EmbeddedServer(self._folder / f"replica{self._done['failover']}", binary=self._scene.binary)
+        self._replica.start()
+        self._stack.callback(self._replica.stop)
+        with redis.Redis.from_url(self._replica.url) as client:
+            client.replicaof("127.0.0.1", str(self._server.port))
+            self._live_until(lambda: client.info("replication")["master_link_status"] == "up")
+
+    def _fail_over(self, behind_s: float) -> None:
+        """Cut the replica off, kill the server a while later, and let the replica take its place."""
+        assert self._replica is not None
+        with redis.Redis.from_url(self._replica.url) as client:
+            client.replicaof("NO", "ONE")
+        self._live_for(behind_s)
+        self._server.kill()
+        self._server = self._replica
+        assert self._server.port is not None
+        for proxy in self._proxies.values():
+            proxy.redirect(self._server.port)
+        self._configure()
+        self._replicate()
 
     def _make_zombies(self, for_s: float) -> None:
         """Stop both ranks, have a successor take over, and then let them continue."""

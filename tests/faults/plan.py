@@ -7,7 +7,7 @@ from typing import Literal
 
 from support.proxy import PASS, Fate, Judge, Verdict, function_of, name_of
 
-Kind = Literal["kill", "stop", "zombie", "partition"]
+Kind = Literal["kill", "stop", "zombie", "partition", "failover"]
 SERVER = "server"
 TRAINER = "trainer"
 ZOMBIE_SHARE = 0.2
@@ -18,7 +18,8 @@ class Fault:
     """One fault at `at_s` after the start. `target`: a role's name, or `server`; `for_s`: how long it lasts.
 
     kill: SIGKILL; stop: SIGSTOP, and SIGCONT afterwards; partition: no byte passes between the role and the server;
-    zombie: the trainer is stopped, a successor takes over, and then it continues.
+    zombie: the trainer is stopped, a successor takes over, and then it continues; failover: SIGKILL to the server, and
+    its replica, which has received nothing for `for_s`, takes its place.
     """
 
     at_s: float
@@ -66,6 +67,11 @@ def make_plan(seed: int, count: int, roles: Sequence[str], *, gap_s: float, long
 def make_recovery_plan(kills: int, roles: Sequence[str], *, every_s: float) -> list[Fault]:
     """`kills` kills of `roles` in turn, far enough apart to see each recovery alone."""
     return [Fault(every_s * (number + 1), "kill", roles[number % len(roles)]) for number in range(kills)]
+
+
+def make_failover_plan(count: int, *, every_s: float, behind_s: float) -> list[Fault]:
+    """`count` failovers to a replica that is `behind_s` behind."""
+    return [Fault(every_s * (number + 1), "failover", SERVER, for_s=behind_s) for number in range(count)]
 
 
 def make_judge(seed: int, proxy: str, odds: Odds) -> Judge:

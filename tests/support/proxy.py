@@ -69,6 +69,11 @@ class Proxy:
         """Let nothing through in either direction for a while, as if the network were partitioned."""
         self._held_until_s = time.monotonic() + for_s
 
+    def redirect(self, port: int) -> None:
+        """Forward new connections to another port, and break the others."""
+        self._target = ("127.0.0.1", port)
+        _close(*self._sockets)
+
     def close(self) -> None:
         """Break every connection, and take no more: for its clients the server is gone."""
         _close(self._listener, *self._sockets)
