@@ -160,7 +160,8 @@ def test_tls_is_noticed(tmp_path: Path, openssl: Path, redis_binary: Path) -> No
         assert findings(server.url)["encryption"].message != "TLS"
         found = findings(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}")
     assert (found["encryption"].message, found["access"].level) == ("TLS", Level.NOTE)
-    assert found["memory"].commands[0].startswith(f"redis-cli -h 127.0.0.1 -p {port} --tls config set maxmemory ")
+    command = f"redis-cli -h 127.0.0.1 -p {port} --tls --cacert {certificate} config set maxmemory "
+    assert found["memory"].commands[0].startswith(command)
 
 
 def test_a_server_without_functions_is_an_error(tmp_path: Path) -> None:
