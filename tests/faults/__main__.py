@@ -32,6 +32,7 @@ from faults.seeded_bugs import BUGS, is_noticed
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.monitor.tables import aligned
+from support.buffer_machine import run_machine
 
 INVARIANTS = {"lost": ("I1", "I2", "I6"), "twice": ("I3",), "too old": ("I5",), "ranks": ("ranks", "replay")}
 """Columns of the table, and the invariants that they count violations of; `other` counts all others."""
@@ -41,6 +42,7 @@ SECONDS_PER_KILL = 3.0
 CALLS_SHARE = 20
 GOLDEN_CALLS = 420
 """About how many calls of different functions the moves of the golden run make, before and after each move."""
+SEQUENCES_PER_PART = 100
 MOST_SHOWN = 4
 """Findings shown of each target."""
 
@@ -232,6 +234,19 @@ def fuzz(seed: int, inputs: int) -> None:
 def _kinds(findings: Sequence[Finding]) -> Sequence[Finding]:
     """One finding of each kind: with the same verdict and beginning of the message."""
     return list({(finding.verdict, finding.message[:24]): finding for finding in findings}.values())
+
+
+@main.command()
+@click.option("--seed", default=1, help="Seed of all sequences.")
+@click.option("--sequences", default=2500, help="Sequences of up to 50 moves.")
+def model(seed: int, sequences: int) -> None:
+    """Compare the buffer with a plain model, move by move, with late copies and replaced trainers."""
+    moves = 0
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
+        for part in _progress(range(0, sequences, SEQUENCES_PER_PART), "part"):
+            examples = min(SEQUENCES_PER_PART, sequences - part)
+            moves += run_machine(server.url, examples=examples, seed=seed + part)
+    click.echo(f"{moves} moves in {sequences} sequences, seed {seed}: no difference")
 
 
 @main.command()

@@ -75,6 +75,8 @@ class BufferMachine(RuleBasedStateMachine):
     """Drives one task of one run; the trainer's and the workers' moves come in any order."""
 
     url: ClassVar[str]
+    moves: ClassVar[int] = 0
+    """Moves of all sequences so far."""
 
     @initialize()
     def begin(self) -> None:
@@ -333,8 +335,7 @@ class BufferMachine(RuleBasedStateMachine):
                 continue
             model.set_all(ids, Status.COMPLETED if mode == "return" else Status.PENDING)
             del model.batches[step]
-        for group_id in model.ids(Status.COMPLETED, Status.ABORTED):
-            group = model.groups[group_id]
+        for group in model.groups.values():  # a batch that is served again too, if it is given up later
             group.oldest = min(group.oldest, from_step)
         model.trained = [(step, group_id) for step, group_id in model.trained if step <= from_step]
         model.committed, model.version, model.step = from_step, from_step, from_step + 1
@@ -372,6 +373,7 @@ class BufferMachine(RuleBasedStateMachine):
     def every_group_is_where_the_model_says(self) -> None:
         if not hasattr(self, "model"):
             return
+        type(self).moves += 1
         counts = self.buffer.counts("math")
         for status in Status:
             assert counts.statuses[status] == len(self.model.ids(status)), status
@@ -390,11 +392,13 @@ class BufferMachine(RuleBasedStateMachine):
         self.world.check()
 
 
-def run_machine(url: str, *, examples: int, seed: int | None = None) -> None:
-    """Check `examples` sequences of 50 moves on the server at `url`; without a seed, always the same ones."""
-    machine: Any = type("Machine", (BufferMachine,), {"url": url})
-    if seed is not None:
-        machine = hypothesis.seed(seed)(machine)
+def run_machine(url: str, *, examples: int, seed: int | None = None) -> int:
+    """Check `examples` sequences of up to 50 moves on the server at `url`; returns how many moves there were.
+
+    Without a seed, they are always the same ones.
+    """
+    made: Any = type("Machine", (BufferMachine,), {"url": url})
+    machine = made if seed is None else hypothesis.seed(seed)(made)
     run_state_machine_as_test(
         machine,
         settings=settings(
@@ -407,3 +411,4 @@ def run_machine(url: str, *, examples: int, seed: int | None = None) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+    return int(made.moves)
