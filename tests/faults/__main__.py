@@ -158,17 +158,18 @@ def failover(times: int, behind: float) -> None:
 
 
 @main.command()
-@click.option("--poisons", default=(1, 2), multiple=True, help="Poisonous prompts in a run; may be repeated.")
+@click.option("--poisons", default=(0, 1, 2), multiple=True, help="Poisonous prompts in a run; may be repeated.")
 def poison(poisons: Sequence[int]) -> None:
     """Count how many workers a prompt kills before it is quarantined, and what becomes of the other prompts."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
         for number in poisons:
             found = run_poison(server, Path(folder) / str(number), number)
-            rows.append([str(number), found.deaths, found.quarantined, found.innocents_failed, found.completed])
+            numbers = [found.deaths, found.quarantined, found.innocents_failed, found.completed]
+            rows.append([str(number), *numbers, f"{found.groups_per_s:.1f}"])
             with redis.Redis.from_url(server.url) as client:
                 client.flushall()
-    _print(["poisons", "deaths", "quarantined", "innocents failed", "completed"], rows)
+    _print(["poisons", "deaths", "quarantined", "innocents failed", "completed", "groups/s"], rows)
 
 
 @main.command()

@@ -1,12 +1,13 @@
 """Prompts that kill whoever samples them, among prompts that do not."""
 
 import signal
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from faults import processes
-from faults.processes import BATCH, SETTINGS_FILE, THRESHOLD, Role, write_settings
+from faults.processes import BATCH, SETTINGS_FILE, Load, Role, write_settings
 from faults.stand_ins import StandIns
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.server import EmbeddedServer
@@ -15,32 +16,43 @@ from support.producer_run import order
 from support.waiting import PATIENCE_S, wait_until
 
 RUN = "poison"
-WORKERS = 3
+WORKERS = 8
+LOAD = Load(lengths=(100, 150, 200, 250, 300))
+STEPS = 333
+"""Steps for which prompts are admitted: about 45 seconds of work."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoisonOutcome:
-    """Deaths of workers, and how many poisonous and other groups failed or were completed."""
+    """Deaths of workers, how many poisonous and other groups failed or were completed, and how long it took."""
 
     deaths: int
     quarantined: int
     innocents_failed: int
     completed: int
+    seconds: float
+
+    @property
+    def groups_per_s(self) -> float:
+        """Completed groups per second."""
+        return self.completed / self.seconds
 
 
 def run_poison(server: EmbeddedServer, folder: Path, poisons: int) -> PoisonOutcome:
     """Have workers sample a run's first groups, `poisons` of which kill them, until all are completed or failed."""
     folder.mkdir()
     write_settings(folder, RUN)
-    first = order(ProducerTask(prompts=folder / "math.jsonl", batch_groups=1), BATCH["math"] * THRESHOLD)
-    write_settings(folder, RUN, poisoned=[int(prompt.split()[1]) for prompt in first[:poisons]])
+    first = order(ProducerTask(prompts=folder / "math.jsonl", batch_groups=1), BATCH["math"] * STEPS)
+    poisoned = [int(prompt.split()[1]) for prompt in first[:: len(first) // (poisons + 1)][1 : poisons + 1]]
+    write_settings(folder, RUN, LOAD, poisoned=poisoned, max_staleness=STEPS - 1)
     stand_ins = StandIns(server.url, RUN, folder, SETTINGS_FILE)
     with closing(stand_ins.buffer):
-        stand_ins.create()
+        stand_ins.create(max_staleness=STEPS - 1)
         stand_ins.begin()
         roles = [Role("producer", processes.produce, folder, server.url)]
         roles += [Role(name, processes.work, folder, server.url, name) for name in (f"w{n}" for n in range(WORKERS))]
-        groups = sum(BATCH.values()) * THRESHOLD
+        groups = sum(BATCH.values()) * STEPS
+        began_s = time.monotonic()
 
         def settled() -> bool:
             for role in roles:
@@ -49,6 +61,7 @@ def run_poison(server: EmbeddedServer, folder: Path, poisons: int) -> PoisonOutc
             return stand_ins.count(Status.FAILED) == poisons and stand_ins.count(Status.COMPLETED) == groups
 
         wait_until(settled)
+        seconds = time.monotonic() - began_s
         for role in roles:
             role.send(signal.SIGKILL)
             role.wait(PATIENCE_S)
@@ -59,4 +72,5 @@ def run_poison(server: EmbeddedServer, folder: Path, poisons: int) -> PoisonOutc
             quarantined=quarantined,
             innocents_failed=stand_ins.count(Status.FAILED) - quarantined,
             completed=stand_ins.count(Status.COMPLETED),
+            seconds=seconds,
         )

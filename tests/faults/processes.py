@@ -63,7 +63,13 @@ LIGHT = Load()
 
 
 def write_settings(
-    folder: Path, run: str, load: Load = LIGHT, *, poisoned: Sequence[int] = (), prompts: int = 100_000
+    folder: Path,
+    run: str,
+    load: Load = LIGHT,
+    *,
+    poisoned: Sequence[int] = (),
+    prompts: int = 100_000,
+    max_staleness: int = MAX_STALENESS,
 ) -> None:
     """The settings and prompts of a run. `poisoned`: rows of task `math` that kill their worker."""
     tables = [f'run = "{run}"', "[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
@@ -72,7 +78,7 @@ def write_settings(
     for task, groups in load.batch.items():
         tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}"]
         tables += [f"group_size = {load.group_size}", f"partial_rollout = {str(load.partial_rollout).lower()}"]
-        tables += [f"max_staleness = {MAX_STALENESS}", f"lease_s = {LEASE_S}", "max_uncheckpointed_steps = 20"]
+        tables += [f"max_staleness = {max_staleness}", f"lease_s = {LEASE_S}", "max_uncheckpointed_steps = 20"]
         bad = set(poisoned) if task == "math" else set()
         lines = [
             orjson.dumps({"prompt": f"{'poison' if row in bad else task} {row}", "answer": "x"})
