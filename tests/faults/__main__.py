@@ -124,7 +124,7 @@ def recovery(kills: int) -> None:
 
 
 @main.command()
-@click.option("--seconds", default=240, help="Length of each of the two runs.")
+@click.option("--seconds", default=400, help="Length of each of the two runs.")
 def goodput(seconds: int) -> None:
     """Measure trained tokens per second while a tenth of the workers is killed in every step's time."""
     rows: list[Row] = []
