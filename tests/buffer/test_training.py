@@ -14,6 +14,7 @@ from rollq.buffer.errors import (
 )
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import EMPTY_SAMPLE
+from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.training import ResumeMode
 from support.buffer_run import World
@@ -381,3 +382,38 @@ def test_a_store_that_lost_its_last_moments_is_named_when_a_step_is_committed(wo
     world.buffer.release(world.held, 1, "return", claim_round=0)  # as if the server had forgotten the claim
     with pytest.raises(NotClaimed, match=r"step 1 cannot be committed.*lost its last moments"):
         world.buffer.commit(world.held, 1)
+
+
+@pytest.mark.parametrize("mode", ["replay", "return", "regenerate"])
+def test_steps_before_the_first_of_a_store_are_rewound_like_others(world: World, mode: ResumeMode) -> None:
+    world.start(math={"max_staleness": 19})
+    world.begin(10, launch_id="with a checkpoint of another store")
+    world.complete(8)
+    world.train(11)
+    world.begin(5, mode="return", launch_id="with an older one")
+    before = [world.train(step) for step in (6, 7, 8)]
+    world.begin(6, mode=mode, launch_id="with one of this store")
+    assert world.buffer.clock("math").claimed_step == (8 if mode == "replay" else 6)
+    assert world.statuses()["archived"] == 2
+    if mode == "replay":
+        assert world.claim(7) == before[1]
+        world.buffer.release(world.held, 7, "return", claim_round=0)
+    world.check()
+
+
+@pytest.mark.parametrize("mode", ["replay", "return", "regenerate"])
+def test_steps_before_a_task_joined_are_rewound_like_others(world: World, mode: ResumeMode) -> None:
+    world.start(math={"max_staleness": 19}).complete(12)
+    for step in range(1, 6):
+        world.train(step)
+    world.buffer.register_task("code", TaskRules(batch_groups=2, group_size=2, max_staleness=19))
+    world.complete(6, "code")
+    world.begin(1, mode="return", launch_id="launch-2")
+    for step in (2, 3):
+        world.train(step, math=2, code=2)
+    world.begin(2, mode=mode, launch_id="launch-3")
+    moved = {"replay": "claimed", "return": "completed", "regenerate": "pending"}[mode]
+    assert world.statuses("code") == {"archived": 2, moved: 4 if mode == "return" else 2} | (
+        {} if mode == "return" else {"completed": 2}
+    )
+    world.check()

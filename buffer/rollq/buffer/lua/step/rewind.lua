@@ -50,8 +50,6 @@ local function rewind(keys, args)
     end
   end
   redis.call('UNLINK', manifest)
-  redis.call('HSET', clock.key, 'undone', math.max(clock.undone, step))
-  -- the steps before the first manifest were trained with another store, or before the task was there
-  redis.call('HSET', clock.key, 'claimed_step', step > clock.first_manifest and step - 1 or clock.committed)
+  redis.call('HSET', clock.key, 'undone', math.max(clock.undone, step), 'claimed_step', step - 1)
   return #ids
 end

@@ -28,11 +28,13 @@ local function restore_counters(clock, from_step)
   redis.call('HSET', clock.prefix .. 'progress', 'consumed', consumed)
 end
 
--- A store that never saw the steps before `from_step` has no manifest of them.
-local function first_manifest(clock, from_step)
-  local has_none = clock.claimed_step <= clock.first_manifest
-    and redis.call('EXISTS', manifest_key(clock, clock.first_manifest)) == 0
-  return has_none and math.max(from_step, clock.first_manifest) or clock.first_manifest
+-- The last step that may have a manifest, and the first one. A task that has none, because its store never saw the steps
+-- before or it joined after them, has none to rewind. The new epoch writes manifests after `from_step`.
+local function manifest_steps(clock, from_step)
+  local first = clock.first_manifest
+  local has_none = clock.claimed_step <= first and redis.call('EXISTS', manifest_key(clock, first)) == 0
+  if has_none then return from_step, from_step end
+  return math.max(clock.claimed_step, from_step), math.min(first, from_step)
 end
 
 local function checkpoint_at(clock, from_step)
@@ -74,7 +76,7 @@ local function task_begin_epoch(keys, args)
   if err then return err end
   if commit_one(clock, from_step) then return { 1, 0, 0 } end
   restore_counters(clock, from_step)
-  local claimed_step, first = math.max(clock.claimed_step, from_step), first_manifest(clock, from_step)
+  local claimed_step, first = manifest_steps(clock, from_step)
   -- floors that are too old for every step that can still be trained are settled
   local floors = lower_levels(clock.floors, epoch, from_step, stale_version(clock, clock.history + 1))
   -- stylua: ignore
