@@ -32,8 +32,8 @@ local function rewind(keys, args)
   step = tonumber(step)
   if step <= clock.committed or step > clock.claimed_step then return 0 end
   local manifest = manifest_key(clock, step)
-  local claimed_in = redis.call('HGET', manifest, 'epoch')
-  if claimed_in == epoch then return 0 end -- a repeated call: this epoch has claimed it since
+  -- a repeated call, or another rank is ahead: this epoch has claimed it since
+  if redis.call('HGET', manifest, 'numbered_in') == epoch then return 0 end
   local ids = manifest_ids(manifest)
   if mode == 'replay' then
     if redis.call('HDEL', manifest, 'committed', 'consumed') > 0 then
