@@ -351,6 +351,55 @@ def test_a_released_batch_of_an_older_trainer_cannot_be_resumed_after(world: Wor
         world.begin(2, launch_id="launch-3")
 
 
+@pytest.mark.parametrize("how", ["release", "regenerate_replays"])
+def test_steps_that_are_trained_anew_during_a_replay_are_known_by_their_lineage(world: World, how: str) -> None:
+    buffer = world.start(math={"max_staleness": 9}).buffer
+    world.complete(14)
+    for step in (1, 2, 3):
+        world.train(step)
+    left_behind = buffer.lineage_of(world.held)
+    world.begin(0, launch_id="launch-2")
+    world.train(1)
+    if how == "release":
+        buffer.release(world.held, 2, "drop", claim_round=world.claim(2).claim_round)
+    else:
+        buffer.regenerate_replays(world.held, 1)
+    for step in (2, 3, 4):
+        world.train(step)
+
+    def resume(step: int) -> None:
+        buffer.begin_epoch(
+            trainer_id="trainer", launch_id=str(step), from_step=step, uri="u", digest="d", lineage=left_behind
+        )
+
+    with pytest.raises(HistoryGone, match=r"saved in epoch 1.*undone its steps after 1"):
+        resume(3)
+    resume(1)
+    world.check()
+
+
+def test_a_replayed_batch_that_another_rank_has_is_not_regenerated(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(6)
+    before = [world.train(step) for step in (1, 2, 3)]
+    world.begin(0, launch_id="launch-2")
+    world.train(1)
+    assert world.claim(2) == before[1]  # by a rank that is ahead
+    world.buffer.regenerate_replays(world.held, 1)
+    assert world.claim(2) == before[1]
+    assert world.statuses() == {"archived": 2, "claimed": 2, "pending": 2}
+    world.check()
+
+
+def test_a_late_copy_of_a_checkpoint_uncovers_no_step(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(6)
+    buffer = world.buffer
+    for step in (1, 2, 3):
+        world.train(step)
+        buffer.checkpoint(world.held, step)
+    buffer.call("forget_plans", buffer.keys.info, buffer.incarnation, world.held.epoch, world.held.nonce, 1, 1, "")
+    assert buffer.client.hget(buffer.keys.trainer, "covered") == b"3"
+
+
 def test_a_dead_trainer_holds_the_run_for_one_lease_although_the_servers_clock_was_set_back(world: World) -> None:
     world.start()
     deadline_ms = world.buffer.server_ms() + 3_600_000

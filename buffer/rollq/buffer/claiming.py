@@ -171,6 +171,8 @@ class Claiming(Sweeping):
         `claim_round` is that of the `Claimed`, so that a late copy of this call leaves the step's next batch alone.
         `bad`: task -> ids of groups that are quarantined in any mode. Harmless to repeat.
         """
+        if step <= held.replayed_through:  # the step is trained anew, with another batch than older trainers had
+            self._forget_plans(held, step, step, spared=held.epoch)
         count = self._release(held, self.train_tasks(), step, mode, claim_round, bad or {})
         self._replan(held, step, claim_round, released=True)
         return count
@@ -192,7 +194,7 @@ class Claiming(Sweeping):
         self.call("replan", *fence, step, claim_round, int(released))
 
     def _forget_plans(self, held: TrainerEpoch, first: int, last: int, *, spared: int | None = None) -> None:
-        """Drop the plans of steps that a checkpoint covers, or after a rewind all but those of the epoch `spared`."""
+        """Drop the plans of steps that a checkpoint covers, or of steps that the epoch `spared` trains anew."""
         fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
         for start in range(first, last + 1, MAX_IDS_PER_CALL):
             end = min(last, start + MAX_IDS_PER_CALL - 1)

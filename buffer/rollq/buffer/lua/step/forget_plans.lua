@@ -1,5 +1,5 @@
 -- Drops the plans of steps that a checkpoint covers, with the digests of the versions before it, or the plans of steps
--- that were rewound.
+-- that are trained anew: a checkpoint of these that an older epoch has saved must not be resumed from.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, first, last, spared
@@ -9,6 +9,18 @@
 -- Repeat: finds nothing; a copy of the call that arrives later finds only plans that it spares
 local MOST_STEPS = 1000 -- in a call; callers split longer ranges
 
+local function cover(trainer, step)
+  local covered = tonumber(redis.call('HGET', trainer, 'covered') or '0')
+  redis.call('HSET', trainer, 'covered', math.max(covered, step))
+end
+
+local function undo_from(trainer, epoch, step)
+  local undone, covered = fields(trainer, 'undone', 'covered')
+  local newest = level_of(undone or '', epoch - 1)
+  if newest and newest < step then return end
+  redis.call('HSET', trainer, 'undone', lower_levels(undone or '', epoch, step - 1, tonumber(covered or '0') - 1))
+end
+
 local function forget_plans(keys, args)
   local incarnation, epoch, nonce, first, last, spared = unpack(args)
   check_whole(first, last)
@@ -16,9 +28,14 @@ local function forget_plans(keys, args)
   check_given(spared)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
-  local covers = spared == ''
-  if covers then redis.call('HSET', prefix .. 'trainer', 'covered', last) end
-  for step = tonumber(first), tonumber(last) do
+  local covers, trainer = spared == '', prefix .. 'trainer'
+  first, last = tonumber(first), tonumber(last)
+  if covers then
+    cover(trainer, last)
+  else
+    undo_from(trainer, tonumber(epoch), first)
+  end
+  for step = first, last do
     local key = plan_key(prefix, step)
     if covers then redis.call('HDEL', prefix .. 'versions', step - 1) end
     if redis.call('HGET', key, 'epoch') ~= spared then redis.call('UNLINK', key) end
