@@ -85,6 +85,5 @@ local function set_live_weights(prefix, epoch, version, uri, digest)
   -- stylua: ignore
   redis.call('HSET', prefix .. 'model', 'epoch', epoch, 'version', version, 'uri', uri, 'digest', digest,
     'published_ms', now_ms())
-  redis.call('HSET', prefix .. 'versions', version, digest)
   redis.call('SET', prefix .. 'model_version', version)
 end

@@ -1,4 +1,5 @@
--- Announces that every task has been carried into the epoch: from now on, the launch's other ranks take part in it.
+-- Announces that every task has been carried into the epoch: from now on, the launch's other ranks take part in it, and
+-- its weights are those that replays are compared with. A launch that dies before leaves the ones that its batches are of.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce
@@ -9,7 +10,11 @@ local function announce_epoch(keys, args)
   local incarnation, epoch, nonce = unpack(args)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
-  redis.call('HSET', prefix .. 'trainer', 'announced', nonce)
+  local trainer = prefix .. 'trainer'
+  redis.call('HSET', trainer, 'announced', nonce)
+  local from_step = redis.call('HGET', trainer, 'from_step')
+  local version, digest = fields(prefix .. 'model', 'version', 'digest')
+  if version == from_step then redis.call('HSET', prefix .. 'versions', version, digest) end
   redis.call('PUBLISH', prefix .. 'events', EVENT.publish)
   return 1
 end

@@ -21,6 +21,7 @@ local function run_publish(keys, args)
     return fail('VERSION_FALLS', 'version %s is already live with other weights (%s)', version, live_digest)
   end
   set_live_weights(prefix, epoch, version, uri, digest)
+  redis.call('HSET', prefix .. 'versions', version, digest)
   redis.call('PUBLISH', prefix .. 'events', EVENT.publish)
   return 1
 end
