@@ -19,6 +19,7 @@ from rollq.buffer.errors import (
     FencedError,
     HistoryGone,
     ReplayMismatch,
+    ServerUnavailable,
     StoreLost,
     TrainerHeld,
     WeightsError,
@@ -413,6 +414,42 @@ def test_batches_of_other_weights_are_sampled_again_where_that_is_set(
         assert ids(next(consumer)) == [3, 4]
     with connect(weights={"w": torch.full((1,), 5.0)}, on_replay_mismatch="regenerate"):
         assert "archived" not in statuses(buffer), "the weights of the checkpoint are others too"
+
+
+def test_a_launch_that_dies_while_it_begins_hides_no_other_weights(
+    connect: Connect, worker: HandWorker, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_twice(connect, worker)
+
+    def die(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(Buffer, "_forget_plans", die)
+        connect(weights={"w": torch.ones(1)}, on_replay_mismatch="regenerate")
+    with connect(weights={"w": torch.ones(1)}, on_replay_mismatch="regenerate"):
+        assert statuses(buffer) == {"pending": 6}
+
+
+@pytest.mark.parametrize("unreadable", [True, False])
+def test_a_release_that_the_server_did_not_answer_can_be_repeated(
+    connect: Connect, worker: HandWorker, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, unreadable: bool
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ServerUnavailable("for the test")
+
+    with connect() as consumer:
+        worker.produce(3)
+        batch = next(consumer)
+        if unreadable:
+            buffer.client.hset(task_keys(buffer.run, "math").rollout(2), "1", b"bytes that are not a frame")
+        with monkeypatch.context() as patch, pytest.raises(ServerUnavailable):
+            patch.setattr(Buffer, "release", fail)
+            next(consumer) if unreadable else consumer.release(batch, "drop")
+        if not unreadable:
+            consumer.release(batch, "quarantine")
+            worker.produce(1)
+        assert ids(next(consumer)) == ([1, 3] if unreadable else [3, 4])
 
 
 def test_a_replay_to_other_weights_fails_where_that_is_set(

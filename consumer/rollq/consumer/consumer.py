@@ -175,13 +175,13 @@ class Consumer(Iterator[Batch]):
     def _replace(self, claimed: Claimed, error: CorruptGroup) -> None:
         """Give up a batch with an unreadable group. Every rank reads the same bytes: the others wait for rank 0."""
         log.error("step %d: %s; the group is quarantined, and the step gets another batch", claimed.step, error)
-        self._claimer.give_up(claimed.step)
         if self._settings.rank == 0:
             self._lease.buffer.release(
                 self._lease.epoch, claimed.step, "return", claim_round=claimed.claim_round,
                 bad={error.task: [error.group_id]},
             )  # fmt: skip
             self._engines.wake()
+        self._claimer.give_up(claimed.step)  # only now: a release that the server did not answer is asked for again
 
     def _build_batch(self, claimed: Claimed, groups: Sequence[Group]) -> Batch:
         self._last_batch = claimed.step
@@ -227,10 +227,10 @@ class Consumer(Iterator[Batch]):
         On other ranks than 0, the next batch is the one that rank 0 gets after its release, without any barrier.
         Raises `FencedError`.
         """
-        self._claimer.give_up(batch.step)
         if self._settings.rank == 0:
             self._lease.buffer.release(self._lease.epoch, batch.step, mode, claim_round=batch.claim_round)
             self._engines.wake()
+        self._claimer.give_up(batch.step)
 
     def take_production(self) -> dict[str, Production]:
         """Return what each task has produced since the last call; empty on ranks other than 0."""
