@@ -31,6 +31,7 @@ def counts(
         checkpoint=0,
         history=0,
         first_manifest=0,
+        undone=0,
         control=control,
         control_reason=reason,
         rules=TaskRules(batch_groups=8, max_staleness=1, sync_weights_interval=interval),

@@ -154,6 +154,7 @@ class BufferCore(RunStore):
             checkpoint=int(fields["checkpoint"]),
             history=int(fields["history"]),
             first_manifest=int(fields["first_manifest"]),
+            undone=int(fields["undone"]),
             control=Control.SLEEP if "sleep" in fields else Control(fields["control"]),
             control_reason=fields.get("sleep") or fields.get("control_reason", ""),
             rules=decode_rules(fields),

@@ -29,7 +29,8 @@ class Clock:
 
     `step` is the train step that is trained next (from 1), `version` the live model version (`NO_VERSION` before the
     first trainer), `committed` the last trained step, `checkpoint` the last one that a checkpoint covers, `history` the
-    oldest step to resume from. No step before `first_manifest` has a batch in this store.
+    oldest step to resume from. No step before `first_manifest` has a batch in this store. Steps beyond `claimed_step`,
+    up to `undone`, cannot be resumed from: a rewind has undone them.
     """
 
     incarnation: str
@@ -41,6 +42,7 @@ class Clock:
     checkpoint: int
     history: int
     first_manifest: int
+    undone: int
     control: Control
     control_reason: str
     rules: TaskRules

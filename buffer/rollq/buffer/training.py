@@ -15,7 +15,7 @@ from rollq.buffer.claiming import Claiming
 from rollq.buffer.core import number, pairs
 from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, StoreLost, TaskBehind, TrainerHeld
 from rollq.buffer.fetching import Fetching
-from rollq.buffer.replies import Production, TrainerEpoch
+from rollq.buffer.replies import Clock, Production, TrainerEpoch
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 
 ResumeMode = Literal["replay", "return", "regenerate"]
@@ -128,14 +128,10 @@ class Training(Fetching, Claiming):
     def _check_history(self, tasks: Iterable[str], from_step: int, trainer_id: str | None) -> None:
         """Refuse a resume that cannot work before anything moves; a trainer that is fenced out gets that error."""
         for task in tasks:
-            clock = self.clock(task)
-            if from_step < clock.history:
+            if problem := _gone(self.clock(task), from_step):
                 if trainer_id is not None:
                     self._check_holder(trainer_id)
-                raise HistoryGone(
-                    f"task {task!r}: step {from_step} is older than what is kept; "
-                    f"the oldest step to resume from is {clock.history}; to start afresh, give the run another name"
-                )
+                raise HistoryGone(f"task {task!r}: {problem}")
 
     def _check_holder(self, trainer_id: str) -> None:
         holder, deadline_ms = self.send(lambda: self.client.hmget(self.keys.trainer, "trainer_id", "deadline_ms"))
@@ -197,6 +193,21 @@ class Training(Fetching, Claiming):
         window = {name.decode(): number(value) for name, value in pairs(sums)}
         since_ms = window.pop("since_ms", now_ms)
         return Production((now_ms - since_ms) / 1000, window, tuple(int(timing) for timing in timings))
+
+
+def _gone(clock: Clock, from_step: int) -> str | None:
+    """Why a task cannot be taken back to `from_step`, as `task_begin_epoch` would say; None if it can."""
+    if from_step < clock.history:
+        return (
+            f"step {from_step} is older than what is kept; the oldest step to resume from is {clock.history}; "
+            "to start afresh, give the run another name"
+        )
+    if clock.claimed_step < from_step <= clock.undone:
+        return (
+            f"step {from_step} was undone by a rewind, and its groups may be trained again; the newest step to resume "
+            f"from is {clock.claimed_step}"
+        )
+    return None
 
 
 def _parse_lineage(lineage: str) -> tuple[str, int]:
