@@ -1,6 +1,7 @@
 """Groups that are trained more than once."""
 
 from rollq.buffer.rollouts import Status
+from rollq.buffer.store.keys import task_keys
 from support.buffer_run import World
 
 
@@ -91,4 +92,29 @@ def test_copies_of_groups_are_as_old_as_their_dead_weights_count(world: World) -
     # what versions 2 and 3 made in the dead history counts as version 1
     cooling = world.buffer.query({"status": "cooling"})
     assert sorted(group.staleness for group in cooling) == [3, 3, 3, 3, 3, 3, 4, 4]
+    world.check()
+
+
+def test_a_group_and_its_copy_in_one_batch_can_be_sampled_again(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 9}).complete(2)
+    world.train(1)
+    world.begin(0, mode="return", launch_id="returns both")
+    assert [group.group_id for group in world.train(1, math=4).groups] == [1, 2, 3, 4]
+    world.begin(0, mode="regenerate", launch_id="samples again")
+    assert world.statuses() == {"pending": 2}
+    world.check()
+
+
+def test_a_copy_that_was_trained_before_its_group_keeps_its_batch(world: World) -> None:
+    world.start(math={"max_uses": 2, "max_staleness": 9}).complete(2)
+    world.train(1)
+    world.begin(0, mode="return", launch_id="returns both")
+    client, key = world.buffer.client, task_keys(world.buffer.run, "math").status(Status.COMPLETED)
+    client.zadd(key, {"1": 10**15, "2": 10**15})  # as if copies were older
+    assert [group.group_id for group in world.train(1).groups] == [3, 4]
+    world.train(2)
+    world.begin(1, mode="regenerate", launch_id="samples the groups again")
+    assert world.statuses() == {"archived": 2, "pending": 2}
+    world.begin(0, launch_id="replays the copies")
+    assert [group.group_id for group in world.train(1).groups] == [3, 4]
     world.check()

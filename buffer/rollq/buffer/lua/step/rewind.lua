@@ -6,21 +6,34 @@
 -- Returns: how many groups it held
 -- Caller: Training.begin_epoch; the trainer, rank 0, after task_begin_epoch, the last step first
 -- Repeat: changes nothing. A trainer that takes over half-way finds the remaining steps below claimed_step
-local function drop_clone(clock, clone)
+-- Drops the copy of a group that is sampled again. One that is in the batch of an earlier step was trained on its own,
+-- after an earlier rewind returned both.
+local function drop_clone(clock, clone, step)
   local status = group_fields(clock, clone, 'status')
   if not status then return end
+  local is_held = status == 'claimed' or status == 'archived'
+  if is_held and tonumber(redis.call('ZSCORE', clock.prefix .. status, clone)) < step then return end
   withdraw(clock, clone, status)
   drop_group(clock, clone, 'reused')
 end
 
-local function regenerate(clock, id)
+local function regenerate(clock, id, step)
   local key = group_key(clock.prefix, id)
   local clone = redis.call('HGET', key, 'clone')
-  if clone then drop_clone(clock, clone) end
+  if clone then drop_clone(clock, clone, step) end
   redis.call('HDEL', key, 'clone', 'uses', 'shaped')
   redis.call('UNLINK', rollout_key(clock.prefix, id))
   redis.call('HSET', key, 'letters', no_letters(clock), 'tries', 0)
   make_pending(clock, id, 0)
+end
+
+local function rewind_group(clock, id, status, step, mode)
+  withdraw(clock, id, status)
+  if mode == 'return' then
+    return_to_completed(clock, id)
+  else
+    regenerate(clock, id, step)
+  end
 end
 
 local function rewind(keys, args)
@@ -42,12 +55,8 @@ local function rewind(keys, args)
     return #ids
   end
   for _, id in ipairs(ids) do
-    withdraw(clock, id, group_fields(clock, id, 'status'))
-    if mode == 'return' then
-      return_to_completed(clock, id)
-    else
-      regenerate(clock, id)
-    end
+    local status = group_fields(clock, id, 'status')
+    if status then rewind_group(clock, id, status, step, mode) end -- else dropped as the copy of another
   end
   redis.call('UNLINK', manifest)
   redis.call('HSET', clock.key, 'undone', math.max(clock.undone, step), 'claimed_step', step - 1)
