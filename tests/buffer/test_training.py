@@ -467,3 +467,16 @@ def test_steps_before_a_task_joined_are_rewound_like_others(world: World, mode: 
         {} if mode == "return" else {"completed": 2}
     )
     world.check()
+
+
+def test_a_checkpoint_covers_a_step_that_was_committed_before_a_task_joined(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(2)
+    world.claim(1)
+    world.buffer.commit(world.held, 1)  # and publishes only every few steps
+    world.buffer.register_task("code", TaskRules(batch_groups=2, group_size=2))
+    with pytest.raises(NotClaimed, match="step 2 is not committed yet"):
+        world.buffer.checkpoint(world.held, 2)
+    assert world.buffer.clock("code").committed == 0
+    world.buffer.checkpoint(world.held, 1)
+    assert world.buffer.clock("code").committed == 1
+    world.check()

@@ -161,17 +161,24 @@ class Training(Fetching, Claiming):
 
     def commit(self, held: TrainerEpoch, step: int) -> None:
         """Record that the batch of `step` has been trained. Harmless to repeat. Raises `FencedError`, `NotClaimed`."""
-        sizes = self.send(lambda: self.client.hget(self.keys.plan(step), "sizes"))
-        taking_part = orjson.loads(sizes) if sizes else self.train_tasks()
+        taking_part = self._taking_part(step)
         for task in self.tasks():
             self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part))
+
+    def _taking_part(self, step: int) -> set[str]:
+        """The tasks that have groups in the batch of a step."""
+        sizes = self.send(lambda: self.client.hget(self.keys.plan(step), "sizes"))
+        return set(orjson.loads(sizes) if sizes else self.train_tasks())
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:
         """Record that a checkpoint covers `step` and all steps before it: their batches are dropped.
 
         While the buffer is saved they stay, and are dropped by the next checkpoint.
         """
-        for task in self.tasks():
+        taking_part = self._taking_part(step)
+        for task in sorted(self.tasks(), key=lambda task: task not in taking_part):
+            if task not in taking_part:  # one that joined since knows of published steps only
+                self.call_task("commit", task, held.epoch, held.nonce, step, 0)
             before = self.clock(task).first_manifest
             while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
                 pass
