@@ -28,8 +28,8 @@ local function restore_counters(clock, from_step)
   redis.call('HSET', clock.prefix .. 'progress', 'consumed', consumed)
 end
 
--- The last step that may have a manifest, and the first one. A task that has none, because its store never saw the steps
--- before or it joined after them, has none to rewind. The new epoch writes manifests after `from_step`.
+-- The last step that may have a manifest, and the first one. A task has none if its store never saw the steps before,
+-- or if it joined after them. The new epoch writes manifests after `from_step`.
 local function manifest_steps(clock, from_step)
   local first = clock.first_manifest
   local has_none = clock.claimed_step <= first and redis.call('EXISTS', manifest_key(clock, first)) == 0
