@@ -325,20 +325,38 @@ def test_a_checkpoint_that_was_left_behind_is_known_by_its_lineage(world: World,
         world.train(step)  # the same steps, of other weights
     alive = buffer.lineage_of(world.held)
 
-    def resume(step: int, lineage: str) -> None:
+    def resume(step: int, lineage: str, *, accept_new_store: bool = False) -> None:
         buffer.begin_epoch(
-            trainer_id="trainer", launch_id=f"{step} {lineage}", from_step=step, uri="u", digest="d", lineage=lineage
-        )
+            trainer_id="trainer", launch_id=f"{step} {lineage}", from_step=step, uri="u", digest="d", lineage=lineage,
+            accept_new_store=accept_new_store,
+        )  # fmt: skip
 
     if mode == "replay":  # of the same batches
         resume(3, left_behind)
     else:
         with pytest.raises(HistoryGone, match=r"saved in epoch 1.*undone its steps after 1"):
             resume(3, left_behind)
+        with pytest.raises(HistoryGone, match="undone"):
+            resume(3, left_behind, accept_new_store=True)
         resume(1, left_behind)
     resume(3, alive)
     with pytest.raises(ConfigError, match="lineage 'x'"):
         resume(3, "x")
+    world.check()
+
+
+def test_a_task_that_joined_late_keeps_no_trainer_from_older_steps(world: World) -> None:
+    world.start(math={"max_staleness": 9}).complete(12)
+    for step in range(1, 5):
+        world.train(step)
+    world.begin(3, launch_id="launch-2")
+    world.start(2, launch_id="launch-3", code={"max_staleness": 9})
+    world.complete(2, "code")
+    assert len(world.claim(3, math=2, code=0).groups) == 2
+    world.buffer.commit(world.held, 3)
+    assert len(world.claim(4, math=2, code=0).groups) == 2
+    world.buffer.commit(world.held, 4)
+    assert len(world.claim(5, math=2, code=2).groups) == 4
     world.check()
 
 

@@ -38,19 +38,20 @@ class Training(Fetching, Claiming):
         digest: str,
         takeover: bool = False,
         lineage: str | None = None,
+        accept_new_store: bool = False,
     ) -> TrainerEpoch:
         """Take the run as its trainer, at `from_step` (0: initial weights), and publish those weights.
 
         Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
         sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
-        `lineage` is that of the trainer which saved the checkpoint (see `lineage_of`); with it, a checkpoint of another
-        store or of steps that were undone is refused.
+        `lineage` is that of the trainer which saved the checkpoint (see `lineage_of`); with it, a checkpoint of steps
+        that were undone is refused, and so is one of another store, unless `accept_new_store`.
         Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the steps to resume from,
         StoreLost.
         """
         if from_step < 0:
             raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
-        saved_in = self._saved_in(lineage, from_step) if lineage else ""
+        saved_in = self._saved_in(lineage, from_step, accept_new_store=accept_new_store) if lineage else ""
         tasks = self.tasks()
         seen_epoch = self.send(lambda: self.client.hget(self.keys.trainer, "epoch")) or 0
         self._check_history(tasks, from_step, None if takeover else trainer_id)
@@ -77,13 +78,18 @@ class Training(Fetching, Claiming):
         """The store and the epoch that the trainer's weights belong to: save it in every checkpoint."""
         return f"{self.incarnation}:{held.epoch}"
 
-    def _saved_in(self, lineage: str, from_step: int) -> int:
-        """The epoch in which a checkpoint was saved. Raises if its trainer had another store than this one."""
+    def _saved_in(self, lineage: str, from_step: int, *, accept_new_store: bool) -> str:
+        """The epoch in which a checkpoint was saved.
+
+        If its trainer had another store than this one, raises `StoreLost`, or returns '' if that is accepted.
+        """
         incarnation, epoch = _parse_lineage(lineage)
         if incarnation == self.incarnation:
-            return epoch
+            return str(epoch)
         restored = self.send(lambda: self.client.hget(self.keys.info, "ancestors")) or b"{}"
         if incarnation not in (ancestors := orjson.loads(restored)):
+            if accept_new_store:
+                return ""
             raise StoreLost(
                 f"the checkpoint of step {from_step} belongs to another store than that of run {self.run!r}, which was "
                 "emptied since, or is a new one: its prompts begin with the first. Restore a snapshot (`rollq "
@@ -95,7 +101,7 @@ class Training(Fetching, Claiming):
                 f"the checkpoint of step {from_step} is younger than the snapshot that was restored: resume from one "
                 f"of step {last_step} or before, saved before the snapshot"
             )
-        return epoch
+        return str(epoch)
 
     def join_epoch(self, launch_id: str) -> TrainerEpoch | None:
         """The epoch that rank 0 of this launch has started, for its other ranks; None until it has.

@@ -283,7 +283,8 @@ def _begin_epoch(
             uri=stored.uri,
             digest=stored.digest,
             takeover=settings.takeover,
-            lineage=None if settings.accept_new_store else lineage,
+            lineage=lineage,
+            accept_new_store=settings.accept_new_store,
         )
     if epoch.from_step != resume_from:
         raise ConfigError(

@@ -46,7 +46,7 @@ local function register_task(keys, args)
   -- stylua: ignore
   redis.call('HSET', clock_key, 'incarnation', incarnation, 'events', events, 'epoch', epoch, 'nonce', nonce,
     'version', version, 'step', committed + 1, 'committed', committed, 'claimed_step', committed,
-    'checkpoint', from_step, 'history', from_step, 'first_manifest', committed, 'control', 'run', 'control_revision', 0,
+    'checkpoint', from_step, 'history', 0, 'first_manifest', committed, 'control', 'run', 'control_revision', 0,
     'reaped_ms', 0, 'hold_until_ms', 0, 'saving_until_ms', 0, 'pin', '', 'open_evaluations', 0,
     'floors', floors, 'undone', 0, unpack(args, FIRST_RULE))
   redis.call('HSET', task_prefix(clock_key) .. 'progress', 'cursor', 0, 'admitted', 0, 'consumed', 0)
