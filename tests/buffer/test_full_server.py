@@ -8,9 +8,9 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerRefused
 from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import Status
+from rollq.buffer.rollouts import SamplePart, Status
 from rollq.buffer.store.server import EmbeddedServer
-from support.buffer_run import World
+from support.buffer_run import World, make_sample
 
 
 @pytest.fixture
@@ -31,6 +31,8 @@ def test_a_full_server_admits_nothing_and_drains(world: World) -> None:
     fill_up(world)
     with pytest.raises(ServerRefused, match="memory is full"):
         world.admit(1)
+    with pytest.raises(ServerRefused, match="memory is full"):
+        world.buffer.salvage([SamplePart(leases[0], 0, 0, 0, make_sample(0, status="a"))])
     assert world.put(leases[:1]) == [PutOutcome.COMPLETED]
     world.buffer.hand_back(leases[1:])
     world.train(1)

@@ -92,8 +92,14 @@ def check_payloads(task: TaskDump) -> Iterator[str]:
     for group_id, group in task.groups.items():
         letters = group.get("letters", "")
         made = {index for index, letter in enumerate(letters) if letter != PENDING_LETTER}
-        frames = task.frames.get(group_id, frozenset())
-        if not frames <= made:
+        stored = task.frames.get(group_id, frozenset())
+        frames = frozenset(field for field in stored if field < len(letters))
+        parts = {field - len(letters) for field in stored - frames}  # salvaged, of samples that are still being made
+        if not parts <= set(range(int(group.get("parts", 0)))):
+            yield f"group {group_id} has parts {sorted(parts)}, and counts {group.get('parts', 0)}"
+        elif parts and (group.get("status") in WHOLE or not made):
+            yield f"group {group_id} is {group.get('status')} with samples {letters!r}, and has parts {sorted(parts)}"
+        elif not frames <= made:
             yield f"group {group_id} has samples {sorted(frames)}, but its letters are {letters!r}"
         elif group.get("status") in WHOLE and frames != made:
             yield f"group {group_id} is {group.get('status')}, but has only samples {sorted(frames)} of {sorted(made)}"

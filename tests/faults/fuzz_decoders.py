@@ -28,12 +28,23 @@ from rollq.buffer.errors import (
     WeightsError,
 )
 from rollq.buffer.query.language import parse_query
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import (
+    EMPTY_SAMPLE,
+    FinishReason,
+    Lease,
+    Prompt,
+    Sample,
+    SamplePart,
+    SampleStatus,
+    Segment,
+    VersionSpan,
+)
 from rollq.buffer.snapshots.folder import INDEX, read_index
 from rollq.buffer.store.redis_url import check_url
 from rollq.buffer.tickets import TicketJob, TicketSerializer
 from rollq.buffer.weights.broadcast_log import apply_entry, first_entry
 from rollq.buffer.weights.manifest import Manifest
+from rollq.buffer.wire.parts import decode_parts, encode_part
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 from rollq.buffer.wire.samples import PREFIX, decode_sample, encode_sample
 from rollq.cli.settings_file import load_settings
@@ -110,6 +121,15 @@ def _forged_frame(rng: random.Random) -> bytes:
     magic, version, _, _ = PREFIX.unpack(frame[: PREFIX.size])
     body = mutate_bytes(rng, frame[PREFIX.size :])
     return PREFIX.pack(magic, version, len(body), zlib.crc32(body)) + body
+
+
+def _changed_part(rng: random.Random) -> bytes:
+    lease = Lease("math", 1, 1, "nonce", 1, Prompt("x"), (EMPTY_SAMPLE,), 1)
+    return mutate_bytes(rng, encode_part(SamplePart(lease, 0, 0, rng.randint(0, 3), _sample(rng))))
+
+
+def _part(raw: bytes) -> None:
+    decode_parts(0, {1: raw}, group_size=1)
 
 
 def _refuse_frame(frame: bytes) -> None:
@@ -238,6 +258,13 @@ def targets(folder: Path) -> list[Target]:
     return [
         Target("frame, changed", _changed_frame, _refuse_frame, (CorruptFrame,), share=40),
         Target("frame, forged", _forged_frame, decode_sample, (CorruptFrame,), share=40),
+        Target(
+            "salvaged part",
+            _changed_part,
+            lambda raw: decode_parts(0, {1: raw}, group_size=1),
+            (CorruptFrame,),
+            share=40,
+        ),
         Target("stored prompt", _json(PROMPT), _check_prompt, (CorruptFrame,), share=40),
         Target("weights manifest", _json(MANIFEST), Manifest.decode, (WeightsError,), share=20),
         Target(

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Prompt
-from support.buffer_run import World
+from rollq.buffer.rollouts import Prompt, SamplePart
+from support.buffer_run import World, make_sample
 
 
 def golden_run(world: World, folder: Path) -> Iterator[str]:
@@ -20,6 +20,9 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     buffer.report_worker("worker", {"state": "busy"})
     buffer.forget_worker("worker")
     yield "lease"
+    buffer.salvage([SamplePart(leases[3], 0, 0, 0, make_sample(0, status="a"))])
+    buffer.salvage([SamplePart(leases[3], 1, 1, 0, make_sample(0, status="a"))])
+    yield "salvage"
     buffer.hand_back(leases[3:])
     yield "hand back"
     world.put(leases[:3])

@@ -28,6 +28,12 @@ class Stored:
     fields: Mapping[bytes, bytes]
     frames: set[int]
 
+    @property
+    def parts(self) -> set[int]:
+        """The numbers of the parts that were salvaged of its samples."""
+        size = len(self.fields[b"letters"])
+        return {field - size for field in self.frames if field >= size}
+
 
 def check_task(buffer: Buffer, task: str) -> None:
     """Assert conservation, one status per group, and indexes that match what is stored."""
@@ -64,6 +70,9 @@ def _read(buffer: Buffer, task: str, admitted: int) -> tuple[list[set[int]], dic
 def _check_group(group_id: int, filed: Status, group: Stored) -> None:
     assert group.fields[b"status"] == filed.value.encode(), (group_id, filed, group)
     generated = {i for i, letter in enumerate(group.fields[b"letters"].decode()) if letter != "p"}
-    assert group.frames <= generated, (group_id, group)
+    size = len(group.fields[b"letters"])
+    assert {field for field in group.frames if field < size} <= generated, (group_id, group)
+    assert group.parts <= set(range(int(group.fields.get(b"parts", 0)))), (group_id, group)
     if filed in WHOLE:
         assert group.frames == generated, (group_id, group)
+        assert not group.fields.keys() & {b"parts", b"part_bytes"}, (group_id, group)

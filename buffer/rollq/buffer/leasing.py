@@ -11,14 +11,15 @@ import orjson
 
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import CorruptFrame, EpochMoved, InvalidGroup, StaleWorker
-from rollq.buffer.replies import Leased, PutOutcome
-from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, Sample, SampleStatus, Status
+from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome
+from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
+from rollq.buffer.wire.parts import decode_parts, encode_part, tokens_in_parts
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.samples import decode_sample, encode_group
+from rollq.buffer.wire.samples import encode_group
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,23 @@ class Leasing(BufferCore):
             for task, mine in _by_task(leases).items()
         )
 
+    def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
+        """Keep parts of samples that are still being made; returns an outcome for each.
+
+        If the worker dies, the next lease of the group has samples with these tokens. A part is kept only while its
+        lease is the caller's, and after all parts of the group with smaller numbers. Harmless to repeat.
+        """
+        outcomes: dict[int, SalvageOutcome] = {}
+        for task in dict.fromkeys(part.lease.task for part in parts):
+            indices = [index for index, part in enumerate(parts) if part.lease.task == task]
+            (_, floors), rules = self._epoch_floors(task), self.rules(task)
+            clock = task_keys(self.run, task).clock
+            mine = _calls_of(_part_args(parts[index], floors, rules) for index in indices)
+            replies = self.call_all([("salvage", clock, self.incarnation, *args) for args in mine])
+            words = [SalvageOutcome(word.decode()) for reply in replies for word in reply]
+            outcomes |= zip(indices, words, strict=True)
+        return [outcomes[index] for index in range(len(parts))]
+
     def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:
         """File results, in order. The only way in which generated tokens enter the buffer.
 
@@ -183,15 +201,16 @@ class Leasing(BufferCore):
 
 
 def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
-    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept = fields
+    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts = fields
+    frames = {int(index): frame for index, frame in pairs(kept)}
     samples = [EMPTY_SAMPLE] * len(letters)
-    for index, frame in pairs(kept):
-        if letters[int(index)] == ord("p"):
+    for index, letter in enumerate(letters.decode()):
+        if letter == SampleStatus.PENDING:
             continue
         try:
-            samples[int(index)] = decode_sample(frame)
+            samples[index] = decode_parts(index, frames, group_size=len(samples)) or EMPTY_SAMPLE
         except CorruptFrame as error:
-            log.error("group %d of task %r, sample %d is generated again: %s", group_id, task, int(index), error)
+            log.error("group %d of task %r, sample %d is generated again: %s", group_id, task, index, error)
     return Lease(
         task=task,
         group_id=group_id,
@@ -205,6 +224,8 @@ def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
         suspect=bool(suspect),
         alone=bool(alone),
         must_finish=bool(must_finish),
+        parts=parts,
+        salvaged_tokens=tokens_in_parts(frames, group_size=len(samples)),
     )
 
 
@@ -218,7 +239,36 @@ def _encode(result: GroupResult) -> tuple[GroupResult, Mapping[int, bytes]]:
         failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
         samples = (failed,) * len(lease.samples)
         return GroupResult(lease, samples, error=str(error), generate_s=result.generate_s), {}
-    return result, {i: frame for i, frame in enumerate(frames) if samples[i] is not lease.samples[i]}
+    return result, {i: frame for i, frame in enumerate(frames) if _is_new(samples[i], lease, i)}
+
+
+def _is_new(sample: Sample, lease: Lease, index: int) -> bool:
+    """Whether the buffer lacks the sample's frame. What it has in parts, it drops when the group is put."""
+    return sample is not lease.samples[index] or (lease.parts > 0 and sample is not EMPTY_SAMPLE)
+
+
+def _part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
+    """The arguments of `salvage` for one part."""
+    lease, sample = part.lease, part.sample
+    version = version_of(sample, floors, rules)
+    return [
+        lease.group_id, lease.attempt, lease.nonce, part.number, part.index, sample.status.value,
+        _NO_VERSION if version is None else version, int(part.tokens_before == 0), encode_part(part),
+    ]  # fmt: skip
+
+
+def _calls_of(items: Iterable[list[Any]]) -> Iterator[list[Any]]:
+    """The items, whose last element is the largest, one after the other in calls of limited size."""
+    args: list[Any] = []
+    size_bytes = 0
+    for item in items:
+        if args and size_bytes + len(item[-1]) > MAX_CALL_BYTES:
+            yield args
+            args, size_bytes = [], 0
+        args += item
+        size_bytes += NUMBERS_BYTES + len(item[-1])
+    if args:
+        yield args
 
 
 def _result_args(result: GroupResult, frames: Mapping[int, bytes], floors: Floors, rules: TaskRules) -> list[Any]:
@@ -233,7 +283,7 @@ def _result_args(result: GroupResult, frames: Mapping[int, bytes], floors: Floor
         **_version_args(samples, floors, rules),
         "filtered": int(result.filtered),
         **_reward_args(samples, tokens, rules),
-        "new_tokens": sum([tokens[index] - lease.samples[index].response_tokens for index in frames]),
+        "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in frames]) + lease.salvaged_tokens,
         "tokens": sum(tokens),
         "took_ms": round(result.generate_s * 1000),
         "error_text": result.error or _first_error(samples),

@@ -192,6 +192,14 @@ class PutOutcome(StrEnum):
     RESTARTED = "restarted"  # its batch still needs it: pending again
 
 
+class SalvageOutcome(StrEnum):
+    """Whether a part of a sample was kept. If one is not, neither is any later part of its lease."""
+
+    KEPT = "kept"
+    FULL = "full"  # the group has `MOST_PARTS` or `MOST_PART_BYTES`
+    REFUSED = "refused"  # the lease is no longer the caller's, or an earlier part is missing
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerEpoch:
     """A trainer's hold of the run: the fencing token of its calls. `from_step` is the step of its checkpoint; later

@@ -193,7 +193,8 @@ class Lease:
 
     `samples` has one entry per sample: what earlier attempts left (completed, or aborted with partial tokens), else
     `EMPTY_SAMPLE`. `attempt` and `nonce` fence the result. `suspect`: a worker died holding this group; `alone`: it
-    must be the only group in its engine; `must_finish`: it has used up its interruptions.
+    must be the only group in its engine; `must_finish`: it has used up its interruptions. `parts`: how many parts
+    of its samples earlier attempts salvaged, with `salvaged_tokens` in all.
     """
 
     task: str
@@ -208,6 +209,29 @@ class Lease:
     suspect: bool = False
     alone: bool = False
     must_finish: bool = False
+    parts: int = 0
+    salvaged_tokens: int = 0
+
+
+MOST_PARTS: Final = 16_384
+MOST_PART_BYTES: Final = 64 << 20
+"""Limits of what is salvaged of one group: the number of its parts, and their bytes in all."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplePart:
+    """A part of a sample that is still being made, as it is salvaged.
+
+    `number`: how many parts of the group came before it, in this attempt and in earlier ones; `index`: of the sample;
+    `tokens_before`: response tokens of the sample before this part; `sample`: what follows them (see
+    `rollq.buffer.wire.parts`).
+    """
+
+    lease: Lease
+    number: int
+    index: int
+    tokens_before: int
+    sample: Sample
 
 
 @dataclass(frozen=True, slots=True, eq=False)

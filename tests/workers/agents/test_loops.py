@@ -18,7 +18,8 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.workers.agents.continuation import join_spans, spent
+from rollq.buffer.wire.parts import join_spans
+from rollq.workers.agents.continuation import spent
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling, parse_reason
 from rollq.workers.seeds import sample_seed

@@ -12,11 +12,11 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from rollq.buffer.rollouts import SCHEDULED, SampleStatus, Status
+from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, SCHEDULED, SampleStatus, Status
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
-FUNCTIONS_VERSION = 3
+FUNCTIONS_VERSION = 4
 LIBRARY = f"rollq_{FUNCTIONS_VERSION}"
 
 COMMON = (
@@ -37,7 +37,7 @@ KINDS = ("run", "task", "group", "step", "batch", "snapshot")
 """Folders of `lua/` with one file for each function."""
 
 READ_ONLY = frozenset({"counts", "find", "inspect", "readiness", "save_group", "save_index"})
-REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups"})
+REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups", "salvage"})
 """All other functions also run on a server whose memory is full, so that it can drain."""
 
 
@@ -64,6 +64,8 @@ def constants() -> str:
     lines = {
         "ARRIVALS": str(ARRIVALS),
         "NO_TOKENS": str(NO_TOKENS),
+        "MOST_PARTS": str(MOST_PARTS),
+        "MOST_PART_BYTES": str(MOST_PART_BYTES),
         "STATUSES": _lua_list(Status),
         "SCHEDULED": _lua_list(SCHEDULED),
         "SAMPLE": _lua_table((status.name.lower(), status.value) for status in SampleStatus),

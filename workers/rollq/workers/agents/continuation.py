@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Int32Array, NamedArrays, Segment, VersionSpan
+from rollq.buffer.rollouts import FinishReason, Int32Array, NamedArrays, Segment
+from rollq.buffer.wire.parts import join_spans
 from rollq.workers.engines.protocol import Completion
 
 
@@ -70,12 +71,3 @@ def join_arrays(before: Segment, new: Completion) -> NamedArrays:
             )
         joined[name] = np.concatenate([first, array])
     return joined
-
-
-def join_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) -> tuple[VersionSpan, ...]:
-    """The spans of both, with adjacent spans of the same weights merged."""
-    if first and second and first[-1][:2] == second[0][:2]:
-        epoch, version, tokens = first[-1]
-        second = (VersionSpan(epoch, version, tokens + second[0].tokens), *second[1:])
-        first = first[:-1]
-    return first + second

@@ -2,6 +2,7 @@
 
 local NO_VERSION = '-'
 local EVERY_VERSION = '[^,]+'
+local FIELDS_PER_CALL = 1000
 local NOT_PENDING = '[^' .. SAMPLE.pending .. ']'
 
 local function group_key(prefix, id)
@@ -59,7 +60,21 @@ local function oldest_kept(letters, versions)
   return oldest
 end
 
--- Removes the samples of a group that reset_stale resets, with their payload.
+-- Removes the salvaged parts of a group's samples: the fields of its rollout after those of whole samples.
+local function drop_parts(clock, id, parts)
+  local last = clock.group_size + parts - 1
+  for first = clock.group_size, last, FIELDS_PER_CALL do
+    local fields_of_parts = {}
+    for field = first, math.min(first + FIELDS_PER_CALL - 1, last) do
+      fields_of_parts[#fields_of_parts + 1] = field
+    end
+    redis.call('HDEL', rollout_key(clock.prefix, id), unpack(fields_of_parts))
+  end
+  redis.call('HDEL', group_key(clock.prefix, id), 'parts', 'part_bytes')
+end
+
+-- Removes the samples of a group that reset_stale resets, with their payload. The parts of one that was salvaged stay
+-- until no sample is left or the group is put: without a letter, they count for nothing.
 local function reset_group(clock, id, stale)
   local key = group_key(clock.prefix, id)
   local old_letters, old_versions = fields(key, 'letters', 'versions')
@@ -68,9 +83,17 @@ local function reset_group(clock, id, stale)
     redis.call('HDEL', rollout_key(clock.prefix, id), unpack(reset))
   else
     redis.call('UNLINK', rollout_key(clock.prefix, id))
+    redis.call('HDEL', key, 'parts', 'part_bytes')
   end
   redis.call('HSET', key, 'letters', letters, 'versions', versions)
   redis.call('HDEL', key, 'shaped')
+end
+
+-- Removes those samples of a group that are too old by now, if it has salvaged ones.
+local function reset_salvaged(clock, id)
+  local parts, letters, versions = group_fields(clock, id, 'parts', 'letters', 'versions')
+  local stale = stale_version(clock, clock.step)
+  if parts and oldest_kept(letters, versions) <= stale then reset_group(clock, id, stale) end
 end
 
 -- Lets no token of a group count as newer than version `cap`; returns the version that the group counts as.

@@ -26,6 +26,7 @@ local function hand_back(keys, args)
       if counted == '1' and tonumber(tries) >= clock.max_tries then
         file_for_audit(clock, id, 'failed', error_text)
       else
+        reset_salvaged(clock, id)
         if counted ~= '1' then redis.call('HINCRBY', key, 'tries', -1) end
         make_pending(clock, id, tonumber(deaths))
       end

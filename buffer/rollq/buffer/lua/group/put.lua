@@ -112,8 +112,8 @@ end
 
 -- What is stored of the group.
 local function read_group(key)
-  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row =
-    fields(key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row')
+  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row, parts =
+    fields(key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row', 'parts')
   return {
     attempt = attempt,
     nonce = nonce,
@@ -123,6 +123,7 @@ local function read_group(key)
     batch = batch,
     evaluation = evaluation == '1',
     row = row,
+    parts = tonumber(parts or '0'),
   }
 end
 
@@ -302,6 +303,12 @@ local function refuse(group, result, totals)
   return 'refused'
 end
 
+-- Stores the new frames, which replace what was salvaged of the group: `put` gets every sample that has parts.
+local function store_frames(clock, group, result)
+  if group.parts > 0 then drop_parts(clock, result.id, group.parts) end
+  call_many('HSET', rollout_key(clock.prefix, result.id), result.frames)
+end
+
 local function put(keys, args)
   local incarnation, epoch = unpack(args, 1, FIRST_RESULT - 1)
   local clock, err = read_clock(keys[1], incarnation)
@@ -312,7 +319,7 @@ local function put(keys, args)
   for _, result in ipairs(read_results(clock, args)) do
     local group = read_group(result.key)
     if group.attempt == result.attempt and group.nonce == result.nonce then
-      call_many('HSET', rollout_key(clock.prefix, result.id), result.frames)
+      store_frames(clock, group, result)
       replies[#replies + 1] = put_result(clock, group, result, totals, now)
     else
       replies[#replies + 1] = refuse(group, result, totals)

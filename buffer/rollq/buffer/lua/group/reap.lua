@@ -30,6 +30,7 @@ end
 
 local function requeue(clock, id, deaths, confirmed)
   local key = group_key(clock.prefix, id)
+  reset_salvaged(clock, id)
   if confirmed then
     deaths = math.min(deaths + 1, clock.max_deaths - 1)
     redis.call('HSET', key, 'deaths', deaths)
