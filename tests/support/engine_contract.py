@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 
 from rollq.buffer.rollouts import FinishReason, VersionSpan
-from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engines.protocol import (
+    REPORT_TOKENS,
+    Completion,
+    Engine,
+    EngineDead,
+    Request,
+    Sampling,
+    SwapMode,
+    WeightsVersion,
+)
 from rollq.workers.engines.registry import make_engine
 
 PROMPT = np.array([40, 50, 60], dtype=np.int32)
@@ -34,6 +44,11 @@ class World:
     stopping: Mapping[str, Any]
     tells_versions: bool = True
     """Whether the engine knows which weights made which token of a request that outlived a swap."""
+
+    @property
+    def mode(self) -> SwapMode:
+        """How to swap under a running request."""
+        return SwapMode.KEEP if self.tells_versions else SwapMode.WAIT
 
     def run(self, scenario: Scenario, options: Mapping[str, Any]) -> None:
         """Run `scenario` over an engine that serves `weights` as version (1, 0)."""
@@ -290,3 +305,30 @@ def test_a_sleeping_engine_holds_requests_until_it_is_woken_and_then_takes_new_w
         assert (await engine.generate(CLOCK)).versions == (VersionSpan(1, 1, 5),)
 
     with_engine(world, scenario)
+
+
+def test_a_running_request_reports_its_tokens(world: World) -> None:
+    async def scenario(engine: Engine) -> None:
+        said: list[Completion] = []
+        request = replace(LONG, sampling=replace(LONG.sampling, max_tokens=1000), report=said.append)
+        running = asyncio.ensure_future(engine.generate(request))
+        while not said:
+            await asyncio.sleep(0.001)
+        await engine.swap(world.weights, WeightsVersion(1, 1, "b"), world.mode)
+        completion = await running
+        lengths = [0, *(len(report.ids) for report in said), len(completion.ids)]
+        assert all(REPORT_TOKENS <= after - before < 2 * REPORT_TOKENS for before, after in pairwise(lengths[:-1]))
+        assert lengths[-1] - lengths[-2] < 2 * REPORT_TOKENS
+        for report in said:
+            check_lengths(report)
+            tokens = len(report.ids)
+            assert report.ids.tolist() == completion.ids[:tokens].tolist()
+            assert report.logprobs.tolist() == completion.logprobs[:tokens].tolist()
+            assert versions_of(report) == versions_of(completion)[:tokens]
+
+    with_engine(world, scenario)
+
+
+def versions_of(completion: Completion) -> list[int]:
+    """The version of each token."""
+    return [span.version for span in completion.versions for _ in range(span.tokens)]

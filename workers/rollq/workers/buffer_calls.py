@@ -11,8 +11,8 @@ from rollq.buffer.roles import WorkerBuffer
 P = ParamSpec("P")
 T = TypeVar("T")
 
-THREADS = 11
-"""Calls under way: two puts, lease, hand back, renew, report, live model, controls, wake-ups, and two to spare."""
+THREADS = 12
+"""Calls under way: two puts, lease, hand back, salvage, renew, report, live model, controls, wake-ups; two to spare."""
 
 
 class BufferCalls:

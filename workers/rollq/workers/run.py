@@ -29,6 +29,7 @@ from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.groups.runner import GroupRunner
+from rollq.workers.groups.salvage import Salvage
 from rollq.workers.groups.samples import SampleMaker
 from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.groups.timeouts import AttemptTimeouts
@@ -89,7 +90,7 @@ class Worker:
         timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
         self.table = LeaseTable(calls, lease_s, timeouts, signals)
-        self.maker = SampleMaker(self.host, make_tokenizer(settings), self.table, worker=name)
+        self.maker = SampleMaker(self.host, make_tokenizer(settings), self.table, Salvage(calls), worker=name)
         self.processes = JudgePool(settings.judge_processes)
         self.recipes = make_recipes(tasks, settings, seed, self.processes)
         self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, timeouts)

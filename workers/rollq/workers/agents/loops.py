@@ -5,7 +5,9 @@ versions that made them. A loop returns a sample that is completed, aborted or f
 """
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
@@ -29,7 +31,9 @@ class Rollout:
     """One sample to generate. `previous` holds the tokens of earlier attempts; `sampling` includes the sample's seed.
 
     `session` identifies this attempt at this sample: put it into requests that belong together, so that they reach the
-    same server. `generate` asks the engine; it raises `EngineDead` if the engine has died.
+    same server. `generate` asks the engine; it raises `EngineDead` if the engine has died. `keep`, if there is one,
+    takes the sample so far, aborted: if this worker is killed, the next attempt gets it as `previous`. Each sample that
+    it takes extends the one before.
     """
 
     prompt: Prompt
@@ -41,12 +45,16 @@ class Rollout:
     tokenizer: Tokenizer
     generate: Callable[[Request], Awaitable[Completion]]
     session: str = ""
+    keep: Callable[[Sample], None] | None = None
 
 
 class AgentLoop(Protocol):
-    """Generates one sample. `resumable`: it continues `Rollout.previous`; other loops get an empty one."""
+    """Generates one sample."""
 
-    resumable: ClassVar[bool]
+    @property
+    def resumable(self) -> bool:
+        """Whether the loop continues `Rollout.previous`; other loops get an empty one."""
+        ...
 
     async def run(self, rollout: Rollout) -> Sample:
         """Generate the sample. An exception fails this sample alone; `EngineDead` must not be caught."""
@@ -70,7 +78,8 @@ class SingleTurn:
         reason = spent(prefix, sampling.max_tokens, rollout.tokenizer.eos_ids)
         if reason is None:
             left = sampling if prefix is None else replace(sampling, max_tokens=sampling.max_tokens - len(prefix))
-            request = Request(rollout.prompt_ids, left, prefix_ids=prefix, priority=rollout.priority)
+            report = None if rollout.keep is None else partial(self._keep, rollout, segment)
+            request = Request(rollout.prompt_ids, left, prefix_ids=prefix, priority=rollout.priority, report=report)
             completion = await rollout.generate(request)
             if prefix is not None:
                 completion = cut_at_stop_string(prefix, completion, sampling.stop, rollout.tokenizer)
@@ -78,6 +87,16 @@ class SingleTurn:
             segment = join(rollout.prompt_ids, segment, completion)
         ids = [] if segment is None else segment.response_ids.tolist()
         return finish(rollout, () if segment is None else (segment,), reason, rollout.tokenizer.decode(ids))
+
+    @staticmethod
+    def _keep(rollout: Rollout, before: Segment | None, new: Completion) -> None:
+        """Keep the sample so far: `new` continues `before`. A malformed `new` is the finished sample's to report."""
+        assert rollout.keep is not None
+        if before is not None:
+            new = cut_at_stop_string(before.response_ids, new, rollout.sampling.stop, rollout.tokenizer)
+        if new.finish_reason is FinishReason.ABORT:  # else it has ended, and the engine does not know yet
+            with suppress(ValueError):
+                rollout.keep(finish(rollout, (join(rollout.prompt_ids, before, new),), FinishReason.ABORT, ""))
 
 
 def finish(rollout: Rollout, segments: Sequence[Segment], reason: FinishReason, text: str) -> Sample:

@@ -5,7 +5,7 @@ distribution that it was sampled from (after temperature). Agent loops and the t
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +17,10 @@ from rollq.buffer.errors import RollqError
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 
 log = logging.getLogger(__name__)
+
+
+REPORT_TOKENS = 128
+"""New tokens after which an engine reports those of a running request."""
 
 
 class WeightsVersion(NamedTuple):
@@ -59,7 +63,9 @@ class Request:
     """One sequence to generate. `prefix_ids` are response tokens that already exist (partial rollout); the engine
     continues them and returns only new tokens; `sampling.max_tokens` counts new tokens.
 
-    `must_finish`: once it runs, swaps of every mode wait for it, so that its tokens are of one version.
+    `must_finish`: once it runs, swaps of every mode wait for it, so that its tokens are of one version. `report` gets
+    all new tokens so far, with their versions, whenever there are `REPORT_TOKENS` more; it is called on the event loop
+    and does not raise. An engine that cannot see the tokens of a running request never calls it.
     """
 
     prompt_ids: Int32Array
@@ -67,6 +73,7 @@ class Request:
     prefix_ids: Int32Array | None = None
     priority: int = 0  # smaller is sooner
     must_finish: bool = False
+    report: "Callable[[Completion], None] | None" = None
     session: str | None = None  # requests of one conversation share it, and are best served by the same server
 
 

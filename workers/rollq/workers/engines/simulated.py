@@ -18,7 +18,7 @@ from rollq.buffer.rollouts import FinishReason, Int32Array
 from rollq.buffer.settings import Settings
 from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import token_limit
-from rollq.workers.engines.protocol import Completion, Request, SwapMode, WeightsVersion
+from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.spans import version_spans
 from rollq.workers.tokenizers.byte import EOS_ID
 
@@ -74,8 +74,16 @@ class SimulatedEngine:
     async def _pass_time(self, call: _Call) -> bool:
         call.version, call.started_s = self.version, self._now_s()
         call.swaps.append((self.version, 0))
-        await asyncio.sleep(call.tokens / self._settings.tokens_per_s)
+        if call.request.report is not None:
+            for made in range(REPORT_TOKENS, call.tokens, REPORT_TOKENS):
+                await self._until(call, made)
+                call.request.report(self._complete(call, made, FinishReason.ABORT))
+        await self._until(call, call.tokens)
         return True
+
+    async def _until(self, call: _Call, tokens: int) -> None:
+        """Wait until a call has made `tokens` tokens."""
+        await asyncio.sleep(call.started_s + tokens / self._settings.tokens_per_s - self._now_s())
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Count as `version` from now on; `weights` are not read."""

@@ -39,7 +39,8 @@ class HeldLease:
     """One lease in hand, asked for at `asked_s`, until `deadline_s` (both monotonic).
 
     `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: those at the
-    engine; `looping`: samples whose agent loop has not ended.
+    engine; `looping`: samples whose agent loop has not ended; `parts`: how many parts of its samples were salvaged;
+    `salvages`: whether the buffer still keeps them.
     """
 
     lease: Lease
@@ -51,6 +52,8 @@ class HeldLease:
     cut: StopReason | None = None
     requests: set[Request] = field(default_factory=set)
     looping: set[int] = field(default_factory=set)
+    parts: int = 0
+    salvages: bool = True
 
 
 def _key(lease: Lease) -> tuple[str, int, str]:
@@ -100,7 +103,7 @@ class LeaseTable:
 
     def add(self, lease: Lease, asked_s: float) -> HeldLease:
         """Take charge of a lease that was asked for at `asked_s` (monotonic)."""
-        held = HeldLease(lease, asked_s, asked_s + self._lease_s[lease.task])
+        held = HeldLease(lease, asked_s, asked_s + self._lease_s[lease.task], parts=lease.parts)
         self._held[_key(lease)] = held
         self._generating.add(held)
         return held

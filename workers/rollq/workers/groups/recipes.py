@@ -9,6 +9,7 @@ from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.groups.filters import Filter
+from rollq.workers.groups.salvage import SHORT_TOKENS
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
@@ -32,6 +33,11 @@ class Recipe:
     def resumes(self, lease: Lease) -> bool:
         """Whether interrupted samples continue from their tokens; never in an evaluation, which has one version."""
         return self.loop.resumable and self.settings.partial_rollout and not lease.evaluation
+
+    def salvages(self, lease: Lease) -> bool:
+        """Whether samples that are still being made are kept in the buffer, in case this worker is killed."""
+        settings = self.settings
+        return settings.partial_rollout and settings.max_tokens > SHORT_TOKENS and not lease.evaluation
 
     @property
     def min_valid_samples(self) -> int:

@@ -22,6 +22,7 @@ from rollq.workers.engines.protocol import Completion, EngineDead, Request, Toke
 from rollq.workers.groups.leases import HeldLease, LeaseTable
 from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.recipes import Recipe
+from rollq.workers.groups.salvage import Salvage
 from rollq.workers.http.pools import score
 from rollq.workers.user_code import contained
 
@@ -35,11 +36,14 @@ class SampleMaker:
     """Makes the samples of leases. `tokens` counts generated tokens, `recomputed_tokens` those that went through the
     engine again because the weights changed under a running request."""
 
-    def __init__(self, host: EngineHost, tokenizer: Tokenizer, table: LeaseTable, *, worker: str) -> None:
+    def __init__(
+        self, host: EngineHost, tokenizer: Tokenizer, table: LeaseTable, salvage: Salvage, *, worker: str
+    ) -> None:
         self.tokens = self.recomputed_tokens = 0
         self._host = host
         self._tokenizer = tokenizer
         self._table = table
+        self._salvage = salvage
         self._extra = {"worker": worker}
         self._failures = LogOnce(log)
 
@@ -65,6 +69,7 @@ class SampleMaker:
         lease = held.lease
         resumes = recipe.resumes(lease)
         previous = samples[index] if resumes else EMPTY_SAMPLE
+        salvage = self._salvage.of(held, index, previous) if recipe.salvages(lease) else None
         rollout = Rollout(
             prompt=lease.prompt,
             prompt_ids=prompt_ids,
@@ -75,6 +80,7 @@ class SampleMaker:
             tokenizer=self._tokenizer,
             generate=partial(self._generate, held),
             session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
+            keep=salvage.keep if salvage and resumes else None,
         )
         try:
             made = await contained(recipe.loop.run(rollout))
@@ -92,6 +98,8 @@ class SampleMaker:
         if made.status is SampleStatus.COMPLETED:
             made = await self._judge(recipe, lease, made)
         samples[index] = replace(made, extra={**made.extra, **self._extra})
+        if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
+            salvage.keep_whole(samples[index])
 
     def _log_failure(self, lease: Lease, index: int, error: Exception) -> None:
         """Log why an agent loop failed, once per task and exception type."""

@@ -1,6 +1,6 @@
 """Requests and answers of OpenAI's completions API. Pure: plain values in and out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,16 +43,20 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 @dataclass(slots=True, eq=False)
 class Tokens:
     """The part of a completion that has arrived: ids, their logprobs in nats, and why it ended, if it has. `url` is the
-    server's, for messages."""
+    server's, for messages; `tries` counts the servers that were asked for it. `added` is called whenever tokens arrive.
+    """
 
     url: str = "the server"
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reason: str | None = None
+    tries: int = 0
+    added: Callable[[], None] | None = None
 
     def begin(self, url: str) -> None:
         """Start anew: the server at `url` is asked."""
         self.url, self.ids, self.logprobs, self.reason = url, [], [], None
+        self.tries += 1
 
     def add(self, answer: Any) -> None:
         """Append an answer, or an event of one that is streamed. Raises `ValueError` when it lacks token ids or
@@ -73,6 +77,8 @@ class Tokens:
                 f"({type(error).__name__}: {error}): a server with return_token_ids is needed, such as vLLM's; it said "
                 f"{answer!r:.200}"
             ) from error
+        if self.added is not None:
+            self.added()
 
     def completion(self, version: WeightsVersion, reason: FinishReason | None = None) -> Completion:
         """As a completion by `version`, ended by `reason` or as the server said.

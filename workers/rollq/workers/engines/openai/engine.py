@@ -34,7 +34,14 @@ from rollq.workers.engines.openai.completions_api import Tokens, join_parts, req
 from rollq.workers.engines.openai.server import NO_VERSION
 from rollq.workers.engines.openai.servers import Servers
 from rollq.workers.engines.openai.weight_routes import Weights
-from rollq.workers.engines.protocol import Completion, EngineDead, Request, SwapMode, WeightsVersion
+from rollq.workers.engines.protocol import (
+    REPORT_TOKENS,
+    Completion,
+    EngineDead,
+    Request,
+    SwapMode,
+    WeightsVersion,
+)
 from rollq.workers.engines.tensors import read_model
 from rollq.workers.http.settings import RetrySettings
 from rollq.workers.seeds import turn_seed
@@ -75,6 +82,7 @@ class _Call(Call):
     tokens_left: int = 0
     parts: list[Completion] = field(default_factory=list)
     tokens: Tokens = field(default_factory=Tokens)
+    reported: int = 0
 
     def end_part(self, reason: FinishReason | None = None) -> FinishReason:
         """Keep the tokens that have come, and return why they ended. Raises `ValueError` when they are malformed."""
@@ -83,6 +91,16 @@ class _Call(Call):
         self.tokens_left -= len(part.ids)
         self.tokens = Tokens()
         return part.finish_reason
+
+    def report(self) -> None:
+        """Report the tokens, if there are enough new ones. A server that starts anew makes others: they are not."""
+        report, new = self.request.report, self.tokens
+        tokens = len(new.ids) + sum(len(part.ids) for part in self.parts)
+        if report is None or new.tries > 1 or new.reason is not None or tokens - self.reported < REPORT_TOKENS:
+            return
+        self.reported = tokens
+        part = new.completion(self.version or NO_VERSION, FinishReason.ABORT)
+        report(join_parts([*self.parts, part], FinishReason.ABORT))
 
     def rest(self) -> Request:
         """The request that remains: the request itself, or its continuation after the parts."""
@@ -147,6 +165,8 @@ class OpenAIEngine:
 
     async def _ask(self, call: _Call) -> None:
         call.version = self.version
+        if call.request.report is not None:
+            call.tokens.added = call.report
         body = {**request_body(call.rest(), call.tokens_left, call.version), "stream": True}
         await self._servers.ask(body, call.request.session, call.tokens)
 

@@ -17,7 +17,7 @@ import torch
 
 from rollq.buffer.rollouts import FinishReason
 from rollq.workers.engines.gate import Call, RequestGate
-from rollq.workers.engines.protocol import Completion, EngineDead, WeightsVersion
+from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, EngineDead, WeightsVersion
 from rollq.workers.engines.transformers.decode_batch import ActiveSequence, DecodeBatch
 from rollq.workers.engines.transformers.weights import copy_weights
 
@@ -128,6 +128,9 @@ class DecodeDriver:
             return
         for sequence in await self.compute(self._step, joining):
             _answer(self._running.pop(sequence), sequence.finish_reason or FinishReason.ERROR)
+        for sequence, job in self._running.items():
+            if job.request.report is not None and len(sequence.ids) % REPORT_TOKENS == 0:
+                job.request.report(sequence.completion(FinishReason.ABORT))
 
     def _take_waiting(self) -> list[ActiveSequence]:
         """Move waiting jobs into the batch while there is room; none while a swap waits for others to end."""

@@ -1,17 +1,24 @@
 """vLLM's sampling parameters of a request, and completions from its outputs. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from rollq.buffer.rollouts import VersionSpan
+from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion, parse_reason
+from rollq.workers.engines.spans import version_spans
 
 
-def sampling_parameters(sampling: Sampling, tokens: int, stop_ids: list[int]) -> SamplingParams:
-    """Parameters for at most `tokens` new tokens, with everything set that changes the distribution or the end."""
+def sampling_parameters(
+    sampling: Sampling, tokens: int, stop_ids: list[int], *, streamed: bool = False
+) -> SamplingParams:
+    """Parameters for at most `tokens` new tokens, with everything set that changes the distribution or the end.
+
+    `streamed`: vLLM gives the tokens in several outputs, as they are made.
+    """
     return SamplingParams(
         n=1,
         max_tokens=tokens,
@@ -31,25 +38,52 @@ def sampling_parameters(sampling: Sampling, tokens: int, stop_ids: list[int]) ->
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
     )
 
 
-def read_output(output: Any, version: WeightsVersion, *, spans: bool) -> Completion:
-    """vLLM's `CompletionOutput` as a completion. Without `spans` all tokens are of `version`.
+class OutputReader:
+    """Reads vLLM's `CompletionOutput`s of one request, each of which continues those before it."""
 
-    Raises `ValueError` when a token lacks its logprob, or its version cannot be read.
-    """
-    ids = np.array(output.token_ids, dtype=np.int32)
-    logprobs = np.array(output.logprobs.logprobs if len(ids) else (), dtype=np.float32)
-    if logprobs.shape != ids.shape:
-        raise ValueError(f"vLLM gave {len(ids)} tokens with {len(logprobs)} logprobs")
-    reported = getattr(output, "weight_versions", None) if spans else None
-    if reported:
-        versions = tuple(span_of(span.version, span.end - span.start) for span in reported)
-    else:
-        versions = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
-    return Completion(ids, logprobs, versions, parse_reason(output.finish_reason))
+    def __init__(self, version: WeightsVersion) -> None:
+        """`version`: of all tokens, where vLLM does not report it."""
+        self.tokens = 0
+        self._version = version
+        self._ids: list[Int32Array] = []
+        self._logprobs: list[Float32Array] = []
+
+    def add(self, output: Any) -> None:
+        """Read one output. Raises `ValueError` when a token lacks its logprob."""
+        ids = np.array(output.token_ids, dtype=np.int32)
+        logprobs = np.array(output.logprobs.logprobs if len(ids) else (), dtype=np.float32)
+        if logprobs.shape != ids.shape:
+            raise ValueError(f"vLLM gave {len(ids)} tokens with {len(logprobs)} logprobs")
+        self.tokens += len(ids)
+        self._ids.append(ids)
+        self._logprobs.append(logprobs)
+
+    def final(self, last: Any, *, spans: bool) -> Completion:
+        """The completion that `last`, which has been added, ends. Without `spans` all tokens are of one version.
+
+        Raises `ValueError` when the version of a token cannot be read.
+        """
+        reported = getattr(last, "weight_versions", None) if spans else None
+        versions = tuple(span_of(span.version, span.end - span.start) for span in reported) if reported else None
+        return self._completion(versions, parse_reason(last.finish_reason))
+
+    def so_far(self, starts: Sequence[tuple[str, int]] | None) -> Completion:
+        """The tokens that have been added. `starts`: the names of their weights, each with the index of its first
+        token; None when all are of one version."""
+        if starts is None:
+            return self._completion(None, FinishReason.ABORT)
+        known = [(_version_of(name), start) for name, start in starts]
+        return self._completion(version_spans(known, self.tokens), FinishReason.ABORT)
+
+    def _completion(self, versions: tuple[VersionSpan, ...] | None, reason: FinishReason) -> Completion:
+        if versions is None:
+            epoch, version, _ = self._version
+            versions = (VersionSpan(epoch, version, self.tokens),) if self.tokens else ()
+        return Completion(np.concatenate(self._ids), np.concatenate(self._logprobs), versions, reason)
 
 
 def name_of(version: WeightsVersion) -> str:
@@ -59,5 +93,10 @@ def name_of(version: WeightsVersion) -> str:
 
 def span_of(name: str, tokens: int) -> VersionSpan:
     """`tokens` tokens of the weights that `name_of` named."""
+    version = _version_of(name)
+    return VersionSpan(version.epoch, version.version, tokens)
+
+
+def _version_of(name: str) -> WeightsVersion:
     epoch, _, version = name.partition(".")
-    return VersionSpan(int(epoch), int(version), tokens)
+    return WeightsVersion(int(epoch), int(version), "")

@@ -9,6 +9,7 @@ raise nothing there.
 """
 
 import asyncio
+import logging
 from collections.abc import Collection
 from itertools import count
 from pathlib import Path
@@ -22,19 +23,22 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import FinishReason
 from rollq.workers.engines.gate import RequestGate
 from rollq.workers.engines.limits import check_ids, token_limit
-from rollq.workers.engines.protocol import Completion, Request, SwapMode, WeightsVersion
+from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import Incoming
 from rollq.workers.engines.tensors import Shapes, check_tensors, is_adapter, tensor_shapes, tied_heads
 from rollq.workers.engines.vllm.adapters import Adapters, VllmCall, outlives, used_adapters
-from rollq.workers.engines.vllm.api import name_of, read_output, sampling_parameters
+from rollq.workers.engines.vllm.api import OutputReader, name_of, sampling_parameters
 from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess, start_vllm
 from rollq.workers.engines.vllm.settings import VllmSettings
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE, model_eos_ids
 
 __all__ = ["VllmEngine", "VllmSettings"]
+
+log = logging.getLogger(__name__)
 
 ABORT_S = 1.0
 """How long an aborted request may take to end. vLLM ignores the abort of one that it has not registered yet."""
@@ -49,6 +53,7 @@ class VllmEngine:
         self._process: VllmProcess | None = None
         self._names = count()
         self._gate: RequestGate[VllmCall] = RequestGate(self._stop)
+        self._unknown_versions = LogOnce(log)
 
     async def start(self) -> None:
         """Load the model; takes seconds to minutes. Raises `ConfigError` if vLLM cannot serve it."""
@@ -83,19 +88,40 @@ class VllmEngine:
     async def _ask(self, call: VllmCall, ids: list[int], tokens: int) -> Completion:
         process = self._living()
         call.version, call.adapter = self.version, self._adapters.current
-        parameters = sampling_parameters(call.request.sampling, tokens, self._stop_ids)
+        report = call.request.report
+        parameters = sampling_parameters(call.request.sampling, tokens, self._stop_ids, streamed=report is not None)
         # The salt keeps cached prompts of other weights away, also where running requests keep theirs.
         prompt = tokens_input(ids, cache_salt=name_of(call.version))
         answers = process.llm.generate(
             prompt, parameters, call.name, lora_request=call.adapter, priority=call.request.priority
         )
+        reader, reported = OutputReader(call.version), 0
         try:
-            outputs = [output async for output in answers]  # only the final one
+            async for answer in answers:  # only the final one, unless they are to be reported
+                output = answer.outputs[0]
+                reader.add(output)
+                if report is not None and not answer.finished and reader.tokens - reported >= REPORT_TOKENS:
+                    reported = reader.tokens
+                    self._report(call, reader)
         except EngineDeadError as error:
             raise process.failed(f"vLLM died: {error}") from error
         except VLLMClientError as error:
             raise ValueError(f"vLLM refuses the request: {error}") from error
-        return read_output(outputs[-1].outputs[0], call.version, spans=call.adapter is None)
+        return reader.final(output, spans=call.adapter is None)
+
+    def _report(self, call: VllmCall, reader: OutputReader) -> None:
+        """Report the tokens of a running call, if their versions are known."""
+        assert call.request.report is not None
+        if call.adapter is not None or not SUPPORTS_VERSIONS:
+            call.request.report(reader.so_far(None))
+            return
+        try:
+            starts = self._living().version_starts(call.name)
+        except AttributeError as error:
+            self._unknown_versions.warning("", "this vLLM hides which weights made the tokens of requests: %s", error)
+            return
+        if starts:
+            call.request.report(reader.so_far(starts))
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Serve other weights, or an adapter; see `Engine.swap`. New requests wait meanwhile.

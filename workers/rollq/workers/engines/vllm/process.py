@@ -13,7 +13,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollq.buffer.errors import ConfigError
-from rollq.workers.engines.protocol import EngineDead, WeightsVersion
+from rollq.workers.engines.protocol import REPORT_TOKENS, EngineDead, WeightsVersion
 from rollq.workers.engines.vllm.api import name_of
 from rollq.workers.engines.vllm.extension import LoadExtension
 from rollq.workers.engines.vllm.settings import VllmSettings
@@ -39,7 +39,7 @@ def start_vllm(settings: VllmSettings) -> AsyncLLM:
         "worker_extension_cls": f"{LoadExtension.__module__}.{LoadExtension.__qualname__}",
     }
     chosen = {**(CPU_ARGS if current_platform.is_cpu() else {}), **settings.engine_args}
-    args = {"disable_log_stats": True, "dtype": settings.dtype, **chosen, **ours}
+    args = {"disable_log_stats": True, "dtype": settings.dtype, "stream_interval": REPORT_TOKENS, **chosen, **ours}
     # Ctrl-C on a terminal is for the worker, whose groups may still finish: the processes started here inherit the
     # block and do not see it. multiprocessing's own helper is started first, because starting it lifts the block.
     resource_tracker.ensure_running()
@@ -111,6 +111,16 @@ class VllmProcess:
         """Have vLLM report `version` for the tokens from now on."""
         if SUPPORTS_VERSIONS:
             await self.change(self.llm.update_weight_version(name_of(version)))
+
+    def version_starts(self, request: str) -> list[tuple[str, int]] | None:
+        """The names of the weights that have made a running request's tokens, each with the index of its first token.
+
+        None when it has ended. vLLM itself shows them only then, so this looks into its records; raises
+        `AttributeError` where a vLLM keeps them elsewhere.
+        """
+        records = self.llm.output_processor
+        names = records.external_req_ids.get(request)
+        return list(records.request_states[names[0]].weight_version_starts) if names else None
 
     async def close(self) -> None:
         """Stop the process."""

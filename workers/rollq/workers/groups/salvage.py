@@ -1,0 +1,92 @@
+"""Tokens of samples that are still being made, kept in the buffer in case this worker is killed.
+
+Invariant: at most `REPORT_TOKENS` new tokens of a sample, or one turn of an agent, wait to be sent; what has been sent
+is sent only once. Salvage is an extra: when a call fails or the buffer does not keep a part, the worker logs it once,
+and sends nothing more of that lease.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rollq.buffer.log_once import LogOnce
+from rollq.buffer.replies import SalvageOutcome
+from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, Sample, SamplePart
+from rollq.buffer.wire.parts import rest_of
+from rollq.workers.batcher import Batcher
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.protocol import REPORT_TOKENS
+from rollq.workers.groups.leases import HeldLease
+
+if TYPE_CHECKING:
+    import asyncio
+
+log = logging.getLogger(__name__)
+
+GATHER_S = 0.05
+LIMIT = 64
+SHORT_TOKENS = 2 * REPORT_TOKENS
+"""Answers that cannot get longer than this are not salvaged: they are soon made again."""
+
+
+class SampleSalvage:
+    """Salvages one sample; `tokens` of its response tokens are in the buffer or on their way."""
+
+    def __init__(self, salvage: "Salvage", held: HeldLease, index: int, previous: Sample) -> None:
+        self.tokens = previous.response_tokens
+        self._salvage = salvage
+        self._held = held
+        self._index = index
+
+    def keep(self, sample: Sample) -> None:
+        """Keep the tokens of `sample` that come after those kept before, and its other fields.
+
+        The tokens kept before, with all that belongs to them, must be the same as then.
+        """
+        held = self._held
+        if not held.salvages or held.finished:
+            return
+        part = SamplePart(held.lease, held.parts, self._index, self.tokens, rest_of(sample, self.tokens))
+        held.parts += 1
+        self.tokens = sample.response_tokens
+        self._salvage.send(held, part)
+
+    def keep_whole(self, sample: Sample) -> None:
+        """Keep all of a finished sample, whose loss mask and arrays may have changed, instead of what was kept."""
+        self.tokens = 0
+        self.keep(sample)
+
+
+class Salvage:
+    """Sends parts of samples to the buffer, in order."""
+
+    def __init__(self, calls: BufferCalls) -> None:
+        self._batcher = Batcher(partial(_salvage, calls), calls.threads, gather_s=GATHER_S, limit=LIMIT)
+        self._failures = LogOnce(log)
+
+    def of(self, held: HeldLease, index: int, previous: Sample) -> SampleSalvage:
+        """The salvage of one sample, which continues `previous`."""
+        return SampleSalvage(self, held, index, previous)
+
+    def send(self, held: HeldLease, part: SamplePart) -> None:
+        """Send a part with the next call. When it is not kept, no more parts of its lease are sent."""
+        self._batcher.submit(part).add_done_callback(partial(self._sent, held))
+
+    def _sent(self, held: HeldLease, future: "asyncio.Future[SalvageOutcome]") -> None:
+        if future.cancelled() or not held.salvages:
+            return
+        error = future.exception()
+        held.salvages = error is None and future.result() is SalvageOutcome.KEPT
+        lease = held.lease
+        if error is not None:
+            self._failures.warning(type(error), "tokens are not salvaged, as of task %r: %s", lease.task, error)
+        elif future.result() is SalvageOutcome.FULL:
+            self._failures.warning(
+                (lease.task, "full"), "tokens beyond %d parts or %d bytes are not salvaged, as of group %d of task %r",
+                MOST_PARTS, MOST_PART_BYTES, lease.group_id, lease.task,
+            )  # fmt: skip
+
+
+def _salvage(calls: BufferCalls, parts: Sequence[SamplePart]) -> Sequence[SalvageOutcome]:
+    return calls.buffer.salvage(parts)
