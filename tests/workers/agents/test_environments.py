@@ -1,8 +1,8 @@
 """Environments: their turns, their limits, and that they are always torn down."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
+from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
@@ -266,6 +267,30 @@ def test_environments_that_cannot_be_made_are_refused_at_the_start(options: dict
     assert words in str(refused.value)
 
 
+class Remembering(Guess):
+    """Can take up the conversation of another one."""
+
+    async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
+        SEEN.calls.append(f"resume after {[message['content'] for message in messages]}")
+        SEEN.alive += 1
+        return Opening(({"role": "user", "content": "guess"},))
+
+
+def test_an_environment_that_can_resume_continues_after_the_last_whole_turn(tokenizer: HfTokenizer, seen: Seen) -> None:
+    loop = make_loop("environment", {"environment": f"{__name__}.Remembering"})
+    assert (loop.resumable, guessing().resumable) == (True, False)
+    interrupted = converse(loop, Model(tokenizer, ["9", "3", FinishReason.ABORT]))
+    assert interrupted.status is SampleStatus.ABORTED
+    first = Model(tokenizer, ["9", "3", "5"])
+    again = replace(rollout(Model(tokenizer, ["9", "3", "5"], list(range(2))), Prompt("6*7?")), previous=interrupted)  # type: ignore[arg-type]
+    continued, whole = asyncio.run(loop.run(again)), converse(loop, first)
+    assert continued.segments[0].response_ids.tolist() == whole.segments[0].response_ids.tolist()
+    assert continued.segments[0].versions == whole.segments[0].versions
+    assert (continued.extra, continued.text) == (whole.extra, "5")
+    assert "resume after ['9', 'lower', '3', 'higher']" in seen.calls
+    assert (seen.alive, seen.calls.count("teardown")) == (0, 3)
+
+
 # in a worker
 
 LOOP = {
@@ -324,7 +349,7 @@ def test_a_worker_that_stops_tears_down_what_it_holds(world: WorkerWorld, seen: 
 
 
 def test_an_aborted_conversation_starts_again(world: WorkerWorld, seen: Seen) -> None:
-    """Also with partial rollout: what the environment went through cannot be had again."""
+    """Also with partial rollout, where the environment cannot resume."""
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: script.running == 2)

@@ -17,14 +17,15 @@ from rollq.buffer.leasing import version_of
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
+from rollq.buffer.wire.parts import join_parts, rest_of
 from rollq.buffer.wire.validation import check_group
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.limits import token_limit
-from rollq.workers.engines.protocol import Completion, ContextFull, Request
+from rollq.workers.engines.protocol import Completion, ContextFull, Request, Sampling
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
-from support.chat_engine import EOS, FORGETFUL, PAD, Model, call, chat_tokenizer, converse, rollout
+from support.chat_engine import EOS, FORGETFUL, PAD, PLAIN, Model, call, chat_tokenizer, converse, rollout
 from support.waiting import PATIENCE_S
 from support.worker_run import Script, WorkerWorld
 
@@ -417,8 +418,77 @@ def test_a_turn_that_is_aborted_or_fails_ends_the_sample_so(tokenizer: HfTokeniz
     assert sample.status is (SampleStatus.ABORTED if reason is FinishReason.ABORT else SampleStatus.FAILED)
 
 
-def test_conversations_are_not_gone_on_with_after_an_interruption(tokenizer: HfTokenizer) -> None:
-    assert tools("calculator").resumable is False
+@pytest.mark.parametrize("template", [PLAIN, FORGETFUL])
+def test_conversations_continue_after_any_whole_turn(tmp_path: Path, template: str) -> None:
+    tokenizer = chat_tokenizer(tmp_path, template)
+    words = [f"<think>{number}</think>{call('calculator', expression=f'{number}+1')}" for number in range(4)]
+    loop, kept = tools("calculator"), list[Sample]()
+    first = Model(tokenizer, [*words, "done"], arrays=True)
+    whole = asyncio.run(loop.run(replace(rollout(first, Prompt("6*7?")), keep=kept.append)))
+    assert loop.resumable
+    assert len(kept) == 4
+    for turns, previous in enumerate(kept, start=1):
+        assert (previous.status, len(previous.extra["messages"])) == (SampleStatus.ABORTED, 2 * turns)
+        model = Model(tokenizer, [*words, "done"], first.requests[:turns], arrays=True)
+        again = replace(rollout(model, Prompt("6*7?")), previous=previous)
+        continued = asyncio.run(loop.run(again))
+        same_tokens(continued, whole)
+        assert continued.extra == whole.extra
+        assert [request.sampling.seed for request in model.requests] == [each.sampling.seed for each in first.requests]
+
+
+def same_tokens(one: Sample, other: Sample) -> None:
+    for found, wanted in zip(one.segments, other.segments, strict=True):
+        assert found.prompt_ids.tolist() == wanted.prompt_ids.tolist()
+        assert found.response_ids.tolist() == wanted.response_ids.tolist()
+        assert found.logprobs.tolist() == wanted.logprobs.tolist()
+        assert found.versions == wanted.versions
+        assert (found.loss_mask is None) == (wanted.loss_mask is None)
+        if found.loss_mask is not None and wanted.loss_mask is not None:
+            assert found.loss_mask.tolist() == wanted.loss_mask.tolist()
+        routes: list[Any] = [segment.arrays["routed"] for segment in (found, wanted)]
+        assert np.array_equal(*routes)
+
+
+def test_what_is_kept_of_a_conversation_travels_in_parts(tokenizer: HfTokenizer) -> None:
+    parts, tokens = list[Sample](), 0
+
+    def keep(sample: Sample) -> None:
+        nonlocal tokens
+        parts.append(rest_of(sample, tokens))
+        tokens = sample.response_tokens
+        same_tokens(join_parts(parts), sample)
+
+    model = Model(tokenizer, [SUM, SUM, SUM, "done"], arrays=True)
+    asyncio.run(tools("calculator").run(replace(rollout(model, Prompt("6*7?")), keep=keep)))
+    assert len(parts) == 3
+
+
+def test_an_interrupted_turn_is_taken_again(tokenizer: HfTokenizer) -> None:
+    interrupted = converse(tools("calculator"), Model(tokenizer, [SUM, FinishReason.ABORT]))
+    assert len(interrupted.extra["messages"]) == 2
+    model = Model(tokenizer, ["", "done"], [Request(np.zeros(0, np.int32), Sampling(max_tokens=1))])
+    again = replace(rollout(model, Prompt("6*7?")), previous=interrupted)
+    whole = converse(tools("calculator"), Model(tokenizer, [SUM, "done"]))
+    continued = asyncio.run(tools("calculator").run(again))
+    assert [each.response_ids.tolist() for each in continued.segments] == [
+        each.response_ids.tolist() for each in whole.segments
+    ]
+
+
+def test_calls_made_before_an_interruption_count(tokenizer: HfTokenizer) -> None:
+    loop = tools("calculator", each={"max_calls": 2})
+    interrupted = converse(loop, Model(tokenizer, [SUM * 2, FinishReason.ABORT]))
+    model = Model(tokenizer, ["", SUM, "done"], [Request(np.zeros(0, np.int32), Sampling(max_tokens=1))])
+    continued = asyncio.run(loop.run(replace(rollout(model, Prompt("6*7?")), previous=interrupted)))
+    assert "may be called 2 times" in continued.extra["messages"][-2]["content"]
+
+
+def test_a_conversation_whose_opening_has_changed_is_not_continued(tokenizer: HfTokenizer) -> None:
+    interrupted = converse(tools("calculator"), Model(tokenizer, [SUM, FinishReason.ABORT]))
+    again = replace(rollout(Model(tokenizer, ["done"]), Prompt("6*7?")), previous=interrupted)
+    with pytest.raises(ValueError, match="its opening was another"):
+        asyncio.run(tools("calculator", "greet").run(again))
 
 
 def test_the_buffer_takes_such_samples(tokenizer: HfTokenizer, tmp_path: Path) -> None:

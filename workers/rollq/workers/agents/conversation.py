@@ -42,6 +42,26 @@ class Conversation:
         rendered = tokenizer.render(messages, tools)
         return cls(tokenizer, tuple(tools), tuple(messages), rendered, _ids(tokenizer, rendered))
 
+    def resumed(self, messages: Sequence[Message], segments: Sequence[Segment]) -> Self:
+        """This conversation, which has just started, after `messages`, of which `segments` hold the tokens.
+
+        The last message is not the model's. Raises `ValueError` if the conversation began otherwise then.
+        """
+        if not np.array_equal(segments[0].prompt_ids, self.prompt_ids):
+            raise ValueError("the conversation cannot be continued: its opening was another before it was interrupted")
+        conversation = (*self.messages, *messages)
+        rendered = self.tokenizer.render(conversation, self.tools)
+        last = segments[-1]
+        continues = last.loss_mask is not None and not last.loss_mask[-1]  # it ends with text of the environment
+        return replace(
+            self,
+            messages=conversation,
+            rendered=rendered,
+            prompt_ids=last.prompt_ids if continues else _ids(self.tokenizer, rendered),
+            closed=tuple(segments[:-1] if continues else segments),
+            segment=last if continues else None,
+        )
+
     @property
     def segments(self) -> tuple[Segment, ...]:
         """All segments so far."""

@@ -6,10 +6,10 @@ lease, and when the worker stops. That takes at most `teardown_s`, and a failure
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rollq.buffer.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
@@ -60,6 +60,16 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
+class ResumableEnvironment(Environment, Protocol):
+    """An environment that can take up a conversation of another one, whose worker was killed or interrupted."""
+
+    async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
+        """Get ready, instead of by `setup`, for the turn after `messages`: all from the model and the other environment
+        since the opening. Returns the same opening as the other one did."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Turns of the model in one sample, and seconds that each call of an environment may take; None: no limit."""
@@ -72,11 +82,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Environments:
-    """The environments of one task. `places` bounds how many exist at the same time."""
+    """The environments of one task. `places` bounds how many exist at the same time; `resumable`: they can `resume`."""
 
     make: Callable[[], Environment]
     limits: Limits
     places: AbstractAsyncContextManager[Any]
+    resumable: bool = False
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Environment]:
@@ -91,6 +102,14 @@ class Environments:
     async def setup(self, environment: Environment, prompt: Prompt, session: str) -> Opening:
         """See `Environment.setup`. Raises `TimeoutError` naming the step."""
         return await _within(self.limits.setup_s, "the environment's setup", environment.setup(prompt, session))
+
+    async def resume(
+        self, environment: Environment, prompt: Prompt, session: str, messages: Sequence[Message]
+    ) -> Opening:
+        """See `ResumableEnvironment.resume`. Raises `TimeoutError` naming the step."""
+        assert isinstance(environment, ResumableEnvironment)
+        resuming = environment.resume(prompt, session, messages)
+        return await _within(self.limits.setup_s, "the environment's resume", resuming)
 
     async def step(self, environment: Environment, text: str) -> Step:
         """See `Environment.step`. Raises `TimeoutError` naming the step."""

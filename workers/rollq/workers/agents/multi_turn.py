@@ -5,8 +5,9 @@ is longer than `max_prompt_tokens` and `max_tokens` together, also where a chang
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -15,7 +16,7 @@ from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.buffer.settings import Settings
 from rollq.workers.agents.conversation import Conversation, Message
-from rollq.workers.agents.environments import Environment, Environments, Limits, Opening, Step
+from rollq.workers.agents.environments import Environment, Environments, Limits, Opening, ResumableEnvironment, Step
 from rollq.workers.agents.loops import Rollout, failed, finish
 from rollq.workers.engines.protocol import ContextFull, Request, parse_reason
 from rollq.workers.seeds import turn_seed
@@ -35,15 +36,21 @@ class EnvironmentSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class MultiTurn:
-    """Several turns with an environment. An interrupted sample starts again in a new environment."""
+    """Several turns with an environment. An interrupted sample continues after its last whole turn if a new environment
+    can resume, and else starts again."""
 
     environments: Environments
-    resumable: ClassVar[bool] = False
+
+    @property
+    def resumable(self) -> bool:
+        """See `AgentLoop.resumable`."""
+        return self.environments.resumable
 
     async def run(self, rollout: Rollout) -> Sample:
         """See `AgentLoop.run`. Raises what the environment raises."""
+        previous = rollout.previous
         async with self.environments.open() as environment:
-            opening = await self.environments.setup(environment, rollout.prompt, rollout.session)
+            opening = await self._opening(environment, rollout)
             messages = (*prompt_messages(rollout.prompt), *opening.messages)
             conversation = Conversation.begin(rollout.tokenizer, messages, opening.tools)
             if len(conversation.prompt_ids) > rollout.max_prompt_tokens:
@@ -52,7 +59,16 @@ class MultiTurn:
                     f"messages, max_prompt_tokens is {rollout.max_prompt_tokens}"
                 )
             dialogue = _Dialogue(rollout, self.environments, environment, opening, conversation)
+            if previous.segments:
+                dialogue.resume(previous)
             return dialogue.sample(await dialogue.run())
+
+    async def _opening(self, environment: Environment, rollout: Rollout) -> Opening:
+        prompt, session = rollout.prompt, rollout.session
+        if not rollout.previous.segments:
+            return await self.environments.setup(environment, prompt, session)
+        messages: Sequence[Message] = rollout.previous.extra["messages"]
+        return await self.environments.resume(environment, prompt, session, messages)
 
 
 @dataclass(slots=True)
@@ -69,10 +85,21 @@ class _Dialogue:
     rewards: list[float] = field(default_factory=list)
     text: str = ""
 
+    def resume(self, previous: Sample) -> None:
+        """Continue an interrupted conversation, which was kept before a turn of the model."""
+        self.messages = list(previous.extra["messages"])
+        self.conversation = self.conversation.resumed(self.messages, previous.segments)
+        self.text = previous.text
+        if "environment_reward" in previous.extra:
+            self.rewards = [previous.extra["environment_reward"]]
+
     async def run(self) -> FinishReason:
         """Take turns until the conversation ends; returns why it ended."""
         upcoming = self.conversation
-        for turn in range(1, self.environments.limits.max_turns + 1):
+        taken = sum(message["role"] == "assistant" for message in self.messages)
+        for turn in range(taken + 1, self.environments.limits.max_turns + 1):
+            if turn > taken + 1:
+                self._keep(upcoming)
             try:
                 reason = await self._model_turn(upcoming, turn)
             except ContextFull:
@@ -89,8 +116,16 @@ class _Dialogue:
                 return FinishReason.LENGTH
         return FinishReason.TOOL_CALLS if self.opening.tools else FinishReason.LENGTH  # the model wanted to continue
 
+    def _keep(self, upcoming: Conversation) -> None:
+        """Keep the conversation before a turn of the model, in case this worker is killed."""
+        if self.rollout.keep is not None:
+            self.rollout.keep(replace(self, conversation=upcoming).sample(FinishReason.ABORT))
+
     async def _model_turn(self, upcoming: Conversation, turn: int) -> FinishReason:
         completion = await self.rollout.generate(next_request(self.rollout, upcoming, turn))
+        if parse_reason(completion.finish_reason) is FinishReason.ABORT:
+            self.conversation = upcoming  # the next attempt takes this turn again
+            return FinishReason.ABORT
         self.conversation = upcoming.after_model(completion)
         self.messages.append(self.conversation.messages[-1])
         self.text = self.rollout.tokenizer.decode(completion.ids.tolist())
@@ -114,7 +149,7 @@ class _Dialogue:
             session_id=self.rollout.session,
             tools=self.opening.tools,
             tool_choice="auto" if self.opening.tools else None,
-            extra={"messages": self.messages} | ({"environment_reward": sum(rewards)} if rewards else {}),
+            extra={"messages": [*self.messages]} | ({"environment_reward": sum(rewards)} if rewards else {}),
         )
 
 
@@ -156,10 +191,12 @@ def environment_loop(**options: Any) -> MultiTurn:
         return environment
 
     try:
-        check_methods("environment", settings.environment, make(), "setup", "step", "teardown")
+        check_methods("environment", settings.environment, made := make(), "setup", "step", "teardown")
     except (TypeError, ValueError, ValidationError) as error:
         raise ConfigError(
             f"environment {settings.environment!r} cannot be made with options {settings.options!r}: {error}"
         ) from error
+    resumable = isinstance(made, ResumableEnvironment)
     limits = Limits(settings.max_turns, settings.setup_timeout_s, settings.step_timeout_s, settings.teardown_timeout_s)
-    return MultiTurn(Environments(make, limits, asyncio.Semaphore(settings.concurrent)))
+    places = asyncio.Semaphore(settings.concurrent)
+    return MultiTurn(Environments(make, limits, places, resumable=resumable))

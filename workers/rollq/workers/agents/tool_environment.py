@@ -7,7 +7,7 @@ kept, or is answered too, as the settings say. Neither affects other samples.
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -43,6 +43,13 @@ class ToolEnvironment:
         """Give the model the tools."""
         self._prompt = prompt
         return Opening(tools=tuple(tool.definition for tool in self._tools.values()))
+
+    async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
+        """Give the model the tools, with the calls that it has made already. None is run again."""
+        for message in messages:
+            if message["role"] == "tool" and message["name"] in self._tools:
+                self._calls[message["name"]] += 1
+        return await self.setup(prompt, session)
 
     async def step(self, text: str) -> Step:
         """Answer all calls of a turn, which run concurrently. Raises `ToolError`."""
@@ -81,4 +88,5 @@ def tools_loop(**options: Any) -> MultiTurn:
     """The loop `tools` from its `agent_options`. Raises `ConfigError` for tools that cannot be loaded."""
     settings = ToolsSettings(**options)
     tools = {name: Tool.from_settings(name, tool) for name, tool in settings.tools.items()}
-    return MultiTurn(Environments(lambda: ToolEnvironment(tools, settings), Limits(settings.max_turns), nullcontext()))
+    limits = Limits(settings.max_turns)
+    return MultiTurn(Environments(lambda: ToolEnvironment(tools, settings), limits, nullcontext(), resumable=True))

@@ -1,0 +1,277 @@
+"""Worker processes that are killed in the middle of long samples, and others that continue them."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ServerRefused
+from rollq.buffer.replies import SalvageOutcome
+from rollq.buffer.rollouts import (
+    EMPTY_SAMPLE,
+    FinishReason,
+    Lease,
+    Prompt,
+    Sample,
+    SamplePart,
+    SampleStatus,
+    Segment,
+    Status,
+    VersionSpan,
+)
+from rollq.buffer.weights.store import read_files, store_weights
+from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
+from rollq.workers.agents.loops import prompt_tokens
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, Sampling
+from rollq.workers.engines.registry import make_engine
+from rollq.workers.groups.leases import HeldLease
+from rollq.workers.groups.recipes import make_recipes
+from rollq.workers.groups.salvage import GATHER_S, Salvage
+from rollq.workers.judging.process_pool import JudgePool
+from rollq.workers.settings import WorkerSettings
+from rollq.workers.task_settings import WorkerTask
+from rollq.workers.tokenizers.byte import EOS_ID
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from support.chat_engine import EOS, chat_tokenizer
+from support.step_engine import answer
+from support.talking_engine import TURNS
+from support.waiting import wait_until
+from support.worker_run import WorkerWorld
+
+MOST_LOST = 256
+STEPS = "support.step_engine.StepEngine"
+TALKS = "support.talking_engine.TalkingEngine"
+LENGTH = 2000
+RULES: Mapping[str, Any] = {
+    "batch_groups": 4, "group_size": 2, "max_tokens": LENGTH, "partial_rollout": True, "max_staleness": 4,
+    "temperature": 1.0, "top_k": 1,
+}  # fmt: skip
+
+
+@dataclass
+class Workers:
+    """Worker processes of one run, killed at the end at the latest."""
+
+    world: WorkerWorld
+    stack: ExitStack
+    folder: Path
+    count: int = field(default=0)
+
+    def start(self, engine: str, **options: Any) -> "subprocess.Popen[bytes]":
+        self.count += 1
+        settings = {"engine": engine, "options": options, "grace_s": 1}
+        given = orjson.dumps({"tasks": {"math": self.world.rules}, "worker": settings}, default=str).decode()
+        command = [sys.executable, "-m", "support.salvage_worker", self.world.url, self.world.buffer.run, given]
+        log = self.stack.enter_context((self.folder / f"worker-{self.count}.log").open("wb"))
+        worker = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
+        self.stack.callback(worker.wait)
+        self.stack.callback(worker.kill)
+        return worker
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Wait until `happened` returns True; if it never does, show what the workers logged."""
+        wait_until(happened, otherwise=lambda: [path.read_text() for path in sorted(self.folder.glob("worker-*.log"))])
+
+    def until_parts(self, parts: int) -> None:
+        """Wait until so many parts of the only group were salvaged."""
+        self.until(lambda: int(self.world.buffer.inspect("math", 1).get("parts", 0)) >= parts)
+
+    def kill(self, worker: "subprocess.Popen[bytes]") -> list[Sample]:
+        """Kill the worker of the only group; returns the samples that the next one gets."""
+        worker.kill()
+        worker.wait()
+        self.world.world.run_out([Lease("math", 1, 0, "", 0, Prompt(""), (), 0)])
+        assert self.world.buffer.reap("math").requeued == 1
+        self.world.world.check()
+        (lease,) = self.world.world.lease(1, worker="a look")
+        assert lease.suspect
+        self.world.buffer.hand_back([lease])
+        self.world.tickets(1)
+        return list(lease.samples)
+
+    def result(self) -> list[Sample]:
+        """The samples of the only group, when it is completed."""
+        self.until(lambda: self.world.count(Status.COMPLETED) == 1)
+        self.world.world.check()
+        ((_, samples),) = self.world.results(1)
+        return list(samples)
+
+
+@pytest.fixture
+def workers(buffer: Buffer, server_url: str, tmp_path: Path) -> Iterator[Workers]:
+    with ExitStack() as stack:
+        yield Workers(WorkerWorld(buffer, server_url, dict(RULES)), stack, tmp_path)
+
+
+def reports(tokens: int) -> int:
+    """Tokens that are reported of a request that has made so many, at the least."""
+    return tokens // REPORT_TOKENS * REPORT_TOKENS
+
+
+def test_killed_workers_lose_at_most_256_tokens_of_a_sample(workers: Workers) -> None:
+    world = workers.world
+    world.admit(1)
+    stalls, kept, parts = (1000, 1500), 0, 0
+    spans = []
+    for version, stall_at in enumerate(stalls):
+        if version:
+            world.publish(version)
+        worker = workers.start(STEPS, length=LENGTH, stall_at=stall_at)
+        parts += 2 * (reports(stall_at - kept) // REPORT_TOKENS)
+        workers.until_parts(parts)
+        spans.append(VersionSpan(1, version, reports(stall_at - kept)))
+        kept += reports(stall_at - kept)
+        ids, logprobs = answer(kept)
+        for sample in workers.kill(worker):
+            (segment,) = sample.segments
+            assert stall_at - sample.response_tokens <= MOST_LOST
+            assert (segment.response_ids == ids).all()
+            assert (segment.logprobs == logprobs).all()
+            assert segment.versions == tuple(spans)
+    world.publish(2)
+    workers.start(STEPS, length=LENGTH, stall_at=LENGTH)
+    ids, logprobs = answer(LENGTH)
+    ids[-1] = EOS_ID
+    for sample in workers.result():
+        (segment,) = sample.segments
+        assert (segment.response_ids == ids).all()
+        assert (segment.logprobs == logprobs).all()
+        assert segment.versions == (*spans, VersionSpan(1, 2, LENGTH - kept))
+    assert world.buffer.counts("math").progress["tokens"] == 2 * LENGTH
+    group = world.buffer.inspect("math", 1)
+    assert (group["tries"], group.get("interruptions", "0"), group["deaths"]) == ("3", "0", "0")
+
+
+def test_a_killed_agent_loses_at_most_one_turn(buffer: Buffer, server_url: str, tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(tmp_path)
+    rules = {**RULES, "agent_loop": "tools", "agent_options": {"tools": {"calculator": {}}}}
+    with ExitStack() as stack:
+        workers = Workers(WorkerWorld(buffer, server_url, rules), stack, tmp_path)
+        world = workers.world
+        world.admit(1)
+        worker = workers.start(TALKS, model=tmp_path, silent=3)
+        workers.until_parts(2 * 3)
+        for sample in workers.kill(worker):
+            assert [message["role"] for message in sample.extra["messages"]] == ["assistant", "tool"] * 3
+            assert sample.segments[0].versions == (VersionSpan(1, 0, sample.response_tokens),)
+        world.publish(1)
+        workers.start(TALKS, model=tmp_path, silent=len(TURNS))
+        for sample in workers.result():
+            assert tuple(message["content"] for message in sample.extra["messages"][::2]) == TURNS
+            (segment,) = sample.segments
+            assert segment.loss_mask is not None
+            made = segment.response_ids[segment.loss_mask].tolist()
+            assert made == [id for turn in TURNS for id in (*tokenizer.encode(turn), EOS)]
+            turns = [len(tokenizer.encode(turn)) + 1 for turn in TURNS]
+            logprobs = np.repeat([-(turn + 1) / 4 for turn in range(len(TURNS))], turns)
+            assert segment.logprobs[segment.loss_mask].tolist() == logprobs.tolist()
+            assert [span.version for span in segment.versions] == [0, 1]
+            assert segment.versions[1].tokens == len(segment.response_ids) - segment.versions[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (SalvageOutcome.FULL, "tokens beyond 16384 parts or 67108864 bytes are not salvaged"),
+        (SalvageOutcome.REFUSED, ""),  # its lease is over
+        (ServerRefused("memory is full"), "tokens are not salvaged, as of task 'math': memory is full"),
+    ],
+)
+def test_parts_that_are_not_kept_end_the_salvage_of_their_lease_alone(
+    outcome: SalvageOutcome | Exception, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stub:
+        def __init__(self) -> None:
+            self.parts: list[SamplePart] = []
+
+        def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
+            self.parts += parts
+            if isinstance(outcome, Exception) and parts[0].lease.group_id == 1:
+                raise outcome
+            return [outcome if part.lease.group_id == 1 else SalvageOutcome.KEPT for part in parts]  # type: ignore[misc]
+
+    async def scene(stub: Stub) -> None:
+        calls = BufferCalls(stub)  # type: ignore[arg-type]
+        salvage, first, second = Salvage(calls), lease_held(1), lease_held(2)
+        for held in (first, second):
+            kept = salvage.of(held, 0, EMPTY_SAMPLE)
+            for tokens in (100, 200, 300):
+                kept.keep(sample_of(tokens))
+                await asyncio.sleep(3 * GATHER_S)
+        assert (first.salvages, second.salvages) == (False, True)
+        calls.close()
+
+    stub = Stub()
+    asyncio.run(scene(stub))
+    assert [(part.lease.group_id, part.number, part.tokens_before) for part in stub.parts] == [
+        (1, 0, 0), (2, 0, 0), (2, 1, 100), (2, 2, 200),
+    ]  # fmt: skip
+    assert [words in message for message in caplog.messages] == [True] * bool(words)
+
+
+def lease_held(group_id: int) -> HeldLease:
+    return HeldLease(Lease("math", group_id, 1, "n", 1, Prompt(""), (EMPTY_SAMPLE,), 1), 0.0, 0.0)
+
+
+def sample_of(tokens: int) -> Sample:
+    ids, logprobs = answer(tokens)
+    segment = Segment(np.zeros(1, np.int32), ids, logprobs, (VersionSpan(1, 0, tokens),))
+    return Sample((segment,), SampleStatus.ABORTED, FinishReason.ABORT)
+
+
+@pytest.mark.parametrize(
+    ("partial", "max_tokens", "evaluation", "salvages"),
+    [(True, 257, False, True), (True, 256, False, False), (False, 257, False, False), (True, 257, True, False)],
+)
+def test_short_answers_and_evaluations_are_not_salvaged(
+    partial: bool, max_tokens: int, evaluation: bool, salvages: bool
+) -> None:
+    task = WorkerTask.model_validate({**RULES, "partial_rollout": partial, "max_tokens": max_tokens})
+    (recipe,) = make_recipes({"math": task}, WorkerSettings(engine="simulated"), 7, JudgePool(1)).values()
+    assert recipe.salvages(Lease("math", 1, 1, "n", 1, Prompt(""), (), 1, evaluation)) is salvages
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    save(path, make_model(258, seed=0), make_tokenizer())
+    return path
+
+
+def test_a_real_model_continues_as_if_nothing_had_happened(workers: Workers, buffer: Buffer, model: Path) -> None:
+    world = workers.world
+    stored = store_weights(buffer, read_files(model))
+    buffer.publish(world.world.held, 1, uri=stored.uri, digest=stored.digest)
+    world.admit(1)
+    worker = workers.start("transformers", model=model, device="cpu")
+    workers.until_parts(4)
+    for sample in workers.kill(worker):
+        assert sample.response_tokens >= REPORT_TOKENS
+        assert sample.response_tokens % REPORT_TOKENS == 0
+    workers.start("transformers", model=model, device="cpu")
+
+    async def undisturbed() -> Completion:
+        engine = make_engine("transformers", {"model": model, "device": "cpu"})
+        await engine.start()
+        try:
+            prompt = prompt_tokens(Prompt("math 0"), HfTokenizer(model))
+            return await engine.generate(Request(prompt, Sampling(max_tokens=LENGTH, top_k=1)))
+        finally:
+            await engine.close()
+
+    expected = asyncio.run(undisturbed())
+    for sample in workers.result():
+        (segment,) = sample.segments
+        assert segment.response_ids.tolist() == expected.ids.tolist()
+        assert np.abs(segment.logprobs - expected.logprobs).max() < 1e-4
+        assert segment.versions == (VersionSpan(1, 1, len(expected.ids)),)
