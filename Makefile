@@ -86,7 +86,7 @@ bench: $(INSTALLED)  ## speed, as a table and JSON
 	$(BIN)/python -m benchmarks
 
 bench-vllm: $(VLLM_INSTALLED)  ## tokens per second with vLLM, through rollq and without it
-	$(VLLM_BIN)/python -m benchmarks --only throughput --output benchmarks/results-vllm.json
+	$(VLLM_BIN)/python -m benchmarks --only throughput --only salvage --output benchmarks/results-vllm.json
 
 clean:  ## remove the environment and all caches
 	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

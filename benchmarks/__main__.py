@@ -5,7 +5,18 @@ from pathlib import Path
 
 import click
 
-from benchmarks import claim_at_size, exchange, expiry, machine, production, report, throughput, tickets, wakeup
+from benchmarks import (
+    claim_at_size,
+    exchange,
+    expiry,
+    machine,
+    production,
+    report,
+    salvage,
+    throughput,
+    tickets,
+    wakeup,
+)
 from benchmarks.results import Result
 
 BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
@@ -16,8 +27,9 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "wakeup": wakeup.measure,
     "production": production.measure,
     "throughput": throughput.measure,
+    "salvage": salvage.measure,
 }
-BY_NAME = frozenset({"throughput"})
+BY_NAME = frozenset({"throughput", "salvage"})
 """Benchmarks that run only with `--only`: they need vLLM, see `make bench-vllm`."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")
