@@ -24,7 +24,7 @@ from support.broadcast_worker import follow
 from support.buffer_run import World
 from support.gloo_group import ADDRESS, GlooRendezvous
 from support.manual_worker import make_run
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_until
 
 Start = Callable[..., BaseProcess]
 
@@ -78,12 +78,15 @@ def connect(
 
 def until_served(buffer: Buffer, *wanted: str) -> None:
     """Until each of these "<worker> <version>" has happened once more."""
-    left, waits = list(wanted), 0
-    while left:
-        assert (waits := waits + 1) < 20, f"never served: {left}"
-        answer: Any = buffer.client.blpop([f"{buffer.run}:served"], timeout=PATIENCE_S)
-        if answer is not None:
-            left.remove(answer[1].decode())
+    left = list(wanted)
+
+    def all_served() -> bool:
+        served: Any = buffer.client.lpop(f"{buffer.run}:served")
+        if served is not None:
+            left.remove(served.decode())
+        return not left
+
+    wait_until(all_served, otherwise=lambda: f"never served: {left}")
     names = {served.split()[0] for served in wanted}
     with buffer.events() as events:
         while not names <= buffer.workers().keys():  # the trainer counts on those who have reported
