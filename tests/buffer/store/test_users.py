@@ -16,8 +16,9 @@ from rq.worker import Worker
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.replies import Control
+from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.store import keys
-from rollq.buffer.store.connection import open_client
+from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.library import COMMON, LIBRARY, READ_ONLY, function_sources
 from rollq.buffer.store.server import EmbeddedServer
@@ -34,6 +35,7 @@ from rollq.buffer.store.users import (
     user_name,
 )
 from rollq.buffer.tickets import TicketJob, enqueue_tickets, open_queue
+from rollq.monitor.doctor.examine import measured_tasks
 from support.buffer_run import World
 
 RUN, OTHER_RUN = "sums", "other"
@@ -297,6 +299,8 @@ def test_a_snapshot_is_restored_by_the_operator(users: Users, tmp_path: Path) ->
     make = World(users.buffer(Role.WORKER))
     make.put(make.lease(2))
     world.train(1)
+    operator = MonitorBuffer(users.buffer(Role.OPERATOR).client, RUN, Patience())
+    assert measured_tasks(operator)["math"].payload_bytes > 0
     users.buffer(Role.OPERATOR).save(tmp_path / "snapshot")
     with redis.Redis.from_url(users.server.url.replace("://", "://admin:admin@")) as admin:
         admin.flushdb()
