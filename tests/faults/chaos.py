@@ -30,8 +30,8 @@ TICK_S = 0.02
 SETTLE_STEPS = 4
 SETTLE_S = 90.0
 STOP_S = 30.0
-QUIET_S = 3 * processes.LEASE_S
-"""Time in which leases of killed workers run out, also when an outage has put off their reaping."""
+QUIET_LEASES = 3
+"""Leases in which those of killed workers run out, also when an outage has put off their reaping."""
 
 
 def worker_names(workers: int) -> tuple[str, ...]:
@@ -275,7 +275,7 @@ class Chaos:
         if not self._live_until(lambda: self._commits() >= before + SETTLE_STEPS, timeout_s=SETTLE_S):
             done = self._commits() - before
             return [Violation("I7", f"{SETTLE_S:g} s after the last fault, only {done} steps were committed")]
-        self._live_for(QUIET_S)
+        self._live_for(QUIET_LEASES * self._scene.load.lease_s)
         return []
 
     def _commits(self) -> int:

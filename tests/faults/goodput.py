@@ -13,9 +13,9 @@ WORKERS = 10
 BATCH_GROUPS = 40
 LOAD = Load(
     batch={"math": BATCH_GROUPS}, group_size=4, groups_in_flight=8, lengths=(400, 600, 800, 1000, 1200, 1600),
-    tokens_per_s=60.0, partial_rollout=True,
+    tokens_per_s=30.0, lease_s=2.0, partial_rollout=True,
 )  # fmt: skip
-FIRST_FAULT_S = 40.0
+FIRST_FAULT_S = 60.0
 TRAINER_EVERY, SERVER_EVERY = 8, 12
 """Kills of the trainer and of the server: once in so many steps."""
 NS_PER_S = 1e9

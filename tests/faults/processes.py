@@ -56,6 +56,7 @@ class Load:
     groups_in_flight: int = 6
     lengths: Sequence[int] = (2, 4, 6, 10, 24)
     tokens_per_s: float = 200.0
+    lease_s: float = LEASE_S
     partial_rollout: bool = False
 
 
@@ -79,7 +80,7 @@ def write_settings(
     for task, groups in load.batch.items():
         tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}"]
         tables += [f"group_size = {load.group_size}", f"partial_rollout = {str(load.partial_rollout).lower()}"]
-        tables += [f"max_staleness = {max_staleness}", f"lease_s = {LEASE_S}", "max_uncheckpointed_steps = 20"]
+        tables += [f"max_staleness = {max_staleness}", f"lease_s = {load.lease_s}", "max_uncheckpointed_steps = 20"]
         bad = set(poisoned) if task == "math" else set()
         lines = [
             orjson.dumps({"prompt": f"{'poison' if row in bad else task} {row}", "answer": "x"})
