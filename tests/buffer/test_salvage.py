@@ -295,6 +295,21 @@ def test_a_snapshot_holds_what_was_salvaged(salvaging: World, any_server: Embedd
         restored.check()
 
 
+def test_a_snapshot_holds_groups_of_many_parts(salvaging: World, any_server: EmbeddedServer, tmp_path: Path) -> None:
+    (lease,) = salvaging.lease(1)
+    one = a_sample(1)
+    assert set(salvaging.buffer.salvage([SamplePart(lease, number, 0, 0, one) for number in range(4200)])) == {KEPT}
+    salvaging.buffer.save(tmp_path / "saved")
+    with Buffer.connect(any_server.url, salvaging.buffer.run + "-restored") as buffer:
+        buffer.restore(tmp_path / "saved")
+        restored = World(buffer)
+        restored.begin(0, launch_id="another")
+        restored.check()
+        (again,) = restored.lease(1)
+        assert again.parts == 4200
+        same(again.samples[0], one)
+
+
 def test_a_part_that_cannot_be_read_costs_its_sample_alone(salvaging: World) -> None:
     (lease,) = salvaging.lease(1)
     salvaging.buffer.salvage([part(lease, 0, a_sample(128)), part(lease, 1, a_sample(64), index=1)])

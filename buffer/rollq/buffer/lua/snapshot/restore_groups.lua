@@ -27,8 +27,9 @@ local function restore_group(task, args, at)
   local frames_at = first_field + 2 * tonumber(field_count)
   local next_at = frames_at + 1 + 2 * tonumber(args[frames_at])
   redis.call('HSET', group_key(task.prefix, id), unpack(args, first_field, frames_at - 1))
-  if next_at > frames_at + 1 then
-    redis.call('HSET', rollout_key(task.prefix, id), unpack(args, frames_at + 1, next_at - 1))
+  for first = frames_at + 1, next_at - 1, 2 * FIELDS_PER_CALL do
+    local last = math.min(first + 2 * FIELDS_PER_CALL, next_at) - 1
+    redis.call('HSET', rollout_key(task.prefix, id), unpack(args, first, last))
   end
   file_restored(task, id, status, score)
   return next_at
