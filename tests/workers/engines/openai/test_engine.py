@@ -104,6 +104,16 @@ def test_sb06_what_may_pass_is_tried_again(server: CompletionsServer, failure: s
     assert server.bodies[0] == server.bodies[2]
 
 
+@pytest.mark.parametrize("failure", ["503", "drop", "garbage"])
+def test_tokens_are_reported_after_a_try_that_gave_none(
+    server: CompletionsServer, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    monkeypatch.setattr("rollq.workers.engines.openai.engine.REPORT_TOKENS", 1)
+    said: list[Completion] = []
+    assert ask(server, failure, request=replace(ASK, report=said.append)).ids.tolist() == ANSWER
+    assert [len(report.ids) for report in said] == [1, 2]
+
+
 def test_sb06_a_server_that_hangs_is_asked_again_after_the_timeout(server: CompletionsServer) -> None:
     assert ask(server, "hang", "ok", request_timeout_s=2).ids.tolist() == ANSWER
     assert len(server.bodies) == 2

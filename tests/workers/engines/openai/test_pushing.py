@@ -148,6 +148,28 @@ def test_a_swap_that_keeps_asks_on_from_the_tokens_that_have_come(
     with_engine(model, two[:1], scenario)
 
 
+def test_a_swap_after_a_broken_answer_reports_nothing_that_would_not_continue_it(
+    model: Path, two: tuple[CompletionsServer, CompletionsServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollq.workers.engines.openai.engine.REPORT_TOKENS", 1)
+    server, reported = two[0], []
+
+    async def scenario(engine: OpenAIEngine) -> None:
+        server.plan += ["break", "stall"]
+        running = asyncio.create_task(
+            engine.generate(replace(ASK, report=lambda so_far: reported.append(len(so_far.ids))))
+        )
+        await hold(server.hanging)
+        while sum(len(call.tokens.ids) for call in engine._gate.calls) < 2:
+            await asyncio.sleep(0.005)
+        await engine.swap(model, SECOND, SwapMode.KEEP)
+        assert len((await running).ids) == 5
+        assert reported == [1, 2], "both are of the answer that broke off"
+        server.release()
+
+    with_engine(model, two[:1], scenario)
+
+
 def test_an_abort_while_weights_are_loaded_ends_a_request_with_what_it_had(
     model: Path, two: tuple[CompletionsServer, CompletionsServer]
 ) -> None:

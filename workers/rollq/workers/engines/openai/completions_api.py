@@ -43,20 +43,20 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
 @dataclass(slots=True, eq=False)
 class Tokens:
     """The part of a completion that has arrived: ids, their logprobs in nats, and why it ended, if it has. `url` is the
-    server's, for messages; `tries` counts the servers that were asked for it. `added` is called whenever tokens arrive.
-    """
+    server's, for messages; `broken`: tokens that had come were lost, because a server broke off. `added` is called
+    whenever tokens arrive."""
 
     url: str = "the server"
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     reason: str | None = None
-    tries: int = 0
+    broken: bool = False
     added: Callable[[], None] | None = None
 
     def begin(self, url: str) -> None:
         """Start anew: the server at `url` is asked."""
+        self.broken = self.broken or bool(self.ids)
         self.url, self.ids, self.logprobs, self.reason = url, [], [], None
-        self.tries += 1
 
     def add(self, answer: Any) -> None:
         """Append an answer, or an event of one that is streamed. Raises `ValueError` when it lacks token ids or

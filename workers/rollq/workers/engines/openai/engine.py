@@ -89,14 +89,15 @@ class _Call(Call):
         part = self.tokens.completion(self.version or NO_VERSION, reason)  # a call without a version has no tokens
         self.parts.append(part)
         self.tokens_left -= len(part.ids)
-        self.tokens = Tokens()
+        self.tokens = Tokens(broken=self.tokens.broken)
         return part.finish_reason
 
     def report(self) -> None:
-        """Report the tokens, if there are enough new ones. A server that starts anew makes others: they are not."""
+        """Report the tokens, if there are enough new ones. Tokens after a broken try are not reported: they may not
+        continue what was reported of it."""
         report, new = self.request.report, self.tokens
         tokens = len(new.ids) + sum(len(part.ids) for part in self.parts)
-        if report is None or new.tries > 1 or new.reason is not None or tokens - self.reported < REPORT_TOKENS:
+        if report is None or new.broken or new.reason is not None or tokens - self.reported < REPORT_TOKENS:
             return
         self.reported = tokens
         part = new.completion(self.version or NO_VERSION, FinishReason.ABORT)
