@@ -1,6 +1,7 @@
 """Worker processes that are killed in the middle of long samples, and others that continue them."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,6 +218,31 @@ def test_parts_that_are_not_kept_end_the_salvage_of_their_lease_alone(
         (1, 0, 0), (2, 0, 0), (2, 1, 100), (2, 2, 200),
     ]  # fmt: skip
     assert [words in message for message in caplog.messages] == [True] * bool(words)
+
+
+def test_a_call_that_fails_with_several_parts_of_a_lease_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Stub:
+        def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
+            raise ServerRefused("memory is full")
+
+    async def scene() -> None:
+        calls = BufferCalls(Stub())  # type: ignore[arg-type]
+        held = lease_held(1)
+        kept = Salvage(calls).of(held, 0, EMPTY_SAMPLE)
+        for tokens in (100, 200, 300):
+            kept.keep(sample_of(tokens))
+        await wait_for_end(held)
+        calls.close()
+
+    asyncio.run(scene())
+    gc.collect()
+    assert caplog.messages == ["tokens are not salvaged, as of task 'math': memory is full"]
+
+
+async def wait_for_end(held: HeldLease) -> None:
+    """Wait until a lease salvages no more."""
+    while held.salvages:
+        await asyncio.sleep(GATHER_S)
 
 
 def lease_held(group_id: int) -> HeldLease:

@@ -74,9 +74,11 @@ class Salvage:
         self._batcher.submit(part).add_done_callback(partial(self._sent, held))
 
     def _sent(self, held: HeldLease, future: "asyncio.Future[SalvageOutcome]") -> None:
-        if future.cancelled() or not held.salvages:
+        if future.cancelled():
             return
-        error = future.exception()
+        error = future.exception()  # asyncio logs errors that nobody looks at
+        if not held.salvages:
+            return
         held.salvages = error is None and future.result() is SalvageOutcome.KEPT
         lease = held.lease
         if error is not None:
