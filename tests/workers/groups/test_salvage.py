@@ -31,7 +31,7 @@ from rollq.buffer.rollouts import (
 )
 from rollq.buffer.weights.store import read_files, store_weights
 from rollq.cli.demo.tiny_model import make_model, make_tokenizer, save
-from rollq.workers.agents.loops import prompt_tokens
+from rollq.workers.agents.loops import Rollout, finish, prompt_tokens
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, Sampling
 from rollq.workers.engines.registry import make_engine
@@ -39,6 +39,7 @@ from rollq.workers.groups.leases import HeldLease
 from rollq.workers.groups.recipes import make_recipes
 from rollq.workers.groups.salvage import GATHER_S, Salvage
 from rollq.workers.judging.process_pool import JudgePool
+from rollq.workers.run import Worker
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import WorkerTask
 from rollq.workers.tokenizers.byte import EOS_ID
@@ -47,7 +48,7 @@ from support.chat_engine import EOS, chat_tokenizer
 from support.step_engine import answer
 from support.talking_engine import TURNS
 from support.waiting import wait_until
-from support.worker_run import WorkerWorld
+from support.worker_run import Script, WorkerWorld
 
 MOST_LOST = 256
 STEPS = "support.step_engine.StepEngine"
@@ -243,6 +244,38 @@ async def wait_for_end(held: HeldLease) -> None:
     """Wait until a lease salvages no more."""
     while held.salvages:
         await asyncio.sleep(GATHER_S)
+
+
+class Stuck:
+    """Finishes the first sample of a group at once; keeps 300 tokens of the others, and never ends."""
+
+    resumable = True
+
+    async def run(self, rollout: Rollout) -> Sample:
+        segments = sample_of(300).segments
+        if rollout.session.split("/")[2] == "0":
+            return finish(rollout, segments, FinishReason.STOP, "42")
+        assert rollout.keep is not None
+        rollout.keep(finish(rollout, segments, FinishReason.ABORT, ""))
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_an_attempt_that_is_stopped_keeps_what_it_has_salvaged_of_a_sample_that_does_not_end(
+    buffer: Buffer, server_url: str
+) -> None:
+    world = WorkerWorld(buffer, server_url, {**RULES, "agent_loop": f"{__name__}.Stuck"})
+    world.admit(1)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.ABORTED, 1)
+
+    world.play(scene, attempt_timeout_s=0.4)
+    assert buffer.recycle("math", epoch=1, target=9, limit=9) == 1
+    (lease,) = world.world.lease(1)
+    assert [sample.status.value for sample in lease.samples] == ["c", "a"]
+    assert [sample.response_tokens for sample in lease.samples] == [300, 300]
+    assert buffer.counts("math").progress["tokens"] == 600
 
 
 def lease_held(group_id: int) -> HeldLease:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
 
-from rollq.buffer.rollouts import Lease
+from rollq.buffer.rollouts import Lease, Sample
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import Request
 from rollq.workers.groups.timeouts import AttemptTimeouts
@@ -40,7 +40,7 @@ class HeldLease:
 
     `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: those at the
     engine; `looping`: samples whose agent loop has not ended; `parts`: how many parts of its samples were salvaged;
-    `salvages`: whether the buffer still keeps them.
+    `salvages`: whether the buffer still keeps them; `kept`: each sample as it was last to be salvaged.
     """
 
     lease: Lease
@@ -54,6 +54,7 @@ class HeldLease:
     looping: set[int] = field(default_factory=set)
     parts: int = 0
     salvages: bool = True
+    kept: dict[int, Sample] = field(default_factory=dict)
 
 
 def _key(lease: Lease) -> tuple[str, int, str]:

@@ -189,7 +189,7 @@ class GroupRunner:
         if self._worth_keeping(held.lease, samples):
             try:
                 async with asyncio.timeout(ABORT_S):
-                    result = await self._result(held.lease, samples, started_s)
+                    result = await self._result(held.lease, _with_kept(held, samples), started_s)
             except TimeoutError:
                 log.info("group %d of task %r: no time for its filters", held.lease.group_id, held.lease.task)
             else:
@@ -204,3 +204,12 @@ class GroupRunner:
         for error, leases in by_error.items():
             self._buffer.hand_back(leases, counted=error is not None, error=error)
         return [None] * len(items)
+
+
+def _with_kept(held: HeldLease, samples: Sequence[Sample]) -> Sequence[Sample]:
+    """The samples of a stopped attempt. One whose tokens were not returned in time is as it was last to be salvaged:
+    `put` replaces what the buffer has of it."""
+    return [
+        held.kept.get(index, old) if new is old else new
+        for index, (new, old) in enumerate(zip(samples, held.lease.samples, strict=True))
+    ]

@@ -45,7 +45,10 @@ class SampleSalvage:
         The tokens kept before, with all that belongs to them, must be the same as then.
         """
         held = self._held
-        if not held.salvages or held.finished:
+        if held.finished:
+            return
+        held.kept[self._index] = sample
+        if not held.salvages:
             return
         part = SamplePart(held.lease, held.parts, self._index, self.tokens, rest_of(sample, self.tokens))
         held.parts += 1
