@@ -226,6 +226,14 @@ def test_a_group_whose_salvaged_samples_expire_leaves_no_payload(world: World) -
     assert keys_of_parts(world, lease) == (False, set())
 
 
+def test_a_part_that_cannot_be_encoded_is_refused_alone(salvaging: World) -> None:
+    salvaging.admit(1)
+    first, second = salvaging.lease(2)
+    bad = replace(a_sample(50), extra={"messages": {1, 2}})
+    parts = [part(first, 0, bad), part(first, 1, a_sample(60), 50), part(second, 0, a_sample(50))]
+    assert salvaging.buffer.salvage(parts) == [REFUSED, REFUSED, KEPT]
+
+
 def test_parts_beyond_the_limits_are_not_kept(salvaging: World) -> None:
     (lease,) = salvaging.lease(1)
     group = task_keys(salvaging.buffer.run, "math").group(lease.group_id)

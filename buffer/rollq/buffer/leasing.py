@@ -128,17 +128,19 @@ class Leasing(BufferCore):
         """Keep parts of samples that are still being made; returns an outcome for each.
 
         If the worker dies, the next lease of the group has samples with these tokens. A part is kept only while its
-        lease is the caller's, and after all parts of the group with smaller numbers. Harmless to repeat.
+        lease is the caller's, and after all parts of the group with smaller numbers. One that cannot be encoded is
+        refused alone. Harmless to repeat.
         """
-        outcomes: dict[int, SalvageOutcome] = {}
+        outcomes = dict.fromkeys(range(len(parts)), SalvageOutcome.REFUSED)
         for task in dict.fromkeys(part.lease.task for part in parts):
             indices = [index for index, part in enumerate(parts) if part.lease.task == task]
             (_, floors), rules = self._epoch_floors(task), self.rules(task)
             clock = task_keys(self.run, task).clock
-            mine = _calls_of(_part_args(parts[index], floors, rules) for index in indices)
+            encoded = {index: args for index in indices if (args := _part_args(parts[index], floors, rules))}
+            mine = _calls_of(encoded.values())
             replies = self.call_all([("salvage", clock, self.incarnation, *args) for args in mine])
             words = [SalvageOutcome(word.decode()) for reply in replies for word in reply]
-            outcomes |= zip(indices, words, strict=True)
+            outcomes |= zip(encoded, words, strict=True)
         return [outcomes[index] for index in range(len(parts))]
 
     def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:
@@ -248,12 +250,17 @@ def _is_new(sample: Sample, lease: Lease, index: int) -> bool:
 
 
 def _part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
-    """The arguments of `salvage` for one part."""
+    """The arguments of `salvage` for one part; none if it cannot be encoded."""
     lease, sample = part.lease, part.sample
+    try:
+        encoded = encode_part(part)
+    except InvalidGroup as error:
+        log.warning("a part of group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
+        return []
     version = version_of(sample, floors, rules)
     return [
         lease.group_id, lease.attempt, lease.nonce, part.number, part.index, sample.status.value,
-        _NO_VERSION if version is None else version, int(part.tokens_before == 0), encode_part(part),
+        _NO_VERSION if version is None else version, int(part.tokens_before == 0), encoded,
     ]  # fmt: skip
 
 
