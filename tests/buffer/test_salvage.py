@@ -211,6 +211,27 @@ def test_a_group_that_fails_or_is_dropped_leaves_no_part(salvaging: World) -> No
     assert keys_of_parts(salvaging, lease)[1] == set()
 
 
+def test_a_group_that_runs_out_of_tries_leaves_no_part(world: World) -> None:
+    world.start(math={"partial_rollout": True, "max_tries": 1}).admit(1)
+    (lease,) = world.lease(1)
+    world.buffer.salvage([part(lease, 0, a_sample(128))])
+    world.buffer.hand_back([lease], counted=True, error="the engine died")
+    assert world.statuses() == {"failed": 1}
+    world.check()
+    assert keys_of_parts(world, lease) == (False, set())
+
+
+def test_a_group_that_is_quarantined_leaves_no_part(salvaging: World) -> None:
+    (lease,) = salvaging.lease(1)
+    salvaging.buffer.salvage([part(lease, 0, a_sample(128))])
+    again = die(salvaging, die(salvaging, lease))
+    assert again.alone
+    salvaging.run_out([again])
+    assert salvaging.buffer.reap("math").quarantined == 1
+    salvaging.check()
+    assert keys_of_parts(salvaging, lease) == (False, set())
+
+
 def test_a_group_whose_salvaged_samples_expire_leaves_no_payload(world: World) -> None:
     world.start(
         math={"partial_rollout": True, "max_staleness": 0, "stragglers": "expire", "tail_batch_trigger_size": -1}

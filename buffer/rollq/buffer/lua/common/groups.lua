@@ -38,14 +38,15 @@ local function drop_group(clock, id, reason)
   redis.call('HINCRBY', clock.prefix .. 'progress', 'dropped_' .. reason, 1)
 end
 
--- any status -> failed or filtered. Beyond the cap, the oldest group there is dropped. The caller has withdrawn the
--- group.
+-- any status -> failed or filtered, without what was salvaged. Beyond the cap, the oldest group there is dropped. The
+-- caller has withdrawn the group.
 local function file_for_audit(clock, id, status, err)
   local set, key = clock.prefix .. status, group_key(clock.prefix, id)
   redis.call('HSET', key, 'status', status)
   if err ~= '' then redis.call('HSET', key, 'error', err) end
   forget_lease(key)
-  local arrival, batch = fields(key, 'arrival', 'batch')
+  local arrival, batch, parts = fields(key, 'arrival', 'batch', 'parts')
+  if parts then drop_parts(clock, id, tonumber(parts)) end
   redis.call('ZADD', set, arrival, id)
   redis.call('HINCRBY', clock.prefix .. 'progress', status, 1)
   if batch then redis.call('HINCRBY', clock.prefix .. 'batch:' .. batch, status, 1) end
