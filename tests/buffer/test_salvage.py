@@ -309,6 +309,15 @@ def test_a_finished_sample_replaces_its_parts(salvaging: World) -> None:
     assert segment.arrays.keys() == {"kl"}
 
 
+def test_tokens_that_are_kept_again_count_once(salvaging: World) -> None:
+    (lease,) = salvaging.lease(1)
+    whole = SamplePart(lease, 2, 0, 0, a_sample(300, status="c"), tokens_again=256)
+    salvaging.buffer.salvage([*in_parts(lease, a_sample(256), 128, 256), whole])
+    again = die(salvaging, lease)
+    salvaging.buffer.put([GroupResult(again, (again.samples[0], a_sample(100, status="c")))])
+    assert salvaging.buffer.counts("math").progress["tokens"] == 400
+
+
 def test_a_snapshot_holds_what_was_salvaged(salvaging: World, any_server: EmbeddedServer, tmp_path: Path) -> None:
     (lease,) = salvaging.lease(1)
     salvaging.buffer.salvage(list(in_parts(lease, a_sample(128), 100, 128)))

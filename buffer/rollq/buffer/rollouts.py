@@ -224,7 +224,7 @@ class SamplePart:
 
     `number`: how many parts of the group came before it, in this attempt and in earlier ones; `index`: of the sample;
     `tokens_before`: response tokens of the sample before this part; `sample`: what follows them (see
-    `rollq.buffer.wire.parts`).
+    `rollq.buffer.wire.parts`); `tokens_again`: how many of its tokens were kept before, in parts that it replaces.
     """
 
     lease: Lease
@@ -232,6 +232,7 @@ class SamplePart:
     index: int
     tokens_before: int
     sample: Sample
+    tokens_again: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -240,6 +240,29 @@ def test_a_call_that_fails_with_several_parts_of_a_lease_is_logged_once(caplog: 
     assert caplog.messages == ["tokens are not salvaged, as of task 'math': memory is full"]
 
 
+def test_a_sample_that_is_kept_whole_says_how_much_of_it_was_kept_before() -> None:
+    class Stub:
+        parts: Sequence[SamplePart] = ()
+
+        def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
+            self.parts = parts
+            return [SalvageOutcome.REFUSED] * len(parts)
+
+    async def scene(stub: Stub) -> None:
+        calls = BufferCalls(stub)  # type: ignore[arg-type]
+        held = lease_held(1)
+        kept = Salvage(calls).of(held, 0, EMPTY_SAMPLE)
+        for tokens in (100, 200):
+            kept.keep(sample_of(tokens))
+        kept.keep_whole(sample_of(300))
+        await wait_for_end(held)
+        calls.close()
+
+    stub = Stub()
+    asyncio.run(scene(stub))
+    assert [(part.tokens_before, part.tokens_again) for part in stub.parts] == [(0, 0), (100, 0), (0, 200)]
+
+
 async def wait_for_end(held: HeldLease) -> None:
     """Wait until a lease salvages no more."""
     while held.salvages:

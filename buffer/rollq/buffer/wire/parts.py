@@ -3,7 +3,7 @@
 A part is a sample that holds only the tokens after those of the parts before it. Its first segment has no prompt where
 it continues the last segment before it; its other fields are those of the whole sample so far. In Redis, a part is a
 frame behind 12 bytes, little endian: the index of its sample, the response tokens before it (0: it replaces all parts
-before it), and its own response tokens.
+before it), and those of its own response tokens that were not kept before.
 """
 
 import struct
@@ -22,7 +22,8 @@ _HEAD = struct.Struct("<III")
 
 def encode_part(part: SamplePart) -> bytes:
     """The bytes of a part. Raises `InvalidGroup` as `encode_sample` does."""
-    head = _HEAD.pack(part.index, part.tokens_before, part.sample.response_tokens)
+    new_tokens = max(part.sample.response_tokens - part.tokens_again, 0)
+    head = _HEAD.pack(part.index, part.tokens_before, new_tokens)
     return head + encode_sample(part.sample)
 
 
@@ -49,12 +50,12 @@ def decode_parts(index: int, stored: Mapping[int, bytes], *, group_size: int) ->
 
 
 def tokens_in_parts(stored: Mapping[int, bytes], *, group_size: int) -> int:
-    """Response tokens in all parts that are `stored` of a group."""
+    """Response tokens in all parts that are `stored` of a group, each counted once."""
     return sum(tokens for _, _, tokens, _ in _parts(stored, group_size))
 
 
 def _parts(stored: Mapping[int, bytes], group_size: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """The parts, in order: index of the sample, response tokens before the part, tokens in it, and its frame.
+    """The parts, in order: index of the sample, response tokens before the part, new tokens in it, and its frame.
 
     Leaves out those without a whole head: then a later part of the same sample misses their tokens.
     """

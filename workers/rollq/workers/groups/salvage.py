@@ -39,10 +39,11 @@ class SampleSalvage:
         self._held = held
         self._index = index
 
-    def keep(self, sample: Sample) -> None:
+    def keep(self, sample: Sample, *, tokens_again: int = 0) -> None:
         """Keep the tokens of `sample` that come after those kept before, and its other fields.
 
-        The tokens kept before, with all that belongs to them, must be the same as then.
+        The tokens kept before, with all that belongs to them, must be the same as then. `tokens_again`: how many of the
+        others were kept too.
         """
         held = self._held
         if held.finished:
@@ -50,15 +51,16 @@ class SampleSalvage:
         held.kept[self._index] = sample
         if not held.salvages:
             return
-        part = SamplePart(held.lease, held.parts, self._index, self.tokens, rest_of(sample, self.tokens))
+        rest = rest_of(sample, self.tokens)
+        part = SamplePart(held.lease, held.parts, self._index, self.tokens, rest, tokens_again)
         held.parts += 1
         self.tokens = sample.response_tokens
         self._salvage.send(held, part)
 
     def keep_whole(self, sample: Sample) -> None:
         """Keep all of a finished sample, whose loss mask and arrays may have changed, instead of what was kept."""
-        self.tokens = 0
-        self.keep(sample)
+        tokens, self.tokens = self.tokens, 0
+        self.keep(sample, tokens_again=tokens)
 
 
 class Salvage:
