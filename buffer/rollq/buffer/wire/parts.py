@@ -3,7 +3,7 @@
 A part is a sample that holds only the tokens after those of the parts before it. Its first segment has no prompt where
 it continues the last segment before it; its other fields are those of the whole sample so far. In Redis, a part is a
 frame behind 12 bytes, little endian: the index of its sample, the response tokens before it (0: it replaces all parts
-before it), and those of its own response tokens that were not kept before.
+before it), and how many of its response tokens are new.
 """
 
 import struct
