@@ -26,7 +26,7 @@ from rollq.buffer.errors import (
 )
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.weights.store import load_weights
-from rollq.consumer import Batch, Consumer, ConsumerSettings
+from rollq.consumer import Batch, Consumer, ConsumerSettings, claimer
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import to_safetensors, write_model
 from support.manual_worker import HandWorker, make_run
@@ -296,6 +296,21 @@ def test_after_a_release_all_ranks_get_the_same_batch_without_a_barrier(
             last.release(next(last), "drop")
             waiting = pool.submit(next, last)
         assert ids(waiting.result()) == [3, 4]
+
+
+def test_a_rank_does_not_wait_for_ever_for_a_release(
+    connect: Connect, worker: HandWorker, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claimer, "RELEASE_S", 0.5)
+    first = connect(rank=0, world_size=2, launch_id="launch")
+    last = connect(rank=1, world_size=2, launch_id="launch", timeout_s=PATIENCE_S)
+    with first, last:
+        worker.produce(2)
+        assert ids(next(first)) == [1, 2]
+        for group_id in (1, 2):  # a failover loses what rank 0 has read
+            buffer.client.delete(task_keys(buffer.run, "math").rollout(group_id))
+        with pytest.raises(ClaimTimeout, match=r"given up the batch of step 1.*restart all ranks"):
+            next(last)
 
 
 @pytest.mark.parametrize("mode", ["return", "drop", "quarantine"])

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Self
 
@@ -22,6 +23,9 @@ from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
 from rollq.consumer.trainer_lease import TrainerLease
 
 log = logging.getLogger(__name__)
+
+RELEASE_S = 300.0
+"""How long the other ranks wait for a release by rank 0."""
 
 
 class BatchSizes:
@@ -104,11 +108,17 @@ class BatchClaimer:
         waiter = Waiter(
             self._events, stop=self._stop, timeout_s=self._timeout_s, explain=lambda: self._explain(shortfall)
         )
+        deadline_s = time.monotonic() + RELEASE_S
         for _ in waiter:
             outcome = self._try_claim(step)
             if isinstance(outcome, Claimed):
                 return outcome
             shortfall = outcome
+            if not shortfall.wanted and time.monotonic() > deadline_s:
+                raise ClaimTimeout(
+                    f"this rank has given up the batch of step {step}, and rank 0 has not for {RELEASE_S:g} s: restart "
+                    "all ranks. Only this rank has called release(), or the server has lost what rank 0 had read before"
+                )
             if (expected := self._outlook(shortfall)) is not Outlook.WAIT:
                 # the last running groups may have been filed between the claim and the counts
                 outcome = self._try_claim(step)
