@@ -125,13 +125,14 @@ def recovery(kills: int) -> None:
 
 @main.command()
 @click.option("--seconds", default=400, help="Length of each of the two runs.")
-def goodput(seconds: int) -> None:
+@click.option("--max-staleness", default=2, help="Of the run: 1 leaves no slack, since its groups fill all workers.")
+def goodput(seconds: int, max_staleness: int) -> None:
     """Measure trained tokens per second while a tenth of the workers is killed in every step's time."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        calm = measure(1, Path(folder) / "calm", seconds)
+        calm = measure(1, Path(folder) / "calm", seconds, max_staleness)
         plan = make_goodput_plan(calm.step_s, seconds)
-        broken = measure(2, Path(folder) / "broken", seconds, plan)
+        broken = measure(2, Path(folder) / "broken", seconds, max_staleness, plan)
     for name, found in (("calm", calm), ("broken", broken)):
         numbers = [f"{found.step_s:.1f}", f"{found.tokens_per_s:.0f}"]
         rows.append([name, found.outcome.done["kill"], found.steps, found.tokens, *numbers])

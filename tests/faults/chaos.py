@@ -18,7 +18,7 @@ from faults.checker import Rules, Violation, check
 from faults.dump import dump_run
 from faults.history import OK, Event, History, read_histories
 from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_judge, make_plan
-from faults.processes import LIGHT, THRESHOLD, Load, Role, write_settings
+from faults.processes import LIGHT, Load, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
 from rollq.buffer.store.server import EmbeddedServer
 from support.proxy import Proxy, Verdict
@@ -143,7 +143,7 @@ class Chaos:
         violations = self._settle()
         violations += self._stop_roles()
         events = read_histories(self._folder / "history")
-        violations += check(events, dump_run(self._server.url, self._run), Rules(THRESHOLD))
+        violations += check(events, dump_run(self._server.url, self._run), Rules(scene.load.max_staleness + 1))
         copies = sum(proxy.copies for proxy in self._proxies.values())
         return Outcome(self._scene, violations, self._done, events, copies)
 

@@ -1,7 +1,7 @@
 """Trained tokens per second of a run while its roles are killed, against the same run without faults."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from faults.chaos import RANK_NAMES, Outcome, Scene, run_chaos, worker_names
@@ -41,10 +41,11 @@ class Goodput:
         return self.seconds / self.steps
 
 
-def measure(seed: int, folder: Path, lasts_s: float, plan: Sequence[Fault] = ()) -> Goodput:
+def measure(seed: int, folder: Path, lasts_s: float, max_staleness: int, plan: Sequence[Fault] = ()) -> Goodput:
     """Run for `lasts_s` seconds with the faults of a plan, and count."""
+    load = replace(LOAD, max_staleness=max_staleness)
     scene = Scene(
-        seed, 0, odds=CALM, workers=WORKERS, plan=plan, load=LOAD, modes=("replay",), release_every=0, lasts_s=lasts_s
+        seed, 0, odds=CALM, workers=WORKERS, plan=plan, load=load, modes=("replay",), release_every=0, lasts_s=lasts_s
     )
     outcome = run_chaos(scene, folder)
     steps = trained_tokens(outcome.events)

@@ -17,9 +17,9 @@ from support.waiting import PATIENCE_S, wait_until
 
 RUN = "poison"
 WORKERS = 8
-LOAD = Load(lengths=(100, 150, 200, 250, 300))
 STEPS = 333
 """Steps for which prompts are admitted: about 45 seconds of work."""
+LOAD = Load(lengths=(100, 150, 200, 250, 300), max_staleness=STEPS - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ def run_poison(server: EmbeddedServer, folder: Path, poisons: int) -> PoisonOutc
     write_settings(folder, RUN)
     first = order(ProducerTask(prompts=folder / "math.jsonl", batch_groups=1), BATCH["math"] * STEPS)
     poisoned = [int(prompt.split()[1]) for prompt in first[:: len(first) // (poisons + 1)][1 : poisons + 1]]
-    write_settings(folder, RUN, LOAD, poisoned=poisoned, max_staleness=STEPS - 1)
+    write_settings(folder, RUN, LOAD, poisoned=poisoned)
     stand_ins = StandIns(server.url, RUN, folder, SETTINGS_FILE)
     with closing(stand_ins.buffer):
-        stand_ins.create(max_staleness=STEPS - 1)
+        stand_ins.create(max_staleness=LOAD.max_staleness)
         stand_ins.begin()
         roles = [Role("producer", processes.produce, folder, server.url)]
         roles += [Role(name, processes.work, folder, server.url, name) for name in (f"w{n}" for n in range(WORKERS))]

@@ -57,6 +57,7 @@ class Load:
     lengths: Sequence[int] = (2, 4, 6, 10, 24)
     tokens_per_s: float = 200.0
     lease_s: float = LEASE_S
+    max_staleness: int = MAX_STALENESS
     partial_rollout: bool = False
 
 
@@ -71,7 +72,6 @@ def write_settings(
     *,
     poisoned: Sequence[int] = (),
     prompts: int = 100_000,
-    max_staleness: int = MAX_STALENESS,
 ) -> None:
     """The settings and prompts of a run. `poisoned`: rows of task `math` that kill their worker."""
     tables = [f'run = "{run}"', "[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
@@ -80,7 +80,11 @@ def write_settings(
     for task, groups in load.batch.items():
         tables += [f"[tasks.{task}]", f'prompts = "{task}.jsonl"', f"batch_groups = {groups}"]
         tables += [f"group_size = {load.group_size}", f"partial_rollout = {str(load.partial_rollout).lower()}"]
-        tables += [f"max_staleness = {max_staleness}", f"lease_s = {load.lease_s}", "max_uncheckpointed_steps = 20"]
+        tables += [
+            f"max_staleness = {load.max_staleness}",
+            f"lease_s = {load.lease_s}",
+            "max_uncheckpointed_steps = 20",
+        ]
         bad = set(poisoned) if task == "math" else set()
         lines = [
             orjson.dumps({"prompt": f"{'poison' if row in bad else task} {row}", "answer": "x"})
