@@ -21,7 +21,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import redis
-from hypothesis import settings
 
 from rollq.buffer.store.server import EmbeddedServer
 from support.demo_folder import prepare_once
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
 
 
-settings.register_profile("rollq", deadline=None)  # a busy machine may take any time
-settings.load_profile("rollq")
 TESTS = Path(__file__).parent
 MANY_PROCESSES = {"deploy", "docs", "e2e", "test_benchmarks.py"}
 """Folders and files whose tests start many processes, which work on while a test waits."""

@@ -1,7 +1,7 @@
 """Batches whose sizes change by train step."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.buffer.batch_sizes import groups_at, groups_through
@@ -12,6 +12,7 @@ from support.buffer_run import World
 SCHEDULES = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 5)), max_size=4, unique_by=lambda entry: entry[0])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), SCHEDULES.map(sorted), st.integers(0, 15))
 def test_batches_add_up(batch_groups: int, schedule: list[tuple[int, int]], step: int) -> None:
     one_by_one = sum(groups_at(batch_groups, schedule, s) for s in range(1, step + 1))
