@@ -55,6 +55,7 @@ MOST_LOST = 256
 STEPS = "support.step_engine.StepEngine"
 TALKS = "support.talking_engine.TalkingEngine"
 LENGTH = 2000
+SHORT_LENGTH = 600
 RULES: Mapping[str, Any] = {
     "batch_groups": 4, "group_size": 2, "max_tokens": LENGTH, "partial_rollout": True, "max_staleness": 4,
     "temperature": 1.0, "top_k": 1,
@@ -111,9 +112,9 @@ class Workers:
 
 
 @pytest.fixture
-def workers(buffer: Buffer, server_url: str, tmp_path: Path) -> Iterator[Workers]:
+def workers(request: pytest.FixtureRequest, buffer: Buffer, server_url: str, tmp_path: Path) -> Iterator[Workers]:
     with ExitStack() as stack:
-        yield Workers(WorkerWorld(buffer, server_url, dict(RULES)), stack, tmp_path)
+        yield Workers(WorkerWorld(buffer, server_url, {**RULES, **getattr(request, "param", {})}), stack, tmp_path)
 
 
 def reports(tokens: int) -> int:
@@ -337,6 +338,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.parametrize("workers", [{"max_tokens": SHORT_LENGTH}], indirect=True, ids=["600 tokens"])
 def test_a_real_model_continues_as_if_nothing_had_happened(workers: Workers, buffer: Buffer, model: Path) -> None:
     world = workers.world
     stored = store_weights(buffer, read_files(model))
@@ -354,7 +356,7 @@ def test_a_real_model_continues_as_if_nothing_had_happened(workers: Workers, buf
         await engine.start()
         try:
             prompt = prompt_tokens(Prompt("math 0"), HfTokenizer(model))
-            return await engine.generate(Request(prompt, Sampling(max_tokens=LENGTH, top_k=1)))
+            return await engine.generate(Request(prompt, Sampling(max_tokens=SHORT_LENGTH, top_k=1)))
         finally:
             await engine.close()
 
