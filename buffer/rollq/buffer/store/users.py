@@ -92,7 +92,7 @@ QUEUE_COMMANDS: Mapping[Role, str] = {
 QUEUE_KEYS = (
     "rq:queues rq:queue:{queue} rq:queue:{queue}:* rq:queue:{queue}-* rq:wip:{queue}* rq:finished:{queue}* "
     "rq:failed:{queue}* rq:deferred:{queue}* rq:scheduled:{queue}* rq:canceled:{queue}* rq:clean_registries:{queue}* "
-    "rq:workers rq:workers:{queue}* rq:worker:* rq:suspended rq:groups "
+    "rq:workers rq:workers:{queue}* rq:worker:* rq:groups "
     "rq:job:ticket-* rq:job::ticket-* rq:execution:ticket-* rq:executions:ticket-* rq:results:ticket-*"
 )
 
@@ -203,6 +203,7 @@ def _queue_rules(run: str, role: Role) -> Iterator[str]:
     mark = "~" if role in (Role.PRODUCER, Role.WORKER) else "%R~"
     keys = QUEUE_KEYS.format(queue=RunKeys(run).queue()).split()
     yield f"{_allow(QUEUE_COMMANDS[role])}{' '.join(mark + key for key in keys)}"
+    yield "+exists %R~rq:suspended"  # to write it would suspend the workers of all applications
     if role is Role.WORKER:
         yield "+subscribe +unsubscribe &rq:pubsub:*"
     if role is Role.OPERATOR:
