@@ -30,6 +30,7 @@ COMMON = (
     "batches",
     "steps",
     "plans",
+    "weights",
     "restoring",
 )
 """Files of `lua/common/`, in an order in which each uses only names of those before it."""

@@ -1,4 +1,4 @@
--- The clock of a task and the hash of a run, and refusing callers from another incarnation or a dead epoch.
+-- Reading the clock of a task and the hash of a run, and refusing callers from another incarnation or a dead epoch.
 --
 -- KEYS[1] of a task function is the task's clock. KEYS[1] of a run function is the run's `run` hash. All other keys
 -- share the hash tag of KEYS[1], and are built from its prefix.
@@ -78,12 +78,4 @@ local function read_run_as_trainer(key, incarnation, epoch, nonce)
   local live_epoch, live_nonce = fields(prefix .. 'trainer', 'epoch', 'nonce')
   if live_epoch ~= epoch or live_nonce ~= nonce then return nil, epoch_replaced(epoch, live_epoch or '?') end
   return prefix
-end
-
--- Announces weights as the live ones of the run.
-local function set_live_weights(prefix, epoch, version, uri, digest)
-  -- stylua: ignore
-  redis.call('HSET', prefix .. 'model', 'epoch', epoch, 'version', version, 'uri', uri, 'digest', digest,
-    'published_ms', now_ms())
-  redis.call('SET', prefix .. 'model_version', version)
 end

@@ -8,46 +8,44 @@ local function refuse_argument(value, wanted)
   error(fail('BAD_ARGUMENT', 'an argument is %s, and must be %s', found, wanted))
 end
 
+local function is_given(text)
+  return text ~= nil
+end
+
 local function is_whole(text)
   return text and #text <= MOST_DIGITS and string.find(text, '^-?%d+$')
 end
 
-local function is_number(text)
+local function is_count(text)
+  return is_whole(text) and not string.find(text, '^-')
+end
+
+local function is_finite(text)
   local number = text and string.find(text, '^[%d.e+-]+$') and tonumber(text)
   return number and number == number and math.abs(number) < math.huge
 end
 
--- Each must be a whole number.
-local function check_whole(...)
+local function check_each(is_right, wanted, ...)
   for i = 1, select('#', ...) do
     local text = select(i, ...)
-    if not is_whole(text) then refuse_argument(text, 'a whole number') end
+    if not is_right(text) then refuse_argument(text, wanted) end
   end
 end
 
--- Each must be a whole number of at least 0.
-local function check_counts(...)
-  check_whole(...)
-  for i = 1, select('#', ...) do
-    local text = select(i, ...)
-    if string.find(text, '^-') then refuse_argument(text, 'at least 0') end
-  end
-end
-
--- Each must be a finite number.
-local function check_numbers(...)
-  for i = 1, select('#', ...) do
-    local text = select(i, ...)
-    if not is_number(text) then refuse_argument(text, 'a finite number') end
-  end
-end
-
--- Each must be there.
 local function check_given(...)
-  for i = 1, select('#', ...) do
-    local text = select(i, ...)
-    if not text then refuse_argument(text, 'a text') end
-  end
+  check_each(is_given, 'a text', ...)
+end
+
+local function check_whole(...)
+  check_each(is_whole, 'a whole number', ...)
+end
+
+local function check_counts(...)
+  check_each(is_count, 'a whole number of at least 0', ...)
+end
+
+local function check_numbers(...)
+  check_each(is_finite, 'a finite number', ...)
 end
 
 -- `text` must be one of the other arguments.
