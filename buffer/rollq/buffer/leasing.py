@@ -137,7 +137,7 @@ class Leasing(BufferCore):
             (_, floors), rules = self._epoch_floors(task), self.rules(task)
             clock = task_keys(self.run, task).clock
             encoded = {index: args for index in indices if (args := _part_args(parts[index], floors, rules))}
-            mine = _calls_of(encoded.values())
+            mine = _calls_of((args, len(args[-1])) for args in encoded.values())
             replies = self.call_all([("salvage", clock, self.incarnation, *args) for args in mine])
             words = [SalvageOutcome(word.decode()) for reply in replies for word in reply]
             outcomes |= zip(encoded, words, strict=True)
@@ -162,19 +162,14 @@ class Leasing(BufferCore):
         rules = self.rules(task)
         put = ("put", task_keys(self.run, task).clock, self.incarnation, epoch)
 
-        def calls() -> Iterator[Command]:
-            # each call is sent as soon as its results are encoded
-            args: list[Any] = []
-            size_bytes = 0
+        def arguments() -> Iterator[tuple[list[Any], int]]:
             for result in results:
                 valid, frames = _encode(result)
-                more_bytes = NUMBERS_BYTES + sum(map(len, frames.values()))
-                if args and size_bytes + more_bytes > MAX_CALL_BYTES:
-                    yield (*put, *args)
-                    args, size_bytes = [], 0
-                args += _result_args(valid, frames, floors, rules)
-                size_bytes += more_bytes
-            yield (*put, *args)
+                yield _result_args(valid, frames, floors, rules), sum(map(len, frames.values()))
+
+        def calls() -> Iterator[Command]:
+            # each call is sent as soon as its results are encoded
+            return ((*put, *args) for args in _calls_of(arguments()))
 
         words: list[bytes] = []
         for reply in self.call_each(calls):
@@ -264,16 +259,16 @@ def _part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
     ]  # fmt: skip
 
 
-def _calls_of(items: Iterable[list[Any]]) -> Iterator[list[Any]]:
-    """The items, whose last element is the largest, one after the other in calls of limited size."""
+def _calls_of(items: Iterable[tuple[list[Any], int]]) -> Iterator[list[Any]]:
+    """The arguments of calls of limited size. `items`: the arguments of each group, and the bytes of its frames."""
     args: list[Any] = []
     size_bytes = 0
-    for item in items:
-        if args and size_bytes + len(item[-1]) > MAX_CALL_BYTES:
+    for more, frame_bytes in items:
+        if args and size_bytes + NUMBERS_BYTES + frame_bytes > MAX_CALL_BYTES:
             yield args
             args, size_bytes = [], 0
-        args += item
-        size_bytes += NUMBERS_BYTES + len(item[-1])
+        args += more
+        size_bytes += NUMBERS_BYTES + frame_bytes
     if args:
         yield args
 
