@@ -26,6 +26,7 @@ from faults.plan import CALM, make_failover_plan, make_recovery_plan
 from faults.poison import run_poison
 from faults.processes import LEASE_S
 from faults.races import trainer_races, zombie_puts
+from faults.random_runs import broken_promise
 from faults.recovery import percentile, trainer_recoveries_s, worker_recoveries_s
 from faults.scenarios import scenarios
 from faults.seeded_bugs import BUGS, is_noticed
@@ -99,10 +100,15 @@ def _run(scene: Scene, *, keep: bool) -> Outcome:
 
 
 def _numbers(outcome: Outcome) -> list[int]:
-    done, found = outcome.done, Counter(violation.invariant for violation in outcome.violations)
+    kinds = [outcome.done[kind] for kind in ("kill", "stop", "zombie", "partition")]
+    return [outcome.done.total(), *kinds, outcome.copies, outcome.steps, *_violations(outcome)]
+
+
+def _violations(outcome: Outcome) -> list[int]:
+    """How many violations there were of each group of `INVARIANTS`, and others."""
+    found = Counter(violation.invariant for violation in outcome.violations)
     named = [sum(found[invariant] for invariant in invariants) for invariants in INVARIANTS.values()]
-    kinds = [done[kind] for kind in ("kill", "stop", "zombie", "partition")]
-    return [done.total(), *kinds, outcome.copies, outcome.steps, *named, found.total() - sum(named)]
+    return [*named, found.total() - sum(named)]
 
 
 @main.command()
@@ -128,33 +134,36 @@ def recovery(kills: int) -> None:
 @click.option("--max-staleness", default=2, help="Of the run: 1 leaves no slack, since its groups fill all workers.")
 def goodput(seconds: int, max_staleness: int) -> None:
     """Measure trained tokens per second while a tenth of the workers is killed in every step's time."""
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        calm = measure(1, Path(folder) / "calm", seconds, max_staleness)
+        measured = partial(measure, Path(folder), seconds, max_staleness)
+        calm = measured("without faults", [])
         plan = make_goodput_plan(calm.step_s, seconds)
-        broken = measure(2, Path(folder) / "broken", seconds, max_staleness, plan)
-    for name, found in (("calm", calm), ("broken", broken)):
-        numbers = [f"{found.step_s:.1f}", f"{found.tokens_per_s:.0f}"]
-        rows.append([name, found.outcome.done["kill"], found.steps, found.tokens, *numbers])
-    _print(["run", "kills", "steps", "tokens", "s per step", "tokens/s"], rows)
-    click.echo(f"goodput under faults: {broken.tokens_per_s / calm.tokens_per_s:.1%}")
-    for violation in (*calm.outcome.violations, *broken.outcome.violations):
+        found = [calm, measured("workers", [fault for fault in plan if fault.target.startswith("worker")])]
+        found.append(measured("all roles", plan))
+    rows: list[Row] = [
+        [
+            run.name, run.outcome.done["kill"], run.steps, run.tokens, f"{run.step_s:.1f}", f"{run.tokens_per_s:.0f}",
+            f"{run.tokens_per_s / calm.tokens_per_s:.1%}",
+        ]
+        for run in found
+    ]  # fmt: skip
+    _print(["killed", "kills", "steps", "tokens", "s per step", "tokens/s", "goodput"], rows)
+    violations = [violation for run in found for violation in run.outcome.violations]
+    for violation in violations:
         click.echo(f"{violation.invariant}: {violation.message}")
-    sys.exit(bool(calm.outcome.violations or broken.outcome.violations))
+    sys.exit(bool(violations))
 
 
 @main.command()
 @click.option("--times", default=20, help="Failovers in each of the two runs.")
 @click.option("--behind", default=0.5, help="Seconds by which the replica of the second run is behind.")
 def failover(times: int, behind: float) -> None:
-    """Count what a failover to a replica loses, one that had almost everything and one that was behind."""
+    """Count what failovers lose, to a replica that is cut off right before, and to one that is behind."""
     rows: list[Row] = []
     for behind_s in (0.0, behind):
         plan = make_failover_plan(times, every_s=SECONDS_PER_KILL + behind_s, behind_s=behind_s)
         outcome = _run(Scene(seed=0, faults=0, odds=CALM, plan=plan, modes=("replay",)), keep=False)
-        found = Counter(violation.invariant for violation in outcome.violations)
-        named = [sum(found[invariant] for invariant in invariants) for invariants in INVARIANTS.values()]
-        rows.append([f"{behind_s:g}", times, outcome.steps, *named, found.total() - sum(named)])
+        rows.append([f"{behind_s:g}", times, outcome.steps, *_violations(outcome)])
     _print(["behind s", "failovers", "steps", *INVARIANTS, "other"], rows)
 
 
@@ -249,6 +258,18 @@ def model(seed: int, sequences: int) -> None:
             examples = min(SEQUENCES_PER_PART, sequences - part)
             moves += run_machine(server.url, examples=examples, seed=seed + part)
     click.echo(f"{moves} moves in {sequences} sequences, seed {seed}: no difference")
+
+
+@main.command()
+@click.option("--seed", default=1, help="Seed of the first run; each run has the next one.")
+@click.option("--count", default=300, help="How many runs.")
+def runs(seed: int, count: int) -> None:
+    """Play random runs: launches that die between two calls, rewinds, releases, late tasks, snapshots."""
+    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(Path(folder) / "server") as server:
+        stories = [broken_promise(at, server.url) for at in _progress(range(seed, seed + count), "run")]
+    failures = [story for story in stories if story]
+    click.echo("\n".join([*failures, f"{count} runs from seed {seed}: {len(failures)} broke a promise"]))
+    sys.exit(bool(failures))
 
 
 @main.command()

@@ -24,7 +24,7 @@ from rollq.buffer.store.library import LIBRARY, READ_ONLY
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
-from support.golden_run import golden_run
+from support.golden_run import GOLDEN_TASKS, golden_run
 from support.late_copies import RecordingBuffer
 
 RUN = "fuzz"
@@ -135,7 +135,7 @@ def _encoded(argument: Any) -> bytes:
 def unsound(dump: Dump) -> Iterator[str]:
     """What is wrong with a store, if anything is."""
     for name, task in dump.tasks.items():
-        if not task.clock:
+        if not task.clock and name not in GOLDEN_TASKS:
             continue  # listed by a hostile call: the function cannot see a task's clock, which has another hash tag
         for problem in (*check_conservation(task), *check_payloads(task), *_unsound_numbers(task)):
             yield f"task {name}: {problem}"

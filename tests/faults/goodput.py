@@ -25,6 +25,7 @@ NS_PER_S = 1e9
 class Goodput:
     """Tokens of the steps that count, in the seconds from the first one to the last, and the run itself."""
 
+    name: str
     tokens: int
     steps: int
     seconds: float
@@ -41,16 +42,16 @@ class Goodput:
         return self.seconds / self.steps
 
 
-def measure(seed: int, folder: Path, lasts_s: float, max_staleness: int, plan: Sequence[Fault] = ()) -> Goodput:
+def measure(folder: Path, lasts_s: float, max_staleness: int, name: str, plan: Sequence[Fault]) -> Goodput:
     """Run for `lasts_s` seconds with the faults of a plan, and count."""
     load = replace(LOAD, max_staleness=max_staleness)
     scene = Scene(
-        seed, 0, odds=CALM, workers=WORKERS, plan=plan, load=load, modes=("replay",), release_every=0, lasts_s=lasts_s
-    )
-    outcome = run_chaos(scene, folder)
-    steps = trained_tokens(outcome.events)
-    (first_s, _), *others = steps
-    return Goodput(sum(tokens for _, tokens in others), len(others), others[-1][0] - first_s, outcome)
+        seed=0, faults=0, odds=CALM, workers=WORKERS, plan=plan, load=load, modes=("replay",), release_every=0,
+        lasts_s=lasts_s,
+    )  # fmt: skip
+    outcome = run_chaos(scene, folder / name)
+    (first_s, _), *others = trained_tokens(outcome.events)
+    return Goodput(name, sum(tokens for _, tokens in others), len(others), others[-1][0] - first_s, outcome)
 
 
 def trained_tokens(events: Sequence[Event]) -> list[tuple[float, int]]:

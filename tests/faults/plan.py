@@ -19,7 +19,7 @@ class Fault:
 
     kill: SIGKILL; stop: SIGSTOP, and SIGCONT afterwards; partition: no byte passes between the role and the server;
     zombie: the trainer is stopped, a successor takes over, and then it continues; failover: SIGKILL to the server, and
-    its replica, which has received nothing for `for_s`, takes its place.
+    its replica, which was cut off `for_s` before, takes its place.
     """
 
     at_s: float

@@ -7,6 +7,8 @@ from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Prompt, SamplePart
 from support.buffer_run import World, make_sample
 
+GOLDEN_TASKS = ("math", "code", "held_out")
+
 
 def golden_run(world: World, folder: Path) -> Iterator[str]:
     """A run in which every role makes every call that it can; yields after each move, with its name."""
