@@ -190,12 +190,15 @@ class Chaos:
             self._live_until(lambda: client.info("replication")["master_link_status"] == "up")
 
     def _fail_over(self, behind_s: float) -> None:
-        """Cut the replica off, kill the server a while later, and let the replica take its place."""
+        """Kill the server, and let its replica take its place, which was cut off a while before, or reads to the end."""
         assert self._replica is not None
         with redis.Redis.from_url(self._replica.url) as client:
+            if behind_s > 0:
+                client.replicaof("NO", "ONE")
+                self._live_for(behind_s)
+            self._server.kill()
+            self._live_until(lambda: client.info("replication").get("master_link_status") != "up")
             client.replicaof("NO", "ONE")
-        self._live_for(behind_s)
-        self._server.kill()
         self._server = self._replica
         assert self._server.port is not None
         for proxy in self._proxies.values():
