@@ -190,7 +190,7 @@ class Chaos:
             self._live_until(lambda: client.info("replication")["master_link_status"] == "up")
 
     def _fail_over(self, behind_s: float) -> None:
-        """Kill the server, and let its replica take its place, which was cut off a while before, or reads to the end."""
+        """Kill the server, and let its replica take its place: one that read to the end, or was cut off before."""
         assert self._replica is not None
         with redis.Redis.from_url(self._replica.url) as client:
             if behind_s > 0:
