@@ -130,12 +130,13 @@ def recovery(kills: int) -> None:
 
 
 @main.command()
-@click.option("--seconds", default=400, help="Length of each of the two runs.")
-@click.option("--max-staleness", default=2, help="Of the run: 1 leaves no slack, since its groups fill all workers.")
-def goodput(seconds: int, max_staleness: int) -> None:
+@click.option("--seconds", default=240, help="Length of each of the three runs.")
+@click.option("--max-staleness", default=2, help="Of the run.")
+@click.option("--batch-groups", default=80, help="Groups of a batch; the workers make 80 groups at a time.")
+def goodput(seconds: int, max_staleness: int, batch_groups: int) -> None:
     """Measure trained tokens per second while a tenth of the workers is killed in every step's time."""
     with tempfile.TemporaryDirectory() as folder:
-        measured = partial(measure, Path(folder), seconds, max_staleness)
+        measured = partial(measure, Path(folder), seconds, max_staleness, batch_groups)
         calm = measured("without faults", [])
         plan = make_goodput_plan(calm.step_s, seconds)
         found = [calm, measured("workers", [fault for fault in plan if fault.target.startswith("worker")])]

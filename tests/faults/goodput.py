@@ -10,11 +10,9 @@ from faults.plan import CALM, SERVER, Fault
 from faults.processes import Load
 
 WORKERS = 10
-BATCH_GROUPS = 40
 LOAD = Load(
-    batch={"math": BATCH_GROUPS}, group_size=4, groups_in_flight=8, lengths=(400, 600, 800, 1000, 1200, 1600),
-    tokens_per_s=30.0, lease_s=2.0, partial_rollout=True,
-)  # fmt: skip
+    group_size=4, groups_in_flight=8, lengths=range(400, 1601, 20), tokens_per_s=60.0, lease_s=2.0, partial_rollout=True
+)
 FIRST_FAULT_S = 60.0
 TRAINER_EVERY, SERVER_EVERY = 8, 12
 """Kills of the trainer and of the server: once in so many steps."""
@@ -42,9 +40,11 @@ class Goodput:
         return self.seconds / self.steps
 
 
-def measure(folder: Path, lasts_s: float, max_staleness: int, name: str, plan: Sequence[Fault]) -> Goodput:
-    """Run for `lasts_s` seconds with the faults of a plan, and count."""
-    load = replace(LOAD, max_staleness=max_staleness)
+def measure(
+    folder: Path, lasts_s: float, max_staleness: int, batch_groups: int, name: str, plan: Sequence[Fault]
+) -> Goodput:
+    """Run for `lasts_s` seconds with the faults of a plan, and count. The workers make 80 groups at a time."""
+    load = replace(LOAD, max_staleness=max_staleness, batch={"math": batch_groups})
     scene = Scene(
         seed=0, faults=0, odds=CALM, workers=WORKERS, plan=plan, load=load, modes=("replay",), release_every=0,
         lasts_s=lasts_s,
