@@ -128,6 +128,31 @@ def test_a_url_that_makes_no_sense_is_refused_without_its_password() -> None:
     assert "hunter2" not in result.output
 
 
+@pytest.mark.parametrize(
+    "command", [["status"], ["rq-info"], ["doctor"], ["query", "{}"], ["checkpoint", "d"], ["restore", "d"],
+                ["pause"], ["resume"], ["load-functions"]]
+)  # fmt: skip
+def test_every_command_warns_of_a_password_in_its_arguments(command: list[str]) -> None:
+    result = rollq(*command, "--url", "http://:hunter2@host", "--run", "r")
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith("warning: --url contains a password")
+    assert "ROLLQ_REDIS_PASSWORD_FILE" in warning
+    assert error.startswith("error: server URL")
+    assert "hunter2" not in result.output
+
+
+def test_no_other_url_is_warned_of_and_the_output_stays_clean(tmp_path: Path) -> None:
+    from rollq.buffer.store.server import EmbeddedServer
+
+    with EmbeddedServer(tmp_path, password="hunter2") as server:
+        place = ("doctor", "--run", "r", "--json", "--url")
+        well = rollq(*place, server.url.replace("://", "://default@"), ROLLQ_REDIS_PASSWORD="hunter2")
+        assert (well.exit_code, well.stderr) == (3, "")
+        warned = rollq(*place, server.url.replace("://", "://:hunter2@"))
+    assert (warned.exit_code, warned.stderr.count("\n")) == (3, 1)
+    assert warned.stdout.startswith("{")
+
+
 def test_a_wrong_password_is_a_clear_error_that_does_not_show_it(tmp_path: Path) -> None:
     from rollq.buffer.store.server import EmbeddedServer
 

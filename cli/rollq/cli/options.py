@@ -6,9 +6,26 @@ from typing import Any
 
 import click
 
+
+def _warn_of_password(context: click.Context, option: click.Parameter, url: str | None) -> str | None:
+    from rollq.buffer.store.redis_url import has_password
+
+    if url and has_password(url):
+        click.echo(
+            "warning: --url contains a password, which every user of this machine can see in `ps`: set it in "
+            "ROLLQ_REDIS_PASSWORD, or name a file that contains it in ROLLQ_REDIS_PASSWORD_FILE",
+            err=True,
+        )
+    return url
+
+
 _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.argument("file", type=click.Path(path_type=Path), required=False),
-    click.option("--url", help="URL of the server, instead of FILE."),
+    click.option(
+        "--url",
+        callback=_warn_of_password,
+        help="URL of the server, instead of FILE; its password belongs in ROLLQ_REDIS_PASSWORD or _PASSWORD_FILE.",
+    ),
     click.option("--run", "run_name", help="Name of the run, with --url."),
 )
 

@@ -15,7 +15,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RollqError, ServerError, ServerRefused, ServerUnavailable
 from rollq.buffer.store.connection import Patience, connect, open_client, patiently, unfit
 from rollq.buffer.store.redis_errors import diagnose, reply_text
-from rollq.buffer.store.redis_url import address, check_url, cli_command, mask_url
+from rollq.buffer.store.redis_url import address, check_url, cli_command, has_password, mask_url
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from support.power_cut import kill_synced
 from support.proxy import Proxy
@@ -48,6 +48,26 @@ def test_connect_returns_a_client_that_keeps_bytes(any_server: EmbeddedServer, r
 )
 def test_masked_urls_hold_no_secret(url: str, shown: str) -> None:
     assert mask_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("redis://localhost:6379/0", False),
+        ("rediss://user@localhost:6379?ssl_ca_certs=/me@here/ca.crt", False),
+        ("unix:///run/s.sock?db=0", False),
+        ("redis://:@localhost", False),
+        ("redis://:secret@localhost", True),
+        ("rediss://user:secret@localhost", True),
+        ("redis://:se@cr/e?t#@localhost", True),
+        ("user:secret@localhost", True),
+        ("unix:///run/s.sock?db=0&password=secret", True),
+        ("rediss://h?ssl_keyfile=/k&ssl_password=secret", True),
+        ("rediss://h?password=", False),
+    ],
+)
+def test_a_password_in_a_url_is_found(url: str, found: bool) -> None:
+    assert has_password(url) is found
 
 
 @pytest.mark.parametrize(
@@ -156,6 +176,8 @@ def test_a_wrong_password_is_refused_and_does_not_leak(
 ) -> None:
     with locked_server, pytest.raises(ServerRefused, match="set the right password in ROLLQ_REDIS_PASSWORD") as caught:
         connect(locked_server.url, password)
+    assert "ROLLQ_REDIS_USER" in str(caught.value)
+    assert "in the URL" not in str(caught.value)
     assert "planted" not in "".join(traceback.format_exception(caught.value)) + caplog.text
 
 

@@ -20,7 +20,10 @@ class Trouble(NamedTuple):
 
 UNANSWERED = Trouble(ServerUnavailable, "start it, or correct the URL (`rollq redis` starts one here)", answered=False)
 LOGIN = Trouble(
-    ServerRefused, "set the right password in ROLLQ_REDIS_PASSWORD, or user and password in the URL", passes=False
+    ServerRefused,
+    "set the right password in ROLLQ_REDIS_PASSWORD, or its file in ROLLQ_REDIS_PASSWORD_FILE, and its user in "
+    "ROLLQ_REDIS_USER",
+    passes=False,
 )
 RIGHTS = Trouble(
     ServerRefused,
@@ -45,7 +48,7 @@ TROUBLES: Mapping[str, Trouble] = {
     "MOVED": CLUSTER,
     "ASK": CLUSTER,
     "CROSSSLOT": CLUSTER,
-    "DENIED": Trouble(ServerRefused, "it is in protected mode: give it a password (`requirepass`)", passes=False),
+    "DENIED": Trouble(ServerRefused, "it is in protected mode: make its users with `rollq acl`", passes=False),
 }
 
 # The driver cuts the code off the replies that it has a class for. Subclasses come before their bases.

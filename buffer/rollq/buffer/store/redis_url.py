@@ -53,6 +53,12 @@ def complete_url(
     return f"{url}{'&' if '?' in url else '?'}{urlencode(options)}" if options else url
 
 
+def has_password(url: str) -> bool:
+    """Whether `url` contains a password, for the server or for a key of TLS, even when it is malformed."""
+    login = url.partition("://")[2] or url
+    return bool(re.match(r"[^:@?]*:[^?]+@", login) or re.search(r"(?i)[?&][^=&]*password=[^&]", url))
+
+
 def mask_url(url: str) -> str:
     """`url` with user, password and secret options replaced by `***`, even when it is malformed."""
     url = re.sub(r"^([^@/]*://)?.*@", r"\1***@", url, flags=re.DOTALL)
