@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.buffer.store.users import Role, password_digest
+from rollq.buffer.store.users import USERS, Role, password_digest
 from rollq.cli.main import main
 
 
@@ -23,13 +23,13 @@ def rollq(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_acl_makes_a_password_per_role_and_prints_none(config: Path, tmp_path: Path) -> None:
+def test_acl_makes_a_password_per_user_and_prints_none(config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "passwords"
     folder.mkdir()
     (folder / "worker").write_text("chosen\n")
     status, printed, said = rollq("acl", config, "--passwords", folder)
     assert status == 0
-    assert sorted(path.name for path in folder.iterdir()) == sorted(Role)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(USERS)
     made = {path.name: path.read_text().strip() for path in folder.iterdir()}
     assert made["worker"] == "chosen"
     assert {oct((folder / name).stat().st_mode & 0o777) for name in set(made) - {"worker"}} == {"0o600"}
@@ -42,11 +42,28 @@ def test_acl_makes_a_password_per_role_and_prints_none(config: Path, tmp_path: P
     assert "is empty" in said
 
 
+def test_acl_keeps_the_passwords_of_an_older_rollq_and_adds_those_it_lacked(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "passwords"
+    rollq("acl", config, "--passwords", folder)
+    older = {role: (folder / role).read_text() for role in Role}
+    for name in ("admin", "replica"):
+        (folder / name).unlink()
+    status, printed, said = rollq("acl", config, "--passwords", folder)
+    assert status == 0
+    assert {role: (folder / role).read_text() for role in Role} == older
+    admin, replica = (password_digest((folder / name).read_text().strip()) for name in ("admin", "replica"))
+    assert printed.splitlines()[-2:] == [
+        f"user r-admin reset on #{admin} ~* &* +@all",
+        f"user r-replica reset on #{replica} +psync +replconf +ping",
+    ]
+    assert "r-operator, r-admin, r-replica; their passwords are in" in said
+
+
 def test_certificates_are_made_once(tmp_path: Path, openssl: Path) -> None:
     status, printed, _ = rollq("certificates", tmp_path / "c", "--host", "10.0.0.1")
     assert status == 0
     names = [line.rpartition("/")[2] for line in printed.splitlines()]
-    assert names == ["ca.crt", "server.crt", *(f"{role.value}.crt" for role in Role)]
+    assert names == ["ca.crt", "server.crt", *(f"{role.value}.crt" for role in Role), "admin.crt"]
     assert rollq("certificates", tmp_path / "c")[:2] == (0, "")
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-import subprocess
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +24,7 @@ from rollq.monitor.doctor import checks, sizing
 from rollq.monitor.doctor.checks import BUFFER_CHECKS
 from rollq.monitor.doctor.findings import EXIT_STATUS
 from support.buffer_run import World
+from support.configured_server import configured_server
 from support.documented_commands import ROOT, Desk, blocks, files
 from support.waiting import wait_until
 
@@ -40,38 +41,76 @@ def command(words: str) -> str:
 # -- runbooks ---------------------------------------------------------------------------------------------------------
 
 
+BOTH_KINDS = pytest.mark.parametrize("binary", ["valkey", "redis"], indirect=True)
+
+
+@pytest.fixture
+def binary(request: pytest.FixtureRequest) -> Path:
+    """A server program: the embedded Valkey or, in tests of both kinds, the system's Redis."""
+    if getattr(request, "param", "valkey") == "valkey":
+        return embedded_binary()
+    redis_server: Path = request.getfixturevalue("redis_binary")
+    return redis_server
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the settings of a run `sums`, and with its users, as the page's command makes them."""
+    folder = tmp_path_factory.mktemp("users")
+    (folder / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
+    (folder / "rollq.toml").write_text(
+        'run = "sums"\n[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\ngroup_size = 2\nmax_tries = 1\n'
+    )
+    Desk(folder, 6379).run(command("rollq acl"))
+    return folder
+
+
 class Room:
-    """A run `sums` on a server, with settings, and a spare server. `desk` and `spare_desk` run the page's commands."""
+    """A run `sums` on a server with users, and a spare server. The page's commands run as the administrator."""
 
     def __init__(self, folder: Path, server: EmbeddedServer, spare: EmbeddedServer) -> None:
         assert server.port is not None
         assert spare.port is not None
         self.server, self.spare = server, spare
         self.desk, self.spare_desk = Desk(folder, server.port), Desk(folder, spare.port)
-        (folder / "p.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
-        (folder / "rollq.toml").write_text(
-            f'run = "sums"\n[redis]\nbuffer_url = "{server.url}"\n'
-            '[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\ngroup_size = 2\nmax_tries = 1\n'
-        )
-        with redis.Redis.from_url(server.url) as client:
+        with self.admin() as client:
             client.config_set("maxmemory", "1gb")
             client.config_set("repl-diskless-sync-delay", 0)
 
-    def run(self, words: str) -> str:
+    def run(self, words: str, *, succeeds: str = "") -> str:
         """Run the page's block with `words` against the server, with the spare one at 10.0.0.2."""
-        return self.desk.run(command(words).replace("redis://10.0.0.2:6379/0", self.spare.url))
+        code = command(words).replace("redis://10.0.0.2:6379/0", self.spare.url).rstrip()
+        return self.desk.run(f"{command('REDISCLI_AUTH')}{code}{succeeds}")
+
+    def run_on_spare(self, words: str) -> str:
+        """Run the page's block with `words` against the spare server."""
+        return self.spare_desk.run(f"{command('REDISCLI_AUTH')}{command(words).replace('10.0.0.2', '127.0.0.1')}")
+
+    def password(self, user: str) -> str:
+        return (self.desk.folder / "passwords" / user).read_text().strip()
+
+    def admin(self, *, on_spare: bool = False) -> redis.Redis:
+        """A client of the server, or of the spare one."""
+        server = self.spare if on_spare else self.server
+        return redis.Redis.from_url(server.url, username="sums-admin", password=self.password("admin"))
 
     @contextmanager
     def world(self, run: str = "sums", *, on_spare: bool = False) -> Iterator[World]:
         """The run, or its copy."""
-        with Buffer.connect((self.spare if on_spare else self.server).url, run) as buffer:
+        url = (self.spare if on_spare else self.server).url.replace("://", "://sums-admin@")
+        with Buffer.connect(url, run, password=self.password("admin")) as buffer:
             yield World(buffer)
 
 
 @pytest.fixture
-def room(tmp_path: Path, fresh_server: EmbeddedServer, redis_cli: Path) -> Iterator[Room]:
-    with EmbeddedServer(tmp_path / "spare") as spare:
-        room = Room(tmp_path, fresh_server, spare)
+def room(tmp_path: Path, users: Path, binary: Path, redis_cli: Path) -> Iterator[Room]:
+    shutil.copytree(users, tmp_path, dirs_exist_ok=True)
+    acl = tmp_path / "rollq.acl"
+    with (
+        EmbeddedServer(tmp_path / "server", binary=binary, acl=acl) as server,
+        EmbeddedServer(tmp_path / "spare", binary=binary, acl=acl) as spare,
+    ):
+        room = Room(tmp_path, server, spare)
         with room.world() as world:
             world.start(math={"max_tries": 1})
             world.admit(1)
@@ -82,21 +121,29 @@ def room(tmp_path: Path, fresh_server: EmbeddedServer, redis_cli: Path) -> Itera
 
 
 def test_the_doctor_finds_nothing_wrong(room: Room) -> None:
-    assert "replication  a primary without replicas" in room.desk.run(
-        f"{command('rollq doctor rollq.toml').strip()} || test $? -eq 3"
-    )
+    report = room.run("rollq doctor rollq.toml", succeeds=" || test $? -eq 3")
+    assert "replication  a primary without replicas" in report
+    assert "asks for a password; user sums-admin" in report
     room.run("health.json")
     report = orjson.loads((room.desk.folder / "health.json").read_bytes())
     ill = {finding["check"] for finding in report["findings"] if finding["level"] in ("warning", "error")}
     assert ill <= {"latency"}, "this machine may be busy"
 
 
+@BOTH_KINDS
 def test_the_limit_of_memory_is_raised(room: Room) -> None:
     assert "maxmemory_human:1.00G" in room.run("grep -E")
     room.run("config set maxmemory 16gb")
     assert "maxmemory_human:16.00G" in room.run("grep -E")
 
 
+def test_the_commands_also_run_without_users(users: Path, fresh_server: EmbeddedServer, redis_cli: Path) -> None:
+    assert fresh_server.port is not None
+    url = f"export ROLLQ_REDIS_URL={fresh_server.url}\n"
+    assert "16.0 GiB" in Desk(users, fresh_server.port).run(f"{url}{command('config set maxmemory 16gb')}")
+
+
+@BOTH_KINDS
 def test_a_lost_store_is_restored_and_a_backup_practised(room: Room) -> None:
     assert "saved 5 groups" in room.run("rollq checkpoint backups/newest")
     assert "saved 5 groups" in room.run("rollq checkpoint backups/newest"), "the older one is replaced"
@@ -130,18 +177,23 @@ def test_a_failed_group_is_inspected(room: Room) -> None:
     assert room.run("group:1' error").startswith("the judge raised\n")
 
 
-def test_the_functions_are_loaded_again_by_the_next_role(room: Room) -> None:
-    room.desk.run(re.sub(r"rollq_\d+", LIBRARY, command("function delete")))
+def test_the_functions_are_loaded_again(room: Room) -> None:
+    assert LIBRARY in command("function delete")
+    assert f"the server has the functions {LIBRARY}" in room.run("function delete")
     with room.world() as world:
-        assert world.buffer.client.function_list(library=LIBRARY)
         assert world.statuses() == {"completed": 2, "archived": 2, "failed": 1}
 
 
+@BOTH_KINDS
 def test_a_replica_takes_over(room: Room) -> None:
-    with redis.Redis.from_url(room.spare.url) as replica:
+    lines = dict(line.split(" ", 1) for line in files(PAGE)["replica.conf"].splitlines())
+    assert lines.keys() == {"replicaof", "masteruser", "masterauth"}
+    with room.admin(on_spare=True) as replica:
+        replica.config_set("masteruser", lines["masteruser"])
+        replica.config_set("masterauth", room.password("replica"))
         replica.replicaof("127.0.0.1", room.server.port)
         wait_until(lambda: replica.info("replication")["master_link_status"] == "up")
-    assert "role:master" in room.spare_desk.run(command("replicaof no one"))
+    assert "role:master" in room.run_on_spare("replicaof no one")
     room.server.kill()
     assert "run sums: weights version 1" in room.run("ROLLQ_REDIS_URL=redis://10.0.0.2")
     (room.desk.folder / "trainer" / "checkpoints" / "step-00000040").mkdir(parents=True)
@@ -238,37 +290,20 @@ def test_a_trainer_continues_on_a_new_store(fresh_server_of_each_kind: EmbeddedS
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["valkey", "redis"])
+@BOTH_KINDS
 def test_the_configuration_of_the_page_is_well(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    binary: Path, users: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "LONGEST_MEDIAN_S", math.inf)
     monkeypatch.setattr(checks, "LONGEST_PING_S", math.inf)
-    binary = embedded_binary() if kind == "valkey" else request.getfixturevalue("redis_binary")
-    config = tmp_path / "server.conf"
-    config.write_text(files(PAGE)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("8gb", "100mb"))
-    port = free_port("127.0.0.1")
-    server = subprocess.Popen([binary, config, "--port", str(port), "--dir", tmp_path], stdout=subprocess.DEVNULL)
-    password = "A-LONG-RANDOM-PASSWORD"
-    try:
-        wait_until(lambda: _answers(port, password))
-        result = CliRunner().invoke(
-            main,
-            ["doctor", "--url", f"redis://127.0.0.1:{port}", "--run", "sums"],
-            env={"ROLLQ_REDIS_PASSWORD": password},
-        )
-        assert result.exit_code == 0, result.output
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def _answers(port: int, password: str) -> bool:
-    with redis.Redis(port=port, password=password) as client:
-        try:
-            return bool(client.ping())
-        except redis.ConnectionError:
-            return False
+    config, port = tmp_path / "server.conf", free_port("127.0.0.1")
+    lines = files(PAGE)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("8gb", "100mb")
+    config.write_text(lines.replace("/etc/redis/rollq.acl", str(users / "rollq.acl")))
+    login = {"ROLLQ_REDIS_USER": "sums-admin", "ROLLQ_REDIS_PASSWORD_FILE": str(users / "passwords" / "admin")}
+    with configured_server(binary, config, port):
+        place = ["--url", f"redis://127.0.0.1:{port}", "--run", "sums"]
+        result = CliRunner().invoke(main, ["doctor", *place], env=login)
+    assert result.exit_code == 0, result.output
 
 
 def test_the_page_has_every_check_and_exit_status() -> None:

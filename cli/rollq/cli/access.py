@@ -11,7 +11,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.cli.options import run_options
 
 if TYPE_CHECKING:
-    from rollq.buffer.store.users import Role
+    from rollq.buffer.store.users import User
 
 
 @click.command()
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     "folder",
     type=click.Path(path_type=Path),
     required=True,
-    help="Folder with a password file per role; those that are missing are created, readable only for you.",
+    help="Folder with a password file per user; those that are missing are created, readable only for you.",
 )
 def acl(file: Path, folder: Path) -> None:
     """Print an ACL file with one user per role of the run: producer, worker, trainer, monitor, operator.
 
-    FILE is rollq.toml. The ACL file holds digests of the passwords. The default user is switched off. Give each machine
-    only the password file of its role.
+    Two more users take care of the server: admin, the only one that may change it, and replica, as which a replica logs
+    in to its primary. The default user is switched off. FILE is rollq.toml. The ACL file holds digests of the
+    passwords. Give each machine only the password file of its role, and keep that of admin away from all roles.
 
     \b
     Example:
@@ -35,19 +36,19 @@ def acl(file: Path, folder: Path) -> None:
       rollq redis --acl rollq.acl
       ROLLQ_REDIS_USER=sums-worker ROLLQ_REDIS_PASSWORD_FILE=passwords/worker rollq work rollq.toml
     """
-    from rollq.buffer.store.users import Role, acl_lines, password_digest, user_name
+    from rollq.buffer.store.users import USERS, acl_lines, password_digest, user_name
     from rollq.cli.settings_file import load_settings
 
     run = load_settings(file).run
-    digests = {role: password_digest(_password(folder, role)) for role in Role}
+    digests = {user: password_digest(_password(folder, user)) for user in USERS}
     click.echo("\n".join(acl_lines(run, digests)))
-    click.echo(f"users {', '.join(user_name(run, role) for role in Role)}; their passwords are in {folder}", err=True)
+    click.echo(f"users {', '.join(user_name(run, user) for user in USERS)}; their passwords are in {folder}", err=True)
     click.echo("a server takes this file with `rollq redis --acl`, or as `aclfile` in its configuration", err=True)
 
 
-def _password(folder: Path, role: "Role") -> str:
-    """The password in the role's file, which is created if it is missing."""
-    path = folder / role.value
+def _password(folder: Path, user: "User") -> str:
+    """The password in the user's file, which is created if it is missing."""
+    path = folder / user.value
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as new:
@@ -64,7 +65,7 @@ def _password(folder: Path, role: "Role") -> str:
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--host", "hosts", multiple=True, help="Name or IP address of the server, besides localhost; repeat it.")
 def certificates(directory: Path, hosts: tuple[str, ...]) -> None:
-    """Make certificates for TLS in the folder DIR: an authority, one for the server, and one per role.
+    """Make certificates for TLS in the folder DIR: an authority, one for the server, one per role, and one for admin.
 
     What is in DIR already is kept, so remove server.crt to name other hosts. Keep ca.key away from all roles: it signs
     new certificates. Needs the program openssl.
@@ -74,10 +75,10 @@ def certificates(directory: Path, hosts: tuple[str, ...]) -> None:
       rollq certificates certificates --host 10.0.0.1
       rollq redis --certificates certificates --program /usr/bin/redis-server --bind 10.0.0.1 --acl rollq.acl
     """
-    from rollq.buffer.store.users import Role
+    from rollq.buffer.store.users import Role, ServerUser
     from rollq.cli.certificate_files import make_certificates
 
-    for path in make_certificates(directory, hosts, [role.value for role in Role]):
+    for path in make_certificates(directory, hosts, [*Role, ServerUser.ADMIN]):
         click.echo(f"created {path}")
 
 

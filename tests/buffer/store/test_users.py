@@ -24,8 +24,11 @@ from rollq.buffer.store.library import COMMON, LIBRARY, READ_ONLY, function_sour
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import (
     READS,
+    USERS,
     WRITES,
     Role,
+    ServerUser,
+    User,
     acl_lines,
     callers,
     functions_of,
@@ -37,6 +40,7 @@ from rollq.buffer.store.users import (
 from rollq.buffer.tickets import TicketJob, enqueue_tickets, open_queue
 from rollq.monitor.doctor.examine import measured_tasks
 from support.buffer_run import World
+from support.waiting import wait_until
 
 RUN, OTHER_RUN = "sums", "other"
 NOBODY = """
@@ -61,19 +65,20 @@ LEVELS = {
 
 @dataclass
 class Users:
-    """A server with the users of a run, whose passwords are the names of their roles."""
+    """A server with the users of a run. Each has its own word as password, as in `worker`."""
 
     server: EmbeddedServer
     open: list[redis.Redis]
 
-    def client(self, role: Role, password: str | None = None) -> Any:
-        url = self.server.url.replace("://", f"://{user_name(RUN, role)}@")
-        self.open.append(open_client(url, password or role.value))
+    def url(self, user: User) -> str:
+        return self.server.url.replace("://", f"://{user_name(RUN, user)}@")
+
+    def client(self, user: User, password: str | None = None) -> Any:
+        self.open.append(open_client(self.url(user), password or user.value))
         return self.open[-1]
 
-    def buffer(self, role: Role) -> Buffer:
-        url = self.server.url.replace("://", f"://{user_name(RUN, role)}@")
-        buffer = Buffer.connect(url, RUN, password=role.value)
+    def buffer(self, user: User) -> Buffer:
+        buffer = Buffer.connect(self.url(user), RUN, password=user.value)
         self.open.append(buffer.client)
         return buffer
 
@@ -83,8 +88,8 @@ def users(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     binary = request.getfixturevalue("redis_binary") if request.param == "redis" else None
     acl = folder / "rollq.acl"
-    lines = acl_lines(RUN, {role: password_digest(role.value) for role in Role})
-    acl.write_text("\n".join([*lines, "user admin on >admin ~* &* +@all"]) + "\n")
+    lines = acl_lines(RUN, {user: password_digest(user.value) for user in USERS})
+    acl.write_text("\n".join(lines) + "\n")
     with EmbeddedServer(folder / "server", binary=binary, acl=acl) as server:
         users = Users(server, [])
         users.buffer(Role.OPERATOR)  # loads the functions
@@ -97,9 +102,7 @@ def users(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def empty(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "users" in request.fixturenames:
-        url = request.getfixturevalue("users").server.url.replace("://", "://admin:admin@")
-        with redis.Redis.from_url(url) as admin:
-            admin.flushall()
+        request.getfixturevalue("users").client(ServerUser.ADMIN).flushall()
 
 
 def is_allowed(client: Any, *command: object) -> bool:
@@ -121,12 +124,12 @@ def test_nobody_enters_without_a_user_and_its_password(users: Users) -> None:
         stranger.ping()
     with pytest.raises(redis.AuthenticationError):
         users.client(Role.WORKER, "trainer").ping()
-    for role in Role:
-        assert users.client(role).ping()
+    for user in USERS:
+        assert users.client(user).ping()
 
 
 def test_the_acl_file_has_digests_and_no_password() -> None:
-    text = "\n".join(acl_lines(RUN, {role: password_digest(f"planted-{role.value}") for role in Role}))
+    text = "\n".join(acl_lines(RUN, {user: password_digest(f"planted-{user.value}") for user in USERS}))
     assert "planted" not in text
     assert text.startswith("user default reset off\n")
     with pytest.raises(ConfigError, match="run name 'a b'"):
@@ -233,6 +236,39 @@ WORDS = {"tasks", "model", "trainer", "run", "versions", "group", "manifest", "p
 """Keys that are also names of fields, or that are tested below."""
 
 
+# -- administrator and replicas
+
+
+def allowed(users: Users, user: User, command: str) -> bool:
+    """Whether the server would let `command`, with arguments between `|`, through. It does not run."""
+    dry_run = ("ACL", "DRYRUN", user_name(RUN, user), *command.split("|"))
+    return bool(users.client(ServerUser.ADMIN).execute_command(*dry_run) in (b"OK", True))
+
+
+def test_the_administrator_may_do_everything_and_reaches_every_run(users: Users) -> None:
+    assert [command for command in NOBODY.split() if not allowed(users, ServerUser.ADMIN, command)] == []
+    admin = users.client(ServerUser.ADMIN)
+    assert admin.config_set("maxmemory", 0)
+    assert admin.set(RunKeys(OTHER_RUN).info, "")
+
+
+def test_a_replica_may_follow_and_nothing_else(users: Users) -> None:
+    commands = [*NOBODY.split(), "get|k", "set|k|v", "info", "acl|whoami", "subscribe|x", "ping"]
+    found = [command for command in commands if allowed(users, ServerUser.REPLICA, command)]
+    assert found == ["psync|?|-1", "replconf|a|b", "ping"]
+    assert not is_allowed(users.client(ServerUser.REPLICA), "GET", RunKeys(RUN).info)
+
+
+def test_a_replica_logs_in_and_follows(users: Users, tmp_path: Path) -> None:
+    users.client(ServerUser.ADMIN).config_set("repl-diskless-sync-delay", 0)
+    users.client(ServerUser.ADMIN).set("key", "followed")
+    with EmbeddedServer(tmp_path, binary=users.server.binary) as other, redis.Redis.from_url(other.url) as replica:
+        replica.config_set("masteruser", user_name(RUN, ServerUser.REPLICA))
+        replica.config_set("masterauth", ServerUser.REPLICA.value)
+        replica.replicaof("127.0.0.1", users.server.port)
+        wait_until(lambda: replica.get("key") == b"followed")
+
+
 # -- the queue of tickets
 
 
@@ -292,8 +328,7 @@ def test_a_group_lives_its_whole_life_under_the_users_of_its_roles(users: Users,
         monitor.set_control("math", Control.RUN, "")
     with pytest.raises(ServerRefused, match="fcall"):
         producer.publish(train.held, 3, uri="", digest="")
-    with Buffer.connect(users.server.url.replace("://", "://admin:admin@"), RUN) as admin:
-        World(admin).check()
+    World(users.buffer(ServerUser.ADMIN)).check()
 
 
 def test_a_snapshot_is_restored_by_the_operator(users: Users, tmp_path: Path) -> None:
@@ -305,14 +340,13 @@ def test_a_snapshot_is_restored_by_the_operator(users: Users, tmp_path: Path) ->
     operator = MonitorBuffer(users.buffer(Role.OPERATOR).client, RUN, Patience())
     assert measured_tasks(operator)["math"].payload_bytes > 0
     users.buffer(Role.OPERATOR).save(tmp_path / "snapshot")
-    with redis.Redis.from_url(users.server.url.replace("://", "://admin:admin@")) as admin:
-        admin.flushdb()
+    users.client(ServerUser.ADMIN).flushdb()
     users.buffer(Role.OPERATOR).restore(tmp_path / "snapshot")
     assert World(users.buffer(Role.MONITOR)).statuses() == {"archived": 2, "pending": 1}
 
 
 def queue_of(users: Users, role: Role) -> Any:
-    url = users.server.url.replace("://", f"://{user_name(RUN, role)}@")
+    url = users.url(role)
     queue = open_queue(url, RUN, password=role.value)
     users.open.append(queue.connection)
     return queue
@@ -352,10 +386,9 @@ def test_only_the_operator_loads_functions(users: Users) -> None:
 
 def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users: Users) -> None:
     World(users.buffer(Role.TRAINER)).start()
-    admin_url = users.server.url.replace("://", "://admin:admin@")
-    with redis.Redis.from_url(admin_url) as admin:
-        calls = f"(+fcall|{LIBRARY}_register_task ~*) (+hget ~none)"
-        admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", "+@connection", "+info", *calls_of(calls))
+    calls = f"(+fcall|{LIBRARY}_register_task ~*) (+hget ~none)"
+    admin = users.client(ServerUser.ADMIN)
+    admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", "+@connection", "+info", *calls_of(calls))
     with (
         Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer,
         pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq acl`"),

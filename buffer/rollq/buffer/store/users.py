@@ -1,14 +1,16 @@
-"""The server's users for one run, one per role, and the rights of each. Pure: makes the lines of an ACL file.
+"""The server's users for one run and the rights of each: one per role, an administrator, and one for replicas.
+
+Pure: makes the lines of an ACL file.
 
 A function runs with the rights of its caller, so a user needs the functions of its role and also the commands inside
 them. Those commands are limited to the keys that the role needs: `RIGHTS` lists them. Which role calls a function is
-read from the line `Caller:` at the head of its file. No user gets scripts, `KEYS`, `CONFIG` or anything else that
+read from the line `Caller:` at the head of its file. No role gets scripts, `KEYS`, `CONFIG` or anything else that
 reaches beyond the keys of its run, except that the operator loads functions.
 """
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 
@@ -25,6 +27,21 @@ class Role(StrEnum):
     TRAINER = "trainer"
     MONITOR = "monitor"
     OPERATOR = "operator"
+
+
+class ServerUser(StrEnum):
+    """A user that takes care of the server. No role logs in as one."""
+
+    ADMIN = "admin"  # the only one that may change the server
+    REPLICA = "replica"  # as which a replica logs in to its primary
+
+
+User = Role | ServerUser
+USERS: Sequence[User] = (*Role, *ServerUser)
+SERVER_RULES: Mapping[ServerUser, str] = {
+    ServerUser.ADMIN: "~* &* +@all",
+    ServerUser.REPLICA: "+psync +replconf +ping",
+}
 
 
 RIGHTS = """
@@ -107,21 +124,22 @@ CALLERS: Mapping[str, tuple[Role, ...]] = {
 """Words after the method in a line `Caller:` -> the roles that they mean."""
 
 
-def acl_lines(run: str, password_digests: Mapping[Role, str]) -> list[str]:
-    """The lines of an ACL file for `run`: no default user, and a user `<run>-<role>` for each role.
+def acl_lines(run: str, password_digests: Mapping[User, str]) -> list[str]:
+    """The lines of an ACL file for `run`: no default user, and a user `<run>-<user>` for each of `password_digests`.
 
     `password_digests`: see `password_digest`. Raises `ConfigError` for an invalid run name.
     """
     RunKeys(run)
     users = [
-        f"user {user_name(run, role)} {_user_rules(run, role, digest)}" for role, digest in password_digests.items()
+        f"user {user_name(run, user)} reset on #{digest} {_rules(run, user)}"
+        for user, digest in password_digests.items()
     ]
     return ["user default reset off", *users]
 
 
-def user_name(run: str, role: Role) -> str:
-    """The user as which a role of `run` logs in."""
-    return f"{run}-{role.value}"
+def user_name(run: str, user: User) -> str:
+    """The name with which a user of `run` logs in."""
+    return f"{run}-{user.value}"
 
 
 def password_digest(password: str) -> str:
@@ -160,11 +178,15 @@ def key_patterns(run: str, key: str) -> list[str]:
     return [re.sub(r"<\w+>", "*", key.replace("{run:task}", f"{{{run}:*}}").replace("{run}", f"{{{run}}}"))]
 
 
-def _user_rules(run: str, role: Role, digest: str) -> str:
+def _rules(run: str, user: User) -> str:
+    return SERVER_RULES[user] if isinstance(user, ServerUser) else _role_rules(run, user)
+
+
+def _role_rules(run: str, role: Role) -> str:
     events = f"&{RunKeys(run).events}"
     selectors = [_function_rules(run, role), *_key_rules(run, role), *_queue_rules(run, role)]
     own = f"{_allow(EVERYONE)}{_allow(_extras(role))}{events}"
-    return " ".join(["reset on", f"#{digest}", own, *(f"({selector})" for selector in selectors)])
+    return " ".join([own, *(f"({selector})" for selector in selectors)])
 
 
 def _extras(role: Role) -> str:
