@@ -39,31 +39,32 @@ def doctor(context: click.Context, file: Path | None, url: str | None, run_name:
       rollq doctor --url redis://127.0.0.1:6379/0 --run sums --json
     """
     from rollq.cli.run_location import find_run
-    from rollq.cli.settings_file import load_settings
     from rollq.monitor.doctor import findings
 
-    location = find_run(file, url, run_name)
-    report = _examine(location, load_settings(file) if file else None)
+    report = _examine(find_run(file, url, run_name), file)
     click.echo(findings.as_json(report) if as_json else findings.as_text(report))
     context.exit(findings.EXIT_STATUS[findings.worst_level(report)])
 
 
-def _examine(location: "RunLocation", settings: "RollqSettings | None") -> "dict[str, list[Finding]]":
+def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Finding]]":
     from rollq.buffer.store.connection import open_client
     from rollq.buffer.store.redis_url import address
+    from rollq.cli.settings_file import load_settings
     from rollq.monitor.doctor.checks import BUFFER_CHECKS, QUEUE_CHECKS
     from rollq.monitor.doctor.examine import examine_server, examine_sizing, examine_weights
+    from rollq.monitor.doctor.facts import SETTINGS
 
+    settings = load_settings(file) if file else None
     planned = planned_tasks(settings) if settings else None
     weights = weights_of(settings) if settings else None
     report = {}
     with open_client(location.buffer_url, location.password) as client:
-        facts, report[address(client)] = examine_server(client, BUFFER_CHECKS)
+        facts, report[address(client)] = examine_server(client, BUFFER_CHECKS, settings=file or SETTINGS)
         if facts:
             report[address(client)].append(examine_sizing(client, location.run, facts, planned, weights))
     if location.queue_url != location.buffer_url:
         with open_client(location.queue_url, location.password) as client:
-            _, report[f"{address(client)}, the queue"] = examine_server(client, QUEUE_CHECKS)
+            _, report[f"{address(client)}, the queue"] = examine_server(client, QUEUE_CHECKS, settings=file or SETTINGS)
     if weights:
         report["this machine"] = list(examine_weights(weights))
     return report

@@ -28,6 +28,7 @@ GIB = 2**30
 FACTS = ServerFacts(
     address="rediss://10.0.0.1:6379/0",
     cli="redis-cli -h 10.0.0.1 -p 6379 --tls --askpass",
+    settings="rollq.toml",
     info={
         "redis_version": "7.2.4",
         "valkey_version": "9.1.2",
@@ -151,6 +152,19 @@ def test_an_open_server_is_an_error_unless_only_this_machine_reaches_it() -> Non
     assert check_access(replace(FACTS, open=True, local=True, config=None)).level is Level.NOTE
     assert check_access(replace(FACTS, open=None)).level is Level.NOTE
     assert "every role shares" in check_access(replace(FACTS, user="default")).message
+
+
+def test_an_open_server_gets_users_and_no_password_in_an_argument() -> None:
+    facts = replace(FACTS, open=True, cli="redis-cli -h 10.0.0.1 -p 6379", settings="'a b/rollq.toml'")
+    finding = check_access(facts)
+    assert finding.commands == (
+        "rollq acl 'a b/rollq.toml' --passwords passwords > rollq.acl",
+        'echo "aclfile $PWD/rollq.acl" >> /etc/valkey.conf',
+        "redis-cli -h 10.0.0.1 -p 6379 shutdown",
+    )
+    assert "`rollq redis --acl rollq.acl`" in finding.message
+    without_file = check_access(replace(facts, info={**FACTS.info, "config_file": ""}))
+    assert without_file.commands == finding.commands[:1]
 
 
 def test_unencrypted_connections_to_other_machines_are_warned_of() -> None:

@@ -1,7 +1,9 @@
 """The checks on real servers: each is brought from well to ill, or back."""
 
+import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from rollq.monitor.doctor.checks import BUFFER_CHECKS, QUEUE_CHECKS
 from rollq.monitor.doctor.examine import examine_server
 from rollq.monitor.doctor.facts import read_facts
 from rollq.monitor.doctor.findings import Finding, Level
+from support.configured_server import configured_server
 from support.waiting import wait_until
 
 Doctor = Callable[[], dict[str, Finding]]
@@ -81,6 +84,28 @@ def test_the_command_of_an_error_mends_it(
     for command in ill.commands:
         subprocess.run(command.replace("redis-cli", str(redis_cli), 1), shell=True, check=True, capture_output=True)
     assert doctor()[ill.check].level is Level.OK
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_the_commands_give_an_open_server_users(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, redis_cli: Path
+) -> None:
+    binary = embedded_binary() if kind == "valkey" else request.getfixturevalue("redis_binary")
+    settings, config, port = tmp_path / "a b.toml", tmp_path / "server.conf", free_port("127.0.0.1")
+    settings.write_text('run = "r"\n[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 1\n')
+    config.write_text("bind 0.0.0.0\nprotected-mode no\nappendonly yes\n")
+    with configured_server(binary, config, port) as server:
+        with open_client(f"redis://127.0.0.1:{port}") as client:
+            found = examine_server(client, BUFFER_CHECKS, settings=settings)[1]
+        (ill,) = [finding for finding in found if finding.level is Level.ERROR]
+        assert ill.check == "access"
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        for command in ill.commands:
+            subprocess.run(command, shell=True, check=True, capture_output=True, cwd=tmp_path, env={"PATH": path})
+        assert server.wait(30) == 0
+    with configured_server(binary, config, port):
+        well = findings(f"redis://r-admin@127.0.0.1:{port}", (tmp_path / "passwords" / "admin").read_text().strip())
+    assert (well["access"].level, well["access"].message) == (Level.OK, "asks for a password; user r-admin")
 
 
 def test_a_password_closes_the_server(fresh_server_of_each_kind: EmbeddedServer, client: redis.Redis) -> None:

@@ -4,7 +4,8 @@ Each check returns exactly one finding, `ok` when there is nothing to mend. A fa
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from shlex import quote
 from statistics import median
 
 from rollq.buffer.store.connection import unfit
@@ -184,9 +185,20 @@ def check_access(facts: ServerFacts) -> Finding:
         return _finding("access", Level.NOTE, "no password; whether other machines reach the server could not be read")
     if facts.local and facts.config and _refuses_others(facts.config):
         return _finding("access", Level.NOTE, "no password; every user of this machine may do anything")
-    message = "no password: anyone who reaches the port can read, change and delete everything"
-    set_password = f"{facts.cli} config set requirepass A-LONG-RANDOM-PASSWORD"
-    return _finding("access", Level.ERROR, message, set_password, "export ROLLQ_REDIS_PASSWORD=A-LONG-RANDOM-PASSWORD")
+    message = (
+        "no password: anyone who reaches the port can read, change and delete everything; on its machine, make users "
+        "and restart it with them: `rollq redis --acl rollq.acl`, or `aclfile` in the configuration of another server "
+        "(docs/guide/security.md)"
+    )
+    return _finding("access", Level.ERROR, message, *_make_users(facts))
+
+
+def _make_users(facts: ServerFacts) -> Iterator[str]:
+    """The commands that make users and, where the server has a configuration file, name them there and end it."""
+    yield f"rollq acl {facts.settings} --passwords passwords > rollq.acl"
+    if file := facts.info.get("config_file"):
+        yield f'echo "aclfile $PWD/rollq.acl" >> {quote(file)}'
+        yield f"{facts.cli} shutdown"
 
 
 def _refuses_others(config: Mapping[str, str]) -> bool:

@@ -15,7 +15,7 @@ from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.redis_url import address
 from rollq.buffer.weights.store import MAX_REDIS_BYTES
 from rollq.monitor.doctor.checks import Check, check_sizing, check_weights_folder, check_weights_in_redis
-from rollq.monitor.doctor.facts import ServerFacts, read_facts, read_space
+from rollq.monitor.doctor.facts import SETTINGS, ServerFacts, read_facts, read_space
 from rollq.monitor.doctor.findings import Finding, Level
 from rollq.monitor.doctor.sizing import TaskSize, live_groups, used_bytes
 from rollq.monitor.doctor.units import in_words
@@ -41,11 +41,11 @@ class Weights:
 
 
 def examine_server(
-    client: redis.Redis, checks: Sequence[Check], patience: Patience = PATIENCE
+    client: redis.Redis, checks: Sequence[Check], patience: Patience = PATIENCE, settings: Path = SETTINGS
 ) -> tuple[ServerFacts | None, list[Finding]]:
     """The facts about a server and the findings; no facts and one finding where it cannot be used."""
     try:
-        facts = read_facts(client, patience)
+        facts = read_facts(client, patience, settings=settings)
     except ServerError as error:
         return None, [Finding("server", Level.ERROR, str(error).removeprefix(f"{address(client)}: "))]
     return facts, [check(facts) for check in checks]

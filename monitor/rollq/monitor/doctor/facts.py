@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 import redis
@@ -22,6 +23,8 @@ from rollq.buffer.errors import ServerRefused
 from rollq.buffer.store.connection import Patience, has_functions, patiently
 from rollq.buffer.store.redis_url import address, cli_command
 
+SETTINGS = Path("rollq.toml")
+"""The settings that commands name when the doctor was not given any."""
 PINGS = 20
 CONFIG = ("appendfsync", "bind", "dir", "min-replicas-to-write", "protected-mode", "save")
 """The directives that are read; `INFO` has the others."""
@@ -40,10 +43,14 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """One server as a client of this machine sees it. `cli` is the `redis-cli` command that reaches it."""
+    """One server as a client of this machine sees it.
+
+    `cli` is the `redis-cli` command that reaches it, `settings` the path of the run's settings in other commands.
+    """
 
     address: str
     cli: str
+    settings: str
     info: Mapping[str, Any]
     config: Mapping[str, str] | None
     functions: bool
@@ -59,7 +66,12 @@ class ServerFacts:
         return int(self.info.get(name) or 0)
 
 
-def read_facts(client: redis.Redis, patience: Patience, clock: Callable[[], float] = time.time) -> ServerFacts:
+def read_facts(
+    client: redis.Redis,
+    patience: Patience,
+    clock: Callable[[], float] = time.time,
+    settings: Path = SETTINGS,
+) -> ServerFacts:
     """Read the facts about `client`'s server. Raises `ServerUnavailable`, `ServerRefused`."""
 
     def read(do: Callable[[], T]) -> T:
@@ -77,6 +89,7 @@ def read_facts(client: redis.Redis, patience: Patience, clock: Callable[[], floa
     return ServerFacts(
         address=address(client),
         cli=cli_command(client, "").rstrip(),
+        settings=quote(str(settings)),
         info=read(client.info),
         config=config,
         functions=read(lambda: has_functions(client)),
