@@ -1,6 +1,5 @@
 """Tokens of samples that are still being made, kept in case their worker dies."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.wire.parts import decode_parts, encode_part, join_parts, rest_of
 from support.buffer_run import World, make_sample
+from support.parts import cut, in_parts, part
 
 KEPT, FULL, REFUSED = SalvageOutcome.KEPT, SalvageOutcome.FULL, SalvageOutcome.REFUSED
 
@@ -42,28 +42,6 @@ def a_sample(tokens: int, *, versions: tuple[VersionSpan, ...] = (), status: str
     )
     finish = FinishReason.STOP if status == "c" else FinishReason.ABORT
     return Sample((segment,), SampleStatus(status), finish, 1.0 if status == "c" else None)
-
-
-def part(lease: Lease, number: int, sample: Sample, before: int = 0, index: int = 0) -> SamplePart:
-    return SamplePart(lease, number, index, before, rest_of(sample, before))
-
-
-def in_parts(lease: Lease, sample: Sample, *ends: int, index: int = 0, first: int = 0) -> Iterator[SamplePart]:
-    """The sample in parts that end after so many tokens each."""
-    for number, (start, end) in enumerate(zip((0, *ends), ends, strict=False)):
-        whole = join_parts([replace(sample, segments=(cut(sample.segments[0], end),))])
-        yield part(lease, first + number, whole, start, index)
-
-
-def cut(segment: Segment, tokens: int) -> Segment:
-    """The first tokens of a segment of one version."""
-    ((epoch, version, _),) = segment.versions
-    return replace(
-        segment,
-        response_ids=segment.response_ids[:tokens],
-        logprobs=segment.logprobs[:tokens],
-        versions=(VersionSpan(epoch, version, tokens),),
-    )
 
 
 def same(found: Sample, wanted: Sample) -> None:

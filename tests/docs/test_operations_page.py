@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import NotClaimed, StoreLost
 from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import MOST_PART_BYTES
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.library import LIBRARY
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
@@ -319,7 +320,8 @@ def test_the_page_has_every_check_and_exit_status() -> None:
 def test_the_formula_on_the_page_is_the_one_that_is_used() -> None:
     formula = TEXT.split("## Memory\n")[1].split("```")[1]
     assert f"{sizing.HEADROOM} x (groups x ({sizing.PAYLOAD_FACTOR} x payload + {sizing.GROUP_BYTES} B)" in formula
-    assert f"scheduled x {sizing.TICKET_BYTES // 1000} kB" in formula
+    assert f"scheduled x ({sizing.PAYLOAD_FACTOR} x parts + {sizing.TICKET_BYTES // 1000} kB)" in formula
+    assert f"{sizing.PARTS_FACTOR} x payload with partial_rollout, at most {MOST_PART_BYTES >> 20} MiB" in formula
     assert f"{sizing.SAMPLE_BYTES} B)" in formula
 
 

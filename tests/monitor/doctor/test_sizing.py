@@ -1,12 +1,15 @@
 """The sizing formula: its parts, and that a run which is as full as it can be takes less."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import SalvageOutcome
+from rollq.buffer.rollouts import MOST_PART_BYTES, Lease, SamplePart, SampleStatus
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.server import EmbeddedServer
@@ -20,10 +23,14 @@ from rollq.monitor.doctor.sizing import (
     largest_payload,
     live_groups,
     maxmemory_for,
+    parts_bytes,
+    salvaged_groups,
     scheduled_groups,
     used_bytes,
 )
+from rollq.workers.engines.protocol import REPORT_TOKENS, Sampling
 from support.buffer_run import World, make_sample
+from support.parts import in_parts
 
 RULES = TaskRules(batch_groups=10, max_staleness=2)
 
@@ -43,6 +50,14 @@ def test_the_groups_of_a_run_are_bounded_by_its_settings() -> None:
     assert live_groups(grown) == 180
 
 
+def test_groups_in_generation_are_counted_with_their_parts() -> None:
+    whole = TaskSize(RULES, payload_bytes=1000, checkpoint_steps=5)
+    size = replace(whole, rules=RULES.model_copy(update={"partial_rollout": True}))
+    assert (salvaged_groups(whole), salvaged_groups(size)) == (0, 40)
+    assert used_bytes([size]) == used_bytes([whole]) + 40 * 1.25 * 1500
+    assert parts_bytes(2**30) == 1.25 * MOST_PART_BYTES
+
+
 def test_memory_is_the_sum_of_groups_tickets_and_weights() -> None:
     size = TaskSize(RULES, payload_bytes=1000, checkpoint_steps=5)
     assert group_bytes(1000) == 1772
@@ -55,22 +70,79 @@ def test_no_sample_is_larger_than_the_settings_allow(tokens: int, scorers: int) 
     assert len(encode_sample(make_sample(0, tokens=tokens))) <= largest_payload(1, 2, tokens, scorers)
 
 
-def test_a_full_run_takes_less_than_the_formula_says(fresh_server_of_each_kind: EmbeddedServer, run_name: str) -> None:
+class AloneWorld(World):
+    """The only run on its server."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        super().__init__(buffer)
+        self._empty_bytes = self._server_bytes()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the server that the run takes."""
+        return self._server_bytes() - self._empty_bytes
+
+    @property
+    def size(self) -> TaskSize:
+        """The size of its only task."""
+        (size,) = measured_tasks(self.buffer).values()
+        return size
+
+    def _server_bytes(self) -> int:
+        return int(self.buffer.client.info("memory")["used_memory"])
+
+
+@pytest.fixture
+def trained(fresh_server_of_each_kind: EmbeddedServer, run_name: str) -> Iterator[AloneWorld]:
+    """A run that has trained five batches of 10 groups since its checkpoint."""
     with Buffer.connect(fresh_server_of_each_kind.url, run_name) as buffer:
-        world = World(buffer)
-        empty = int(buffer.client.info("memory")["used_memory"])
-        world.start(math={"batch_groups": 10, "group_size": 8, "max_staleness": 1, "max_uncheckpointed_steps": 5})
-        for step in range(1, 8):
+        world = AloneWorld(buffer)
+        rules = {"batch_groups": 10, "group_size": 8, "max_staleness": 1, "max_uncheckpointed_steps": 5}
+        world.start(math={**rules, "partial_rollout": True})
+        for step in range(1, 6):
             world.admit(10)
             world.put(world.lease(10), tokens=2048)
-            if step <= 5:
-                world.train(step, math=10)
-        assert world.statuses() == {"completed": 20, "archived": 50}
-        used = int(buffer.client.info("memory")["used_memory"]) - empty
-        (size,) = measured_tasks(buffer).values()
+            world.train(step, math=10)
+        yield world
+
+
+def without_partial_rollout(size: TaskSize) -> TaskSize:
+    return replace(size, rules=size.rules.model_copy(update={"partial_rollout": False}))
+
+
+def test_a_full_run_takes_less_than_the_formula_says(trained: AloneWorld) -> None:
+    for _ in range(2):
+        trained.admit(10)
+        trained.put(trained.lease(10), tokens=2048)
+    assert trained.statuses() == {"completed": 20, "archived": 50}
+    size = without_partial_rollout(trained.size)
     assert live_groups(size) == 80
     assert 8 * 2048 * 8 < size.payload_bytes < largest_payload(8, 2, 2048, 0)
-    assert 0.6 * used_bytes([size]) < used < used_bytes([size])
+    assert 0.6 * used_bytes([size]) < trained.bytes < used_bytes([size])
+
+
+def test_groups_that_are_salvaged_right_before_their_end_take_less_than_the_formula_says(trained: AloneWorld) -> None:
+    trained.admit(30)
+    for lease in trained.lease(30):
+        assert set(trained.buffer.salvage(list(nearly_finished(lease)))) == {SalvageOutcome.KEPT}
+    assert trained.statuses() == {"running": 30, "archived": 50}
+    size = trained.size
+    assert salvaged_groups(size) == 30
+    assert 0.6 * used_bytes([size]) < trained.bytes < used_bytes([size])
+    assert trained.bytes > used_bytes([without_partial_rollout(size)])
+
+
+def nearly_finished(lease: Lease) -> Iterator[SamplePart]:
+    """All samples in parts, and all but the last one whole too."""
+    ends, number = range(REPORT_TOKENS, 2048, REPORT_TOKENS), 0
+    finished = replace(make_sample(5, tokens=2048), sampling=Sampling(2048, 1.0).as_dict())
+    growing = replace(finished, status=SampleStatus.ABORTED, reward=None)
+    for index in range(len(lease.samples)):
+        yield from in_parts(lease, growing, *ends, index=index, first=number)
+        number += len(ends)
+        if index + 1 < len(lease.samples):
+            yield SamplePart(lease, number, index, 0, finished, tokens_again=ends[-1])
+            number += 1
 
 
 def test_sizing_says_what_it_measured_or_assumed(server_url: str, buffer: Buffer) -> None:
@@ -93,6 +165,8 @@ def test_sizing_says_what_it_measured_or_assumed(server_url: str, buffer: Buffer
         assert re.search("80 groups of .* as measured", sized()[1])
         two = {**planned, "code": planned["math"]}
         assert "180 groups of 3 KiB, as measured in some tasks" in sized(two)[1]
+        partial = {"math": replace(planned["math"], rules=RULES.model_copy(update={"partial_rollout": True}))}
+        assert re.search("90 groups of .*, 40 of them also in parts, as measured", sized(partial)[1])
         with_weights = sized(planned, Weights(None, 2**30, 3))[1]
         assert "the run takes up to 4.0 GiB" in with_weights
 

@@ -17,7 +17,7 @@ from rollq.buffer.weights.store import MAX_REDIS_BYTES
 from rollq.monitor.doctor.checks import Check, check_sizing, check_weights_folder, check_weights_in_redis
 from rollq.monitor.doctor.facts import SETTINGS, ServerFacts, read_facts, read_space
 from rollq.monitor.doctor.findings import Finding, Level
-from rollq.monitor.doctor.sizing import TaskSize, live_groups, used_bytes
+from rollq.monitor.doctor.sizing import TaskSize, live_groups, salvaged_groups, used_bytes
 from rollq.monitor.doctor.units import in_words
 
 PATIENCE = Patience(unanswered_s=2.0, unready_s=2.0)
@@ -109,9 +109,11 @@ def _measured_payload(buffer: MonitorBuffer, task: str, group_size: int) -> int:
 def _description(sizes: Sequence[TaskSize], *, measured: int) -> str:
     groups = sum(map(live_groups, sizes))
     each = in_words(sum(live_groups(size) * size.payload_bytes for size in sizes) / groups)
+    salvaged = sum(map(salvaged_groups, sizes))
+    counted = f"{groups:,} groups of {each}" + (f", {salvaged:,} of them also in parts" if salvaged else "")
     if measured == 0:
-        return f"{groups:,} groups of {each}, if all samples reach their limits"
-    return f"{groups:,} groups of {each}, as measured{'' if measured >= len(sizes) else ' in some tasks'}"
+        return f"{counted}, if all samples reach their limits"
+    return f"{counted}, as measured{'' if measured >= len(sizes) else ' in some tasks'}"
 
 
 def examine_weights(weights: Weights) -> Iterator[Finding]:

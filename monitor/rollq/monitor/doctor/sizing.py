@@ -5,10 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollq.buffer.batch_sizes import groups_at
+from rollq.buffer.rollouts import MOST_PART_BYTES
 from rollq.buffer.settings import TaskRules
 
 PAYLOAD_FACTOR = 1.25
 """Allocators round large values up to size classes, by at most a quarter."""
+PARTS_FACTOR = 1.5
+"""Encoded parts of 128 tokens, each with its lengths, versions and sampling parameters, over the same tokens whole."""
 GROUP_BYTES = 2 * 136 + 250
 """A group's entries in two sorted sets, and its hash without the prompt."""
 TICKET_BYTES = 6_000
@@ -48,12 +51,19 @@ def group_bytes(payload_bytes: int) -> float:
     return PAYLOAD_FACTOR * payload_bytes + GROUP_BYTES
 
 
+def salvaged_groups(size: TaskSize) -> int:
+    """Most groups whose samples are kept in parts too: with partial rollout, all that are scheduled."""
+    return scheduled_groups(size) if size.rules.partial_rollout else 0
+
+
+def parts_bytes(payload_bytes: int) -> float:
+    """Memory of the parts of a group in generation, beside its finished samples: they were sent whole as well."""
+    return PAYLOAD_FACTOR * min(PARTS_FACTOR * payload_bytes, MOST_PART_BYTES)
+
+
 def used_bytes(tasks: Iterable[TaskSize], *, weights_bytes: int = 0) -> int:
     """Memory that a run takes at most. `weights_bytes`: all weights kept in the server."""
-    together = sum(
-        live_groups(size) * group_bytes(size.payload_bytes) + scheduled_groups(size) * TICKET_BYTES for size in tasks
-    )
-    return math.ceil(together + weights_bytes)
+    return math.ceil(sum(map(_task_bytes, tasks)) + weights_bytes)
 
 
 def maxmemory_for(used: int) -> int:
@@ -67,6 +77,12 @@ def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, scorer
     A prompt token takes 4 bytes. A new token takes 4 for its id, 4 for its logprob, 1 for its mask, and 4 per scorer.
     """
     return group_size * (4 * prompt_tokens + (9 + 4 * scorers) * new_tokens + SAMPLE_BYTES)
+
+
+def _task_bytes(size: TaskSize) -> float:
+    groups = live_groups(size) * group_bytes(size.payload_bytes)
+    parts = salvaged_groups(size) * parts_bytes(size.payload_bytes)
+    return groups + parts + scheduled_groups(size) * TICKET_BYTES
 
 
 def _largest_batch(rules: TaskRules) -> int:
