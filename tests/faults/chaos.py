@@ -135,6 +135,7 @@ class Chaos:
         plan = drawn if scene.plan is None else scene.plan
         if any(fault.kind == "failover" for fault in plan):
             self._replicate()
+            self._live_until(lambda: self._commits() > 0, timeout_s=SETTLE_S)  # there is something to lose
         began_s = time.monotonic()
         for fault in plan:
             self._live_for(began_s + fault.at_s - time.monotonic())
@@ -307,6 +308,7 @@ class Chaos:
     def _configure(self) -> None:
         with redis.Redis.from_url(self._server.url) as client:
             client.config_set("appendfsync", self._scene.fsync)
+            client.config_set("repl-diskless-sync-delay", 0)  # it would wait 5 s for further replicas
 
 
 def run_chaos(scene: Scene, folder: Path) -> Outcome:

@@ -85,7 +85,8 @@ ROLES: dict[str, Callable[..., None]] = {"rq": work_with_rq, "zpopmin": work_wit
 
 def start(role: str, *args: str) -> subprocess.Popen[bytes]:
     """A role as a process, the leader of its group: RQ's worker forks."""
-    return subprocess.Popen([sys.executable, "-m", "faults.plain_queues", role, *args], start_new_session=True)
+    command = [sys.executable, "-m", "faults.plain_queues", role, *args]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[1], start_new_session=True)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -111,8 +112,8 @@ def drill(kind: Kind, seed: int, folder: Path, prompts: int = PROMPTS) -> Losses
             processes[index] = start(*roles[index])
         if kind == "rq":  # what its maintenance does minutes later
             StartedJobRegistry(queue=Queue("prompts", connection=client)).cleanup(time.time() + 1e6)
-        while _progresses(log):
-            pass
+            while _progresses(log):
+                pass
         for process in processes:
             kill(process)
     counts = Counter(log.read_text().split())
