@@ -13,7 +13,7 @@ from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_machine import run_machine
 from support.late_copies import RecordingBuffer, check_copies
 
-EXAMPLES = 60
+EXAMPLES = 100
 """Sequences of moves in which the model must notice a bug."""
 
 
@@ -42,6 +42,12 @@ BUGS = (
         "a result is filed without its lease",
         "if group.attempt == result.attempt and group.nonce == result.nonce then",
         "if group.attempt then",
+        by_model,
+    ),
+    Bug(
+        "tokens are salvaged without their lease",
+        "local is_mine = live_attempt == attempt and live_nonce == nonce",
+        "local is_mine = true",
         by_model,
     ),
     Bug("a step is committed twice", "  if step <= clock.committed then return 0 end\n", "", by_copies),

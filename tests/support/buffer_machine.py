@@ -2,10 +2,11 @@
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -20,8 +21,8 @@ from hypothesis.stateful import (
 
 from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
-from rollq.buffer.replies import Claimed, PutOutcome, Shortfall, TrainerEpoch
-from rollq.buffer.rollouts import GroupResult, Lease, Status
+from rollq.buffer.replies import Claimed, PutOutcome, SalvageOutcome, Shortfall, TrainerEpoch
+from rollq.buffer.rollouts import GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.training import ResumeMode
 from support.buffer_run import World, make_sample
@@ -32,11 +33,23 @@ BATCH = 2
 
 
 @dataclass
+class Salvaged:
+    """What is kept of a sample that is still being made, or waits for the rest of its group."""
+
+    ids: list[int]
+    oldest: int
+    finished: bool
+
+
+@dataclass
 class ModelGroup:
     status: Status = Status.PENDING
     oldest: int = -1
     began: int = -1  # the version that its lease was given for
     lease: Lease | None = None
+    salvaged: dict[int, Salvaged] = field(default_factory=dict)  # by the index of the sample
+    parts: int = 0
+    sent: list[SamplePart] = field(default_factory=list)  # with its lease
 
 
 @dataclass
@@ -65,6 +78,16 @@ class Model:
         for group_id in ids:
             self.groups[group_id].status = status
 
+    def requeue(self, group_id: int) -> None:
+        """A lease ends without a result. What was salvaged and is too old is dropped."""
+        group = self.groups[group_id]
+        group.status, group.lease, group.sent = Status.PENDING, None, []
+        group.salvaged = {
+            index: sample for index, sample in group.salvaged.items() if not self.stale(sample.oldest, self.step)
+        }
+        if not group.salvaged:
+            group.parts = 0
+
     def drop(self, ids: Sequence[int]) -> None:
         for group_id in ids:
             del self.groups[group_id]
@@ -89,6 +112,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.old_leases: list[Lease] = []
         self.launches = 1
         self.replaced: list[TrainerEpoch] = []
+        self.made = 0  # tokens that were salvaged; each has a different id
         self.starts = {self.world.held.epoch: 0}  # the step at which each epoch began
 
     def teardown(self) -> None:
@@ -125,7 +149,53 @@ class BufferMachine(RuleBasedStateMachine):
         for lease in self.world.lease(n):
             group = self.model.groups[lease.group_id]
             assert group.status is Status.PENDING
-            group.status, group.lease, group.began = Status.RUNNING, lease, self.model.version
+            oldest = min((sample.oldest for sample in group.salvaged.values()), default=self.model.version)
+            group.status, group.lease, group.began = Status.RUNNING, lease, min(oldest, self.model.version)
+            assert lease.parts == group.parts
+            for index, sample in enumerate(lease.samples):
+                self.check_salvaged(sample, group.salvaged.get(index))
+
+    def check_salvaged(self, sample: Sample, salvaged: Salvaged | None) -> None:
+        """A leased sample has what was salvaged of it."""
+        ids = [token for segment in sample.segments for token in segment.response_ids.tolist()]
+        assert ids == (salvaged.ids if salvaged else [])
+        if salvaged:
+            assert sample.status is (SampleStatus.COMPLETED if salvaged.finished else SampleStatus.ABORTED)
+
+    @precondition(lambda self: self.model.ids(Status.RUNNING))
+    @rule(data=st.data(), age=st.integers(0, 3))
+    def salvage(self, data: st.DataObject, age: int) -> None:
+        """Workers keep more tokens of one sample of each group. Finished samples are sent whole."""
+        for group_id in self.model.ids(Status.RUNNING):
+            index, finished = data.draw(st.integers(0, 1)), data.draw(st.booleans())
+            self.salvage_one(self.model.groups[group_id], index, max(0, self.model.version - age), finished=finished)
+
+    def salvage_one(self, group: ModelGroup, index: int, version: int, *, finished: bool) -> None:
+        kept = group.salvaged.get(index, Salvaged([], version, finished=False))
+        if kept.finished:
+            return
+        made = [self.made + 1, self.made + 2]
+        self.made += len(made)
+        oldest = min(kept.oldest, version)
+        if finished:
+            part = self.part(group, index, 0, kept.ids + made, oldest, "c")
+        else:
+            part = self.part(group, index, len(kept.ids), made, version, "a")
+        sent = [part, *group.sent]  # those before are repeated
+        assert self.buffer.salvage(sent) == [SalvageOutcome.KEPT] * len(sent)
+        group.salvaged[index] = Salvaged(kept.ids + made, oldest, finished)
+        group.sent.append(part)
+        group.parts += 1
+
+    def part(
+        self, group: ModelGroup, index: int, before: int, ids: Sequence[int], version: int, status: str
+    ) -> SamplePart:
+        """A part with these tokens, all of one version of the live weights."""
+        assert group.lease is not None
+        made = make_sample(version, epoch=self.world.held.epoch, tokens=len(ids), status=status)
+        prompt_ids = np.array([] if before else [1, 2], np.int32)
+        segment = replace(made.segments[0], prompt_ids=prompt_ids, response_ids=np.array(ids, np.int32))
+        return SamplePart(group.lease, group.parts, index, before, replace(made, segments=(segment,)))
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))
     @rule(data=st.data(), age=st.integers(0, 3), letter=st.sampled_from("ccca"))
@@ -149,7 +219,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert outcome.value == group.status.value
         group.oldest = version
         self.old_leases.append(group.lease)
-        group.lease = None
+        group.lease, group.salvaged, group.parts, group.sent = None, {}, 0, []
 
     @rule(n=st.integers(2, 4))
     def produce(self, n: int) -> None:
@@ -163,6 +233,16 @@ class BufferMachine(RuleBasedStateMachine):
         for group_id in set(self.model.ids(Status.RUNNING)) - before:
             self.put_one(group_id, age=0, letter="c")
 
+    @rule(data=st.data(), n=st.integers(1, 3), age=st.integers(0, 3))
+    def a_worker_dies_and_another_continues(self, data: st.DataObject, n: int, age: int) -> None:
+        """A stretch that takes the machine to where groups are leased with what was salvaged of them."""
+        self.admit(n=n, room=n)
+        self.lease(n=n)
+        if running := self.model.ids(Status.RUNNING):
+            self.salvage(data=data, age=age)
+            self.die(running)
+            self.lease(n=n)
+
     @precondition(lambda self: self.old_leases)
     @rule(data=st.data())
     def put_again_or_too_late(self, data: st.DataObject) -> None:
@@ -170,30 +250,34 @@ class BufferMachine(RuleBasedStateMachine):
         sample = make_sample(self.model.version, epoch=self.world.held.epoch)
         (outcome,) = self.buffer.put([GroupResult(lease, (sample, sample))])
         assert outcome in (PutOutcome.DUPLICATE, PutOutcome.REFUSED)
+        parts = [SamplePart(lease, number, 0, 0, sample) for number in range(3)]
+        assert self.buffer.salvage(parts) == [SalvageOutcome.REFUSED] * 3
         assert self.buffer.renew([lease]) == [lease]
         assert self.buffer.hand_back([lease]) == 0
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))
     @rule(data=st.data(), counted=st.booleans())
     def hand_back(self, data: st.DataObject, counted: bool) -> None:
-        group = self.model.groups[data.draw(st.sampled_from(self.model.ids(Status.RUNNING)))]
-        assert group.lease is not None
-        assert self.buffer.hand_back([group.lease], counted=counted) == 1
-        self.old_leases.append(group.lease)
-        group.status, group.lease = Status.PENDING, None
+        group_id = data.draw(st.sampled_from(self.model.ids(Status.RUNNING)))
+        lease = self.model.groups[group_id].lease
+        assert lease is not None
+        assert self.buffer.hand_back([lease], counted=counted) == 1
+        self.old_leases.append(lease)
+        self.model.requeue(group_id)
 
     @precondition(lambda self: self.model.ids(Status.RUNNING))
     @rule(data=st.data())
     def a_worker_dies(self, data: st.DataObject) -> None:
-        dead = data.draw(st.lists(st.sampled_from(self.model.ids(Status.RUNNING)), min_size=1, unique=True))
+        self.die(data.draw(st.lists(st.sampled_from(self.model.ids(Status.RUNNING)), min_size=1, unique=True)))
+
+    def die(self, dead: Sequence[int]) -> None:
         leases = [lease for group_id in dead if (lease := self.model.groups[group_id].lease) is not None]
         assert len(leases) == len(dead)
         self.world.run_out(leases)
         assert self.buffer.reap("math").requeued == len(dead)
         self.old_leases += leases
         for group_id in dead:
-            self.model.groups[group_id].status = Status.PENDING
-            self.model.groups[group_id].lease = None
+            self.model.requeue(group_id)
 
     @rule(n=st.integers(1, 3))
     def the_reply_to_a_lease_is_lost(self, n: int) -> None:
@@ -206,6 +290,7 @@ class BufferMachine(RuleBasedStateMachine):
             before = self.buffer.inspect("math", group_id)
             self.world.run_out_ids("math", [group_id])
             assert self.buffer.reap("math") == (1, 0, False)
+            self.model.requeue(group_id)
             after = self.buffer.inspect("math", group_id)
             assert (after["deaths"], int(after["tries"]), int(after["attempt"])) == (
                 before["deaths"],
