@@ -19,6 +19,7 @@ __all__ = [
     "MicroBatch",
     "TokenSequence",
     "grpo_loss",
+    "to_checkpoint_format",
 ]
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rollq.consumer.micro_batch import MicroBatch
     from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings, GrpoSettings
+    from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -40,5 +42,6 @@ else:
             "rollq.consumer.micro_batch": "MicroBatch",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings GrpoSettings",
+            "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
         },
     )

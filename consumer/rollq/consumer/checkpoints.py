@@ -6,7 +6,7 @@ buffer's guarantee that no batch is trained twice depends on it.
 
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 import torch
@@ -15,7 +15,11 @@ from safetensors.torch import load_file, save
 from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
+from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.safetensors import copy_config, to_safetensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 KEPT = 2
 STATE_FILE = "trainer.json"
@@ -43,7 +47,7 @@ def save_checkpoint(
     output: Path,
     step: int,
     lineage: str,
-    model: torch.nn.Module,
+    model: "PreTrainedModel",
     optimizer: torch.optim.Optimizer,
     config_from: Path,
 ) -> Checkpoint:
@@ -51,7 +55,8 @@ def save_checkpoint(
     folder = _folders(output) / f"step-{step:08d}"
     with atomic_folder(folder) as unfinished:
         copy_config(config_from, unfinished)
-        (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(model.state_dict()))
+        tensors = to_checkpoint_format(model, model.state_dict())
+        (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(tensors))
         (unfinished / OPTIMIZER_FILE).write_bytes(save(_optimizer_tensors(model, optimizer)))
         (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
     for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:

@@ -7,9 +7,8 @@ import logging
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
@@ -26,6 +25,7 @@ from rollq.consumer.evaluation import evaluate
 from rollq.consumer.replay import Replay, first_mode
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.trainer_lease import TrainerLease
+from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Consumer(Iterator[Batch]):
         url: str,
         *,
         run: str,
-        weights: Path | Mapping[str, Any],
+        weights: Weights,
         batch: Mapping[str, int] | None = None,
         resume_from: int = 0,
         lineage: str | None = None,
@@ -85,7 +85,7 @@ class Consumer(Iterator[Batch]):
     ) -> Self:
         """Take over `run` as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
 
-        `weights` are those of that step, a folder with model.safetensors or a state dict; workers get them at once.
+        `weights` are those of that step, in any form that `publish` takes; workers get them at once.
         `lineage` is `Consumer.lineage` as it was when the checkpoint was saved: with it, a store that was emptied
         since, and steps that a rewind has undone, are noticed.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
@@ -196,12 +196,18 @@ class Consumer(Iterator[Batch]):
             claim_round=claimed.claim_round,
         )
 
-    def publish(self, weights: Path | Mapping[str, Any]) -> None:
-        """Publish new weights, a folder with model.safetensors or a state dict. Groups that are now too old expire.
+    def publish(self, weights: Weights) -> None:
+        """Publish new weights. Groups that are now too old expire.
+
+        `weights` is a `transformers.PreTrainedModel`, published under the names and shapes that `save_pretrained`
+        writes; a state dict (name -> torch tensor), published as it is: convert one of a model with
+        `to_checkpoint_format`; or a folder with model.safetensors, shards and their index, or a LoRA adapter. Dtypes
+        are kept.
 
         Their version is the step of the last batch that was returned. With transport `nccl` the call returns when the
-        workers have the weights; workers that failed get them later. Raises `WeightsError`, `FencedError`, and
-        `ReplayMismatch` with `on_replay_mismatch = "fail"`.
+        workers have the weights; workers that failed get them later. Raises `WeightsError`, also for a state
+        dict whose names or shapes are not those of the weights given to `connect`, such as one with fused experts;
+        `FencedError`; and `ReplayMismatch` with `on_replay_mismatch = "fail"`.
         """
         if self._settings.rank == 0:
             stored = self._publisher.announce(weights, self._last_batch)
@@ -266,7 +272,7 @@ def _begin_epoch(
     buffer: TrainerBuffer,
     settings: ConsumerSettings,
     publisher: WeightPublisher,
-    weights: Path | Mapping[str, Any],
+    weights: Weights,
     resume_from: int,
     lineage: str | None,
 ) -> TrainerEpoch:
@@ -274,7 +280,7 @@ def _begin_epoch(
     if settings.launch_id is not None and settings.rank != 0:
         epoch = _join_epoch(buffer, settings.launch_id, settings.timeout_s)
     else:
-        stored = publisher.put(weights)
+        stored = publisher.start(weights)
         epoch = buffer.begin_epoch(
             trainer_id=settings.trainer_id,
             launch_id=settings.launch_id or secrets.token_hex(8),

@@ -6,9 +6,8 @@ folder/batches/step-<step>.safetensors: T tokens of n sequences, concatenated
 folder/weights/epoch-<epoch>-version-<version>/: a folder that `from_pretrained` loads
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -16,7 +15,11 @@ from safetensors.numpy import save
 
 from rollq.buffer.durable import atomic_file
 from rollq.consumer.batch import Batch
+from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.safetensors import to_safetensors, write_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def record_batch(folder: Path, batch: Batch) -> None:
@@ -36,6 +39,7 @@ def record_batch(folder: Path, batch: Batch) -> None:
     atomic_file(path, save(arrays, {"tasks": tasks}))
 
 
-def record_weights(folder: Path, epoch: int, version: int, tensors: Mapping[str, Any], config_from: Path) -> None:
+def record_weights(folder: Path, epoch: int, version: int, model: "PreTrainedModel", config_from: Path) -> None:
     """Write the weights of a version as a complete Hugging Face folder, with configuration from `config_from`."""
+    tensors = to_checkpoint_format(model, model.state_dict())
     write_model(folder / "weights" / f"epoch-{epoch}-version-{version}", to_safetensors(tensors), config_from)

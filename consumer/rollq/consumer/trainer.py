@@ -176,7 +176,7 @@ class Trainer:
             self._checkpoint()
 
     def _publish(self, step: int) -> None:
-        self._consumer.publish(self._learner.model.state_dict())
+        self._consumer.publish(self._learner.model)
         self._published = step
         self._record_weights(step)
 
@@ -268,8 +268,7 @@ class Trainer:
 
     def _record_weights(self, version: int) -> None:
         if (folder := self._settings.record_dir) is not None:
-            state = self._learner.model.state_dict()
-            record_weights(folder, self._consumer.epoch, version, state, self._settings.model)
+            record_weights(folder, self._consumer.epoch, version, self._learner.model, self._settings.model)
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
         with (self._settings.output / name).open("ab") as file:

@@ -3,15 +3,14 @@
 import hashlib
 import shutil
 import socket
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.settings import ConsumerSettings, Transport
+from rollq.consumer.weights.checkpoint_format import Shapes, Weights, check_format, model_shapes, publishable
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.safetensors import shared_once, to_safetensors, write_model
 from rollq.consumer.weights.sender import Sender
@@ -33,7 +32,8 @@ def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | N
 class WeightPublisher:
     """Stores weights in Redis, or in `folder`, which the trainer and all workers share. The last `kept` versions stay.
 
-    With a `sender`, state dicts are broadcast straight into engines instead.
+    With a `sender`, models and state dicts are broadcast straight into engines instead. Models are published in
+    checkpoint format; state dicts must have the format of the weights that training started from.
     """
 
     def __init__(
@@ -50,13 +50,21 @@ class WeightPublisher:
         self._folder = folder
         self._kept = kept
         self._sender = sender
+        self._started_from: Shapes | None = None  # None: from an adapter, or not yet
 
-    def put(self, weights: Path | Mapping[str, Any]) -> StoredWeights:
-        """Store a state dict, or the weights of a folder: one safetensors file, shards with their index, or an adapter.
+    def start(self, weights: Weights) -> StoredWeights:
+        """Store the weights that training starts from, like `put`. `announce` compares later ones with them."""
+        content = publishable(weights)
+        self._started_from = model_shapes(content)
+        return self.put(content)
+
+    def put(self, weights: Weights) -> StoredWeights:
+        """Store a model, a state dict, or a folder's weights: a safetensors file, shards with an index, or an adapter.
 
         With transport `path`, a folder is announced in place and must stay until newer weights are published.
-        Raises `WeightsError`, and `ConfigError` for a state dict without a folder to write to.
+        Raises `WeightsError`, and `ConfigError` for a model or state dict without a folder to write to.
         """
+        weights = publishable(weights)
         if self._transport == "redis":
             files = read_files(weights) if isinstance(weights, Path) else {WEIGHTS_FILE: to_safetensors(weights)}
             return store_weights(self._buffer, files, kept=self._kept)
@@ -80,8 +88,14 @@ class WeightPublisher:
         keep_newest(self._folder, prefix + "[0-9a-f]" * _DIGITS, self._kept, "" if live is None else live.uri)
         return locate_weights(self._buffer, folder, kept=self._kept)
 
-    def announce(self, weights: Path | Mapping[str, Any], version: int) -> StoredWeights:
-        """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published."""
+    def announce(self, weights: Weights, version: int) -> StoredWeights:
+        """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published.
+
+        Raises `WeightsError` also for tensors of other names or shapes than those that training started from.
+        """
+        weights = publishable(weights)
+        if self._started_from is not None and not isinstance(weights, Path):
+            check_format(weights, self._started_from)
         if self._sender is None:
             return self.put(weights)
         if isinstance(weights, Path):

@@ -1,0 +1,218 @@
+"""Models of many families are published as `save_pretrained` writes them, bit by bit; others are refused."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.broadcast_log import BroadcastLog
+from rollq.buffer.weights.store import StoredWeights, load_weights
+from rollq.consumer import Consumer, to_checkpoint_format
+from rollq.consumer.checkpoints import save_checkpoint
+from rollq.consumer.recorder import record_weights
+from rollq.consumer.weights.publisher import WeightPublisher
+from rollq.consumer.weights.sender import Sender
+from support.gloo_group import ADDRESS, GlooRendezvous
+from support.manual_worker import make_run
+from support.tiny_qwen3 import tiny_qwen3
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+ROUTED: Mapping[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DENSE: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"tie_word_embeddings": False},
+    "llama tied": {"tie_word_embeddings": True},
+    "qwen2": {"tie_word_embeddings": True},
+    "gemma2": {"sliding_window": 32},
+    "gemma3_text": {"sliding_window": 32},
+    "phi3": {},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},  # fused in files, too
+}
+FUSED: Mapping[str, Mapping[str, Any]] = {
+    "qwen3_moe": {**ROUTED, "num_experts": 4, "tie_word_embeddings": True},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
+        "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
+        "v_head_dim": 16, "num_key_value_heads": 4,
+    },
+    "olmoe": {**ROUTED, "num_experts": 4},
+}  # fmt: skip
+FAMILIES = {**DENSE, **FUSED}
+every_family = pytest.mark.parametrize("family", FAMILIES)
+every_fused_family = pytest.mark.parametrize("family", FUSED)
+
+
+def make_model(family: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(family.split()[0], **{**SIZES, **FAMILIES[family]})
+    with torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model
+
+
+def saved(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
+    model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+def check_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    """The same names, shapes, dtypes and bits."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert found[name].contiguous().view(torch.uint8).equal(tensor.view(torch.uint8)), name
+
+
+def gathered(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The state dict as it comes from a gather: nothing in it shares memory."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def published(buffer: Buffer, stored: StoredWeights, folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(load_weights(buffer, *stored, into=folder) / "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_family
+def test_a_model_is_published_as_it_is_saved(family: str, dtype: torch.dtype, buffer: Buffer, tmp_path: Path) -> None:
+    buffer.create_run()
+    model = make_model(family, dtype)
+    stored = WeightPublisher(buffer, "redis", None, 3).put(model)
+    check_equal(published(buffer, stored, tmp_path / "worker"), saved(model, tmp_path / "saved"))
+
+
+@every_family
+def test_a_gathered_state_dict_is_converted_without_the_parameters_of_the_model(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    converted = to_checkpoint_format(make_model(family, device="meta"), gathered(model))
+    check_equal(converted, saved(model, tmp_path))
+
+
+@every_family
+def test_a_model_that_was_loaded_is_published_as_its_files_are(family: str, tmp_path: Path) -> None:
+    expected = saved(make_model(family), tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    check_equal(to_checkpoint_format(loaded, loaded.state_dict()), expected)
+
+
+def test_a_tied_tensor_may_come_under_either_name(tmp_path: Path) -> None:
+    model = tiny_qwen3(tied=True)
+    state = gathered(model)
+    del state["model.embed_tokens.weight"]
+    check_equal(to_checkpoint_format(model, state), saved(model, tmp_path))
+
+
+def test_tied_tensors_that_differ_are_refused() -> None:
+    model = tiny_qwen3(tied=True)
+    state = gathered(model)
+    state["lm_head.weight"] += 1
+    with pytest.raises(WeightsError, match=r"^'lm_head.weight' differs from 'model.embed_tokens.weight', .* ties it"):
+        to_checkpoint_format(model, state)
+
+
+def test_sharded_tensors_are_refused() -> None:
+    model = tiny_qwen3()
+    state = gathered(model)
+    state["model.norm.weight"].full_tensor = None  # type: ignore[attr-defined]  # what a DTensor has
+    with pytest.raises(WeightsError, match=r"^tensor 'model.norm.weight' is sharded over ranks: gather"):
+        to_checkpoint_format(model, state)
+
+
+@pytest.mark.parametrize("weights", ["/a/path", torch.nn.DataParallel(tiny_qwen3()), torch.nn.Linear(1, 1)])
+def test_what_is_neither_model_nor_state_dict_nor_folder_is_refused(weights: Any, buffer: Buffer) -> None:
+    with pytest.raises(WeightsError, match=f"^cannot publish a {type(weights).__name__}: publish a transformers.Pre"):
+        WeightPublisher(buffer, "redis", None, 3).put(weights)
+
+
+@every_fused_family
+def test_a_state_dict_with_fused_experts_is_refused_where_it_is_published(
+    family: str, server_url: str, buffer: Buffer, tmp_path: Path
+) -> None:
+    make_run(buffer)
+    model = make_model(family)
+    expected = saved(model, tmp_path / "model")
+    with Consumer.connect(server_url, run=buffer.run, weights=tmp_path / "model") as consumer:
+        with pytest.raises(WeightsError, match=r"^these weights do not match .* they lack '.*experts.*to_checkpoint_f"):
+            consumer.publish(model.state_dict())
+        for weights in (model, to_checkpoint_format(model, gathered(model))):
+            consumer.publish(weights)
+            live = buffer.live_model()
+            assert live is not None
+            check_equal(published(buffer, StoredWeights(live.uri, live.digest), tmp_path / "worker"), expected)
+
+
+def test_a_tensor_of_another_shape_than_at_the_start_is_refused(buffer: Buffer) -> None:
+    buffer.create_run()
+    publisher = WeightPublisher(buffer, "redis", None, 3)
+    publisher.start(tiny_qwen3())
+    state = {**tiny_qwen3().state_dict(), "model.norm.weight": torch.ones(0)}  # what DeepSpeed leaves of its shards
+    with pytest.raises(WeightsError, match=r"'model.norm.weight' has shape \(0,\), not \(32,\)\. Pass the model"):
+        publisher.announce(state, 1)
+
+
+@pytest.mark.parametrize("headed", [True, False])
+def test_a_tied_head_may_be_in_a_state_dict_or_in_the_first_folder_alone(
+    headed: bool, buffer: Buffer, tmp_path: Path
+) -> None:
+    buffer.create_run()
+    model = tiny_qwen3(tied=True)
+    plain = saved(model, tmp_path / "saved")
+    both: list[Mapping[str, torch.Tensor]] = [plain, gathered(model)]
+    first, second = both if headed else reversed(both)
+    publisher = WeightPublisher(buffer, "redis", None, 3)
+    publisher.start(first)
+    check_equal(published(buffer, publisher.announce(second, 1), tmp_path), second)
+
+
+def test_after_an_adapter_any_state_dict_is_published(buffer: Buffer, tmp_path: Path) -> None:
+    buffer.create_run()
+    saved(tiny_qwen3(), tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    publisher = WeightPublisher(buffer, "redis", None, 3)
+    publisher.start(tmp_path)
+    publisher.announce({"w": torch.zeros(1)}, 1)
+
+
+def test_a_model_is_broadcast_as_it_is_saved(buffer: Buffer, tmp_path: Path) -> None:
+    make_run(buffer)
+    model = make_model("qwen3_moe", torch.bfloat16)
+    sender = Sender(buffer, GlooRendezvous(), address=ADDRESS, join_s=1, timeout_s=1)
+    publisher = WeightPublisher(buffer, "nccl", None, 3, sender=sender)
+    publisher.announce(model, 1)
+    specs = {spec.name: (spec.dtype, spec.shape) for spec in BroadcastLog(buffer, 1).read().tensors}
+    expected = saved(model, tmp_path)
+    assert specs == {name: ("bfloat16", tuple(tensor.shape)) for name, tensor in expected.items()}
+    check_equal(sender._tensors, expected)
+    publisher.start(tmp_path)
+    with pytest.raises(WeightsError, match="these weights do not match"):
+        publisher.announce(model.state_dict(), 2)
+
+
+@every_fused_family
+def test_checkpoints_and_records_of_the_trainer_hold_what_is_published(family: str, tmp_path: Path) -> None:
+    model = make_model(family)
+    expected = saved(model, tmp_path / "saved")
+    optimizer = torch.optim.AdamW(model.parameters())
+    folder = save_checkpoint(tmp_path / "out", 1, "", model, optimizer, tmp_path / "saved").folder
+    record_weights(tmp_path, 1, 0, model, tmp_path / "saved")
+    for at in (folder, tmp_path / "weights" / "epoch-1-version-0"):
+        check_equal(load_file(at / "model.safetensors"), expected)
+        check_equal(AutoModelForCausalLM.from_pretrained(at).state_dict(), model.state_dict())
