@@ -23,7 +23,7 @@ from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode
 from rollq.workers.engines.registry import make_engine
-from rollq.workers.engines.tensors import tensor_shapes
+from rollq.workers.engines.tensors import read_tensors
 from support.vllm_run import (
     CONTEXT_TOKENS,
     MIXED,
@@ -166,11 +166,11 @@ def test_weights_that_vanish_while_a_swap_waits_leave_the_old_ones_serving(
     shutil.copytree(models[1], folder)
 
     def look_once(at: Path) -> Any:
-        found = tensor_shapes(at)
+        found = read_tensors(at)
         shutil.rmtree(at)
         return found
 
-    monkeypatch.setattr("rollq.workers.engines.vllm.engine.tensor_shapes", look_once)
+    monkeypatch.setattr("rollq.workers.engines.vllm.engine.read_tensors", look_once)
     with pytest.raises(WeightsError, match=str(folder)):
         engine.run(engine.engine.swap(folder, version(1), SwapMode.WAIT))
     request = Request(np.array([40, 50, 60], np.int32), Sampling(max_tokens=5))

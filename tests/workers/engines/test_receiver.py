@@ -12,6 +12,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import BroadcastLog, TensorSpec
+from rollq.buffer.weights.manifest import Tensor
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines import receiver as rounds
 from rollq.workers.engines.host import EngineHost
@@ -35,7 +36,7 @@ class ReceivingEngine(ScriptedEngine):
     taking: Callable[[TransferPlan], Awaitable[float]]
 
     async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float:
-        if incoming.shapes != {"embed": (2, 3), "bias": ()}:
+        if incoming.tensors != {"embed": Tensor("BF16", (2, 3)), "bias": Tensor("F32", ())}:
             raise WeightsError("they are of another model")
         swap_pause_s = await self.taking(await incoming.join(self.transfer_ranks))
         self.version = version

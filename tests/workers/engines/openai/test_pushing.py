@@ -32,9 +32,9 @@ CHECKED = ["ok", "ok"]  # before and after requests have ended
 QUICK: dict[str, Any] = {"retries": 3, "retry_first_s": 0.01, "retry_longest_s": 0.02}
 
 
-def write_model(folder: Path, rows: int = 2) -> Path:
+def write_model(folder: Path, rows: int = 2, dtype: type = np.float32) -> Path:
     folder.mkdir()
-    tensors = {"model.embed_tokens.weight": np.zeros((rows, 2), np.float32), "norm": np.zeros(2, np.float32)}
+    tensors = {"model.embed_tokens.weight": np.zeros((rows, 2), dtype), "norm": np.zeros(2, np.float32)}
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text('{"tie_word_embeddings": true}')
     return folder
@@ -350,12 +350,18 @@ def test_weights_of_another_model_and_adapters_are_refused(
 ) -> None:
     other, adapter = write_model(tmp_path / "other", rows=3), write_model(tmp_path / "adapter")
     (adapter / "adapter_config.json").write_text("{}")
+    refused = {
+        other: "has shape", adapter: "LoRA adapter", tmp_path / "gone": "cannot read",
+        write_model(tmp_path / "integers", dtype=np.int8): "has dtype I8, the model's is F32",
+    }  # fmt: skip
 
     async def scenario(engine: OpenAIEngine) -> None:
-        for folder, problem in ((other, "has shape"), (adapter, "LoRA adapter"), (tmp_path / "gone", "cannot read")):
+        for folder, problem in refused.items():
             with pytest.raises(WeightsError, match=problem):
                 await engine.swap(folder, SECOND, SwapMode.ABORT)
         assert engine.version == FIRST
+        await engine.swap(write_model(tmp_path / "halves", dtype=np.float16), SECOND, SwapMode.ABORT)
+        assert engine.version == SECOND
 
     with_engine(model, two[:1], scenario)
 

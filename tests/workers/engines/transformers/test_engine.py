@@ -246,7 +246,7 @@ def test_a_stop_string_ends_a_sequence_with_the_token_that_completes_it(checkpoi
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "lacks a tensor", "unknown tensor", "shape"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "lacks a tensor", "unknown tensor", "shape", "dtype"])
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_keep_serving(
     checkpoints: list[Path], tmp_path: Path, damage: str
 ) -> None:
@@ -258,6 +258,8 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_keep_serving(
         tensors["lm_head.weight"] = torch.zeros(VOCABULARY, 128)
     elif damage == "shape":
         tensors[name] = tensors[name][:-1].clone()
+    elif damage == "dtype":
+        tensors[name] = tensors[name].to(torch.int8)
     file = tmp_path / "model.safetensors"
     save_file(tensors, file)
     if damage == "truncated":

@@ -16,6 +16,7 @@ from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import LOOK_S, Broadcast, BroadcastLog
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
+from rollq.workers.engines.tensors import torch_tensor
 
 SLACK_S = 10.0
 """How much longer than the trainer a worker waits before it considers the trainer dead."""
@@ -44,7 +45,7 @@ class Receiver(Protocol):
     async def receive(self, incoming: "Incoming", version: WeightsVersion, mode: SwapMode) -> float:
         """Serve the weights that the trainer sends as `version`; otherwise like `Engine.swap`.
 
-        Compares `incoming.shapes` with its model, drains as `mode` says, calls `incoming.join`, and takes the weights.
+        Compares `incoming.tensors` with its model, drains as `mode` says, calls `incoming.join`, and takes the weights.
         Raises `WeightsError` if the engine still serves the old weights, `EngineDead` if it serves none.
         """
 
@@ -81,7 +82,7 @@ class Incoming:
 
     def __init__(self, calls: BufferCalls, round_log: BroadcastLog, found: Broadcast, worker: str) -> None:
         self.number = round_log.number
-        self.shapes = {spec.name: spec.shape for spec in found.tensors}
+        self.tensors = {spec.name: torch_tensor(spec.dtype, spec.shape) for spec in found.tensors}
         self._calls = calls
         self._log = round_log
         self._found = found

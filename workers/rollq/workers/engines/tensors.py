@@ -8,14 +8,25 @@ import orjson
 from safetensors import SafetensorError, safe_open
 
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights.manifest import ADAPTER_CONFIG, weight_files
+from rollq.buffer.weights.manifest import ADAPTER_CONFIG, Tensor, weight_files
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE
 
 LM_HEAD = "lm_head.weight"
 """Optional in weights files where it is tied to the embedding."""
 EMBEDDING = "embed_tokens.weight"
 """End of the embedding's name; the embedding is also the head where they are tied."""
-Shapes = Mapping[str, tuple[int, ...]]
+Tensors = Mapping[str, Tensor]
+"""Name -> dtype, as safetensors calls it (`BF16`), and shape."""
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""Dtypes that may replace each other: engines convert them. Values of any other dtype have no meaning in another."""
+DTYPES: Mapping[str, str] = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64", "bool": "BOOL",
+    "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "uint8": "U8", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
+}  # fmt: skip
+"""torch's names of dtypes -> safetensors'."""
 
 
 def is_adapter(folder: Path) -> bool:
@@ -23,58 +34,72 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).exists()
 
 
-def tensor_shapes(folder: Path) -> Shapes:
-    """Name -> shape of all tensors of the model in `folder`. A truncated file does not open.
+def read_tensors(folder: Path) -> Tensors:
+    """Name -> dtype and shape of all tensors of the model or adapter in `folder`. A truncated file does not open.
 
     Raises `WeightsError` when a file is missing or cannot be read.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         try:
             with safe_open(path, framework="numpy") as file:
-                shapes.update((name, tuple(file.get_slice(name).get_shape())) for name in file.keys())  # noqa: SIM118
+                for name in file.keys():  # noqa: SIM118 - not a mapping
+                    found = file.get_slice(name)
+                    tensors[name] = Tensor(found.get_dtype(), tuple(found.get_shape()))
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
-    return shapes
+    return tensors
 
 
-def check_tensors(found: Shapes, expected: Shapes, where: str, optional: Collection[str] = ()) -> None:
-    """Raise `WeightsError` unless the tensors found at `where` are those of the model, in name and shape.
+def torch_tensor(dtype: str, shape: tuple[int, ...]) -> Tensor:
+    """The description of a tensor whose dtype has torch's name, such as `bfloat16`."""
+    return Tensor(DTYPES.get(dtype, dtype), shape)
 
-    Those of `optional` may be absent on either side.
+
+def check_tensors(found: Tensors, expected: Tensors, where: str, optional: Collection[str] = ()) -> None:
+    """Raise `WeightsError` unless the tensors found at `where` are those of the model, in name, shape and dtype.
+
+    Those of `optional` may be absent on either side. A float of 16 to 64 bits may replace another one.
     """
     missing = sorted(expected.keys() - found.keys() - set(optional))
     unknown = sorted(found.keys() - expected.keys() - set(optional))
     if missing or unknown:
         raise WeightsError(
-            f"weights {where!r} are of another model: they lack {_few(missing)} and have unknown {_few(unknown)}"
+            f"weights {where!r} are of another model: they lack {few(missing)} and have unknown {few(unknown)}"
         )
-    for name in expected.keys() & found.keys():
-        if found[name] != expected[name]:
-            raise WeightsError(
-                f"weights {where!r} are of another model: {name!r} has shape {found[name]}, "
-                f"the model's is {expected[name]}"
-            )
+    for name in sorted(expected.keys() & found.keys()):
+        _check_tensor(name, found[name], expected[name], where)
+
+
+def _check_tensor(name: str, found: Tensor, expected: Tensor, where: str) -> None:
+    if found.shape != expected.shape:
+        raise WeightsError(
+            f"weights {where!r} are of another model: {name!r} has shape {found.shape}, the model's is {expected.shape}"
+        )
+    if found.dtype != expected.dtype and not {found.dtype, expected.dtype} <= FLOATS:
+        raise WeightsError(
+            f"weights {where!r} are of another model: {name!r} has dtype {found.dtype}, the model's is {expected.dtype}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The shapes of the served model's `tensors`, and `copies`: those that are loaded under a second name too, which is
-    the embedding as the head where they are tied."""
+    """The `tensors` of the served model, and `copies`: those that are loaded under a second name too, which is the
+    embedding as the head where they are tied."""
 
-    tensors: Shapes
+    tensors: Tensors
     copies: Mapping[str, str]
 
     def check(self, folder: Path) -> None:
         """Raise `WeightsError` unless `folder` holds weights of this model."""
         if is_adapter(folder):
             raise WeightsError(f"weights {str(folder)!r} are a LoRA adapter: engine 'vllm' serves them")
-        check_tensors(tensor_shapes(folder), self.tensors, str(folder), optional=self.copies.values())
+        check_tensors(read_tensors(folder), self.tensors, str(folder), optional=self.copies.values())
 
 
 def read_model(folder: Path) -> ServedModel:
     """The model in `folder`. Raises `WeightsError` if it holds no model."""
-    tensors = tensor_shapes(folder)
+    tensors = read_tensors(folder)
     try:
         config = orjson.loads((folder / CONFIG_FILE).read_bytes())
         default = LM_HEAD not in tensors  # transformers omits settings that have their default
@@ -89,7 +114,7 @@ def tied_heads(names: Collection[str]) -> dict[str, str]:
     return {name: LM_HEAD for name in names if name.endswith(EMBEDDING)}
 
 
-def _few(names: list[str]) -> str:
+def few(names: list[str]) -> str:
     """The first names of a list, for a message."""
     shown = ", ".join(repr(name) for name in names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown or "none"

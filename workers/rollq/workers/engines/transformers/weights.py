@@ -9,7 +9,7 @@ from safetensors.torch import load
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import weight_files
-from rollq.workers.engines.tensors import Shapes, check_tensors, is_adapter
+from rollq.workers.engines.tensors import Tensors, check_tensors, is_adapter, torch_tensor
 
 
 def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -26,7 +26,7 @@ def weight_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Read and check the weights in `folder` against `model`, which is not changed.
 
-    Raises `WeightsError` unless the files are whole and hold exactly the tensors (names and shapes) of the model.
+    Raises `WeightsError` unless the files are whole and hold exactly the tensors of the model, as `check_tensors` says.
     """
     if is_adapter(folder):
         raise WeightsError(f"weights {str(folder)!r} are a LoRA adapter, which engine 'transformers' does not serve")
@@ -37,7 +37,7 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
     expected = weight_tensors(model)
-    check_tensors(_shapes(found), _shapes(expected), str(folder))
+    check_tensors(_described(found), _described(expected), str(folder))
     return found
 
 
@@ -48,5 +48,8 @@ def copy_weights(weights: dict[str, torch.Tensor], model: torch.nn.Module) -> No
         tensor.copy_(weights[name])
 
 
-def _shapes(tensors: dict[str, torch.Tensor]) -> Shapes:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+def _described(tensors: dict[str, torch.Tensor]) -> Tensors:
+    return {
+        name: torch_tensor(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }

@@ -29,7 +29,7 @@ from rollq.workers.engines.gate import RequestGate
 from rollq.workers.engines.limits import check_ids, token_limit
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import Incoming
-from rollq.workers.engines.tensors import Shapes, check_tensors, is_adapter, tensor_shapes, tied_heads
+from rollq.workers.engines.tensors import Tensors, check_tensors, is_adapter, read_tensors, tied_heads
 from rollq.workers.engines.vllm.adapters import Adapters, VllmCall, outlives, used_adapters
 from rollq.workers.engines.vllm.api import OutputReader, name_of, sampling_parameters
 from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess, start_vllm
@@ -157,7 +157,7 @@ class VllmEngine:
             process = self._living()
             self._check_mode(mode)
             where = f"weight broadcast {incoming.number}"
-            check_tensors(incoming.shapes, self._tensors, where, optional=self._copies.values())
+            check_tensors(incoming.tensors, self._tensors, where, optional=self._copies.values())
             stays = outlives(self._gate.running, adapter=False, spared=0)
             async with self._gate.closed(mode, outlives=stays):
                 drained_s = monotonic()
@@ -175,8 +175,8 @@ class VllmEngine:
 
     async def _check_folder(self, folder: Path) -> None:
         """Raise `WeightsError` unless the folder holds the tensors of this model."""
-        shapes = await asyncio.to_thread(tensor_shapes, folder)
-        check_tensors(shapes, self._tensors, str(folder), optional=self._copies.values())
+        tensors = await asyncio.to_thread(read_tensors, folder)
+        check_tensors(tensors, self._tensors, str(folder), optional=self._copies.values())
 
     async def _change_weights(self, process: VllmProcess, version: WeightsVersion, load: str, *args: Any) -> float:
         """Call `load` of the extension between two steps of vLLM; returns the seconds between them."""
@@ -232,11 +232,11 @@ class VllmEngine:
         return self._process
 
 
-def model_tensors(folder: Path) -> Shapes:
-    """Name -> shape of the tensors of the model in `folder`. Raises `ConfigError` if there is no model."""
+def model_tensors(folder: Path) -> Tensors:
+    """The tensors of the model in `folder`. Raises `ConfigError` if there is no model."""
     if not (folder / CONFIG_FILE).exists():
         raise ConfigError(f"cannot load model {str(folder)!r}: it holds no {CONFIG_FILE}; give a folder with a model")
     try:
-        return tensor_shapes(folder)
+        return read_tensors(folder)
     except WeightsError as error:
         raise ConfigError(f"cannot load model {str(folder)!r}: {error}") from error

@@ -7,7 +7,7 @@ from typing import Any
 from safetensors import safe_open
 
 from rollq.buffer.weights.manifest import weight_files
-from rollq.workers.engines.tensors import tensor_shapes
+from rollq.workers.engines.tensors import read_tensors
 
 
 class LoadExtension:
@@ -22,7 +22,7 @@ class LoadExtension:
 
     def rollq_check(self, folder: str) -> None:
         """Raise `WeightsError` unless this machine can read the weights in `folder`."""
-        tensor_shapes(Path(folder))
+        read_tensors(Path(folder))
 
     def rollq_load(self, folder: str, copies: Mapping[str, str]) -> None:
         """Load all tensors of `folder`, and those named by the keys of `copies` once more, under the values.
