@@ -30,6 +30,7 @@ from rollq.workers.engines.limits import check_ids, token_limit
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import Incoming
 from rollq.workers.engines.tensors import Tensors, check_tensors, is_adapter, read_tensors, tied_heads
+from rollq.workers.engines.vllm.adapter_files import check_adapter
 from rollq.workers.engines.vllm.adapters import Adapters, VllmCall, outlives, used_adapters
 from rollq.workers.engines.vllm.api import OutputReader, name_of, sampling_parameters
 from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess, start_vllm
@@ -68,6 +69,7 @@ class VllmEngine:
         self._copies = tied_heads(self._tensors) if tied else {}
         self._context_tokens = int(config.max_model_len)
         self._vocabulary = int(config.get_vocab_size())
+        self._layers = int(config.hf_text_config.num_hidden_layers)
         self._stop_ids = sorted(model_eos_ids(self._settings.model))
         await self._process.name_version(self.version)
         self._gate.start()
@@ -132,7 +134,9 @@ class VllmEngine:
             process = self._living()
             self._check_mode(mode)
             adapter = is_adapter(weights)
-            if not adapter:
+            if adapter:
+                await asyncio.to_thread(check_adapter, weights, self._tensors, self._layers)
+            else:
                 await self._check_folder(weights)
             stays = outlives(self._gate.running, adapter=adapter, spared=self._adapters.spared(adapter))
             async with self._gate.closed(mode, outlives=stays):

@@ -1,0 +1,173 @@
+"""LoRA adapters on disk, as PEFT writes them, compared with the model that they are for. Only reads files; no vLLM.
+
+vLLM serves an adapter that lacks layers without an error: in these layers, the model's own weights act alone.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.manifest import ADAPTER_CONFIG
+from rollq.workers.engines.tensors import Tensors, few, read_tensors
+
+_PREFIX = "base_model.model."
+_MATRIX = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
+"""Name of a tensor: the module that it adapts, and which of the module's two matrices it is."""
+_WRAPPER = ".base_layer"
+_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
+"""Number of a layer or of an expert in a module's name."""
+
+Names = re.Pattern[str] | frozenset[str]
+"""Names of modules in a configuration: a pattern of whole names, or names and their last parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """The modules that an adapter's configuration names.
+
+    `targets` is None where names do not decide ("all-linear"); `layers` are the numbers of the adapted layers, None for
+    all, and `layers_patterns` expressions for what comes before such a number.
+    """
+
+    targets: Names | None
+    excluded: Names
+    layers: frozenset[int] | None
+    layers_patterns: tuple[str, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> "AdapterConfig":
+        """Read the configuration of the adapter in `folder`. Raises `WeightsError` when it cannot be read."""
+        path = folder / ADAPTER_CONFIG
+        try:
+            config: dict[str, Any] = orjson.loads(path.read_bytes())
+            targets, layers = config.get("target_modules"), config.get("layers_to_transform")
+            patterns = config.get("layers_pattern") or ()
+            return cls(
+                None if targets in (None, "all-linear") else _names(targets),
+                _names(config.get("exclude_modules") or ()),
+                None if layers is None else frozenset([layers] if isinstance(layers, int) else layers),
+                tuple(map(re.escape, [patterns] if isinstance(patterns, str) else patterns)) or ("[^.]*",),
+            )
+        except (OSError, orjson.JSONDecodeError, re.error, AttributeError, TypeError) as error:
+            raise WeightsError(
+                f"adapter configuration {str(path)!r} cannot be read: {error}; publish it again"
+            ) from error
+
+    def targets_module(self, module: str) -> bool:
+        """Whether `targets` names the module."""
+        return self.targets is not None and _match(self.targets, module)
+
+    def allows(self, module: str) -> bool:
+        """Whether the module is not excluded, and in one of the layers that are adapted."""
+        return not _match(self.excluded, module) and (self.layers is None or self._layer(module) in self.layers)
+
+    def _layer(self, module: str) -> int | None:
+        """The number of the module's layer, as PEFT counts: the last number that a pattern precedes."""
+        for pattern in self.layers_patterns:
+            if found := re.match(rf".*\.{pattern}\.(\d+)\.", module):
+                return int(found[1])
+        return None
+
+
+def check_adapter(folder: Path, model: Tensors, layers: int) -> None:
+    """Raise `WeightsError` unless the adapter in `folder` adapts every module that its configuration names.
+
+    `model` has the tensors of the model's files, and `layers` is the number of its layers; further layers in files
+    predict several tokens at once, and are not adapted. Where the configuration does not decide, a module that is
+    adapted in one layer must be adapted in every layer that has it.
+    """
+    config, adapted = AdapterConfig.read(folder), _adapted_modules(folder)
+    missing = lacking_modules(config, adapted, _modules(model, layers))
+    if missing or not adapted:
+        raise WeightsError(
+            f"adapter {str(folder)!r} lacks {few(missing) if adapted else 'all modules'}, which its configuration "
+            "names: publish it with the tensors of all layers"
+        )
+
+
+def lacking_modules(config: AdapterConfig, adapted: Collection[str], modules: Iterable[str]) -> list[str]:
+    """The modules of a model that an adapter should adapt and does not, sorted, named as the adapter names them.
+
+    Experts are wanted only where the adapter has some: transformers fuses them, and PEFT then does not see them.
+    """
+    named = _as_adapted(adapted, modules)
+    done = {stack + place for stack, places in _stacks(adapted).items() for place in places}
+    kinds, undecided = set(map(_kind, done)), {_kind(module) for module in done if not config.targets_module(module)}
+
+    def wanted(module: str) -> bool:
+        kind = _kind(module)
+        expert = kind.count("*") > 1
+        return kind in undecided or (config.targets_module(module) and (not expert or kind in kinds))
+
+    return sorted(module for module in named - done if config.allows(module) and wanted(module))
+
+
+def _as_adapted(adapted: Iterable[str], modules: Iterable[str]) -> set[str]:
+    """The modules outside of stacks, and those in the stacks that are adapted, under the adapter's names for these.
+
+    Names may differ between files and memory: an unknown stack is the one that has most of its modules.
+    """
+    stacks = _stacks(modules)
+    return {
+        stack + place
+        for stack, mine in _stacks(adapted).items()
+        for place in stacks.get(stack) or max(stacks.values(), key=lambda places: (len(places & mine), len(places)))
+    }
+
+
+def _stacks(modules: Iterable[str]) -> dict[str, set[str]]:
+    """Modules by their stack of layers: `model.layers.` -> `0.mlp.up_proj`, and `` -> the last part of other names."""
+    stacks: dict[str, set[str]] = {"": set()}
+    for module in modules:
+        if number := _NUMBER.search(module):
+            stacks.setdefault(module[: number.start()], set()).add(module[number.start() :])
+        else:
+            stacks[""].add(module.rpartition(".")[2])
+    return stacks
+
+
+def _kind(module: str) -> str:
+    """The module's name without numbers: the same in all layers."""
+    return _NUMBER.sub("*", module)
+
+
+def _adapted_modules(folder: Path) -> set[str]:
+    """Names of the modules that an adapter's file has tensors for. Raises `WeightsError` for half a pair."""
+    found: dict[str, set[str]] = {}
+    for name in read_tensors(folder):
+        name = name.removeprefix(_PREFIX)
+        if matrix := _MATRIX.fullmatch(name):
+            found.setdefault(matrix[1].replace(_WRAPPER, ""), set()).add(matrix[2])
+        else:  # a whole module (modules_to_save)
+            found[name.removesuffix(".weight")] = {"A", "B"}
+    if halves := sorted(module for module, matrices in found.items() if len(matrices) < 2):
+        raise WeightsError(
+            f"adapter {str(folder)!r} has only one of the matrices A and B of {few(halves)}: publish both"
+        )
+    return set(found)
+
+
+def _modules(model: Tensors, layers: int) -> set[str]:
+    """Names of all modules of a model, those that contain others included, up to its last layer."""
+    modules = set()
+    for name in model:
+        number = _NUMBER.search(name)
+        if number is None or int(number[0]) < layers:
+            while name := name.rpartition(".")[0]:
+                modules.add(name)
+    return modules
+
+
+def _names(value: str | Iterable[str]) -> Names:
+    return re.compile(value) if isinstance(value, str) else frozenset(value)
+
+
+def _match(names: Names, module: str) -> bool:
+    if isinstance(names, re.Pattern):
+        return names.fullmatch(module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in names)
