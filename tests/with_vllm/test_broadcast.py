@@ -121,16 +121,20 @@ def test_logprobs_match_the_weights_that_a_trainer_sent_under_load(
             start += span.tokens
 
 
+@pytest.mark.parametrize(
+    ("norm", "problem"),
+    [(torch.ones(3), r"has shape \(3,\)"), (torch.ones(64, dtype=torch.int8), "has dtype I8, the model's is F32")],
+)
 def test_weights_of_another_model_are_refused_before_the_engine_meets_anybody(
-    shared: SharedEngine, models: list[Path], trainer: Trainer
+    shared: SharedEngine, models: list[Path], trainer: Trainer, norm: torch.Tensor, problem: str
 ) -> None:
     shared.begin_at(models[0], version(0))
     host = EngineHost(lambda: shared.engine, restarts=0)
     host._engine = shared.engine
     tensors = load_file(models[1] / "model.safetensors")
-    tensors["model.norm.weight"] = torch.ones(3)
+    tensors["model.norm.weight"] = norm
     stored = trainer.sender.announce(tensors, 1)
-    with pytest.raises(WeightsError, match=r"weight broadcast 1.*'model.norm.weight' has shape \(3,\)"):
+    with pytest.raises(WeightsError, match=f"weight broadcast .*'model.norm.weight' {problem}"):
         shared.run(receive(host, trainer, LiveModel(1, 1, stored.digest, stored.uri), SwapMode.KEEP))
     after = shared.run(host.generate(Request(PROMPT, Sampling(max_tokens=5))))
     assert [span.version for span in after.versions] == [0]

@@ -352,6 +352,14 @@ def lora(folder: Path, seed: int, rank: int = 4) -> Path:
     return folder
 
 
+def without_layer_1(folder: Path) -> Path:
+    """The adapter in `folder`, without the tensors of its second layer."""
+    tensors = load_file(folder / "adapter_model.safetensors")
+    rest = {name: tensor for name, tensor in tensors.items() if ".layers.1." not in name}
+    save_file(rest, folder / "adapter_model.safetensors")
+    return folder
+
+
 def merged(folder: Path, base: Path, adapter: Path) -> Path:
     """The model with the adapter in its weights."""
     for path in base.iterdir():
@@ -382,6 +390,8 @@ def test_an_adapter_per_version_and_old_requests_finish_on_the_old_one(models: l
             await engine.swap(adapter, version(number), SwapMode.KEEP)
         longer = replace(request, sampling=replace(request.sampling, max_tokens=900))
         running.append(asyncio.create_task(engine.generate(longer)))
+        with pytest.raises(WeightsError, match=r"lacks 'model.layers.1.self_attn.k_proj'.* and 1 more"):
+            await engine.swap(without_layer_1(lora(folder("too-short"), 3)), version(3), SwapMode.KEEP)
         with pytest.raises(WeightsError, match="adapter"):
             await engine.swap(lora(folder("too-large"), 3, rank=64), version(3), SwapMode.KEEP)
         await until_they_run(engine)
