@@ -18,6 +18,7 @@ from rollq.buffer.errors import (
     ConfigError,
     FencedError,
     HistoryGone,
+    NotClaimed,
     ReplayMismatch,
     ServerUnavailable,
     StoreLost,
@@ -311,6 +312,18 @@ def test_a_rank_does_not_wait_for_ever_for_a_release(
             buffer.client.delete(task_keys(buffer.run, "math").rollout(group_id))
         with pytest.raises(ClaimTimeout, match=r"given up the batch of step 1.*restart all ranks"):
             next(last)
+
+
+def test_rank_0_ends_when_a_failover_has_lost_its_release(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:
+    with connect(timeout_s=PATIENCE_S) as consumer:
+        worker.produce(2)
+        batch = next(consumer)
+        keys = {key: buffer.client.dump(key) for key in buffer.client.scan_iter(f"*{buffer.run}*")}
+        consumer.release(batch, "drop")
+        for key, value in keys.items():
+            buffer.client.restore(key, 0, value, replace=True)
+        with pytest.raises(NotClaimed, match="the batch of step 1 was released: it has lost what it had answered"):
+            next(consumer)
 
 
 @pytest.mark.parametrize("mode", ["return", "drop", "quarantine"])

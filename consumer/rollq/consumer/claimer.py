@@ -10,6 +10,7 @@ from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.errors import (
     ClaimTimeout,
     ConfigError,
+    NotClaimed,
     ProductionStalled,
     ProductionStopped,
     ServerError,
@@ -73,9 +74,11 @@ class BatchClaimer:
         events: WakeUps,
         stop: threading.Event,
         *,
+        rank: int,
         timeout_s: float | None,
         meanwhile: Callable[[], None],
     ) -> None:
+        self._rank = rank
         self._lease = lease
         self._sizes = sizes
         self._events = events
@@ -133,9 +136,14 @@ class BatchClaimer:
 
     def _try_claim(self, step: int) -> Claimed | Shortfall:
         outcome = self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step))
-        if isinstance(outcome, Claimed) and outcome.releases < self._releases(step):
-            return Shortfall(step, {}, {})  # rank 0 has not released it yet
-        return outcome
+        if not isinstance(outcome, Claimed) or outcome.releases >= self._releases(step):
+            return outcome
+        if self._rank == 0:
+            raise NotClaimed(
+                f"the server no longer knows that the batch of step {step} was released: it has lost what it had "
+                "answered, as after a failover. Resume from the newest checkpoint"
+            )
+        return Shortfall(step, {}, {})  # rank 0 has not released it yet
 
     def _outlook(self, shortfall: Shortfall) -> Outlook:
         buffer = self._lease.buffer

@@ -59,6 +59,7 @@ class Consumer(Iterator[Batch]):
             sizes,
             self._events,
             self._stop,
+            rank=settings.rank,
             timeout_s=settings.timeout_s,
             meanwhile=publisher.serve_late,
         )
