@@ -17,7 +17,7 @@ PUBLIC = {
     },
     "rollq.consumer": {
         "AdvantageSettings", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "GrpoSettings", "MicroBatch",
-        "TokenSequence", "grpo_loss",
+        "TokenSequence", "grpo_loss", "probe_of", "to_checkpoint_format",
     },
     "rollq.producer": {
         "BatchCoordinator", "BatchHandle", "BatchResult", "Operator", "OverRollout", "PromptOrder", "ScoredGroup",
@@ -26,8 +26,8 @@ PUBLIC = {
     },
     "rollq.workers": {
         "AgentLoop", "CallError", "Completion", "Conversation", "Engine", "EngineDead", "Environment", "ModelPool",
-        "Opening", "Request", "Rollout", "Sampling", "Step", "SwapMode", "Tokenizer", "WeightsVersion", "finish",
-        "match_math", "next_request", "parse_reason", "prompt_messages", "tokens_left",
+        "Opening", "Request", "Rollout", "Sampling", "Scorer", "Step", "SwapMode", "Tokenizer", "WeightsVersion",
+        "finish", "match_math", "next_request", "parse_reason", "prompt_messages", "tokens_left",
     },
 }  # fmt: skip
 """Package -> exactly what users write against; everything else may move."""

@@ -19,6 +19,7 @@ __all__ = [
     "MicroBatch",
     "TokenSequence",
     "grpo_loss",
+    "probe_of",
     "to_checkpoint_format",
 ]
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings, GrpoSettings
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
+    from rollq.consumer.weights.probe import probe_of
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -43,5 +45,6 @@ else:
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings GrpoSettings",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
+            "rollq.consumer.weights.probe": "probe_of",
         },
     )

@@ -6,7 +6,7 @@ Invariant: the step moves only by `commit`, so asking for a step again, after wh
 import logging
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +18,8 @@ from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rollouts import Group
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.waiter import Waiter
+from rollq.buffer.weights.probe import Probe
+from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.batch import Batch
 from rollq.consumer.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.colocation import ColocatedEngines
@@ -80,6 +82,7 @@ class Consumer(Iterator[Batch]):
         batch: Mapping[str, int] | None = None,
         resume_from: int = 0,
         lineage: str | None = None,
+        probe: Probe | None = None,
         settings: ConsumerSettings | None = None,
         password: str | None = None,
         stop: threading.Event | None = None,
@@ -87,6 +90,7 @@ class Consumer(Iterator[Batch]):
         """Take over `run` as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
 
         `weights` are those of that step, in any form that `publish` takes; workers get them at once.
+        `probe` is theirs, as in `publish`.
         `lineage` is `Consumer.lineage` as it was when the checkpoint was saved: with it, a store that was emptied
         since, and steps that a rewind has undone, are noticed.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
@@ -109,7 +113,7 @@ class Consumer(Iterator[Batch]):
                 settings.keep_versions,
                 sender=make_sender(buffer, settings),
             )
-            epoch = _begin_epoch(buffer, settings, publisher, weights, resume_from, lineage)
+            epoch = _begin_epoch(buffer, settings, lambda: publisher.start(weights, probe), resume_from, lineage)
             return cls(buffer, epoch, sizes, settings, publisher)
         except BaseException:
             buffer.close()
@@ -197,7 +201,7 @@ class Consumer(Iterator[Batch]):
             claim_round=claimed.claim_round,
         )
 
-    def publish(self, weights: Weights) -> None:
+    def publish(self, weights: Weights, *, probe: Probe | None = None) -> None:
         """Publish new weights. Groups that are now too old expire.
 
         `weights` is a `transformers.PreTrainedModel`, published under the names and shapes that `save_pretrained`
@@ -205,13 +209,16 @@ class Consumer(Iterator[Batch]):
         `to_checkpoint_format`; or a folder with model.safetensors, shards and their index, or a LoRA adapter. Dtypes
         are kept.
 
+        `probe` holds the trainer's logprobs of a few prompts under these weights: workers compare their engines' with
+        them before they lease a group. A model's is computed here; for other weights see `probe_of`.
+
         Their version is the step of the last batch that was returned. With transport `nccl` the call returns when the
         workers have the weights; workers that failed get them later. Raises `WeightsError`, also for a state
         dict whose names or shapes are not those of the weights given to `connect`, such as one with fused experts;
         `FencedError`; and `ReplayMismatch` with `on_replay_mismatch = "fail"`.
         """
         if self._settings.rank == 0:
-            stored = self._publisher.announce(weights, self._last_batch)
+            stored = self._publisher.announce(weights, self._last_batch, probe)
             self._replay.check(self._last_batch, stored.digest)
             self._lease.buffer.publish(self._lease.epoch, self._last_batch, uri=stored.uri, digest=stored.digest)
             self._publisher.send()
@@ -272,16 +279,15 @@ class Consumer(Iterator[Batch]):
 def _begin_epoch(
     buffer: TrainerBuffer,
     settings: ConsumerSettings,
-    publisher: WeightPublisher,
-    weights: Weights,
+    store: Callable[[], StoredWeights],
     resume_from: int,
     lineage: str | None,
 ) -> TrainerEpoch:
-    """Start this launch's epoch at step `resume_from` with `weights` as the live ones, or on other ranks join it."""
+    """Start this launch's epoch at step `resume_from` with the weights that `store` stores; other ranks join it."""
     if settings.launch_id is not None and settings.rank != 0:
         epoch = _join_epoch(buffer, settings.launch_id, settings.timeout_s)
     else:
-        stored = publisher.start(weights)
+        stored = store()
         epoch = buffer.begin_epoch(
             trainer_id=settings.trainer_id,
             launch_id=settings.launch_id or secrets.token_hex(8),

@@ -22,6 +22,7 @@ __all__ = [
     "Request",
     "Rollout",
     "Sampling",
+    "Scorer",
     "Step",
     "SwapMode",
     "Tokenizer",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         EngineDead,
         Request,
         Sampling,
+        Scorer,
         SwapMode,
         Tokenizer,
         WeightsVersion,
@@ -63,7 +65,7 @@ else:
             "rollq.workers.agents.multi_turn": "next_request prompt_messages tokens_left",
             "rollq.workers.agents.tool_calls": "CallError",
             "rollq.workers.engines.protocol": (
-                "Completion Engine EngineDead Request Sampling SwapMode Tokenizer WeightsVersion parse_reason"
+                "Completion Engine EngineDead Request Sampling Scorer SwapMode Tokenizer WeightsVersion parse_reason"
             ),
             "rollq.workers.http.pools": "ModelPool",
             "rollq.workers.judging.matching": "match_math",

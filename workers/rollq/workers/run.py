@@ -174,6 +174,7 @@ class Worker:
             "asleep_for": self.control.asleep_for,
             "transfer_ranks": self.host.transfer_ranks,
             "in_flight": len(self.table),
+            "refused_weights": self.follower.refused,
         }
 
     def _totals(self) -> dict[str, Any]:

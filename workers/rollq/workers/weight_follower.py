@@ -14,10 +14,11 @@ from types import TracebackType
 from rollq.buffer.errors import ConfigError, ServerError, WeightsError
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import round_number
-from rollq.buffer.weights.store import load_weights
+from rollq.buffer.weights.probe import Probe
+from rollq.buffer.weights.store import load_weights, read_probe
 from rollq.workers.buffer_calls import BufferCalls
-from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import EngineDead, WeightsVersion
+from rollq.workers.engines.host import EngineHost, WeightsRejected
+from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver, TooLate
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.signals import Signals
@@ -40,7 +41,10 @@ class WeightFollower:
         self._signals = signals
         self._settings = settings
         self._broadcasts = BroadcastReceiver(calls, worker)
+        self.refused: str | None = None
         self._refused: WeightsVersion | None = None
+        self._rejected: WeightsVersion | None = None
+        self._good: LiveModel | None = None
         self._catching_up = asyncio.Lock()
 
     def __enter__(self) -> "WeightFollower":
@@ -80,8 +84,17 @@ class WeightFollower:
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
         if wanted == self._refused and round_number(live.uri) is not None:
             return False  # a broadcast that did not fit will not fit the next time
+        if wanted == self._rejected:
+            if not self._host.published.is_set():
+                await self._go_back()
+            return False
         try:
-            swap_pause_s = await self._swap(live, wanted)
+            swap_pause_s = await self._swap(live, wanted, self._settings.swap)
+        except WeightsRejected as error:
+            self._rejected = wanted
+            await self._go_back()
+            self._refuse(wanted, error)
+            return False
         except TooLate as error:
             log.info("weights of version %d come later: %s", wanted.version, error)
             return False
@@ -92,23 +105,41 @@ class WeightFollower:
             log.warning("the engine died while it loaded weights of version %d: %s", wanted.version, error)
             return True
         if swap_pause_s is not None:  # None: the engine fell asleep; its wake-up catches up
+            self._good = live
             self._note_swap(wanted, swap_pause_s)
         return True
 
-    async def _swap(self, live: LiveModel, wanted: WeightsVersion) -> float | None:
+    async def _go_back(self) -> None:
+        """Serve the weights from before those that were rejected, if they can still be had from files."""
+        good, self._good = self._good, None
+        if good is None or round_number(good.uri) is not None:
+            return
+        version = WeightsVersion(good.epoch, good.version, good.digest)
+        mode = SwapMode.RESTART if self._settings.swap is SwapMode.RESTART else SwapMode.ABORT
+        try:
+            if await self._swap(good, version, mode) is None:
+                return
+        except (WeightsError, EngineDead) as error:
+            log.error("weights of version %d cannot be served again: %s", good.version, error)
+            return
+        self._good = good
+        self._signals.room.set()
+
+    async def _swap(self, live: LiveModel, wanted: WeightsVersion, mode: SwapMode) -> float | None:
         """Swap to the live weights, from files or from a broadcast; see `EngineHost.swap`."""
         number = round_number(live.uri)
         if number is None:
-            folder = await self._calls(self._load, live)
-            return await self._host.swap(folder, wanted, self._settings.swap)
+            folder, probe = await self._calls(self._load, live)
+            return await self._host.swap(folder, wanted, mode, probe)
         incoming = await self._broadcasts.enter(live, number)
-        return await self._host.receive(incoming, wanted, self._settings.swap)
+        return await self._host.receive(incoming, wanted, mode)
 
     def _refuse(self, wanted: WeightsVersion, error: WeightsError) -> None:
         """Log refused weights once."""
         if wanted != self._refused:
-            state = "the engine keeps serving the old ones" if self._host.published.is_set() else "there are no others"
-            log.error("weights of version %d refused, %s: %s", wanted.version, state, error)
+            state = "the engine serves the old ones" if self._host.published.is_set() else "there are no others"
+            self.refused = f"weights of version {wanted.version} refused, {state}: {error}"
+            log.error("%s", self.refused)
         self._refused = wanted
 
     def _note_swap(self, version: WeightsVersion, swap_pause_s: float) -> None:
@@ -116,14 +147,16 @@ class WeightFollower:
         log.info(message, version.version, version.epoch, swap_pause_s)
         self.swaps += 1
         self.swap_pause_s += swap_pause_s
-        self._refused = None
+        self._refused = self._rejected = self.refused = None
         self._signals.room.set()
 
-    def _load(self, live: LiveModel) -> Path:
+    def _load(self, live: LiveModel) -> tuple[Path, Probe | None]:
         if not live.uri:  # nothing to load: only an engine that reads no weights accepts the empty folder
-            return self._folder
+            return self._folder, None
+        buffer = self._calls.buffer
         try:
-            return load_weights(self._calls.buffer, live.uri, live.digest, self._folder, self._settings.verify)
+            folder = load_weights(buffer, live.uri, live.digest, self._folder, self._settings.verify)
+            return folder, read_probe(buffer, live.uri, live.digest)
         except ServerError:
             raise
         except OSError as error:

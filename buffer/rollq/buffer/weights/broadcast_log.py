@@ -23,6 +23,7 @@ from pydantic import BaseModel, FiniteFloat, PositiveInt, ValidationError
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import TTL_S, StoredWeights
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class Broadcast:
     tensors: tuple[TensorSpec, ...]
     join_s: float
     timeout_s: float
+    probe: Probe | None = None
     attempts: list[Attempt] = field(default_factory=lambda: [Attempt()])
     late: set[str] = field(default_factory=set)
 
@@ -85,6 +87,7 @@ class _Opening(BaseModel):
     tensors: list[TensorSpec]
     join_s: FiniteFloat
     timeout_s: FiniteFloat
+    probe: str | None = None
 
 
 class _Entry(BaseModel):
@@ -109,7 +112,9 @@ def first_entry(raw: bytes) -> Broadcast:
         opening = _Opening.model_validate_json(raw)
     except ValidationError as error:
         raise _gone() from error
-    return Broadcast(hashlib.sha256(raw).hexdigest(), tuple(opening.tensors), opening.join_s, opening.timeout_s)
+    probe = None if opening.probe is None else Probe.decode(opening.probe.encode())
+    digest = hashlib.sha256(raw).hexdigest()
+    return Broadcast(digest, tuple(opening.tensors), opening.join_s, opening.timeout_s, probe)
 
 
 def apply_entry(found: Broadcast, raw: bytes) -> None:
@@ -173,11 +178,19 @@ class BroadcastLog:
 
     @classmethod
     def open(
-        cls, buffer: BufferCore, tensors: Iterable[TensorSpec], *, join_s: float, timeout_s: float
+        cls,
+        buffer: BufferCore,
+        tensors: Iterable[TensorSpec],
+        *,
+        join_s: float,
+        timeout_s: float,
+        probe: Probe | None = None,
     ) -> tuple["BroadcastLog", StoredWeights]:
         """Open a broadcast with its first attempt, and name its weights; the name is unique."""
         specs = [list(spec) for spec in tensors]
         entry = {"tensors": specs, "join_s": join_s, "timeout_s": timeout_s, "nonce": secrets.token_hex(8)}
+        if probe is not None:
+            entry["probe"] = probe.encode().decode()
         raw = orjson.dumps(entry)
         number = _append(buffer, 0, raw)
         return cls(buffer, number), StoredWeights(f"{URI_PREFIX}{number}", hashlib.sha256(raw).hexdigest())

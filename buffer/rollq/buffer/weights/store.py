@@ -25,6 +25,7 @@ from rollq.buffer.weights.manifest import (
     published_files,
     verify_folder,
 )
+from rollq.buffer.weights.probe import Probe
 
 CHUNK_BYTES = 8 << 20
 MAX_REDIS_BYTES = 64 << 20
@@ -54,18 +55,23 @@ def read_files(folder: Path) -> dict[str, bytes]:
         raise WeightsError(f"weights {error.filename!r} cannot be read: {error.strerror}") from error
 
 
-def locate_weights(buffer: BufferCore, folder: Path, *, kept: int = KEPT_VERSIONS) -> StoredWeights:
-    """Announce the weights in `folder`, as workers that share the file system find them; their manifest goes to Redis.
+def locate_weights(
+    buffer: BufferCore, folder: Path, *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
+) -> StoredWeights:
+    """Announce the weights in `folder`, as workers that share the file system find them; their manifest goes to Redis,
+    and so does their probe.
 
     Raises `WeightsError` when they are not whole.
     """
     encoded = describe_folder(folder).encode()
-    _store(buffer, digest_of(encoded), [encoded], kept)
+    _store(buffer, digest_of(encoded), [encoded], kept, probe)
     return StoredWeights(folder.absolute().as_uri(), digest_of(encoded))
 
 
-def store_weights(buffer: BufferCore, files: Mapping[str, bytes], *, kept: int = KEPT_VERSIONS) -> StoredWeights:
-    """Put weights, file by file, into Redis in chunks; of all versions there the last `kept` stay.
+def store_weights(
+    buffer: BufferCore, files: Mapping[str, bytes], *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
+) -> StoredWeights:
+    """Put weights, file by file, into Redis in chunks, with their probe; of all versions there the last `kept` stay.
 
     Raises `WeightsError` for more than `MAX_REDIS_BYTES` or files that are not weights, `StoreLost`, `ServerError`.
     """
@@ -77,7 +83,7 @@ def store_weights(buffer: BufferCore, files: Mapping[str, bytes], *, kept: int =
         for name in sorted(files)
         for start in range(0, len(files[name]), CHUNK_BYTES)
     ]
-    _store(buffer, digest_of(encoded), [encoded, *chunks], kept)
+    _store(buffer, digest_of(encoded), [encoded, *chunks], kept, probe)
     return StoredWeights(f"redis:{digest_of(encoded)}/{1 + len(chunks)}", digest_of(encoded))
 
 
@@ -140,8 +146,21 @@ def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, 
     return folder
 
 
-def _store(buffer: BufferCore, digest: str, chunks: list[bytes], kept: int) -> None:
-    """Weights that are not live yet, and may never be (their trainer was replaced), do not push out the live ones."""
+def read_probe(buffer: BufferCore, uri: str, digest: str) -> Probe | None:
+    """The probe that was published with weights; None without one. Raises `WeightsError`, `ServerError`."""
+    in_redis = _REDIS_URI.fullmatch(uri)
+    chunks = int(in_redis[2]) if in_redis else 1
+    raw: bytes | None = buffer.send(partial(buffer.client.get, buffer.keys.weights(digest, chunks)))
+    return None if raw is None else Probe.decode(raw)
+
+
+def _store(buffer: BufferCore, digest: str, chunks: list[bytes], kept: int, probe: Probe | None) -> None:
+    """Store the chunks of weights, and their probe as one more.
+
+    Weights that are not live yet, and may never be (their trainer was replaced), do not push out the live ones.
+    """
+    if probe is not None:
+        chunks = [*chunks, probe.encode()]
     (live,) = buffer.send(partial(buffer.client.hmget, buffer.keys.model, "digest"))
     for part, chunk in enumerate(chunks):
         held = buffer.call(

@@ -7,7 +7,7 @@ files, are one tensor in memory. Engines expect what is in files, so models are 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import Verify, describe_folder
@@ -46,6 +46,12 @@ def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]
     return converted
 
 
+def is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
+    """Whether this is a model of transformers."""
+    transformers = sys.modules.get("transformers")  # an object of a module that is not imported does not exist
+    return transformers is not None and isinstance(weights, transformers.PreTrainedModel)
+
+
 def publishable(weights: Weights) -> Path | Mapping[str, Any]:
     """Convert a model to a state dict in checkpoint format; return a folder or a state dict as it is.
 
@@ -53,8 +59,7 @@ def publishable(weights: Weights) -> Path | Mapping[str, Any]:
     """
     if isinstance(weights, Path | Mapping):
         return weights
-    transformers = sys.modules.get("transformers")  # an object of a module that is not imported does not exist
-    if transformers is None or not isinstance(weights, transformers.PreTrainedModel):
+    if not is_model(weights):
         raise WeightsError(
             f"cannot publish a {type(weights).__name__}: publish a transformers.PreTrainedModel (the one inside, if it "
             "is wrapped), a state dict, or the Path of a folder"

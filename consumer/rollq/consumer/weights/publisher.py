@@ -8,9 +8,17 @@ from pathlib import Path
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
+from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
 from rollq.consumer.settings import ConsumerSettings, Transport
-from rollq.consumer.weights.checkpoint_format import Shapes, Weights, check_format, model_shapes, publishable
+from rollq.consumer.weights.checkpoint_format import (
+    Shapes,
+    Weights,
+    check_format,
+    is_model,
+    model_shapes,
+    publishable,
+)
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.safetensors import shared_once, to_safetensors, write_model
 from rollq.consumer.weights.sender import Sender
@@ -52,27 +60,30 @@ class WeightPublisher:
         self._sender = sender
         self._started_from: Shapes | None = None  # None: from an adapter, or not yet
 
-    def start(self, weights: Weights) -> StoredWeights:
+    def start(self, weights: Weights, probe: Probe | None = None) -> StoredWeights:
         """Store the weights that training starts from, like `put`. `announce` compares later ones with them."""
+        probe = probe or _probe_of(weights)
         content = publishable(weights)
         self._started_from = model_shapes(content)
-        return self.put(content)
+        return self.put(content, probe)
 
-    def put(self, weights: Weights) -> StoredWeights:
+    def put(self, weights: Weights, probe: Probe | None = None) -> StoredWeights:
         """Store a model, a state dict, or a folder's weights: a safetensors file, shards with an index, or an adapter.
 
         With transport `path`, a folder is announced in place and must stay until newer weights are published.
+        Workers compare their engines with `probe`, by default that of a model; folders and state dicts have none.
         Raises `WeightsError`, and `ConfigError` for a model or state dict without a folder to write to.
         """
+        probe = probe or _probe_of(weights)
         weights = publishable(weights)
         if self._transport == "redis":
             files = read_files(weights) if isinstance(weights, Path) else {WEIGHTS_FILE: to_safetensors(weights)}
-            return store_weights(self._buffer, files, kept=self._kept)
+            return store_weights(self._buffer, files, kept=self._kept, probe=probe)
         if isinstance(weights, Path):
-            return locate_weights(self._buffer, weights, kept=self._kept)
-        return self._write_to_folder(to_safetensors(weights))
+            return locate_weights(self._buffer, weights, kept=self._kept, probe=probe)
+        return self._write_to_folder(to_safetensors(weights), probe)
 
-    def _write_to_folder(self, data: bytes) -> StoredWeights:
+    def _write_to_folder(self, data: bytes, probe: Probe | None) -> StoredWeights:
         """Store the bytes of a safetensors file in a folder named after their hash."""
         if self._folder is None:
             raise ConfigError(
@@ -86,22 +97,23 @@ class WeightPublisher:
             write_model(folder, data)
         live = self._buffer.live_model()
         keep_newest(self._folder, prefix + "[0-9a-f]" * _DIGITS, self._kept, "" if live is None else live.uri)
-        return locate_weights(self._buffer, folder, kept=self._kept)
+        return locate_weights(self._buffer, folder, kept=self._kept, probe=probe)
 
-    def announce(self, weights: Weights, version: int) -> StoredWeights:
+    def announce(self, weights: Weights, version: int, probe: Probe | None = None) -> StoredWeights:
         """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published.
 
         Raises `WeightsError` also for tensors of other names or shapes than those that training started from.
         """
+        probe = probe or _probe_of(weights)
         weights = publishable(weights)
         if self._started_from is not None and not isinstance(weights, Path):
             check_format(weights, self._started_from)
         if self._sender is None:
-            return self.put(weights)
+            return self.put(weights, probe)
         if isinstance(weights, Path):
             self._sender.forget()
-            return self.put(weights)
-        return self._sender.announce(shared_once(weights), version)
+            return self.put(weights, probe)
+        return self._sender.announce(shared_once(weights), version, probe)
 
     def send(self) -> None:
         """Broadcast the announced weights to engines that do not have them. Call it after publishing them."""
@@ -118,6 +130,14 @@ class WeightPublisher:
         keep_weights(self._buffer)
         if self._sender is not None:
             self._sender.keep()
+
+
+def _probe_of(weights: Weights) -> Probe | None:
+    if not is_model(weights):
+        return None
+    from rollq.consumer.weights.probe import probe_of  # needs torch
+
+    return probe_of(weights)
 
 
 def keep_newest(parent: Path, pattern: str, count: int, live: str) -> None:

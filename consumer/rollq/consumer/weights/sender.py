@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.store.server import free_port
 from rollq.buffer.weights.broadcast_log import LOOK_S, Broadcast, BroadcastLog, TensorSpec, assign_ranks
+from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights
 
 log = logging.getLogger(__name__)
@@ -54,13 +55,13 @@ class Sender:
         self._tensors: Mapping[str, Any] = {}
         self._checked_late_s = 0.0
 
-    def announce(self, tensors: Mapping[str, Any], version: int) -> StoredWeights:
+    def announce(self, tensors: Mapping[str, Any], version: int, probe: Probe | None = None) -> StoredWeights:
         """Open the broadcast of a version and return the name of its weights. Each version has one broadcast."""
         self._tensors = dict(tensors)
         if self._log is None or version != self._version:
             specs = [TensorSpec(name, dtype_name(tensor), tuple(tensor.shape)) for name, tensor in tensors.items()]
             self._log, self._stored = BroadcastLog.open(
-                self._buffer, specs, join_s=self._join_s, timeout_s=self._timeout_s
+                self._buffer, specs, join_s=self._join_s, timeout_s=self._timeout_s, probe=probe
             )
             self._version = version
         return self._stored

@@ -8,14 +8,16 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import VersionSpan
-from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, SwapMode, WeightsVersion
+from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of
+from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Scorer, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import Incoming, Receiver
+from rollq.workers.engines.trial import Trials
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +27,20 @@ YOUNG_OBJECTS = 10_000
 """Objects made between two collections of young ones; at Python's 700 they take 0.02 of a core in a busy worker."""
 
 
+@dataclass(frozen=True, slots=True)
+class WeightsCheck:
+    """How far the engine's logprobs were from those it should give, in the mean, and how far they may be; in nats."""
+
+    difference: float
+    tolerance: float
+
+
+class WeightsRejected(WeightsError):
+    """The engine has loaded weights, and gives other logprobs with them than it should: it serves nothing now."""
+
+
 class EngineHost:
-    """One engine at a time, made anew when it dies, up to `restarts` times."""
+    """One engine at a time, made anew when it dies, up to `restarts` times. Its weights are checked after each swap."""
 
     def __init__(self, make: Callable[[], Engine], restarts: int, *, freeze: bool = False) -> None:
         """`freeze`: call `freeze_heap` whenever an engine has started. Otherwise garbage collection scans all objects
@@ -40,6 +54,9 @@ class EngineHost:
         self._reason = "it has not been started"
         self.published = asyncio.Event()
         self.asleep = False
+        self.check: WeightsCheck | None = None
+        self._running: set[Request] = set()
+        self._trials = Trials()
         self._changing = asyncio.Lock()
 
     @property
@@ -78,29 +95,47 @@ class EngineHost:
         """See `Engine.generate`. Tokens whose version the engine does not report get the one at the request's start."""
         engine = self._living()
         started = engine.version
-        completion = await self._ask(engine, engine.generate(request))
-        if completion.versions or len(completion.ids) == 0:
-            return completion
-        return replace(completion, versions=(VersionSpan(started.epoch, started.version, len(completion.ids)),))
+        self._running.add(request)
+        try:
+            completion = await self._ask(engine, engine.generate(request))
+        finally:
+            self._running.discard(request)
+        if not completion.versions and len(completion.ids) > 0:
+            span = VersionSpan(started.epoch, started.version, len(completion.ids))
+            completion = replace(completion, versions=(span,))
+        return await self._trials.sift(completion)
+
+    def trusts(self, versions: Collection[VersionSpan]) -> bool:
+        """Whether all these weights are known to be served rightly: none failed, and none is being checked."""
+        return self._trials.trusts(versions)
+
+    @property
+    def ready(self) -> bool:
+        """Whether groups may be leased: a live engine serves published weights that have been checked."""
+        version = self.version
+        return version is not None and self.published.is_set() and not self._trials.holds(version)
 
     async def abort(self, requests: Collection[Request]) -> None:
         """See `Engine.abort`. Requests of a dead engine have already ended."""
         if self._engine is not None and requests:
             await self._ask(self._engine, self._engine.abort(requests))
 
-    async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float | None:
-        """See `Engine.swap`. None, and nothing done, while the engine sleeps: its weights are not on the device."""
+    async def swap(
+        self, weights: Path, version: WeightsVersion, mode: SwapMode, probe: Probe | None = None
+    ) -> float | None:
+        """See `Engine.swap`. None, and nothing done, while the engine sleeps: its weights are not on the device.
+
+        Raises `WeightsRejected` when the engine does not give the logprobs of `probe`, or none that are finite.
+        """
         async with self._changing:
             if self.asleep:
                 return None
             engine = self._living()
-            swap_pause_s = await self._ask(engine, engine.swap(weights, version, mode))
-        if engine is self._engine:
-            self.published.set()
-        return swap_pause_s
+            return await self._change(engine, engine.swap(weights, version, mode), version, probe)
 
     async def receive(self, incoming: Incoming, version: WeightsVersion, mode: SwapMode) -> float | None:
-        """See `Receiver.receive`; None as in `swap`. Raises `ConfigError` for an engine that cannot."""
+        """See `Receiver.receive`; None, and `WeightsRejected`, as in `swap`. Raises `ConfigError` for an engine that
+        cannot."""
         async with self._changing:
             if self.asleep:
                 return None
@@ -111,10 +146,41 @@ class EngineHost:
                     "[worker] engine = 'vllm' with options.engine_args.weight_transfer_config = { backend = 'nccl' }, "
                     "or [trainer] transport = 'path'"
                 )
-            swap_pause_s = await self._ask(engine, incoming.take(engine.receive(incoming, version, mode)))
+            taking = incoming.take(engine.receive(incoming, version, mode))
+            return await self._change(engine, taking, version, incoming.probe)
+
+    async def _change(
+        self, engine: Engine, change: Awaitable[float], version: WeightsVersion, probe: Probe | None
+    ) -> float:
+        """Await a change of weights, and check them. Until then, no token of theirs leaves."""
+        passed = False
+        self._trials.begin(version)
+        try:
+            swap_pause_s = await self._ask(engine, change)
+            if isinstance(engine, Scorer):
+                await self._check(engine, version, probe)
+            passed = True
+        finally:
+            self._trials.end(version, passed=passed)
         if engine is self._engine:
             self.published.set()
         return swap_pause_s
+
+    async def _check(self, engine: Any, version: WeightsVersion, probe: Probe | None) -> None:
+        """Raise `WeightsRejected`, and end all requests, unless the engine's logprobs are those of the probe."""
+        prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
+        found = await self._ask(engine, engine.score(prompts))
+        expected = found if probe is None else probe.logprobs
+        dtypes = (engine.dtype,) if probe is None else (engine.dtype, probe.dtype)
+        self.check = WeightsCheck(difference(expected, found), tolerance_of(*dtypes))
+        if self.check.difference > self.check.tolerance:
+            self.published.clear()
+            await self.abort(list(self._running))
+            raise WeightsRejected(
+                f"the engine gives other logprobs with weights of version {version.version} than the trainer: "
+                f"{self.check.difference:.2g} nats apart in the mean, where {self.check.tolerance:g} are allowed "
+                f"(trainer {dtypes[-1]}, engine {engine.dtype})"
+            )
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""

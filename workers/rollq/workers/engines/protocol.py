@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
@@ -37,6 +37,7 @@ class SwapMode(StrEnum):
     WAIT = "wait"  # they finish on the old weights first
     ABORT = "abort"  # they return what they have, finish reason `abort`
     KEEP = "keep"  # they freeze, and continue under the new weights with a recomputed cache
+    RESTART = "restart"  # as `abort`, and the engine starts anew with the weights: for models that cannot reload them
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,22 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop; running requests end with `EngineDead`."""
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """The additional members of an `Engine` that can say how likely given tokens are; its weights are checked by them.
+
+    `dtype` is that of its forward pass, as torch calls it (`bfloat16`), or a name of its quantization.
+    """
+
+    dtype: str
+    vocabulary: int
+
+    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
+        """The logprobs float32 [T - 1] in nats of the tokens of each prompt int32 [T] but the first, under the weights
+        that serve. Called only while no weights change. Raises `EngineDead`."""
+        ...
 
 
 class Tokenizer(Protocol):

@@ -83,6 +83,7 @@ class Incoming:
     def __init__(self, calls: BufferCalls, round_log: BroadcastLog, found: Broadcast, worker: str) -> None:
         self.number = round_log.number
         self.tensors = {spec.name: torch_tensor(spec.dtype, spec.shape) for spec in found.tensors}
+        self.probe = found.probe
         self._calls = calls
         self._log = round_log
         self._found = found

@@ -115,7 +115,7 @@ class Intake:
         self._signals.room.set()
 
     def _may_take(self) -> bool:
-        if not self._host.published.is_set() or not self._control.open_tasks:
+        if not self._host.ready or not self._control.open_tasks:
             return False
         if self._draining:
             return len(self._table) == 0

@@ -6,8 +6,8 @@ happens to the others.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -97,9 +97,14 @@ class SampleMaker:
             return
         if made.status is SampleStatus.COMPLETED:
             made = await self._judge(recipe, lease, made)
-        samples[index] = replace(made, extra={**made.extra, **self._extra})
+        samples[index] = replace(made, extra={**made.extra, **self._extra, **self._weights_check()})
         if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
+
+    def _weights_check(self) -> dict[str, Any]:
+        """How the engine's weights were checked last, if they were."""
+        check = self._host.check
+        return {} if check is None else {"weights_check": asdict(check)}
 
     def _log_failure(self, lease: Lease, index: int, error: Exception) -> None:
         """Log why an agent loop failed, once per task and exception type."""
@@ -132,7 +137,8 @@ class SampleMaker:
         if held.finished:
             return ABORTED
         must_finish = held.lease.must_finish or held.lease.evaluation
-        request = replace(request, must_finish=must_finish)
+        report = None if request.report is None else partial(self._report, request.report)
+        request = replace(request, must_finish=must_finish, report=report)
         held.requests.add(request)
         try:
             completion = await self._host.generate(request)
@@ -141,6 +147,11 @@ class SampleMaker:
         self.tokens += len(completion.ids)
         self.recomputed_tokens += recomputed(request, completion)
         return completion
+
+    def _report(self, report: Callable[[Completion], None], so_far: Completion) -> None:
+        """Pass unfinished tokens on, unless their weights may turn out wrong."""
+        if self._host.trusts(so_far.versions):
+            report(so_far)
 
 
 def recomputed(request: Request, completion: Completion) -> int:

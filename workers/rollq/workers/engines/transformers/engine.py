@@ -6,7 +6,7 @@ The batching is rollq's own because behaviour logprobs must survive weight swaps
 
 import asyncio
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.buffer.settings import Settings
 from rollq.workers.engines.gate import RequestGate
 from rollq.workers.engines.limits import check_ids, token_limit
@@ -42,6 +42,7 @@ class TransformersEngine:
 
     def __init__(self, settings: TransformersSettings) -> None:
         self._settings = settings
+        self.dtype, self.vocabulary = settings.dtype, 0  # the latter is known once it has started
         self._gate: RequestGate[Job] = RequestGate(self._stop, opened=self._look_for_work)
         self._driver = DecodeDriver(self._gate, settings.max_batch)
 
@@ -54,6 +55,7 @@ class TransformersEngine:
         """Load the model. Raises `ConfigError` if the folder has no model or the device does not exist."""
         self._model = await self._driver.compute(load_model, self._settings)
         self._device: torch.device = self._model.device
+        self.vocabulary = int(self._model.config.get_text_config().vocab_size)
         eos_ids = model_eos_ids(self._settings.model)
         self._driver.start(self._model, DecodeBatch(self._model, eos_ids, lambda ids: self._tokenizer.decode(ids)))
         self._gate.start()
@@ -71,6 +73,10 @@ class TransformersEngine:
             checked = await asyncio.to_thread(read_weights, weights, self._model)
             async with self._gate.closed(mode):
                 return await self._driver.swap(checked, version)
+
+    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
+        """Give the logprobs of prompts between two steps; see `Scorer.score`."""
+        return await self._driver.compute(score, self._model, prompts)
 
     async def abort(self, requests: Collection[Request]) -> None:
         """End requests after the current step; see `Engine.abort`."""
@@ -133,3 +139,14 @@ def make_sequence(request: Request, config: Any) -> ActiveSequence:
     check_ids(context, config.vocab_size)
     seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
     return ActiveSequence(context, len(prefix), request.sampling, seed, limit, versions=[])
+
+
+@torch.no_grad()
+def score(model: Any, prompts: Sequence[Int32Array]) -> list[Float32Array]:
+    """The logprobs float32 [T - 1] of the tokens of each prompt int32 [T] but the first."""
+    found = []
+    for prompt in prompts:
+        ids = torch.from_numpy(prompt).long().to(model.device)
+        logprobs = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float().log_softmax(-1)
+        found.append(logprobs.gather(-1, ids[1:, None]).squeeze(-1).cpu().numpy())
+    return found

@@ -2,6 +2,7 @@
 to be right, so that a bad file leaves the old weights serving."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -37,8 +38,26 @@ def read_weights(folder: Path, model: torch.nn.Module) -> dict[str, torch.Tensor
         except (OSError, SafetensorError) as error:
             raise WeightsError(f"cannot read weights {str(path)!r}: {error}; publish them again") from error
     expected = weight_tensors(model)
+    if found.keys() - expected.keys():
+        found = _converted(found, model)
     check_tensors(_described(found), _described(expected), str(folder))
     return found
+
+
+def _converted(found: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
+    """Weights under the names that they have in memory: transformers fuses experts as it loads them.
+
+    Names that it does not know stay.
+    """
+    try:
+        loaded, report = type(model).from_pretrained(
+            None, config=model.config, state_dict=found, dtype=model.dtype, output_loading_info=True
+        )
+    except RuntimeError as error:
+        raise WeightsError(f"weights are of another model: {error}") from error
+    unknown = {name: found[name] for name in report["unexpected_keys"]}
+    known = {name: tensor for name, tensor in weight_tensors(loaded).items() if name not in report["missing_keys"]}
+    return known | unknown
 
 
 @torch.no_grad()

@@ -1,0 +1,23 @@
+"""The probe that is published with weights: by it, workers notice that their engines serve others."""
+
+from typing import Any
+
+import torch
+
+from rollq.buffer.weights.probe import Probe, probe_prompts
+
+
+@torch.no_grad()
+def probe_of(model: Any) -> Probe:
+    """The probe of a Hugging Face causal LM with its present weights: a forward pass of about a hundred tokens."""
+    parameter = next(model.parameters())
+    prompts = probe_prompts(model.config.get_text_config().vocab_size)
+    ids = torch.tensor([prompt.tolist() for prompt in prompts], device=parameter.device)
+    trains = model.training
+    model.eval()
+    try:
+        logprobs = model(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+    finally:
+        model.train(trains)
+    chosen = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1).cpu().numpy()
+    return Probe(str(parameter.dtype).removeprefix("torch."), prompts, list(chosen))

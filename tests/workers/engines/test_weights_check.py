@@ -1,0 +1,188 @@
+"""Weights that an engine serves wrongly are noticed before a group is leased, and none of their tokens leaves."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of
+from rollq.consumer.weights.probe import probe_of
+from rollq.workers.engines.host import EngineHost, WeightsRejected
+from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
+from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
+from rollq.workers.engines.trial import before
+from support.model_families import make_model
+
+Tensors = dict[str, torch.Tensor]
+SEEDS = range(1, 11)
+EXPERT = "model.layers.1.mlp.experts.{}.down_proj.weight"
+
+
+def one_layer_not_loaded(old: Tensors, new: Tensors) -> Tensors:
+    return {name: old[name] if ".layers.1." in name else tensor for name, tensor in new.items()}
+
+
+def experts_permuted(old: Tensors, new: Tensors) -> Tensors:
+    return {**new, EXPERT.format(0): new[EXPERT.format(1)], EXPERT.format(1): new[EXPERT.format(0)]}
+
+
+def head_of_the_old_weights(old: Tensors, new: Tensors) -> Tensors:
+    return {**new, "lm_head.weight": old["lm_head.weight"]}
+
+
+def half_a_shard(old: Tensors, new: Tensors) -> Tensors:
+    """Of one matrix, the second half of the rows is that of the old weights."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    half = len(new[name]) // 2
+    return {**new, name: torch.cat([new[name][:half], old[name][half:]])}
+
+
+def rounded_to_bfloat16(old: Tensors, new: Tensors) -> Tensors:
+    return {name: tensor.bfloat16().float() for name, tensor in new.items()}
+
+
+def one_nan(old: Tensors, new: Tensors) -> Tensors:
+    tensor = new["model.layers.0.self_attn.o_proj.weight"].clone()
+    tensor[3, 5] = float("nan")
+    return {**new, "model.layers.0.self_attn.o_proj.weight": tensor}
+
+
+FAULTS = [
+    one_layer_not_loaded, experts_permuted, head_of_the_old_weights, half_a_shard, rounded_to_bfloat16, one_nan,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
+    """A mixture of experts with different weights, eleven times."""
+    return [make_model(tmp_path_factory.mktemp(f"moe-{seed}"), "qwen3_moe", seed) for seed in (0, *SEEDS)]
+
+
+def probe_in(folder: Path) -> Probe:
+    return probe_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+
+def version(number: int) -> WeightsVersion:
+    return WeightsVersion(1, number, f"digest-{number}")
+
+
+def with_host(folder: Path, scenario: Callable[[EngineHost], Any]) -> Any:
+    async def run() -> Any:
+        host = EngineHost(lambda: TransformersEngine(TransformersSettings(model=folder, device="cpu")), restarts=0)
+        await host.start()
+        try:
+            await host.swap(folder, version(0), SwapMode.ABORT, probe_in(folder))
+            return await scenario(host)
+        finally:
+            await host.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed_ten_times_of_ten(
+    models: Sequence[Path], tmp_path: Path, fault: Callable[[Tensors, Tensors], Tensors]
+) -> None:
+    old = load_file(models[0] / "model.safetensors")
+    leasing: list[bool] = []
+
+    async def scenario(host: EngineHost) -> None:
+        for number in SEEDS:
+            new, probe = load_file(models[number] / "model.safetensors"), probe_in(models[number])
+            save_file(fault(old, new), tmp_path / "model.safetensors")
+            with pytest.raises(WeightsRejected, match=f"weights of version {number} "):
+                await host.swap(tmp_path, version(number), SwapMode.KEEP, probe)
+            assert host.ready is False
+            await host.swap(models[number], version(number), SwapMode.KEEP, probe)
+            check = host.check
+            assert check is not None
+            assert check.difference < check.tolerance / 10
+            leasing.append(host.ready)
+        assert all(leasing)
+
+    with_host(models[0], scenario)
+
+
+def test_weights_that_are_not_finite_are_noticed_without_a_probe(models: Sequence[Path], tmp_path: Path) -> None:
+    old = load_file(models[0] / "model.safetensors")
+    save_file(one_nan(old, old), tmp_path / "model.safetensors")
+
+    async def scenario(host: EngineHost) -> None:
+        with pytest.raises(WeightsRejected, match="inf nats apart"):
+            await host.swap(tmp_path, version(1), SwapMode.KEEP)
+        assert not host.ready
+
+    with_host(models[0], scenario)
+
+
+def test_no_token_of_rejected_weights_leaves(models: Sequence[Path], tmp_path: Path) -> None:
+    """Requests run through the swap, and others come while the weights are checked."""
+    old, new = (load_file(models[number] / "model.safetensors") for number in (0, 1))
+    save_file(one_layer_not_loaded(old, new), tmp_path / "model.safetensors")
+    reported: list[Completion] = []
+
+    async def scenario(host: EngineHost) -> list[Completion]:
+        def report(so_far: Completion) -> None:
+            if host.trusts(so_far.versions):
+                reported.append(so_far)
+
+        def ask() -> asyncio.Task[Completion]:
+            request = Request(np.arange(40, 60, dtype=np.int32), Sampling(max_tokens=600), report=report)
+            return asyncio.create_task(host.generate(request))
+
+        running = [ask() for _ in range(4)]
+        while not reported:
+            await asyncio.sleep(0.01)
+        with pytest.raises(WeightsRejected):
+            await host.swap(tmp_path, version(1), SwapMode.KEEP, probe_in(models[1]))
+        await host.swap(models[0], version(0), SwapMode.ABORT, probe_in(models[0]))
+        return list(await asyncio.gather(*running))
+
+    completions = with_host(models[0], scenario)
+    assert any(completion.finish_reason is FinishReason.ABORT for completion in completions)
+    for completion in [*completions, *reported]:
+        assert {span.version for span in completion.versions} == {0}
+        assert len(completion.ids) == len(completion.logprobs) == sum(span.tokens for span in completion.versions) > 0
+
+
+def test_tokens_before_the_first_rejected_one_are_kept() -> None:
+    spans = (VersionSpan(1, 3, 2), VersionSpan(1, 4, 3), VersionSpan(1, 3, 1))
+    made = Completion(
+        np.arange(6, dtype=np.int32), np.zeros(6, np.float32), spans, FinishReason.STOP, {"experts": np.arange(6)}
+    )
+    assert before(made, set()) is made
+    cut = before(made, {(1, 4)})
+    assert (cut.ids.tolist(), cut.versions, cut.finish_reason) == ([0, 1], spans[:1], FinishReason.ABORT)
+    assert cut.arrays["experts"].tolist() == [0, 1]
+    assert len(before(made, {(1, 3)}).ids) == 0
+
+
+def test_a_probe_travels_as_text_and_anything_else_is_refused() -> None:
+    prompts = probe_prompts(258)
+    probe = Probe("bfloat16", prompts, [np.full(len(one) - 1, -1.5, np.float32) for one in prompts])
+    again = Probe.decode(probe.encode())
+    assert again.dtype == "bfloat16"
+    assert difference(again.logprobs, probe.logprobs) == 0
+    assert all((one == other).all() for one, other in zip(again.prompts, prompts, strict=True))
+    wrong: Sequence[Mapping[str, Any]] = [
+        {}, {"dtype": "x", "prompts": [], "logprobs": []}, {"dtype": "x", "prompts": [[1, 2]], "logprobs": [[]]},
+        {"dtype": "x", "prompts": [[1, -2]], "logprobs": [[0.0]]}, {"dtype": "x", "prompts": [[1, 2]], "logprobs": []},
+        {"dtype": "x", "prompts": [[1, 2]], "logprobs": [[None]]},
+    ]  # fmt: skip
+    for raw in (b"", b"[]", *(repr(dict(one)).replace("'", '"').encode() for one in wrong)):
+        with pytest.raises(WeightsError, match="probe"):
+            Probe.decode(raw)
+
+
+def test_the_coarser_dtype_sets_the_tolerance() -> None:
+    assert tolerance_of("float32", "float32") < tolerance_of("float32", "bfloat16") < tolerance_of("bfloat16", "fp8")
+    assert difference([np.zeros(2, np.float32)], [np.zeros(1, np.float32)]) == np.inf
+    assert difference([np.zeros(2, np.float32)], [np.array([0, np.nan], np.float32)]) == np.inf

@@ -1,0 +1,115 @@
+"""A worker whose engine serves published weights wrongly goes back to those before, and says why."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import TrainerEpoch
+from rollq.buffer.weights.probe import Probe
+from rollq.buffer.weights.store import StoredWeights, locate_weights, read_files, store_weights
+from rollq.consumer.weights.probe import probe_of
+from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
+from rollq.workers.settings import WorkerSettings
+from rollq.workers.signals import Signals
+from rollq.workers.weight_follower import WeightFollower
+from support.model_families import make_model
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [make_model(tmp_path_factory.mktemp(f"model-{seed}"), "qwen3", seed) for seed in range(3)]
+
+
+class Run:
+    """A trainer that publishes weights with the probe of any model, and the follower of one worker."""
+
+    def __init__(self, buffer: Buffer, models: list[Path], *, through_redis: bool) -> None:
+        self._buffer = buffer
+        self._models = models
+        self._through_redis = through_redis
+        self._epoch: TrainerEpoch | None = None
+
+    def publish(self, version: int, *, probe_of_model: int) -> None:
+        """Publish weights `version` of the models, with another model's probe if that is another number."""
+        probe = probe_of(AutoModelForCausalLM.from_pretrained(self._models[probe_of_model], dtype=torch.float32))
+        stored = self._store(self._models[version], probe)
+        if self._epoch is None:
+            self._epoch = self._buffer.begin_epoch(
+                trainer_id="t", launch_id="l", from_step=version, uri=stored.uri, digest=stored.digest
+            )
+        else:
+            self._buffer.publish(self._epoch, version, uri=stored.uri, digest=stored.digest)
+
+    def _store(self, folder: Path, probe: Probe) -> StoredWeights:
+        if self._through_redis:
+            return store_weights(self._buffer, read_files(folder), probe=probe)
+        return locate_weights(self._buffer, folder, probe=probe)
+
+    def follow(self, scenario: Callable[[WeightFollower, EngineHost], Any]) -> None:
+        """Run `scenario` with the worker's follower and the host of its engine."""
+
+        async def run() -> None:
+            options = TransformersSettings(model=self._models[0], device="cpu")
+            host = EngineHost(lambda: TransformersEngine(options), restarts=0)
+            await host.start()
+            follower = WeightFollower(BufferCalls(self._buffer), host, Signals(), WorkerSettings(), worker="w")
+            try:
+                with follower:
+                    await scenario(follower, host)
+            finally:
+                await host.close()
+
+        asyncio.run(run())
+
+
+@pytest.fixture(params=[True, False], ids=["redis", "path"])
+def run(buffer: Buffer, models: list[Path], request: pytest.FixtureRequest) -> Run:
+    buffer.create_run()
+    return Run(buffer, models, through_redis=request.param)
+
+
+def served(host: EngineHost) -> tuple[int | None, bool]:
+    """The version that is served, and whether groups may be leased."""
+    return (None if host.version is None else host.version.version), host.ready
+
+
+def test_a_worker_goes_back_to_the_weights_before_and_on_to_the_next(run: Run) -> None:
+    async def scenario(follower: WeightFollower, host: EngineHost) -> None:
+        run.publish(0, probe_of_model=0)
+        assert await follower.catch_up()
+        assert served(host) == (0, True)
+        run.publish(1, probe_of_model=2)
+        assert not await follower.catch_up()
+        assert served(host) == (0, True)
+        assert follower.refused is not None
+        assert follower.refused.startswith("weights of version 1 refused, the engine serves the old ones")
+        swaps = follower.swaps
+        assert not await follower.catch_up()
+        assert follower.swaps == swaps  # not loaded again
+        run.publish(2, probe_of_model=2)
+        assert await follower.catch_up()
+        assert served(host) == (2, True)
+        assert follower.refused is None
+
+    run.follow(scenario)
+
+
+def test_without_weights_before_nothing_is_leased(run: Run) -> None:
+    async def scenario(follower: WeightFollower, host: EngineHost) -> None:
+        run.publish(0, probe_of_model=1)
+        assert not await follower.catch_up()
+        assert not host.ready
+        assert follower.refused is not None
+        assert follower.refused.startswith("weights of version 0 refused, there are no others")
+        assert not await follower.catch_up()
+        assert not host.ready
+
+    run.follow(scenario)

@@ -1,0 +1,70 @@
+"""Weights on trial: an engine has loaded them, and whether it serves them rightly is not known yet.
+
+Invariant: no token of weights that failed their trial leaves the engine's host. Those of weights on trial are held back
+until it has ended.
+"""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
+
+from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.workers.engines.protocol import Completion, WeightsVersion
+
+Version = tuple[int, int]
+"""Epoch and version."""
+
+
+class Trials:
+    """The weights on trial, and those that failed."""
+
+    def __init__(self) -> None:
+        self._on_trial: dict[Version, asyncio.Event] = {}
+        self._failed: set[Version] = set()
+
+    def begin(self, version: WeightsVersion) -> None:
+        """Hold back the tokens of a version that is about to be loaded."""
+        self._failed.discard(version[:2])
+        self._on_trial[version[:2]] = asyncio.Event()
+
+    def end(self, version: WeightsVersion, *, passed: bool) -> None:
+        """Let the tokens go, or drop them."""
+        if not passed:
+            self._failed.add(version[:2])
+        self._on_trial.pop(version[:2]).set()
+
+    def trusts(self, versions: Collection[VersionSpan]) -> bool:
+        """Whether tokens of these versions may leave now."""
+        return not any(_of(span) in self._on_trial or _of(span) in self._failed for span in versions)
+
+    def holds(self, version: WeightsVersion) -> bool:
+        """Whether a version is on trial."""
+        return version[:2] in self._on_trial
+
+    async def sift(self, completion: Completion) -> Completion:
+        """The completion, without the tokens from the first one on whose weights failed. Waits for trials to end."""
+        for span in completion.versions:
+            if (trial := self._on_trial.get(_of(span))) is not None:
+                await trial.wait()
+        return before(completion, self._failed)
+
+
+def before(completion: Completion, failed: Collection[Version]) -> Completion:
+    """The tokens of a completion before the first one of `failed` versions; `abort` if some are cut off."""
+    kept = 0
+    for number, span in enumerate(completion.versions):
+        if _of(span) in failed:
+            return replace(
+                completion,
+                ids=completion.ids[:kept],
+                logprobs=completion.logprobs[:kept],
+                versions=completion.versions[:number],
+                finish_reason=FinishReason.ABORT,
+                arrays={name: array[:kept] for name, array in completion.arrays.items()},
+            )
+        kept += span.tokens
+    return completion
+
+
+def _of(span: VersionSpan) -> Version:
+    return span.epoch, span.version
