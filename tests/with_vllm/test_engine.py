@@ -66,7 +66,7 @@ def test_logprobs_match_a_plain_forward_across_batches_temperatures_and_truncati
         assert check(request, completion, models) < TOLERANCE
 
 
-@pytest.mark.parametrize("mode", list(SwapMode))
+@pytest.mark.parametrize("mode", [SwapMode.WAIT, SwapMode.ABORT, SwapMode.KEEP])
 def test_logprobs_match_the_weights_that_each_token_claims_across_swaps_under_load(
     engine: SharedEngine, models: list[Path], mode: SwapMode
 ) -> None:

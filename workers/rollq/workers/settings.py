@@ -2,9 +2,9 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
 from rollq.buffer.settings import Settings
 from rollq.buffer.weights.manifest import Verify
@@ -38,7 +38,9 @@ class WorkerSettings(Settings):
         default=256, gt=0, description="groups generated at the same time; a quarter as many again may be judged"
     )
     swap: SwapMode = Field(
-        default=SwapMode.KEEP, description="what running requests do at new weights: continue on them, finish or stop"
+        default=SwapMode.KEEP,
+        description="what running requests do at new weights: continue on them (keep), finish first (wait), or stop "
+        "(abort); restart: they stop, and vLLM starts anew, for models whose weights it cannot reload",
     )
     weights_folder: Path | None = Field(
         default=None, description="folder for downloaded weights; default: a temporary folder"
@@ -68,3 +70,9 @@ class WorkerSettings(Settings):
     )
     grace_s: float = Field(default=30, ge=0, description="seconds that running groups may continue after a stop signal")
     engine_restarts: int = Field(default=3, ge=0, description="engine deaths survived; 0: exit at the first")
+
+    @model_validator(mode="after")
+    def _only_vllm_restarts(self) -> Self:
+        if self.swap is SwapMode.RESTART and self.engine != "vllm":
+            raise ValueError(f"swap = 'restart' is for engine 'vllm', not {self.engine!r}: set keep, wait or abort")
+        return self

@@ -42,6 +42,17 @@ def sampling_parameters(
     )
 
 
+def scoring_parameters() -> SamplingParams:
+    """Parameters that give the logprobs of the prompt's tokens, and one new token, which vLLM makes at least."""
+    return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def prompt_logprobs(ids: Sequence[int], output: Any) -> Float32Array:
+    """The logprobs float32 [T - 1] of a prompt's tokens but the first, from vLLM's `RequestOutput`."""
+    found = zip(ids[1:], output.prompt_logprobs[1:], strict=True)
+    return np.array([at[token].logprob for token, at in found], dtype=np.float32)
+
+
 class OutputReader:
     """Reads vLLM's `CompletionOutput`s of one request, each of which continues those before it."""
 

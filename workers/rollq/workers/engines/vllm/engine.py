@@ -10,7 +10,9 @@ raise nothing there.
 
 import asyncio
 import logging
-from collections.abc import Collection
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -24,7 +26,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.log_once import LogOnce
-from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
+from rollq.buffer.weights.manifest import published_files
+from rollq.buffer.weights.probe import difference, probe_prompts, tolerance_of
 from rollq.workers.engines.gate import RequestGate
 from rollq.workers.engines.limits import check_ids, token_limit
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
@@ -32,7 +36,13 @@ from rollq.workers.engines.receiver import Incoming
 from rollq.workers.engines.tensors import Tensors, check_tensors, is_adapter, read_tensors, tied_heads
 from rollq.workers.engines.vllm.adapter_files import check_adapter
 from rollq.workers.engines.vllm.adapters import Adapters, VllmCall, outlives, used_adapters
-from rollq.workers.engines.vllm.api import OutputReader, name_of, sampling_parameters
+from rollq.workers.engines.vllm.api import (
+    OutputReader,
+    name_of,
+    prompt_logprobs,
+    sampling_parameters,
+    scoring_parameters,
+)
 from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess, start_vllm
 from rollq.workers.engines.vllm.settings import VllmSettings
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE, model_eos_ids
@@ -41,6 +51,10 @@ __all__ = ["VllmEngine", "VllmSettings"]
 
 log = logging.getLogger(__name__)
 
+SCORING_PRIORITY = -1
+"""Before all requests, whose priorities are their steps."""
+NOT_CONFIG = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+"""Ends of the names of files with weights."""
 ABORT_S = 1.0
 """How long an aborted request may take to end. vLLM ignores the abort of one that it has not registered yet."""
 
@@ -50,6 +64,7 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
+        self.dtype, self.vocabulary = "", 0  # known once it has started
         self._settings = settings
         self._process: VllmProcess | None = None
         self._names = count()
@@ -61,18 +76,41 @@ class VllmEngine:
         if "weight_transfer_config" in self._settings.engine_args and not SUPPORTS_REJOINING:
             raise ConfigError("engine_args: weight transfer needs vLLM 0.32 or later, this one can do it only once")
         self._tensors = model_tensors(self._settings.model)
-        llm: Any = await asyncio.to_thread(start_vllm, self._settings)
-        self._process = VllmProcess(llm, self._gate.fail)
-        self._adapters = Adapters(self._process)
-        config = llm.vllm_config.model_config
+        process = await self._start_process(self._settings)
+        config = process.llm.vllm_config.model_config
         tied = getattr(config.hf_text_config, "tie_word_embeddings", False)
         self._copies = tied_heads(self._tensors) if tied else {}
         self._context_tokens = int(config.max_model_len)
-        self._vocabulary = int(config.get_vocab_size())
         self._layers = int(config.hf_text_config.num_hidden_layers)
+        self.dtype = config.quantization or str(config.dtype).removeprefix("torch.")
+        self.vocabulary = int(config.get_vocab_size())
         self._stop_ids = sorted(model_eos_ids(self._settings.model))
-        await self._process.name_version(self.version)
+        self._no_reload = await self._try_reload(process)
         self._gate.start()
+
+    async def _start_process(self, settings: VllmSettings) -> VllmProcess:
+        self._process = VllmProcess(await asyncio.to_thread(start_vllm, settings), self._gate.fail)
+        self._adapters = Adapters(self._process)
+        await self._process.name_version(self.version)
+        return self._process
+
+    async def _try_reload(self, process: VllmProcess) -> str | None:
+        """Have vLLM load the weights again that it has. Returns why it cannot load weights, or None if it can."""
+        prompts = probe_prompts(self.vocabulary)
+        before = await self._score_all(process, prompts)
+        try:
+            reload = process.llm.collective_rpc("rollq_reload", args=(str(self._settings.model), self._copies))
+            await process.unless_dead(reload)
+            apart = difference(before, await self._score_all(process, prompts))
+            if apart <= tolerance_of(self.dtype):
+                return None
+            problem = f"its logprobs are {apart:.2g} nats apart in the mean"
+        except Exception as error:  # noqa: BLE001 - vLLM's loaders raise any class
+            problem = f"{type(error).__name__}: {error}"
+            await process.close()
+            await self._start_process(self._settings)
+        family = ", ".join(process.llm.vllm_config.model_config.architectures)
+        return f"vLLM cannot load weights into a running {family}: after a reload of the same, {problem}"
 
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence; see `Engine.generate`."""
@@ -80,7 +118,7 @@ class VllmEngine:
         prefix = [] if request.prefix_ids is None else request.prefix_ids.tolist()
         ids = request.prompt_ids.tolist() + prefix
         tokens = token_limit(request, self._context_tokens)
-        check_ids(ids, self._vocabulary)
+        check_ids(ids, self.vocabulary)
         call = VllmCall(request, name=f"rollq-{next(self._names)}")
         completion = await self._gate.serve(call, lambda call: self._ask(call, ids, tokens))
         if completion is None:
@@ -111,6 +149,25 @@ class VllmEngine:
             raise ValueError(f"vLLM refuses the request: {error}") from error
         return reader.final(output, spans=call.adapter is None)
 
+    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
+        """Give the logprobs of prompts; see `Scorer.score`. Requests wait for none of it."""
+        return await self._score_all(self._living(), prompts)
+
+    async def _score_all(self, process: VllmProcess, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
+        return await asyncio.gather(*(self._score(process, prompt.tolist()) for prompt in prompts))
+
+    async def _score(self, process: VllmProcess, ids: list[int]) -> Float32Array:
+        name, adapter = f"rollq-{next(self._names)}", self._adapters.current
+        prompt = tokens_input(ids, cache_salt=name_of(self.version))
+        answers = process.llm.generate(
+            prompt, scoring_parameters(), name, lora_request=adapter, priority=SCORING_PRIORITY
+        )
+        try:
+            (output,) = [answer async for answer in answers]
+        except EngineDeadError as error:
+            raise process.failed(f"vLLM died: {error}") from error
+        return prompt_logprobs(ids, output)
+
     def _report(self, call: VllmCall, reader: OutputReader) -> None:
         """Report the tokens of a running call, if their versions are known."""
         assert call.request.report is not None
@@ -132,19 +189,21 @@ class VllmEngine:
         """
         async with self._gate.swap():
             process = self._living()
-            self._check_mode(mode)
             adapter = is_adapter(weights)
+            self._check_mode(mode, adapter=adapter)
             if adapter:
                 await asyncio.to_thread(check_adapter, weights, self._tensors, self._layers)
             else:
-                await self._check_folder(weights)
+                await self._check_folder(process, weights)
+            if mode is SwapMode.RESTART and not adapter:
+                return await self._restart(process, weights, version)
             stays = outlives(self._gate.running, adapter=adapter, spared=self._adapters.spared(adapter))
             async with self._gate.closed(mode, outlives=stays):
                 if adapter:
                     await self._adapters.load(weights, version, used_adapters(self._gate.running))
                     self.version = version
                     return 0.0
-                await self._check_folder(weights)  # again: draining takes time, and the folder may have gone
+                await self._check_folder(process, weights)  # again: draining takes time, and the folder may have gone
                 return await self._change_weights(process, version, "rollq_load", str(weights), self._copies)
 
     @property
@@ -159,7 +218,9 @@ class VllmEngine:
         """
         async with self._gate.swap():
             process = self._living()
-            self._check_mode(mode)
+            self._check_mode(mode, adapter=False)
+            if mode is SwapMode.RESTART:
+                raise ConfigError("[worker] swap = 'restart' takes weights from files only: set [trainer] transport")
             where = f"weight broadcast {incoming.number}"
             check_tensors(incoming.tensors, self._tensors, where, optional=self._copies.values())
             stays = outlives(self._gate.running, adapter=False, spared=0)
@@ -170,17 +231,20 @@ class VllmEngine:
                 change = self._change_weights(process, version, "rollq_receive", plan.init_info, plan.update_info)
                 return waited_s + await change
 
-    def _check_mode(self, mode: SwapMode) -> None:
+    def _check_mode(self, mode: SwapMode, *, adapter: bool) -> None:
+        if self._no_reload and mode is not SwapMode.RESTART and not adapter:
+            raise ConfigError(f"{self._no_reload}. Set [worker] swap = 'restart', which starts vLLM anew at each swap")
         if mode is SwapMode.KEEP and not SUPPORTS_VERSIONS:
             raise ConfigError(
                 "[worker] swap = 'keep' needs vLLM 0.32 or later, which reports which weights made which token: "
                 "set 'wait' or 'abort'"
             )
 
-    async def _check_folder(self, folder: Path) -> None:
-        """Raise `WeightsError` unless the folder holds the tensors of this model."""
+    async def _check_folder(self, process: VllmProcess, folder: Path) -> None:
+        """Raise `WeightsError` unless the folder holds the tensors of this model, and all ranks can read it."""
         tensors = await asyncio.to_thread(read_tensors, folder)
         check_tensors(tensors, self._tensors, str(folder), optional=self._copies.values())
+        await process.check_folder(str(folder))
 
     async def _change_weights(self, process: VllmProcess, version: WeightsVersion, load: str, *args: Any) -> float:
         """Call `load` of the extension between two steps of vLLM; returns the seconds between them."""
@@ -191,6 +255,21 @@ class VllmEngine:
         await process.change(process.llm.resume_generation())
         self.version, self._adapters.current = version, None
         return monotonic() - started_s
+
+    async def _restart(self, process: VllmProcess, weights: Path, version: WeightsVersion) -> float:
+        """Start vLLM anew with other weights; returns the seconds that it took. When it fails, vLLM is dead."""
+        async with self._gate.closed(SwapMode.ABORT):
+            started_s = monotonic()
+            folder = await asyncio.to_thread(join_model, self._settings.model, weights)
+            try:
+                await process.close()
+                self.version = version
+                await self._start_process(self._settings.model_copy(update={"model": folder}))
+            except Exception as error:
+                raise process.failed(f"vLLM did not start with other weights: {error}") from error
+            finally:
+                await asyncio.to_thread(shutil.rmtree, folder)
+            return monotonic() - started_s
 
     async def abort(self, requests: Collection[Request]) -> None:
         """End requests with the tokens they have; see `Engine.abort`."""
@@ -244,3 +323,12 @@ def model_tensors(folder: Path) -> Tensors:
         return read_tensors(folder)
     except WeightsError as error:
         raise ConfigError(f"cannot load model {str(folder)!r}: {error}") from error
+
+
+def join_model(model: Path, weights: Path) -> Path:
+    """A temporary folder with links to the weights in `weights`, and to the files of `model` that hold none."""
+    folder = Path(tempfile.mkdtemp(prefix="rollq-model-"))
+    others = [path for path in model.iterdir() if path.is_file() and not path.name.endswith(NOT_CONFIG)]
+    for path in (*others, *published_files(weights)):
+        (folder / path.name).symlink_to(path.absolute())
+    return folder

@@ -1,6 +1,7 @@
 """Methods that rollq adds to vLLM's worker processes, which load weights into the running model."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rollq.workers.engines.tensors import read_tensors
 class LoadExtension:
     """Mixed into vLLM's worker, whose methods it calls."""
 
+    get_model: Any
     reload_weights: Any
     weight_transfer_engine: Any
     init_weight_transfer_engine: Any
@@ -28,10 +30,38 @@ class LoadExtension:
         """Load all tensors of `folder`, and those named by the keys of `copies` once more, under the values.
 
         vLLM loads a tied head only under a separate name. Without it, a kernel that packs its weights (on the CPU)
-        silently keeps the old ones.
+        silently keeps the old ones. Models that have no separate head take none.
         """
         self.rollq_check(folder)  # a reload that fails half-way kills vLLM at its next step
-        self.reload_weights(weights_iterator=_tensors(Path(folder), copies))
+        model = self.get_model()
+        modules = {name.rpartition(".")[2] for name, _ in model.named_modules(remove_duplicate=False)}
+        wanted = {name: head for name, head in copies.items() if head.removesuffix(".weight") in modules}
+        if next(model.parameters()).device.type == "cpu":
+            _pack_experts_anew(model)
+        self.reload_weights(weights_iterator=_tensors(Path(folder), wanted))
+
+    def rollq_reload(self, folder: str, copies: Mapping[str, str]) -> None:
+        """Load the weights in `folder`, erase all parameters that vLLM says it has loaded, and load them again.
+
+        Some models take weights in ways that vLLM's reload loses without an error: then the erased ones stay so.
+        """
+        loaded: set[str] = set()
+        model = self.get_model()
+        load_weights = model.load_weights
+
+        def noting(weights: Any) -> Any:
+            loaded.update(found := load_weights(weights) or ())
+            return found
+
+        model.load_weights = noting
+        try:
+            self.rollq_load(folder, copies)
+        finally:
+            del model.load_weights
+        for name, parameter in model.named_parameters():
+            if name in loaded:
+                parameter.data.zero_()
+        self.rollq_load(folder, copies)
 
     def rollq_receive(self, init_info: dict[str, Any], update_info: dict[str, Any]) -> None:
         """Join the trainer in a new process group, and load the weights that it sends by vLLM's weight transfer."""
@@ -44,6 +74,19 @@ class LoadExtension:
             self.finish_weight_update()
         finally:
             self.weight_transfer_engine.shutdown()
+
+
+def _pack_experts_anew(model: Any) -> None:
+    """Have vLLM pack the weights of experts for the CPU whenever they are loaded; it does so only for a new kernel."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.process_weights_after_loading = partial(_with_new_kernel, method)
+
+
+def _with_new_kernel(method: Any, layer: Any) -> None:
+    method.moe_kernel = None
+    type(method).process_weights_after_loading(method, layer)
 
 
 def _tensors(folder: Path, copies: Mapping[str, str]) -> Iterator[tuple[str, Any]]:

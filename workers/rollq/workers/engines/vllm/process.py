@@ -12,7 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.workers.engines.protocol import REPORT_TOKENS, EngineDead, WeightsVersion
 from rollq.workers.engines.vllm.api import name_of
 from rollq.workers.engines.vllm.extension import LoadExtension
@@ -63,9 +63,11 @@ class VllmProcess:
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks for weight transfer, one per GPU; 0 when vLLM was not configured for it."""
+        """Ranks for weight transfer by NCCL, one per GPU; 0 when vLLM was not configured for it."""
         config = self.llm.vllm_config
-        return 0 if config.weight_transfer_config is None else int(config.parallel_config.world_size_across_dp)
+        transfer = config.weight_transfer_config
+        takes_them = transfer is not None and transfer.backend == "nccl"
+        return int(config.parallel_config.world_size_across_dp) if takes_them else 0
 
     @property
     def can_sleep(self) -> bool:
@@ -94,6 +96,17 @@ class VllmProcess:
             return await self.unless_dead(answer)
         except Exception as error:
             raise self.failed(f"vLLM broke: {type(error).__name__}: {error}") from error
+
+    async def check_folder(self, folder: str) -> None:
+        """Raise `WeightsError` unless every rank, on whatever machine, can read the weights in `folder`."""
+        try:
+            await self.unless_dead(self.llm.collective_rpc("rollq_check", args=(folder,)))
+        except EngineDeadError as error:
+            raise self.failed(f"vLLM died: {error}") from error
+        except Exception as error:
+            raise WeightsError(
+                f"a rank of vLLM cannot read the weights, which all its machines must see under the same path: {error}"
+            ) from error
 
     async def unless_dead(self, answer: Awaitable[Any]) -> Any:
         """Await a call that belongs to no request. When its process ends meanwhile, vLLM informs only the requests;
