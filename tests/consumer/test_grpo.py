@@ -146,8 +146,14 @@ def test_tokens_far_off_policy_have_no_effective_sample_size_and_do_not_stop_the
         mismatch=mismatch,
         staleness=torch.zeros(3, dtype=torch.int32),
         entropy=None,
+        sequences=torch.zeros(3, dtype=torch.int64),
+        versions=torch.zeros(3, dtype=torch.int32),
     )
     assert np.isnan(metrics.result()["effective_sample_size"]["0"])
+    total = metrics.mismatch.total()
+    assert total is not None
+    assert np.isnan(total.effective_sample_size)
+    assert total.mean == abs(nats)
 
 
 def test_metrics_by_staleness_follow_their_formulas() -> None:
@@ -160,6 +166,8 @@ def test_metrics_by_staleness_follow_their_formulas() -> None:
         mismatch=mismatch,
         staleness=torch.tensor([0, 0, 1, 1]),
         entropy=None,
+        sequences=torch.tensor([0, 0, 1, 1]),
+        versions=torch.tensor([3, 3, 2, 2]),
     )
     result = metrics.result()
     weights = np.exp(mismatch.numpy().astype(np.float64))

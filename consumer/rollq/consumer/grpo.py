@@ -92,6 +92,8 @@ def grpo_loss(
             mismatch=(new.detach() - behaviour),
             staleness=micro.staleness[micro.loss_mask],
             entropy=entropy,
+            sequences=micro.sequence_index[micro.loss_mask],
+            versions=micro.versions[micro.loss_mask],
         )
     return loss
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from rollq.consumer.mismatch import MismatchGauge
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSums:
@@ -35,6 +37,7 @@ class LossMetrics:
     """Sums over the loss tokens of a step; `result` turns them into means."""
 
     def __init__(self) -> None:
+        self.mismatch = MismatchGauge()
         self._loss = 0.0
         self._on_policy_error = 0.0
         self._by_staleness: dict[int, TokenSums] = defaultdict(TokenSums)
@@ -48,9 +51,13 @@ class LossMetrics:
         mismatch: torch.Tensor,
         staleness: torch.Tensor,
         entropy: torch.Tensor | None,
+        sequences: torch.Tensor,
+        versions: torch.Tensor,
     ) -> None:
-        """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token, `mismatch` = new - behaviour."""
+        """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
+        `sequences` are indices into `Batch.sequences`."""
         self._loss += float(loss)
+        self.mismatch.add(mismatch, sequences, versions)
         w = mismatch.double().exp()
         per_token = {
             "tokens": torch.ones_like(w),

@@ -145,6 +145,11 @@ class TrainerSettings(ClientSettings):
         gt=0,
         description="stop when an on-policy logprob differs from the engine's by more than this, in nats",
     )
+    max_mismatch: float | None = Field(
+        default=1.0,
+        gt=0,
+        description="stop when a batch's logprobs differ from the engine's by more than this in the mean, in nats",
+    )
     shuffle_rewards: bool = Field(
         default=False, description="shuffle the rewards within each batch: a control run that must not learn"
     )

@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.production import describe_production
 from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.weights.probe import probe_of
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,7 @@ def train(
         weights=settings.model if checkpoint is None else checkpoint.folder,
         resume_from=0 if checkpoint is None else checkpoint.step,
         lineage=None if checkpoint is None else checkpoint.lineage,
+        probe=probe_of(learner.model),
         settings=settings.consumer,
         password=password,
         stop=stop,
@@ -219,7 +222,14 @@ class Trainer:
         }
         produced = {task: describe_production(production) for task, production in consumer.take_production().items()}
         facts = {**describe_batch(batch), "replayed": batch.step <= consumer.replayed_through}
-        line = {**facts, **metrics.result(), "gradient_norm": norm, **seconds, "produced": produced}
+        line = {
+            **facts,
+            **metrics.result(),
+            "mismatch": describe_mismatch(batch, metrics),
+            "gradient_norm": norm,
+            **seconds,
+            "produced": produced,
+        }
         self._report(line)
         self._evaluate(batch.step)
         return True
@@ -238,6 +248,15 @@ class Trainer:
             raise InvalidGroup(
                 f"step {batch.step}: logprobs of staleness 0 differ by up to {metrics.on_policy_error:.2g} from the "
                 f"engine's, more than verify_logprobs = {limit!r}: weights, temperature or masks differ"
+            )
+        total, most = metrics.mismatch.total(), self._settings.max_mismatch
+        if total is not None and most is not None and total.mean > most:
+            workers = metrics.mismatch.by(batch)["worker"]
+            worst = max(workers, key=lambda name: workers[name].mean)
+            raise InvalidGroup(
+                f"step {batch.step}: logprobs differ from the engines' by {total.mean:.2g} nats in the mean, more than "
+                f"max_mismatch = {most!r}, and those of worker {worst!r} by {workers[worst].mean:.2g}: the engines "
+                "serve other weights than they say, or the learning rate is far too high"
             )
 
     def _quarantine(self, batch: Batch) -> None:
@@ -313,6 +332,16 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
         "samples": batch.counts.samples,
         "workers": dict(Counter(str(sample.extra.get("worker", "?")) for sample in batch.samples)),
     }
+
+
+def describe_mismatch(batch: Batch, metrics: LossMetrics) -> dict[str, Any]:
+    """Describe how far the trainer's logprobs are from the engines', for the metrics of a step; see `Mismatch`."""
+    total = metrics.mismatch.total()
+    by = {
+        f"by_{kind}": {name: asdict(one) for name, one in found.items()}
+        for kind, found in metrics.mismatch.by(batch).items()
+    }
+    return {**({} if total is None else asdict(total)), **by}
 
 
 def _load_model(folder: Any, settings: TrainerSettings) -> Any:

@@ -1,0 +1,52 @@
+"""The gauge of the difference between the trainer's and the engines' logprobs."""
+
+import numpy as np
+import pytest
+import torch
+
+from rollq.buffer.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
+from rollq.consumer.batch import Batch
+from rollq.consumer.mismatch import Mismatch, MismatchGauge
+
+
+def group(number: int, task: str, worker: str, version: int) -> Group:
+    """Two samples of three tokens each."""
+    prompt, response = np.array([1, 2], np.int32), np.array([3, 4, 5], np.int32)
+    segment = Segment(prompt, response, np.zeros(3, np.float32), (VersionSpan(1, version, 3),))
+    sample = Sample(
+        segments=(segment,), status=SampleStatus.COMPLETED, finish_reason=FinishReason.STOP, reward=1.0,
+        extra={"worker": worker},
+    )  # fmt: skip
+    return Group(task, number, Prompt("p"), (sample, sample), oldest_version=version, arrival=number, tries=1)
+
+
+def test_a_worker_and_a_version_that_are_off_stand_out() -> None:
+    batch = Batch.build(5, [group(1, "math", "w0", 4), group(2, "code", "w1", 3)])
+    gauge = MismatchGauge()
+    offs = {0: 0.1, 1: -0.1, 2: 2.0, 3: -4.0}  # by sequence
+    for number, off in offs.items():
+        version = 4 if number < 2 else 3
+        gauge.add(torch.full((3,), off), torch.full((3,), number), torch.full((3,), version))
+    total = gauge.total()
+    assert total is not None
+    assert (total.tokens, total.max) == (12, 4.0)
+    assert total.mean == pytest.approx((0.1 + 0.1 + 2 + 4) / 4)
+    by = gauge.by(batch)
+    assert by["worker"].keys() == {"w0", "w1"}
+    assert by["worker"]["w0"].mean == pytest.approx(0.1)
+    assert by["worker"]["w1"].mean == pytest.approx(3.0)
+    assert by["worker"]["w1"] == by["task"]["code"] == by["version"]["3"]
+
+
+def test_the_values_follow_their_formulas() -> None:
+    d = np.random.default_rng(0).normal(0, 0.3, 1000).astype(np.float32)
+    found, w = Mismatch.of(d), np.exp(d.astype(np.float64))
+    assert found.p99 == pytest.approx(np.quantile(np.abs(d), 0.99))
+    assert found.kl == pytest.approx((w - 1 - d).mean())
+    assert found.effective_sample_size == pytest.approx(w.sum() ** 2 / (1000 * (w**2).sum()))
+
+
+def test_nothing_is_said_of_no_tokens() -> None:
+    gauge = MismatchGauge()
+    assert gauge.total() is None
+    assert gauge.by(Batch.build(5, [group(1, "math", "w0", 4)])) == {"task": {}, "worker": {}, "version": {}}
