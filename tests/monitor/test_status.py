@@ -49,6 +49,14 @@ def test_groups_tickets_weights_and_workers_are_shown(buffer: Buffer, server_url
     assert len({len(line) for line in lines[2:5]}) == 1
 
 
+def test_a_worker_that_refuses_weights_says_why(buffer: Buffer, server_url: str) -> None:
+    buffer.report_worker("worker-1", {"version": 0, "refused_weights": None})
+    buffer.report_worker("worker-2", {"version": 0, "refused_weights": "weights of version 1 refused: too large"})
+    lines = as_table(look(buffer, server_url)).splitlines()
+    assert lines[-1] == "worker-2: weights of version 1 refused: too large"
+    assert lines[-2].startswith("worker-2")
+
+
 def test_the_size_of_the_step_trained_next_is_shown(buffer: Buffer, server_url: str) -> None:
     buffer.register_task("art", TaskRules(batch_groups=4, schedule=((1, 6), (9, 2))))
     buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")

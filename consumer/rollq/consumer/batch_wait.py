@@ -1,7 +1,8 @@
 """Why a batch does not fill, and whether it ever will. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Any
 
 from rollq.buffer.replies import Control, Counts, Shortfall
 from rollq.buffer.rollouts import Status
@@ -54,14 +55,21 @@ def _task_outlook(counts: Counts, memory_fraction: float) -> Outlook:
     return Outlook.STALLED if memory_fraction >= MEMORY_LIMIT else Outlook.WAIT
 
 
-def explain_wait(shortfall: Shortfall, counts: Sequence[Counts], workers: int, memory_fraction: float = 0.0) -> str:
+def explain_wait(
+    shortfall: Shortfall,
+    counts: Sequence[Counts],
+    workers: Mapping[str, Mapping[str, Any]],
+    memory_fraction: float = 0.0,
+) -> str:
     """Explain what holds the batch back, with every task's counts by status.
 
-    `workers` is the number of live workers, `memory_fraction` the used share of the server's maxmemory.
+    `workers` are the last reports of live workers by name, `memory_fraction` is the used share of the server's
+    maxmemory.
     """
     if not shortfall.wanted:
         return f"no batch for step {shortfall.step}: rank 0 has not finished the release of the last one"
-    lines = [_describe(shortfall, count, workers) for count in counts]
+    lines = [_describe(shortfall, count, len(workers)) for count in counts]
+    lines += [f"  {name}: {why}" for name, report in workers.items() if (why := report.get("refused_weights"))]
     if memory_fraction >= MEMORY_LIMIT:
         lines.append(
             f"  the server's memory is full to {memory_fraction:.0%} of maxmemory, and no new groups are admitted: "

@@ -168,4 +168,4 @@ class BatchClaimer:
     def _explain(self, shortfall: Shortfall) -> str:
         buffer = self._lease.buffer
         counts = [buffer.counts(task) for task in self._sizes.at(shortfall.step)]
-        return explain_wait(shortfall, counts, len(buffer.workers()), buffer.memory_fraction())
+        return explain_wait(shortfall, counts, buffer.workers(), buffer.memory_fraction())

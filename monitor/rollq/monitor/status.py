@@ -91,6 +91,7 @@ def as_table(run: RunStatus) -> str:
     lines += aligned([header, *rows])
     lines += [_control_line(task) for task in run.tasks if task.control != "run"]
     lines += ["", *(_worker_lines(run.workers) or ["no worker has reported lately"])]
+    lines += [f"{name}: {why}" for name, report in run.workers.items() if (why := report.get("refused_weights"))]
     return "\n".join(lines)
 
 
