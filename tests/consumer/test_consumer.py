@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rollq.buffer.errors import (
     TrainerHeld,
     WeightsError,
 )
+from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.weights.store import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings, claimer
@@ -314,15 +316,49 @@ def test_a_rank_does_not_wait_for_ever_for_a_release(
             next(last)
 
 
+@contextmanager
+def forgotten(buffer: Buffer) -> Iterator[None]:
+    """The server forgets all that happens in the body, as after a failover to a replica that was behind."""
+    before = {key: buffer.client.dump(key) for key in buffer.client.scan_iter(f"*{buffer.run}*")}
+    yield
+    buffer.client.delete(*buffer.client.scan_iter(f"*{buffer.run}*"))
+    for key, value in before.items():
+        assert value is not None
+        buffer.client.restore(key, 0, value)
+
+
 def test_rank_0_ends_when_a_failover_has_lost_its_release(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:
     with connect(timeout_s=PATIENCE_S) as consumer:
         worker.produce(2)
         batch = next(consumer)
-        keys = {key: buffer.client.dump(key) for key in buffer.client.scan_iter(f"*{buffer.run}*")}
-        consumer.release(batch, "drop")
-        for key, value in keys.items():
-            buffer.client.restore(key, 0, value, replace=True)
+        with forgotten(buffer):
+            consumer.release(batch, "drop")
         with pytest.raises(NotClaimed, match="the batch of step 1 was released: it has lost what it had answered"):
+            next(consumer)
+
+
+def test_groups_that_a_lost_claim_has_freed_are_not_trained_twice(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    """Rank 0 has a batch whose claim is lost, and rank 1 claims another one for the same step."""
+    first = connect(rank=0, world_size=2, launch_id="launch", timeout_s=PATIENCE_S)
+    last = connect(rank=1, world_size=2, launch_id="launch", timeout_s=PATIENCE_S)
+    with first, last:
+        worker.produce(3)
+        with forgotten(buffer):
+            batch = next(first)
+        buffer.client.zrem(task_keys(buffer.run, "math").status(Status.COMPLETED), 1)
+        assert ids(next(last)) == [2, 3]
+        with pytest.raises(NotClaimed, match="step 1 cannot be committed: its batch is another one now"):
+            first.commit(batch)
+
+
+def test_groups_of_a_lost_commit_are_not_trained_twice(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:
+    with connect(timeout_s=PATIENCE_S) as consumer:
+        worker.produce(2)
+        with forgotten(buffer):
+            consumer.commit(next(consumer))
+        with pytest.raises(NotClaimed, match="step 1 of task 'math' was committed, and 0 is the last"):
             next(consumer)
 
 

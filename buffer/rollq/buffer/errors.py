@@ -35,6 +35,7 @@ RollqError
  |- SnapshotError        a saved buffer is missing, damaged or of another version; names the file
  |- WeightsError         weights are missing, truncated or not the ones that were announced
  |   |- TooLate             a weight broadcast started without this worker
+ |   |- WeightsRejected     an engine has loaded weights, and gives other logprobs with them than it should
  |- EngineDead           the inference engine died; the worker restarts it or exits
  |- ContextFull          a prompt and its prefix leave no room for a token
  |- TransientError       an inference server failed for a reason that may pass
@@ -45,8 +46,8 @@ RollqError
  |- CallError            the model called a tool incorrectly; the message answers the model
  |- RoleFailed           a role of the demo died more often than it is restarted
 
-`TooLate` and the errors from `EngineDead` to `CallError` are defined in `rollq.workers`, `RoleFailed` in `rollq.cli`;
-all others are defined here.
+`TooLate`, `WeightsRejected` and the errors from `EngineDead` to `CallError` are defined in `rollq.workers`,
+`RoleFailed` in `rollq.cli`; all others are defined here.
 """
 
 

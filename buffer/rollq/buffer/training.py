@@ -5,7 +5,7 @@ every task, and back only when all are done.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -165,11 +165,16 @@ class Training(Fetching, Claiming):
         for task in self.tasks():
             self.change_control("sleep", task, held.epoch, held.nonce, why)
 
-    def commit(self, held: TrainerEpoch, step: int) -> None:
-        """Record that the batch of `step` has been trained. Harmless to repeat. Raises `FencedError`, `NotClaimed`."""
-        taking_part = self._taking_part(step)
+    def commit(self, held: TrainerEpoch, step: int, trained: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Record that the batch of `step` has been trained. Harmless to repeat.
+
+        `trained` maps each task to the ids of its groups in the batch, in order. Raises `FencedError`, and `NotClaimed`
+        when the step was not claimed, or is another batch than the trained one.
+        """
+        taking_part, trained = self._taking_part(step), trained or {}
         for task in self.tasks():
-            self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part))
+            ids = ",".join(map(str, trained.get(task, ())))
+            self.call_task("commit", task, held.epoch, held.nonce, step, int(task in taking_part), ids)
 
     def _taking_part(self, step: int) -> set[str]:
         """The tasks that have groups in the batch of a step."""
@@ -184,7 +189,7 @@ class Training(Fetching, Claiming):
         taking_part = self._taking_part(step)
         for task in sorted(self.tasks(), key=lambda task: task not in taking_part):
             if task not in taking_part:  # one that joined since knows of published steps only
-                self.call_task("commit", task, held.epoch, held.nonce, step, 0)
+                self.call_task("commit", task, held.epoch, held.nonce, step, 0, "")
             before = self.clock(task).first_manifest
             while self.call_task("checkpoint", task, held.epoch, held.nonce, step, CHECKPOINT_IDS_PER_CALL):
                 pass

@@ -12,7 +12,7 @@ from typing import Self
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup
+from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, NotClaimed
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.rollouts import Group
@@ -70,6 +70,7 @@ class Consumer(Iterator[Batch]):
         )
         self._replay = Replay(self._lease, settings.on_replay_mismatch)
         self._step = epoch.from_step + 1
+        self._committed = 0  # the last step that this trainer has committed
         self._last_batch = epoch.from_step  # the step of the last batch that was returned
 
     @classmethod
@@ -167,6 +168,7 @@ class Consumer(Iterator[Batch]):
         delay, `FencedError`, `CheckpointOverdue`, `StoreLost`. None of these moves the step.
         """
         while (claimed := self._claimer.claim(self._step)) is not None:
+            self._check_committed(claimed)
             if not self._engines.sleep(claimed.step):
                 break
             try:
@@ -176,6 +178,15 @@ class Consumer(Iterator[Batch]):
             else:
                 return self._build_batch(claimed, groups)
         raise StopIteration
+
+    def _check_committed(self, claimed: Claimed) -> None:
+        """Raise `NotClaimed` when the server has lost a commit: the batch may hold groups that were just trained."""
+        for task in {group.task for group in claimed.groups} if self._committed else ():
+            if (known := self._lease.buffer.clock(task).committed) < self._committed:
+                raise NotClaimed(
+                    f"the server has lost its last moments, as in a failover: step {self._committed} of task {task!r} "
+                    f"was committed, and {known} is the last one that it knows. Resume from the last checkpoint"
+                )
 
     def _replace(self, claimed: Claimed, error: CorruptGroup) -> None:
         """Give up a batch with an unreadable group. Every rank reads the same bytes: the others wait for rank 0."""
@@ -225,9 +236,14 @@ class Consumer(Iterator[Batch]):
             self._engines.wake()
 
     def commit(self, batch: Batch) -> None:
-        """Record that `batch` has been trained, and move on to the next step. Raises `FencedError`."""
+        """Record that `batch` has been trained, and move on to the next step. Raises `FencedError`, and `NotClaimed`
+        when the server knows another batch of the step, as after a failover that lost its last moments."""
         if self._settings.rank == 0:
-            self._lease.buffer.commit(self._lease.epoch, batch.step)
+            trained: dict[str, list[int]] = {}
+            for group in batch.groups:
+                trained.setdefault(group.task, []).append(group.group_id)
+            self._lease.buffer.commit(self._lease.epoch, batch.step, trained)
+            self._committed = batch.step
         self._step = batch.step + 1
 
     def checkpoint(self, step: int) -> None:

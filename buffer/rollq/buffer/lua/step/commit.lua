@@ -1,23 +1,23 @@
 -- The batch of a step has been trained. A task that takes no part in the batch only moves to the next step.
 -- Moves: claimed -> archived, or dropped where the run resumes fresh
 -- KEYS: clock
--- ARGV: incarnation, epoch, nonce, step, takes_part
+-- ARGV: incarnation, epoch, nonce, step, takes_part, trained
+--   trained: the ids of the groups that were trained, in the order of the batch; '' when unknown
 -- Returns: 1 when it was committed, 0 when it was already
 -- Caller: Training.commit; the trainer, rank 0
 -- Repeat: changes nothing
+local LOST = 'the store has lost its last moments: the server restarted from an older append-only file, or a replica '
+  .. 'took over. Resume from the last checkpoint'
+
 local function refuse_unclaimed(clock, step)
   local found = 'step %s cannot be committed: the last committed step is %s, the last claimed one %s'
   local known = string.format(found, step, clock.committed, clock.claimed_step)
-  if step > clock.claimed_step then
-    known = known
-      .. '. If this trainer has claimed it, the store has lost its last moments: the server restarted from an older '
-      .. 'append-only file, or a replica took over. Resume from the last checkpoint'
-  end
+  if step > clock.claimed_step then known = known .. '. If this trainer has claimed it, ' .. LOST end
   return fail('NOT_CLAIMED', '%s', known)
 end
 
 local function commit(keys, args)
-  local incarnation, epoch, nonce, step, takes_part = unpack(args)
+  local incarnation, epoch, nonce, step, takes_part, trained = unpack(args)
   check_whole(step)
   check_choice(takes_part, '0', '1')
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
@@ -27,6 +27,9 @@ local function commit(keys, args)
   local manifest = manifest_key(clock, step)
   if takes_part == '1' and (step ~= clock.committed + 1 or not has_batch(manifest)) then
     return refuse_unclaimed(clock, step)
+  end
+  if takes_part == '1' and trained ~= '' and trained ~= redis.call('HGET', manifest, 'ids') then
+    return fail('NOT_CLAIMED', 'step %s cannot be committed: its batch is another one now; %s', step, LOST)
   end
   file_trained(clock, manifest, step)
   -- stylua: ignore
