@@ -116,6 +116,17 @@ class ScriptedEngine:
         self._interrupt = asyncio.get_running_loop().create_future()
 
 
+class LoadingEngine(ScriptedEngine):
+    """An engine whose start never ends."""
+
+    async def start(self) -> None:
+        self.script.sleeps.append("starting")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.script.sleeps.append("start ended")
+
+
 async def own_judge(prompt: Any, sample: Sample) -> float:
     """A judge that fails."""
     raise RuntimeError("the judge is out")

@@ -108,10 +108,25 @@ class Worker:
         self.rq.install_signals()
         with self.follower:
             try:
-                await self.host.start()
-                await self._serve()
+                if await self._start_engine():
+                    await self._serve()
             finally:
                 await self._end()
+
+    async def _start_engine(self) -> bool:
+        """Start the engine; False, and no engine, when the worker is asked to stop meanwhile."""
+        starting = asyncio.create_task(self.host.start())
+        parts = [starting, asyncio.create_task(self.rq.until_stop())]
+        try:
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.wait(parts)
+        if starting.cancelled():
+            return False
+        starting.result()
+        return True
 
     async def _serve(self) -> None:
         background = [

@@ -140,6 +140,10 @@ class RqWorker(BaseWorker):
         self._stopping.set()
         self._work.stop()
 
+    async def until_stop(self) -> None:
+        """Wait until the worker is asked to stop."""
+        await self._stopping.wait()
+
     def give_up(self, error: BaseException) -> None:
         """Stop at once because of a final error, which `run` raises."""
         self.fatal = self.fatal or error
