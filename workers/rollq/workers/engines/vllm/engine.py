@@ -43,7 +43,7 @@ from rollq.workers.engines.vllm.api import (
     sampling_parameters,
     scoring_parameters,
 )
-from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess, start_vllm
+from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess
 from rollq.workers.engines.vllm.settings import VllmSettings
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE, model_eos_ids
 
@@ -76,7 +76,14 @@ class VllmEngine:
         if "weight_transfer_config" in self._settings.engine_args and not SUPPORTS_REJOINING:
             raise ConfigError("engine_args: weight transfer needs vLLM 0.32 or later, this one can do it only once")
         self._tensors = model_tensors(self._settings.model)
-        process = await self._start_process(self._settings)
+        try:
+            await self._prepare(await self._start_process(self._settings))
+        except BaseException:
+            await self.close()
+            raise
+        self._gate.start()
+
+    async def _prepare(self, process: VllmProcess) -> None:
         config = process.llm.vllm_config.model_config
         tied = getattr(config.hf_text_config, "tie_word_embeddings", False)
         self._copies = tied_heads(self._tensors) if tied else {}
@@ -86,10 +93,9 @@ class VllmEngine:
         self.vocabulary = int(config.get_vocab_size())
         self._stop_ids = sorted(model_eos_ids(self._settings.model))
         self._no_reload = await self._try_reload(process)
-        self._gate.start()
 
     async def _start_process(self, settings: VllmSettings) -> VllmProcess:
-        self._process = VllmProcess(await asyncio.to_thread(start_vllm, settings), self._gate.fail)
+        self._process = await VllmProcess.start(settings, self._gate.fail)
         self._adapters = Adapters(self._process)
         await self._process.name_version(self.version)
         return self._process

@@ -16,6 +16,7 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.workers.engines.protocol import REPORT_TOKENS, EngineDead, WeightsVersion
 from rollq.workers.engines.vllm.api import name_of
 from rollq.workers.engines.vllm.extension import LoadExtension
+from rollq.workers.engines.vllm.guard import ProcessGuard
 from rollq.workers.engines.vllm.settings import VllmSettings
 
 CPU_ARGS = {"enable_chunked_prefill": False}
@@ -25,9 +26,16 @@ SUPPORTS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
 SUPPORTS_REJOINING = hasattr(AsyncLLM, "shutdown_weight_transfer_engine")
 """Whether this vLLM frees the process group of a weight transfer, so that it can join another; since 0.32."""
 
+ORDERLY_S = "1"
+"""How long vLLM's core lets its workers end before it sends SIGTERM, s. By default as long as the core itself has."""
+LOOK_S = 0.1
+"""How soon after its start a process of a cancelled start is ended."""
 
-def start_vllm(settings: VllmSettings) -> AsyncLLM:
+
+def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
     """Start vLLM with the model; takes seconds to minutes. vLLM logs the reason of a failure, its error lacks it.
+
+    Its processes are marked by `guard`.
 
     Raises `ConfigError` if vLLM cannot serve the model.
     """
@@ -41,11 +49,13 @@ def start_vllm(settings: VllmSettings) -> AsyncLLM:
     chosen = {**(CPU_ARGS if current_platform.is_cpu() else {}), **settings.engine_args}
     args = {"disable_log_stats": True, "dtype": settings.dtype, "stream_interval": REPORT_TOKENS, **chosen, **ours}
     # Ctrl-C on a terminal is for the worker, whose groups may still finish: the processes started here inherit the
-    # block and do not see it. multiprocessing's own helper is started first, because starting it lifts the block.
+    # block and do not see it. multiprocessing's own helper is started first: starting it lifts the block, and it must
+    # not be marked, since it removes the shared memory of processes that were killed.
     resource_tracker.ensure_running()
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **args))
+        with guard.marking(VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS=ORDERLY_S):
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **args))
     except (TypeError, ValueError, RuntimeError, OSError, NotImplementedError, AssertionError) as error:
         raise ConfigError(f"vLLM cannot serve model {model!r} with {args!r}: {error}") from error
     finally:
@@ -55,11 +65,23 @@ def start_vllm(settings: VllmSettings) -> AsyncLLM:
 class VllmProcess:
     """A running vLLM. `died` is called with the reason when it turns out to be dead or broken."""
 
-    def __init__(self, llm: Any, died: Callable[[str], None]) -> None:
+    def __init__(self, llm: Any, guard: ProcessGuard, died: Callable[[str], None]) -> None:
         """Must be made on the event loop."""
         self.llm = llm
+        self._guard = guard
         self._died = died
         llm._run_output_handler()  # it notices the end of vLLM's process; vLLM would start it with the first request
+
+    @classmethod
+    async def start(cls, settings: VllmSettings, died: Callable[[str], None]) -> "VllmProcess":
+        """Start vLLM; see `start_vllm`. When it fails or is cancelled, none of vLLM's processes is left."""
+        guard = ProcessGuard()
+        starting = asyncio.create_task(asyncio.to_thread(start_vllm, settings, guard))
+        try:
+            return cls(await asyncio.shield(starting), guard, died)
+        except BaseException:
+            await end_start(starting, guard)
+            raise
 
     @property
     def transfer_ranks(self) -> int:
@@ -136,7 +158,23 @@ class VllmProcess:
         return list(records.request_states[names[0]].weight_version_starts) if names else None
 
     async def close(self) -> None:
-        """Stop the process."""
+        """Stop the process, and those that it leaves behind."""
+        broken = self.llm.errored
         if self.llm.output_handler is not None:
             self.llm.output_handler.cancel()  # it would report the end of vLLM's process as a failure
-        await asyncio.to_thread(self.llm.shutdown)
+        try:
+            if broken:
+                await asyncio.to_thread(self._guard.end_processes)  # vLLM waits longer for what has died or hangs
+            await asyncio.to_thread(self.llm.shutdown)
+        finally:
+            await asyncio.to_thread(self._guard.close)
+
+
+async def end_start(starting: "asyncio.Task[AsyncLLM]", guard: ProcessGuard) -> None:
+    """End a start of vLLM early. A thread cannot be stopped, but it gives up when its processes die."""
+    while not starting.done():
+        await asyncio.to_thread(guard.end_processes)
+        await asyncio.wait([starting], timeout=LOOK_S)
+    if starting.exception() is None:
+        await asyncio.to_thread(starting.result().shutdown)
+    await asyncio.to_thread(guard.close)

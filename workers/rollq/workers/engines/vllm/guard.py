@@ -1,0 +1,71 @@
+"""Marks the processes that vLLM starts, so that they end with the worker, however it ends.
+
+Invariant: a marked process lives at most seconds longer than the worker, and than the start or the engine that it was
+started for. The worker ends them when an engine is closed or cannot start, the watchdog when the worker has died.
+"""
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rollq.workers.engines.vllm import watchdog
+
+log = logging.getLogger(__name__)
+
+
+class ProcessGuard:
+    """The processes of one engine. Needs Linux; elsewhere it does nothing."""
+
+    def __init__(self) -> None:
+        """Starts the watchdog, which needs 10 MB of memory. It sees no signal that is sent to the worker's group."""
+        self.mark = f"rollq-engine-{secrets.token_hex(8)}"
+        self._watchdog: subprocess.Popen[bytes] | None = None
+        self._memory: set[str] = set()
+        if sys.platform == "linux":
+            self._watchdog = subprocess.Popen(
+                [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), self.mark],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+
+    @contextmanager
+    def marking(self, **environment: str) -> Iterator[None]:
+        """Mark the processes that start meanwhile, in whichever thread, and all that they start later.
+
+        `environment`: variables for them alone, unless they are set already.
+        """
+        if self._watchdog is None:
+            yield
+            return
+        file = os.memfd_create(self.mark)  # closed by exec: only forks have it
+        added = {name: value for name, value in environment.items() if name not in os.environ}
+        added[watchdog.VARIABLE] = self.mark
+        os.environ.update(added)
+        try:
+            yield
+        finally:
+            self._memory = watchdog.shared_memory(watchdog.marked(self.mark))
+            for name in added:
+                os.environ.pop(name, None)
+            os.close(file)
+
+    def end_processes(self) -> None:
+        """End the marked processes; blocks for seconds."""
+        left = watchdog.end_marked(self.mark, self._memory) if self._watchdog is not None else set()
+        if left:
+            log.error("processes of the engine do not end, although killed: %s", sorted(left))
+
+    def close(self) -> None:
+        """End the marked processes and the watchdog; blocks for seconds."""
+        self.end_processes()
+        watching, self._watchdog = self._watchdog, None
+        if watching is not None:
+            watching.kill()
+            watching.wait()

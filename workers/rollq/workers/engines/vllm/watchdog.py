@@ -1,0 +1,116 @@
+"""The small process that ends vLLM's processes when the worker has died; run as a script, imports only stdlib.
+
+vLLM starts processes that outlive it when it is killed, with gigabytes of memory and the GPU's. They are recognised by
+their mark. A process that was spawned has it in its environment, as `MARK=...`. A forked process shows the environment
+of its parent, but inherits the open file of that name. Both are passed on to the processes that it starts. Needs
+Linux: elsewhere no process is found.
+
+usage: watchdog.py WORKER_PID MARK
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+
+VARIABLE = "ROLLQ_ENGINE"
+"""The environment variable with the mark."""
+GRACE_S = 2.0
+"""How long a process may take to end after SIGTERM."""
+PATIENCE_S = 30.0
+"""How long to wait for a process to end after SIGKILL. One that hangs in a driver may never end."""
+LOOK_S = 0.1
+"""Pause between two looks at the processes."""
+
+
+def main(worker: int, mark: str) -> None:
+    """Wait until the parent process `worker` has died, then end what has the mark."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # a signal to all processes of a service is for the worker
+    while os.getppid() == worker:
+        time.sleep(LOOK_S)
+    end_marked(mark)
+
+
+def end_marked(mark: str, memory: Iterable[str] = ()) -> set[int]:
+    """End all processes with the mark, and those that they start meanwhile; returns the pids that do not end.
+
+    Then removes their shared memory, and `memory`: that of processes which have died before. The worker itself, which
+    may have the marking file open, is spared.
+    """
+    began_s = time.monotonic()
+    asked: set[int] = set()
+    files = set(memory)
+    while pids := marked(mark):
+        files |= shared_memory(pids)
+        send(pids - asked, signal.SIGTERM)
+        asked |= pids
+        past_s = time.monotonic() - began_s
+        if past_s > GRACE_S:
+            send(pids, signal.SIGKILL)
+        if past_s > GRACE_S + PATIENCE_S:
+            return pids
+        time.sleep(LOOK_S)
+    unlink(files)
+    return set()
+
+
+def marked(mark: str) -> set[int]:
+    """The living processes with the mark, other than this one."""
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} if os.path.isdir("/proc") else set()
+    return {pid for pid in pids - {os.getpid()} if has_mark(pid, mark)}
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    """Whether a process has the mark; False when it has ended, or belongs to another user."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as environment:
+            if f"{VARIABLE}={mark}".encode() in environment.read().split(b"\0"):
+                return True
+        return any(mark in target(f"/proc/{pid}/fd/{file}") for file in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+def target(link: str) -> str:
+    """Where a link leads; empty when it has gone."""
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""
+
+
+def shared_memory(pids: Iterable[int]) -> set[str]:
+    """The files of the processes' shared memory, which stay when a process is killed. `psm_` is Python's."""
+    found = set()
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/maps") as maps:
+                files = {line.rstrip().partition("/dev/shm/")[2] for line in maps}
+                found |= {f"/dev/shm/{name}" for name in files if name.startswith(("psm_", "vllm_"))}
+        except OSError:
+            continue
+    return found
+
+
+def unlink(files: Iterable[str]) -> None:
+    """Remove files that may be gone already."""
+    for file in files:
+        try:
+            os.unlink(file)
+        except OSError:
+            continue
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes that may have ended."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
