@@ -47,7 +47,7 @@ test-slow: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_INSTALLED)  ## the tests with a real vLLM on the CPU, in .venv-vllm/ (2 GB)
-	$(VLLM_BIN)/python -m pytest tests/with_vllm $(PYTEST_ARGS)
+	$(VLLM_BIN)/python -m pytest tests/with_vllm --timeout 3600 --durations 15 $(PYTEST_ARGS)
 
 $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requirements.txt
 	$(PYTHON) -m venv .venv-vllm

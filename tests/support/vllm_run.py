@@ -19,6 +19,7 @@ from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.engines.protocol import Completion, Engine, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine
+from support.waiting import PATIENCE_S
 
 VOCABULARY = 258
 CONTEXT_TOKENS = 4096
@@ -66,7 +67,7 @@ class SharedEngine:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of `work`, done on the engine's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def begin_at(self, weights: Path, version: WeightsVersion) -> None:
         """Serve `weights`, whatever was there before."""

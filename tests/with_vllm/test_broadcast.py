@@ -24,6 +24,7 @@ from rollq.workers.engines.registry import make_engine
 from support import gloo_transfer
 from support.gloo_group import ADDRESS, GlooProcessGroup, GlooRendezvous
 from support.vllm_run import SharedEngine, forward_logprobs, make_qwen3, options
+from support.waiting import PATIENCE_S
 
 TRANSFER = {"weight_transfer_config": {"backend": "gloo"}}
 TOLERANCE = 1e-4
@@ -74,7 +75,7 @@ def report(buffer: Buffer) -> None:
 @pytest.fixture
 def trainer(buffer: Buffer) -> Trainer:
     buffer.create_run()
-    return Trainer(buffer, Sender(buffer, GlooRendezvous(), address=ADDRESS, join_s=60, timeout_s=60))
+    return Trainer(buffer, Sender(buffer, GlooRendezvous(), address=ADDRESS, join_s=PATIENCE_S, timeout_s=PATIENCE_S))
 
 
 def version(index: int) -> WeightsVersion:
@@ -182,7 +183,7 @@ def test_an_engine_that_hangs_in_a_round_is_started_again_and_takes_part_in_the_
             trainer.sender._rendezvous = GlooRendezvous()
             report(trainer.buffer)
             serving = asyncio.create_task(asyncio.to_thread(trainer.sender.serve_late))
-            await asyncio.to_thread(BroadcastLog(trainer.buffer, 1).wait, lambda found: found.current.open, 60)
+            await asyncio.to_thread(BroadcastLog(trainer.buffer, 1).wait, lambda found: found.current.open, PATIENCE_S)
             await receive(host, trainer, live, SwapMode.KEEP)
             await serving
             after = await host.generate(Request(PROMPT, Sampling(max_tokens=20)))

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -35,6 +35,7 @@ from support.vllm_run import (
     random_prompt,
     version,
 )
+from support.waiting import PATIENCE_S
 
 pytest_plugins = "support.vllm_fixtures"
 LONG_TOKENS = 300
@@ -278,6 +279,18 @@ def engine_core() -> psutil.Process:
 
 
 def test_an_engine_that_dies_is_noticed_and_started_again(models: list[Path]) -> None:
+    """It dies under requests, and later in a swap. vLLM reports that to its requests only, not to other calls."""
+
+    async def die_in_a_swap(host: EngineHost) -> None:
+        core, engine = engine_core(), cast(Any, host._engine)
+        core.send_signal(signal.SIGSTOP)
+        swap = asyncio.create_task(host.swap(models[2], version(2), SwapMode.KEEP))
+        while not engine._process.llm.engine_core.utility_results:
+            await asyncio.sleep(0.01)
+        core.send_signal(signal.SIGKILL)
+        with pytest.raises(EngineDead):
+            await asyncio.wait_for(swap, PATIENCE_S)
+
     async def scenario() -> None:
         host = EngineHost(lambda: make_engine("vllm", options(models[0])), restarts=1)
         await host.start()
@@ -296,29 +309,16 @@ def test_an_engine_that_dies_is_noticed_and_started_again(models: list[Path]) ->
             await host.swap(models[1], version(1), SwapMode.WAIT)
             short = replace(request, sampling=Sampling(max_tokens=5))
             assert check(short, await host.generate(short), models) < TOLERANCE
+            await die_in_a_swap(host)
+            with pytest.raises(EngineDead):
+                await host.generate(short)
+            with pytest.raises(EngineDead, match="too often"):
+                await keeping
         finally:
             keeping.cancel()
             await host.close()
 
     asyncio.run(scenario())
-
-
-def test_an_engine_that_dies_during_a_swap_is_noticed(models: list[Path]) -> None:
-    """vLLM tells its requests of that; who waits for another answer of its process waits for ever."""
-
-    async def scenario(engine: Any) -> None:
-        core = engine_core()
-        core.send_signal(signal.SIGSTOP)
-        swap = asyncio.create_task(engine.swap(models[1], version(1), SwapMode.KEEP))
-        while not engine._process.llm.engine_core.utility_results:
-            await asyncio.sleep(0.01)
-        core.send_signal(signal.SIGKILL)
-        with pytest.raises(EngineDead):
-            await asyncio.wait_for(swap, 60)
-        with pytest.raises(EngineDead):
-            await engine.generate(Request(np.array([40, 50, 60], np.int32), Sampling(max_tokens=5)))
-
-    with_engine(options(models[0]), scenario)
 
 
 def test_a_model_that_is_not_there_and_arguments_that_vllm_lacks_are_clear_errors(

@@ -12,6 +12,7 @@ from rollq.buffer.store.server import EmbeddedServer
 from support.recorded_run import recompute_all, role
 from support.vllm_run import ENGINE_ARGS, cpu_environment, free_port, make_qwen3
 from support.vllm_server import VllmServer
+from support.waiting import PATIENCE_S
 
 STEPS = 6
 CACHE_BYTES = ENGINE_ARGS["kv_cache_memory_bytes"]
@@ -90,7 +91,7 @@ def test_every_token_that_vllm_made_has_the_logprob_of_the_weights_that_it_claim
         roles.enter_context(role(folder, "produce", "rollq.toml"))
         roles.enter_context(role(folder, "work", "rollq.toml"))
         trainer = roles.enter_context(role(folder, "train", "rollq.toml"))
-        assert trainer.wait(200) == 0, (folder / "train-rollq.toml.log").read_text()
+        assert trainer.wait(PATIENCE_S) == 0, (folder / "train-rollq.toml.log").read_text()
 
     seen = recompute_all(folder / "record", tolerance=1e-4)
     print(f"\nswap = {mode}: {seen.tokens} trained tokens recomputed, {seen.mixed} answers of several versions")

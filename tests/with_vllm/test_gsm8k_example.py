@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.vllm_run import ENGINE_ARGS, cpu_environment, make_qwen3
+from support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k_train.jsonl"
@@ -67,7 +68,7 @@ def test_the_example_runs_with_a_tiny_model(tmp_path: Path, monkeypatch: pytest.
         subprocess.Popen(["./run.sh"], cwd=folder, env=environment, stdout=log, stderr=log, process_group=0) as run,
     ):
         try:
-            assert run.wait(200) == 0, (tmp_path / "log").read_text()
+            assert run.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
         finally:
             if run.poll() is None:
                 os.killpg(run.pid, signal.SIGKILL)

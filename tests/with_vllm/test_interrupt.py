@@ -15,6 +15,7 @@ from rollq.buffer.rollouts import Status
 from rollq.buffer.store.server import EmbeddedServer
 from support.recorded_run import role, rollq
 from support.vllm_run import ENGINE_ARGS, cpu_environment, make_qwen3
+from support.waiting import PATIENCE_S
 
 CACHE_BYTES = ENGINE_ARGS["kv_cache_memory_bytes"]
 CONFIG = f"""
@@ -29,7 +30,7 @@ max_tokens = 150
 
 [worker]
 engine = "vllm"
-grace_s = 100
+grace_s = {PATIENCE_S}
 
 [worker.options]
 model = "model"
@@ -70,8 +71,8 @@ def test_ctrl_c_lets_the_groups_in_flight_finish(tmp_path: Path, monkeypatch: py
         family = psutil.Process(worker.pid).children(recursive=True)
         assert family, "vLLM has processes of its own"
         os.killpg(worker.pid, signal.SIGINT)
-        assert worker.wait(120) == 0, (tmp_path / "worker.log").read_text()
-        assert psutil.wait_procs(family, timeout=20)[1] == []
+        assert worker.wait(PATIENCE_S) == 0, (tmp_path / "worker.log").read_text()
+        assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
         admitted = int(buffer.counts("parity").progress["admitted"])
         groups = [buffer.inspect("parity", group_id) for group_id in range(1, admitted + 1)]
         unfinished = [group for group in groups if group["status"] in UNFINISHED]
