@@ -53,7 +53,7 @@ async def generate(engine: AsyncLLM, prompts: list[list[int]], counter: Path) ->
 
     async def sample(prompt: list[int]) -> None:
         number = next(numbers)
-        parameters = sampling_parameters(Sampling(MAX_TOKENS, TEMPERATURE, seed=number), MAX_TOKENS, list(EOS_IDS))
+        parameters = sampling_parameters(Sampling(MAX_TOKENS, TEMPERATURE, seed=number), MAX_TOKENS, frozenset(EOS_IDS))
         async for output in engine.generate(tokens_input(prompt), parameters, f"request-{number}"):
             tokens[0] += len(output.outputs[0].token_ids)
 

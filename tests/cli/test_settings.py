@@ -129,6 +129,16 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
         ('[redis]\nbuffer_url = "http://x"', "must begin with redis://"),
         ('[redis]\nqueue_url = "redis://:hunter2@"', "redis://***@"),
         ("[producers]", "producers: unknown key; did you mean 'producer'?"),
+        ("min_p = 1.5", "tasks.math.min_p = 1.5: must be less than or equal to 1"),
+        ("presence_penalty = -2.5", "tasks.math.presence_penalty = -2.5: must be greater than or equal to -2"),
+        ("stop_token_ids = [-1]", "tasks.math.stop_token_ids.0 = -1: must be greater than or equal to 0"),
+        ('bad_words = [""]', "tasks.math.bad_words.0 = '': must have at least 1 character"),
+        ("logit_bias = { end = 1.0 }", "tasks.math.logit_bias.end"),
+        ("min_tokens = 2000", "tasks.math: min_tokens = 2000: must not exceed max_tokens = 1024"),
+        (
+            'guided_json = {}\nguided_regex = "a"',
+            "tasks.math: guided_json and guided_regex: only one can guide a sample, leave the other out",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_message(tmp_path: Path, more: str, message: str) -> None:
@@ -249,6 +259,45 @@ def test_settings_that_make_no_sense_together_are_refused_with_the_reason(
     with pytest.raises(ConfigError) as refused:
         load_settings(path, {})
     assert message in str(refused.value)
+
+
+RARE = {
+    "min_p": ("0.1", 0.1),
+    "min_tokens": ("5", 5),
+    "repetition_penalty": ("1.2", 1.2),
+    "presence_penalty": ("0.5", 0.5),
+    "frequency_penalty": ("-0.5", -0.5),
+    "logit_bias": ("{ 40 = -3.0 }", {"40": -3.0}),
+    "bad_words": ('["no"]', ("no",)),
+    "guided_json": (
+        '{ type = "object", additionalProperties = false }',
+        {"type": "object", "additionalProperties": False},
+    ),
+    "guided_regex": ('"yes|no"', "yes|no"),
+}
+"""Sampling parameters that change the distribution: each with a value in TOML, and in the settings."""
+
+
+@pytest.mark.parametrize("key", RARE)
+def test_sampling_that_the_trainer_cannot_follow_is_refused_in_tasks_and_allowed_in_evaluations(
+    tmp_path: Path, key: str
+) -> None:
+    written, value = RARE[key]
+    found = problem(tmp_path, more=f"{key} = {written}")
+    assert f"tasks.math: {key} = {value!r}: changes the distribution that tokens are drawn from" in found
+    evaluation = f'[evaluations.test]\nprompts = "p"\n{key} = {written}\n'
+    task = load(tmp_path, more=f'{evaluation}[worker]\nengine = "vllm"').all_tasks()["test"]
+    assert task.sampling(7).rare() == {key: value}
+    if key == "min_p":
+        load(tmp_path, more=evaluation)
+    else:
+        refused = f"evaluations.test.{key}: engine 'transformers' does not support it"
+        assert refused in problem(tmp_path, more=evaluation)
+
+
+def test_a_task_may_choose_the_tokens_that_end_its_samples(tmp_path: Path) -> None:
+    task = load(tmp_path, more="ignore_eos = true\nstop_token_ids = [7, 8]").tasks["math"]
+    assert task.sampling(None).rare() == {"ignore_eos": True, "stop_token_ids": (7, 8)}
 
 
 def test_an_evaluation_may_say_its_kind_and_a_seed_for_its_prompts(tmp_path: Path) -> None:

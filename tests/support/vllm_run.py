@@ -92,8 +92,7 @@ def forward_logprobs(
     folder: Path, ids: Int32Array, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> Float32Array:
     """Logprobs float32 [T-1] of ids[1:] by a plain forward pass, under the truncated distribution."""
-    with torch.no_grad():
-        logits = _model(folder)(torch.from_numpy(ids).long()[None]).logits[0, :-1] / temperature
+    logits = forward_logits(folder, ids)[:-1] / temperature
     if top_k:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -104,6 +103,13 @@ def forward_logprobs(
     target = torch.from_numpy(ids[1:]).long()[:, None]
     logprobs: Float32Array = logits.log_softmax(-1).gather(-1, target).squeeze(-1).numpy()
     return logprobs
+
+
+def forward_logits(folder: Path, ids: Int32Array) -> torch.Tensor:
+    """Logits float32 [T, V] after each token of `ids`, by a plain forward pass."""
+    with torch.no_grad():
+        logits: torch.Tensor = _model(folder)(torch.from_numpy(ids).long()[None]).logits[0]
+    return logits
 
 
 @cache

@@ -3,6 +3,7 @@ another distribution, half-loaded weights, tokens credited to the wrong version.
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 from collections.abc import Awaitable, Callable
@@ -31,6 +32,7 @@ from support.vllm_run import (
     VOCABULARY,
     SharedEngine,
     check,
+    forward_logits,
     options,
     random_prompt,
     version,
@@ -39,6 +41,8 @@ from support.waiting import PATIENCE_S
 
 pytest_plugins = "support.vllm_fixtures"
 LONG_TOKENS = 300
+PROMPT = np.array([40, 50, 60], np.int32)
+EOS_ID = 1
 
 
 async def until_they_run(engine: Engine) -> None:
@@ -227,6 +231,89 @@ def test_seeds_and_more_prompt_tokens_than_fit_into_a_step_go_together(
 
     for request, completion in zip(requests, engine.run(generate()), strict=True):
         assert check(request, completion, models) < TOLERANCE
+
+
+def ask_all(engine: SharedEngine, *samplings: Sampling) -> list[Completion]:
+    """The completions of one prompt, sampled in these ways."""
+    requests = [Request(PROMPT, sampling) for sampling in samplings]
+
+    async def generate() -> list[Completion]:
+        return await asyncio.gather(*map(engine.engine.generate, requests))
+
+    return engine.run(generate())  # type: ignore[no-any-return]
+
+
+def test_logprobs_are_right_after_an_ignored_eos_and_up_to_a_stop_token(
+    engine: SharedEngine, models: list[Path]
+) -> None:
+    free = [Sampling(max_tokens=400, temperature=1.5, ignore_eos=True, seed=seed) for seed in range(4)]
+    stopping = [replace(sampling, stop_token_ids=tuple(range(40, 60))) for sampling in free]
+    completions = ask_all(engine, *free, *stopping)
+    for sampling, completion in zip(free + stopping, completions, strict=True):
+        assert check(Request(PROMPT, sampling), completion, models) < TOLERANCE
+    continued, stopped = completions[:4], completions[4:]
+    assert any(EOS_ID in completion.ids[:-1] for completion in continued)
+    for whole, part in zip(continued, stopped, strict=True):
+        assert (len(whole.ids), whole.finish_reason, part.finish_reason) == (
+            400,
+            FinishReason.LENGTH,
+            FinishReason.STOP,
+        )
+        assert part.ids.tolist() == whole.ids[: len(part.ids)].tolist()
+        assert np.flatnonzero((part.ids >= 40) & (part.ids < 60)).tolist() == [len(part.ids) - 1]
+
+
+def test_logprobs_follow_penalties_and_biases(engine: SharedEngine, models: list[Path]) -> None:
+    """Also in evaluations, logprobs are those of the distribution that was sampled."""
+    sampling = Sampling(
+        max_tokens=60,
+        temperature=0.7,
+        seed=1,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        logit_bias={"70": 4.0, "1": -100.0},
+    )
+    [completion] = ask_all(engine, sampling)
+    ids = np.concatenate([PROMPT, completion.ids])
+    for index, logits in enumerate(forward_logits(models[0], ids)[len(PROMPT) - 1 : -1]):
+        counts = torch.bincount(torch.from_numpy(completion.ids[:index]).long(), minlength=VOCABULARY)
+        seen = counts.bool()
+        seen[PROMPT.tolist()] = True
+        logits = torch.where(seen, torch.where(logits > 0, logits / 1.3, logits * 1.3), logits)
+        logits = logits - 0.2 * counts - 0.4 * counts.bool()
+        logits[70] += 4.0
+        logits[1] -= 100.0
+        expected = (logits / 0.7).log_softmax(-1)[completion.ids[index]]
+        assert abs(float(expected) - completion.logprobs[index]) < TOLERANCE
+
+
+def test_sampling_parameters_for_evaluations_have_their_effects(engine: SharedEngine) -> None:
+    base, tokenizer, letters = Sampling(max_tokens=400, seed=2), make_tokenizer(), "abcdefghijklmnopqrstuvwxyz"
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    greedy, likeliest, late, clean, matching, json = ask_all(
+        engine,
+        replace(base, top_k=1),
+        replace(base, min_p=1.0),
+        replace(base, min_tokens=30, stop_token_ids=tuple(range(100))),
+        replace(base, bad_words=tuple(letters), ignore_eos=True),
+        replace(base, guided_regex="(ab|ba){5}"),
+        replace(base, guided_json=schema),
+    )
+    assert likeliest.ids.tolist() == greedy.ids.tolist()
+    assert (late.ids[:30] >= 100).all()
+    assert late.finish_reason is FinishReason.STOP
+    assert len(clean.ids) == 400
+    assert not set(tokenizer.decode(clean.ids)) & set(letters)
+    assert re.fullmatch("(ab|ba){5}", tokenizer.decode(matching.ids, skip_special_tokens=True))
+    assert orjson.loads(tokenizer.decode(json.ids, skip_special_tokens=True)) in ({"a": 1}, {"a": 2})
+
+
+def test_sampling_that_vllm_refuses_fails_its_request_alone(engine: SharedEngine) -> None:
+    for refused in (Sampling(5, guided_regex="("), Sampling(5, logit_bias={"1000": 1.0}), Sampling(5, temperature=3.0)):
+        with pytest.raises(ValueError, match="vLLM refuses"):
+            ask_all(engine, refused)
+    assert len(ask_all(engine, Sampling(5, ignore_eos=True))[0].ids) == 5
 
 
 def test_a_stop_string_ends_a_sequence_with_the_token_that_completes_it(engine: SharedEngine) -> None:

@@ -17,6 +17,7 @@ from rollq.buffer.store.redis_url import check_url
 from rollq.cli.shared_batch import BatchSettings, share_batch
 from rollq.consumer.settings import TrainerSettings
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
+from rollq.workers.engines.limits import UNSUPPORTED
 from rollq.workers.judging.judges import needs_answer
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import RolloutSettings, WorkerTask
@@ -160,6 +161,16 @@ def _evaluations_exist(settings: RollqSettings) -> Iterator[str]:
         )
 
 
+def _the_engine_can_sample(settings: RollqSettings) -> Iterator[str]:
+    engine = settings.worker.engine
+    for name, evaluation in settings.evaluations.items():
+        for parameter in sorted(evaluation.sampling(None).rare().keys() & UNSUPPORTED.get(engine, frozenset())):
+            yield (
+                f"evaluations.{name}.{parameter}: engine '{engine}' does not support it; leave it out, or use engine "
+                "'vllm' or 'openai'"
+            )
+
+
 def _checkpoints_come_in_time(settings: RollqSettings) -> Iterator[str]:
     for name, task in settings.tasks.items():
         if settings.trainer and settings.trainer.checkpoint_every > task.max_uncheckpointed_steps:
@@ -188,6 +199,7 @@ RULES = (
     _engines_and_trainer_can_take_turns,
     _tasks_agree,
     _evaluations_exist,
+    _the_engine_can_sample,
     _checkpoints_come_in_time,
     _samples_fit_into_a_micro_batch,
 )

@@ -19,6 +19,7 @@ from rollq.buffer.rollouts import (
     VersionSpan,
 )
 from rollq.buffer.wire.parts import join_spans
+from rollq.buffer.wire.samples import decode_sample, encode_sample
 from rollq.workers.agents.continuation import spent
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling, parse_reason
@@ -52,13 +53,14 @@ def run(
     max_tokens: int = 10,
     max_prompt_tokens: int = 100,
     stop: tuple[str, ...] = ("\n",),
+    **rare: Any,
 ) -> Sample:
     prompt = Prompt("what?")
     rollout = Rollout(
         prompt=prompt,
         prompt_ids=prompt_tokens(prompt, TOKENIZER),
         previous=previous,
-        sampling=Sampling(max_tokens=max_tokens, temperature=0.7, stop=stop, seed=5),
+        sampling=Sampling(max_tokens=max_tokens, temperature=0.7, stop=stop, seed=5, **rare),
         max_prompt_tokens=max_prompt_tokens,
         priority=3,
         tokenizer=TOKENIZER,
@@ -86,6 +88,24 @@ def test_every_sampling_parameter_is_sent_and_stored() -> None:
     expected = {"max_tokens": 10, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "stop": ("\n",), "seed": 5}
     assert sample.sampling == expected
     assert sample.text == "ok"
+
+
+def test_rare_parameters_are_stored_only_where_they_have_an_effect() -> None:
+    rare = {"ignore_eos": True, "stop_token_ids": (98,), "logit_bias": {"97": 2.5}}
+    sample = decode_sample(encode_sample(run(Engine(list(b"ab")), **rare)))
+    usual = {"max_tokens": 10, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "stop": ["\n"], "seed": 5}
+    assert sample.sampling == {**usual, "ignore_eos": True, "stop_token_ids": [98], "logit_bias": {"97": 2.5}}
+
+
+@pytest.mark.parametrize(
+    ("rare", "text"),
+    [({}, "ab"), ({"ignore_eos": True}, "abcd"), ({"ignore_eos": True, "stop_token_ids": (EOS_ID,)}, "ab")],
+)
+def test_an_interrupted_response_continues_after_eos_only_if_that_does_not_end_it(
+    rare: dict[str, Any], text: str
+) -> None:
+    sample = run(Engine(list(b"cd")), previous=partial([*b"ab", EOS_ID]), **rare)
+    assert (sample.text, sample.finish_reason) == (text, FinishReason.STOP)
 
 
 @pytest.mark.parametrize(

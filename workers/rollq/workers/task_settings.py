@@ -1,11 +1,28 @@
 """The workers' part of a task or of an evaluation in `rollq.toml`: how samples are generated and judged."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
 from rollq.buffer.settings import Settings, TaskRules
 from rollq.workers.agents.registry import gives_rewards
+from rollq.workers.engines.protocol import Sampling
+
+NOT_TRAINED: Final = (
+    "min_p",
+    "min_tokens",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "guided_json",
+    "guided_regex",
+)
+"""Sampling parameters that change the distribution of a token in a way that the trainer's logprobs do not follow."""
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[int, Field(ge=0)]
 
 
 class SamplingSettings(Settings):
@@ -17,6 +34,44 @@ class SamplingSettings(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1, description="cumulative probability of the tokens drawn from")
     top_k: int = Field(default=0, ge=0, description="number of most likely tokens drawn from; 0: all")
     stop: tuple[str, ...] = Field(default=(), description="texts that end a sample")
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), description="tokens that end a sample, besides EOS")
+    ignore_eos: bool = Field(default=False, description="whether samples continue after EOS")
+    min_p: float = Field(
+        default=0.0, ge=0, le=1, description="lowest probability of a token, as a fraction of the likeliest one's"
+    )
+    min_tokens: int = Field(default=0, ge=0, description="new tokens before which a sample cannot end with a token")
+    repetition_penalty: float = Field(
+        default=1.0, gt=0, description="factor against tokens of the prompt and of the answer so far; 1: none"
+    )
+    presence_penalty: Penalty = Field(default=0.0, description="taken off the logits of tokens of the answer so far")
+    frequency_penalty: Penalty = Field(
+        default=0.0, description="taken off the logit of a token each time that the answer so far has it"
+    )
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d+$")], Annotated[float, Field(ge=-100, le=100)]] = Field(
+        default_factory=dict, description="token ids in quotes, and what is added to their logits"
+    )
+    bad_words: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="texts that a sample cannot contain"
+    )
+    guided_json: dict[str, Any] | None = Field(default=None, description="JSON schema that samples follow")
+    guided_regex: str | None = Field(
+        default=None, min_length=1, description="regular expression that samples match as a whole"
+    )
+
+    @model_validator(mode="after")
+    def _sampling_is_possible(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens = {self.min_tokens}: must not exceed max_tokens = {self.max_tokens}")
+        if self.guided_json is not None and self.guided_regex is not None:
+            raise ValueError("guided_json and guided_regex: only one can guide a sample, leave the other out")
+        return self
+
+    def sampling(self, seed: int | None) -> Sampling:
+        """Every sampling parameter of one sample, `seed` included."""
+        return Sampling(seed=seed, **{name: getattr(self, name) for name in _SAMPLING_KEYS})
+
+
+_SAMPLING_KEYS = tuple(SamplingSettings.model_fields.keys() - {"max_prompt_tokens"})
 
 
 class JudgeSettings(Settings):
@@ -68,6 +123,17 @@ class WorkerTask(TaskRules, RolloutSettings):
     overlong_penalty: float = Field(
         default=1.0, ge=0, description="amount taken off the reward of a sample that reaches max_tokens"
     )
+
+    @model_validator(mode="after")
+    def _training_knows_the_distribution(self) -> Self:
+        set_ = self.sampling(None).rare()
+        if self.kind == "train" and (refused := [f"{name} = {set_[name]!r}" for name in NOT_TRAINED if name in set_]):
+            raise ValueError(
+                f"{', '.join(refused)}: changes the distribution that tokens are drawn from, but the trainer computes "
+                "logprobs from the logits and the temperature alone, so importance ratios would be wrong; leave it out "
+                "of a task that is trained, or set it in [evaluations.<name>]"
+            )
+        return self
 
     @model_validator(mode="after")
     def _penalty_starts_within_the_limit(self) -> Self:

@@ -86,6 +86,25 @@ def test_sb06_token_ids_go_in_and_token_ids_logprobs_and_versions_come_out(serve
     }  # fmt: skip
 
 
+def test_rare_sampling_parameters_are_sent_where_they_are_set(server: CompletionsServer) -> None:
+    rare: dict[str, Any] = {
+        "min_p": 0.1,
+        "repetition_penalty": 1.2,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"40": -3.0},
+        "bad_words": ("no",),
+        "ignore_eos": True,
+        "stop_token_ids": (7, 8),
+    }
+    for guide in ({"guided_regex": "a+"}, {"guided_json": {"type": "object"}}):
+        ask(server, request=replace(ASK, sampling=replace(ASK.sampling, min_tokens=100, **rare, **guide)))
+    sent = {**rare, "bad_words": ["no"], "stop_token_ids": [7, 8], "min_tokens": 10}
+    first, second = server.bodies
+    assert first == {**first, **sent, "structured_outputs": {"regex": "a+"}}
+    assert second == {**first, "structured_outputs": {"json": {"type": "object"}}}
+
+
 def test_sb06_a_prefix_is_part_of_the_prompt_and_the_context_limits_the_answer(server: CompletionsServer) -> None:
     prefixed = Request(ASK.prompt_ids, Sampling(max_tokens=100), prefix_ids=np.array([60], np.int32))
     ask(server, request=prefixed)

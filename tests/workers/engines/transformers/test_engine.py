@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -29,6 +29,7 @@ MIXED = (
     Sampling(max_tokens=9, temperature=1.0, top_k=5),
     Sampling(max_tokens=15, temperature=0.8, top_p=0.6),
     Sampling(max_tokens=11, temperature=1.2, top_k=40, top_p=0.9),
+    Sampling(max_tokens=10, temperature=0.9, min_p=0.3),
 )
 
 
@@ -74,7 +75,8 @@ def plain_logprobs(folder: Path, generated: Generated) -> list[float]:
     for row, token in zip(logits / sampling.temperature, ids, strict=True):
         probabilities = row.double().softmax(-1).tolist()
         ranked = sorted(range(len(probabilities)), key=lambda index: -probabilities[index])
-        kept = ranked[: sampling.top_k or None]
+        lowest = sampling.min_p * probabilities[ranked[0]]
+        kept = [index for index in ranked if probabilities[index] >= lowest][: sampling.top_k or None]
         mass = sum(probabilities[index] for index in kept)
         before = [0.0, *accumulate(probabilities[index] / mass for index in kept)]
         kept = [
@@ -228,6 +230,31 @@ def test_eos_ids_of_the_generation_config_end_a_sequence_and_are_part_of_it(
         assert (completion.ids[:-1] >= 100).all()
 
 
+def test_a_sequence_ends_with_the_tokens_that_it_asks_for(tmp_path: Path) -> None:
+    model = make_model(VOCABULARY, seed=0)
+    every_token = list(range(VOCABULARY))
+    model.generation_config.eos_token_id = every_token
+    save(tmp_path, model, make_tokenizer())
+    free = Sampling(max_tokens=60, seed=4, ignore_eos=True)
+    stopping = replace(free, stop_token_ids=tuple(every_token[:100]))
+
+    async def scenario() -> list[Completion]:
+        engine = engine_over(tmp_path)
+        await engine.start()
+        await engine.swap(tmp_path, version(0), SwapMode.WAIT)
+        ask = np.array([40, 41], dtype=np.int32)
+        completions = [await engine.generate(Request(ask, sampling)) for sampling in (free, stopping)]
+        await engine.close()
+        check_against_plain_forward([tmp_path], [Generated(Request(ask, free), one) for one in completions])
+        return completions
+
+    continued, stopped = asyncio.run(scenario())
+    assert (len(continued.ids), continued.finish_reason) == (60, FinishReason.LENGTH)
+    assert stopped.finish_reason is FinishReason.STOP
+    assert stopped.ids.tolist() == continued.ids[: len(stopped.ids)].tolist()
+    assert np.flatnonzero(stopped.ids < 100).tolist() == [len(stopped.ids) - 1]
+
+
 def test_a_stop_string_ends_a_sequence_with_the_token_that_completes_it(checkpoints: list[Path]) -> None:
     tokenizer = HfTokenizer(checkpoints[0])
 
@@ -298,6 +325,8 @@ def test_requests_that_can_never_work_are_refused(checkpoints: list[Path]) -> No
             (good, Sampling(max_tokens=1, temperature=0.0), "temperature"),
             (good, Sampling(max_tokens=1, temperature=float("nan")), "temperature"),
             (good, Sampling(max_tokens=1, top_p=0.0), "top_p"),
+            (good, Sampling(max_tokens=1, min_p=1.5), "min_p"),
+            (good, Sampling(max_tokens=1, bad_words=("no",)), "engine 'transformers' does not support bad_words"),
         ):
             with pytest.raises(ValueError, match=message):
                 await engine.generate(Request(ids, sampling))

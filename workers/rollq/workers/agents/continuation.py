@@ -7,11 +7,11 @@ from rollq.buffer.wire.parts import join_spans
 from rollq.workers.engines.protocol import Completion
 
 
-def spent(prefix: Int32Array | None, max_tokens: int, eos_ids: frozenset[int]) -> FinishReason | None:
-    """How a response that already exists has ended; None if more tokens can follow."""
+def spent(prefix: Int32Array | None, max_tokens: int, end_ids: frozenset[int]) -> FinishReason | None:
+    """How a response that already exists has ended; None if more tokens can follow. `end_ids` end a response."""
     if prefix is None or len(prefix) == 0:
         return None
-    if int(prefix[-1]) in eos_ids:
+    if int(prefix[-1]) in end_ids:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(prefix) >= max_tokens else None
 

@@ -75,7 +75,7 @@ class SingleTurn:
             )
         segment = rollout.previous.segments[-1] if rollout.previous.segments else None
         prefix = None if segment is None else segment.response_ids
-        reason = spent(prefix, sampling.max_tokens, rollout.tokenizer.eos_ids)
+        reason = spent(prefix, sampling.max_tokens, sampling.end_ids(rollout.tokenizer.eos_ids))
         if reason is None:
             left = sampling if prefix is None else replace(sampling, max_tokens=sampling.max_tokens - len(prefix))
             report = None if rollout.keep is None else partial(self._keep, rollout, segment)

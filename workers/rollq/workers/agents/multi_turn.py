@@ -126,7 +126,8 @@ class _Dialogue:
         if parse_reason(completion.finish_reason) is FinishReason.ABORT:
             self.conversation = upcoming  # the next attempt takes this turn again
             return FinishReason.ABORT
-        self.conversation = upcoming.after_model(completion)
+        end_ids = self.rollout.sampling.end_ids(self.rollout.tokenizer.eos_ids)
+        self.conversation = upcoming.after_model(completion, end_ids)
         self.messages.append(self.conversation.messages[-1])
         self.text = self.rollout.tokenizer.decode(completion.ids.tolist())
         return parse_reason(completion.finish_reason)

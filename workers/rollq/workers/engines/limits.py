@@ -1,8 +1,25 @@
 """Checks of requests that can never work, and the token limit of the others. The same for every engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from rollq.workers.engines.protocol import ContextFull, Request
+from rollq.workers.engines.protocol import ContextFull, Request, Sampling
+
+UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
+    "transformers": frozenset(
+        {
+            "bad_words",
+            "frequency_penalty",
+            "guided_json",
+            "guided_regex",
+            "logit_bias",
+            "min_tokens",
+            "presence_penalty",
+            "repetition_penalty",
+        }
+    )
+}
+"""Engine -> the sampling parameters that it refuses."""
 
 
 def token_limit(request: Request, context_tokens: int) -> int:
@@ -10,9 +27,16 @@ def token_limit(request: Request, context_tokens: int) -> int:
 
     Raises `ContextFull`, and `ValueError` for an empty prompt and for sampling parameters that make no distribution.
     """
-    sampling = request.sampling
     if len(request.prompt_ids) == 0:
         raise ValueError("prompt_ids is empty: at least one token is needed")
+    _check_sampling(request.sampling)
+    used = len(request.prompt_ids) + (0 if request.prefix_ids is None else len(request.prefix_ids))
+    if used >= context_tokens:
+        raise ContextFull(f"prompt and prefix have {used} tokens and leave no room in a context of {context_tokens}")
+    return min(request.sampling.max_tokens, context_tokens - used)
+
+
+def _check_sampling(sampling: Sampling) -> None:
     if sampling.max_tokens < 1:
         raise ValueError(f"max_tokens is {sampling.max_tokens!r}: at least 1 is needed")
     if not sampling.temperature > 0:
@@ -21,10 +45,14 @@ def token_limit(request: Request, context_tokens: int) -> int:
         )
     if not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
         raise ValueError(f"top_p {sampling.top_p!r} must be in (0, 1], top_k {sampling.top_k!r} at least 0")
-    used = len(request.prompt_ids) + (0 if request.prefix_ids is None else len(request.prefix_ids))
-    if used >= context_tokens:
-        raise ContextFull(f"prompt and prefix have {used} tokens and leave no room in a context of {context_tokens}")
-    return min(sampling.max_tokens, context_tokens - used)
+    if not 0 <= sampling.min_p <= 1:
+        raise ValueError(f"min_p is {sampling.min_p!r}: it must be in [0, 1]")
+
+
+def check_supported(sampling: Sampling, engine: str) -> None:
+    """Raise `ValueError` for a parameter that the built-in `engine` would ignore."""
+    if ignored := sorted(sampling.rare().keys() & UNSUPPORTED[engine]):
+        raise ValueError(f"engine {engine!r} does not support {', '.join(ignored)}")
 
 
 def check_ids(ids: Sequence[int], vocabulary: int) -> None:

@@ -42,7 +42,12 @@ class SwapMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Every parameter of sampling, always sent explicitly. `top_k` 0 and `top_p` 1 mean no truncation."""
+    """Every parameter of sampling. Each default but that of `temperature` has no effect.
+
+    A response ends with an EOS token, unless `ignore_eos`, or with one of `stop_token_ids`. `logit_bias` maps token ids
+    in decimal, as text, to what is added to their logits. Not both of `guided_json`, a JSON schema, and `guided_regex`
+    are set.
+    """
 
     max_tokens: int
     temperature: float = 1.0
@@ -50,13 +55,33 @@ class Sampling:
     top_k: int = 0
     stop: tuple[str, ...] = ()
     seed: int | None = None
+    min_p: float = 0.0
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[str, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    guided_json: Mapping[str, Any] | None = None
+    guided_regex: str | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, as they are stored with the sample."""
-        return {name: getattr(self, name) for name in _SAMPLING_FIELDS}  # asdict would copy deeply, for every sample
+        """Plain values, as they are stored with the sample: the usual parameters, and the rare ones that are set."""
+        return {name: getattr(self, name) for name in _USUAL} | self.rare()  # asdict would copy deeply
+
+    def rare(self) -> dict[str, Any]:
+        """The parameters from `min_p` on that have an effect."""
+        return {name: value for name, neutral in _NEUTRAL.items() if (value := getattr(self, name)) != neutral}
+
+    def end_ids(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end a response of a model with these EOS tokens."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_ids)
 
 
-_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+_USUAL = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed")
+_NEUTRAL = {field.name: getattr(Sampling(1), field.name) for field in fields(Sampling) if field.name not in _USUAL}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

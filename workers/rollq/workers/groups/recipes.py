@@ -46,15 +46,8 @@ class Recipe:
 
     def sampling(self, lease: Lease, index: int) -> Sampling:
         """Every sampling parameter of one sample in this attempt, its seed included."""
-        task = self.settings
-        return Sampling(
-            max_tokens=task.max_tokens,
-            temperature=task.temperature,
-            top_p=task.top_p,
-            top_k=task.top_k,
-            stop=task.stop,
-            seed=sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt),
-        )
+        seed = sample_seed(self.run_seed, lease.task, lease.group_id, index, lease.attempt)
+        return self.settings.sampling(seed)
 
 
 def make_recipes(

@@ -18,7 +18,10 @@ TOP_LOGPROBS = 5
 
 
 def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict[str, Any]:
-    """A request for at most `tokens` new tokens, without the model's name. It sets every parameter."""
+    """A request for at most `tokens` new tokens, without the model's name.
+
+    It sets every parameter for which a server may have another default.
+    """
     sampling, prefix = request.sampling, request.prefix_ids
     return {
         "prompt": request.prompt_ids if prefix is None else np.concatenate([request.prompt_ids, prefix]),
@@ -37,7 +40,17 @@ def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict
         "return_token_ids": True,
         "priority": request.priority,
         "cache_salt": f"{version.epoch}.{version.version}",  # keys and values of other weights must not be used
+        **rare_fields(sampling, tokens),
     }
+
+
+def rare_fields(sampling: Sampling, tokens: int) -> dict[str, Any]:
+    """The rare parameters that are set, as vLLM's server calls them."""
+    fields = sampling.rare()
+    if "min_tokens" in fields:
+        fields["min_tokens"] = min(sampling.min_tokens, tokens)
+    guides = {kind: fields.pop(f"guided_{kind}") for kind in ("json", "regex") if f"guided_{kind}" in fields}
+    return {**fields, "structured_outputs": guides} if guides else fields
 
 
 @dataclass(slots=True, eq=False)

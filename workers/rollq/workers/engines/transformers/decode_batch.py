@@ -129,7 +129,7 @@ class DecodeBatch:
         )
 
     def _finish_reason(self, sequence: ActiveSequence) -> FinishReason | None:
-        if sequence.ids[-1] in self._eos_ids:
+        if sequence.ids[-1] in sequence.sampling.end_ids(self._eos_ids):
             return FinishReason.STOP
         if sequence.sampling.stop:
             response = sequence.context[len(sequence.context) - sequence.prefix_tokens :] + sequence.ids

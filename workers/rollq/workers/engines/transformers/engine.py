@@ -20,7 +20,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.buffer.settings import Settings
 from rollq.workers.engines.gate import RequestGate
-from rollq.workers.engines.limits import check_ids, token_limit
+from rollq.workers.engines.limits import check_ids, check_supported, token_limit
 from rollq.workers.engines.protocol import Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.transformers.decode_batch import ActiveSequence, DecodeBatch
 from rollq.workers.engines.transformers.driver import DecodeDriver, Job
@@ -133,6 +133,7 @@ def load_model(settings: TransformersSettings) -> Any:
 
 def make_sequence(request: Request, config: Any) -> ActiveSequence:
     """The request, checked against the model's `config`, as a sequence. Raises `ValueError`."""
+    check_supported(request.sampling, "transformers")
     limit = token_limit(request, config.max_position_embeddings)
     prefix = [] if request.prefix_ids is None else request.prefix_ids.tolist()
     context = request.prompt_ids.tolist() + prefix

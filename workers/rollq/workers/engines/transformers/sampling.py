@@ -1,7 +1,7 @@
 """Sampling of the next tokens of a batch, each row with its own parameters and its own random numbers.
 
-Invariant: the logprob returned is that of the very distribution which was sampled: after temperature, top-k and top-p.
-A row's random number depends on its seed and position alone, never on which rows it shares a batch with.
+Invariant: the logprob returned is that of the very distribution which was sampled: after temperature, min-p, top-k and
+top-p. A row's random number depends on its seed and position alone, never on which rows it shares a batch with.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ from rollq.workers.engines.protocol import Sampling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingRows:
-    """Parameters of B rows as tensors [B]; `top_k` and `top_p` are None when no row truncates."""
+    """Parameters of B rows as tensors [B]; `min_p`, and `top_k` and `top_p`, are None when no row truncates by them."""
 
     temperature: torch.Tensor
+    min_p: torch.Tensor | None
     top_k: torch.Tensor | None
     top_p: torch.Tensor | None
 
@@ -31,6 +32,7 @@ class SamplingRows:
         no_limit = torch.iinfo(torch.int64).max
         return cls(
             torch.tensor([row.temperature for row in rows], device=device),
+            torch.tensor([row.min_p for row in rows], device=device) if any(row.min_p for row in rows) else None,
             torch.tensor([row.top_k or no_limit for row in rows], device=device) if truncates else None,
             torch.tensor([row.top_p if row.top_p < 1 else 2.0 for row in rows], device=device) if truncates else None,
         )
@@ -39,9 +41,12 @@ class SamplingRows:
 def token_logprobs(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     """Log probabilities float32 [B, V], in nats, of the distributions to sample; -inf for what truncation removes.
 
-    Temperature first, then top-k, then top-p within what top-k left: the order of vLLM and transformers.
+    Temperature first, then min-p, then top-k, then top-p within what top-k left: the order of vLLM.
     """
     scaled = logits.float() / rows.temperature[:, None]
+    if rows.min_p is not None:
+        lowest = scaled.amax(dim=-1, keepdim=True) + rows.min_p.log()[:, None]
+        scaled = scaled.masked_fill(scaled < lowest, -torch.inf)
     if rows.top_k is not None and rows.top_p is not None:
         ordered, order = scaled.sort(dim=-1, descending=True)
         rank = torch.arange(scaled.shape[-1], device=scaled.device)

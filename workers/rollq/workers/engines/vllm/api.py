@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion, parse_reason
@@ -13,7 +13,7 @@ from rollq.workers.engines.spans import version_spans
 
 
 def sampling_parameters(
-    sampling: Sampling, tokens: int, stop_ids: list[int], *, streamed: bool = False
+    sampling: Sampling, tokens: int, eos_ids: frozenset[int], *, streamed: bool = False
 ) -> SamplingParams:
     """Parameters for at most `tokens` new tokens, with everything set that changes the distribution or the end.
 
@@ -22,24 +22,34 @@ def sampling_parameters(
     return SamplingParams(
         n=1,
         max_tokens=tokens,
-        min_tokens=0,
+        min_tokens=min(sampling.min_tokens, tokens),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
-        min_p=0.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        repetition_penalty=1.0,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias={int(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        bad_words=list(sampling.bad_words),
+        structured_outputs=guide(sampling),
         seed=sampling.seed,
         stop=list(sampling.stop),
-        stop_token_ids=stop_ids,
+        stop_token_ids=sorted(sampling.end_ids(eos_ids)),
         include_stop_str_in_output=True,
-        ignore_eos=False,
+        ignore_eos=sampling.ignore_eos,
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.DELTA if streamed else RequestOutputKind.FINAL_ONLY,
     )
+
+
+def guide(sampling: Sampling) -> StructuredOutputsParams | None:
+    """The schema or regular expression that guides the decoding, if there is one."""
+    if sampling.guided_json is not None:
+        return StructuredOutputsParams(json=dict(sampling.guided_json))
+    return None if sampling.guided_regex is None else StructuredOutputsParams(regex=sampling.guided_regex)
 
 
 def scoring_parameters() -> SamplingParams:

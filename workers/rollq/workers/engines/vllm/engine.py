@@ -91,7 +91,7 @@ class VllmEngine:
         self._layers = int(config.hf_text_config.num_hidden_layers)
         self.dtype = config.quantization or str(config.dtype).removeprefix("torch.")
         self.vocabulary = int(config.get_vocab_size())
-        self._stop_ids = sorted(model_eos_ids(self._settings.model))
+        self._eos_ids = model_eos_ids(self._settings.model)
         self._no_reload = await self._try_reload(process)
 
     async def _start_process(self, settings: VllmSettings) -> VllmProcess:
@@ -135,14 +135,14 @@ class VllmEngine:
         process = self._living()
         call.version, call.adapter = self.version, self._adapters.current
         report = call.request.report
-        parameters = sampling_parameters(call.request.sampling, tokens, self._stop_ids, streamed=report is not None)
         # The salt keeps cached prompts of other weights away, also where running requests keep theirs.
         prompt = tokens_input(ids, cache_salt=name_of(call.version))
-        answers = process.llm.generate(
-            prompt, parameters, call.name, lora_request=call.adapter, priority=call.request.priority
-        )
         reader, reported = OutputReader(call.version), 0
         try:
+            parameters = sampling_parameters(call.request.sampling, tokens, self._eos_ids, streamed=report is not None)
+            answers = process.llm.generate(
+                prompt, parameters, call.name, lora_request=call.adapter, priority=call.request.priority
+            )
             async for answer in answers:  # only the final one, unless they are to be reported
                 output = answer.outputs[0]
                 reader.add(output)
