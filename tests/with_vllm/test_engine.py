@@ -243,6 +243,10 @@ def ask_all(engine: SharedEngine, *samplings: Sampling) -> list[Completion]:
     return engine.run(generate())  # type: ignore[no-any-return]
 
 
+def text_of(completion: Completion) -> str:
+    return str(make_tokenizer().decode(completion.ids, skip_special_tokens=True))
+
+
 def test_logprobs_are_right_after_an_ignored_eos_and_up_to_a_stop_token(
     engine: SharedEngine, models: list[Path]
 ) -> None:
@@ -280,16 +284,16 @@ def test_logprobs_follow_penalties_and_biases(engine: SharedEngine, models: list
         counts = torch.bincount(torch.from_numpy(completion.ids[:index]).long(), minlength=VOCABULARY)
         seen = counts.bool()
         seen[PROMPT.tolist()] = True
-        logits = torch.where(seen, torch.where(logits > 0, logits / 1.3, logits * 1.3), logits)
-        logits = logits - 0.2 * counts - 0.4 * counts.bool()
         logits[70] += 4.0
         logits[1] -= 100.0
+        logits = torch.where(seen, torch.where(logits > 0, logits / 1.3, logits * 1.3), logits)
+        logits = logits - 0.2 * counts - 0.4 * counts.bool()
         expected = (logits / 0.7).log_softmax(-1)[completion.ids[index]]
         assert abs(float(expected) - completion.logprobs[index]) < TOLERANCE
 
 
 def test_sampling_parameters_for_evaluations_have_their_effects(engine: SharedEngine) -> None:
-    base, tokenizer, letters = Sampling(max_tokens=400, seed=2), make_tokenizer(), "abcdefghijklmnopqrstuvwxyz"
+    base, letters = Sampling(max_tokens=400, seed=2), "abcdefghijklmnopqrstuvwxyz"
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     greedy, likeliest, late, clean, matching, json = ask_all(
         engine,
@@ -304,9 +308,9 @@ def test_sampling_parameters_for_evaluations_have_their_effects(engine: SharedEn
     assert (late.ids[:30] >= 100).all()
     assert late.finish_reason is FinishReason.STOP
     assert len(clean.ids) == 400
-    assert not set(tokenizer.decode(clean.ids)) & set(letters)
-    assert re.fullmatch("(ab|ba){5}", tokenizer.decode(matching.ids, skip_special_tokens=True))
-    assert orjson.loads(tokenizer.decode(json.ids, skip_special_tokens=True)) in ({"a": 1}, {"a": 2})
+    assert not set(text_of(clean)) & set(letters)
+    assert re.fullmatch("(ab|ba){5}", text_of(matching))
+    assert orjson.loads(text_of(json)) in ({"a": 1}, {"a": 2})
 
 
 def test_sampling_that_vllm_refuses_fails_its_request_alone(engine: SharedEngine) -> None:

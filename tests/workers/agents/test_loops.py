@@ -21,6 +21,7 @@ from rollq.buffer.rollouts import (
 from rollq.buffer.wire.parts import join_spans
 from rollq.buffer.wire.samples import decode_sample, encode_sample
 from rollq.workers.agents.continuation import spent
+from rollq.workers.agents.conversation import Conversation
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling, parse_reason
 from rollq.workers.seeds import sample_seed
@@ -91,7 +92,7 @@ def test_every_sampling_parameter_is_sent_and_stored() -> None:
 
 
 def test_rare_parameters_are_stored_only_where_they_have_an_effect() -> None:
-    rare = {"ignore_eos": True, "stop_token_ids": (98,), "logit_bias": {"97": 2.5}}
+    rare: dict[str, Any] = {"ignore_eos": True, "stop_token_ids": (98,), "logit_bias": {"97": 2.5}}
     sample = decode_sample(encode_sample(run(Engine(list(b"ab")), **rare)))
     usual = {"max_tokens": 10, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "stop": ["\n"], "seed": 5}
     assert sample.sampling == {**usual, "ignore_eos": True, "stop_token_ids": [98], "logit_bias": {"97": 2.5}}
@@ -106,6 +107,15 @@ def test_an_interrupted_response_continues_after_eos_only_if_that_does_not_end_i
 ) -> None:
     sample = run(Engine(list(b"cd")), previous=partial([*b"ab", EOS_ID]), **rare)
     assert (sample.text, sample.finish_reason) == (text, FinishReason.STOP)
+
+
+@pytest.mark.parametrize(("stop_token_ids", "content"), [((), "ok!"), (tuple(b"!"), "ok")])
+def test_a_stop_token_is_no_part_of_the_message_that_it_ends(stop_token_ids: tuple[int, ...], content: str) -> None:
+    end_ids = Sampling(10, stop_token_ids=stop_token_ids).end_ids(TOKENIZER.eos_ids)
+    conversation = Conversation(TOKENIZER, (), ({"role": "user", "content": "what?"},), "what?", np.zeros(1, np.int32))
+    after = conversation.after_model(Engine(list(b"ok!")).completion, end_ids)
+    assert after.messages[-1]["content"] == content
+    assert after.segments[0].response_ids.tolist() == list(b"ok!")
 
 
 @pytest.mark.parametrize(
