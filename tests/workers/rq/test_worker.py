@@ -284,9 +284,14 @@ def test_stop_job_stops_that_ticket_alone_and_its_groups_are_given_back(queue: Q
     assert work.done == ["math/1"]
 
 
+def channel(worker: RqWorker) -> bytes:
+    name: str = worker.pubsub_channel_name
+    return name.encode()
+
+
 def test_shutdown_command_ends_the_worker_and_nonsense_is_ignored(queue: Queue, run_name: str) -> None:
     async def scene(worker: RqWorker, work: Work) -> None:
-        await until(lambda: len(Worker.all(queue=queue)) == 1)
+        await until(lambda: dict(queue.connection.pubsub_numsub(worker.pubsub_channel_name)) == {channel(worker): 1})
         queue.connection.publish(worker.pubsub_channel_name, "not json")
         send_command(queue.connection, worker.name, "kill-horse")
         send_command(queue.connection, worker.name, "stop-job", job_id="unknown")
