@@ -101,7 +101,10 @@ class VllmEngine:
         return self._process
 
     async def _try_reload(self, process: VllmProcess) -> str | None:
-        """Have vLLM load the weights again that it has. Returns why it cannot load weights, or None if it can."""
+        """Have vLLM load the weights again that it has. Returns why it cannot load weights, or None if it can.
+
+        If it cannot, it has been started anew.
+        """
         prompts = probe_prompts(self.vocabulary)
         before = await self._score_all(process, prompts)
         try:
@@ -113,8 +116,8 @@ class VllmEngine:
             problem = f"its logprobs are {apart:.2g} nats apart in the mean"
         except Exception as error:  # noqa: BLE001 - vLLM's loaders raise any class
             problem = f"{type(error).__name__}: {error}"
-            await process.close()
-            await self._start_process(self._settings)
+        await process.close()
+        await self._start_process(self._settings)
         family = ", ".join(process.llm.vllm_config.model_config.architectures)
         return f"vLLM cannot load weights into a running {family}: after a reload of the same, {problem}"
 
