@@ -26,6 +26,8 @@ SUPPORTS_VERSIONS = "weight_versions" in CompletionOutput.__dataclass_fields__
 SUPPORTS_REJOINING = hasattr(AsyncLLM, "shutdown_weight_transfer_engine")
 """Whether this vLLM frees the process group of a weight transfer, so that it can join another; since 0.32."""
 
+OTHER_TRANSFERS = frozenset({"ipc", "nccl_m2n", "sharded_rdt", "sparse_nccl"})
+"""Weight transfers of vLLM that the trainer does not make."""
 ORDERLY_S = "1"
 """How long vLLM's core lets its workers end before it sends SIGTERM, s. By default as long as the core itself has."""
 LOOK_S = 0.1
@@ -85,10 +87,10 @@ class VllmProcess:
 
     @property
     def transfer_ranks(self) -> int:
-        """Ranks for weight transfer by NCCL, one per GPU; 0 when vLLM was not configured for it."""
+        """Ranks for weight transfer, one per GPU; 0 when vLLM was not configured for what the trainer sends."""
         config = self.llm.vllm_config
         transfer = config.weight_transfer_config
-        takes_them = transfer is not None and transfer.backend == "nccl"
+        takes_them = transfer is not None and transfer.backend not in OTHER_TRANSFERS
         return int(config.parallel_config.world_size_across_dp) if takes_them else 0
 
     @property
