@@ -44,6 +44,7 @@ learning_rate = 0.01
 micro_batch_tokens = 4096
 record_dir = "record"
 verify_logprobs = 1e-4
+max_mismatch = 100.0
 """
 IN_PROCESS = f"""
 engine = "vllm"

@@ -181,9 +181,9 @@ class Scorer(Protocol):
     dtype: str
     vocabulary: int
 
-    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
+    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
         """The logprobs float32 [T - 1] in nats of the tokens of each prompt int32 [T] but the first, under the weights
-        that serve. Called only while no weights change. Raises `EngineDead`."""
+        that serve; None when the engine cannot say. Called only while no weights change. Raises `EngineDead`."""
         ...
 
 

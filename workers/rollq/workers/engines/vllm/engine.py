@@ -103,8 +103,10 @@ class VllmEngine:
     async def _try_reload(self, process: VllmProcess) -> str | None:
         """Have vLLM load the weights again that it has. Returns why it cannot load weights, or None if it can.
 
-        If it cannot, it has been started anew.
+        If it cannot, it has been started anew. Not tried with LoRA; see `score`.
         """
+        if process.max_adapters:
+            return None
         prompts = probe_prompts(self.vocabulary)
         before = await self._score_all(process, prompts)
         try:
@@ -158,9 +160,13 @@ class VllmEngine:
             raise ValueError(f"vLLM refuses the request: {error}") from error
         return reader.final(output, spans=call.adapter is None)
 
-    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
-        """Give the logprobs of prompts; see `Scorer.score`. Requests wait for none of it."""
-        return await self._score_all(self._living(), prompts)
+    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
+        """Give the logprobs of prompts; see `Scorer.score`. Requests wait for none of it.
+
+        None with LoRA: logprobs of a prompt with an adapter kill vLLM on the CPU.
+        """
+        process = self._living()
+        return None if process.max_adapters else await self._score_all(process, prompts)
 
     async def _score_all(self, process: VllmProcess, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
         return await asyncio.gather(*(self._score(process, prompt.tolist()) for prompt in prompts))
