@@ -412,6 +412,28 @@ def test_an_engine_that_dies_is_noticed_and_started_again(models: list[Path]) ->
     asyncio.run(scenario())
 
 
+def test_requests_that_come_while_vllm_starts_anew_wait_for_it(models: list[Path]) -> None:
+    async def scenario() -> None:
+        host = EngineHost(lambda: make_engine("vllm", options(models[0])), restarts=0)
+        await host.start()
+        try:
+            await host.swap(models[0], version(0), SwapMode.ABORT)
+            request = Request(PROMPT, Sampling(max_tokens=8))
+            swap = asyncio.create_task(host.swap(models[1], version(1), SwapMode.RESTART))
+            asked = []
+            while not swap.done():
+                asked.append(asyncio.create_task(host.generate(request)))
+                await asyncio.sleep(0.1)
+            await swap
+            made = await asyncio.gather(*asked)
+            assert all(check(request, one, models) < TOLERANCE for one in made)
+            assert {span.version for one in made for span in one.versions} >= {1}
+        finally:
+            await host.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_model_that_is_not_there_and_arguments_that_vllm_lacks_are_clear_errors(
     models: list[Path], tmp_path: Path
 ) -> None:
