@@ -25,11 +25,13 @@ from rollq.buffer.weights.manifest import (
     digest_of,
     weight_files,
 )
+from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import (
     CHUNK_BYTES,
     KEPT_DOWNLOADS,
     KEPT_VERSIONS,
     MAX_REDIS_BYTES,
+    PROBE_PART,
     TTL_S,
     StoredWeights,
     check_redis_size,
@@ -37,6 +39,7 @@ from rollq.buffer.weights.store import (
     load_weights,
     locate_weights,
     read_files,
+    read_probe,
     store_weights,
 )
 
@@ -322,3 +325,37 @@ def test_a_manifest_comes_back_as_it_was() -> None:
     assert Manifest.decode(manifest.encode()) == manifest
     assert manifest.tensors["layer.bias"].dtype == "F16"
     assert manifest.tensors["layer.bias"].shape == (3,)
+
+
+PROBE = Probe("float32", [np.array([1, 2], np.int32)], [np.array([-1.5], np.float32)])
+
+
+def test_weights_that_once_went_through_redis_have_no_probe_in_a_folder(buffer: Buffer, tmp_path: Path) -> None:
+    store_weights(buffer, model())
+    assert read_probe(buffer, locate_weights(buffer, write(tmp_path, model())).digest) is None
+
+
+@pytest.mark.parametrize("first", [PROBE, None])
+def test_weights_count_once_with_and_without_a_probe(buffer: Buffer, tmp_path: Path, first: Probe | None) -> None:
+    """They are listed as the newest ones, and go with the oldest."""
+    store_weights(buffer, model(0), probe=first)
+    twice = store_weights(buffer, model(0), probe=None if first else PROBE)
+    for seed in range(1, KEPT_VERSIONS):
+        store_weights(buffer, model(seed))
+    load_weights(buffer, *twice, tmp_path)
+    probe = read_probe(buffer, twice.digest)
+    assert probe is not None
+    assert probe.encode() == PROBE.encode()
+    store_weights(buffer, model(KEPT_VERSIONS))
+    assert read_probe(buffer, twice.digest) is None
+    with pytest.raises(WeightsError, match="not in Redis"):
+        load_weights(buffer, *twice, tmp_path / "again")
+
+
+def test_a_probe_lives_as_long_as_its_weights(buffer: Buffer) -> None:
+    stored = store_weights(buffer, model(), probe=PROBE)
+    names = [buffer.keys.weights(stored.digest, part) for part in (0, 1, PROBE_PART)]
+    for name in names:
+        buffer.client.expire(name, 10)
+    keep_weights(buffer)
+    assert all(buffer.client.ttl(name) > TTL_S - 60 for name in names)

@@ -156,7 +156,7 @@ class WeightFollower:
         buffer = self._calls.buffer
         try:
             folder = load_weights(buffer, live.uri, live.digest, self._folder, self._settings.verify)
-            return folder, read_probe(buffer, live.uri, live.digest)
+            return folder, read_probe(buffer, live.digest)
         except ServerError:
             raise
         except OSError as error:

@@ -15,7 +15,7 @@ rollq:{run}:launches             zset    launches that were replaced, by their e
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
 rollq:{run}:weights              list    digests of the weights held here, oldest first trainer   run
-rollq:{run}:weights:<digest>:<n> string  weights: manifest (0), then their bytes       trainer    last few versions
+rollq:{run}:weights:<digest>:<n> string  weights: manifest (0), their bytes, probe     trainer    last few versions
 rollq:{run}:rounds               string  number of weight broadcasts so far             functions  run
 rollq:{run}:round:<n>            stream  who takes part in one, entry by entry         functions  1 day
 rollq:{run}:events               channel wake-ups: put, publish, commit, admit         all        -

@@ -29,6 +29,8 @@ from rollq.buffer.weights.probe import Probe
 
 CHUNK_BYTES = 8 << 20
 MAX_REDIS_BYTES = 64 << 20
+PROBE_PART = 1_000_000
+"""The number of the chunk that holds the probe, however many others there are."""
 KEPT_VERSIONS = 3
 """How many of the last published weights stay, for workers that are slow to fetch them."""
 KEPT_DOWNLOADS = 4
@@ -146,23 +148,20 @@ def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, 
     return folder
 
 
-def read_probe(buffer: BufferCore, uri: str, digest: str) -> Probe | None:
+def read_probe(buffer: BufferCore, digest: str) -> Probe | None:
     """The probe that was published with weights; None without one. Raises `WeightsError`, `ServerError`."""
-    in_redis = _REDIS_URI.fullmatch(uri)
-    chunks = int(in_redis[2]) if in_redis else 1
-    raw: bytes | None = buffer.send(partial(buffer.client.get, buffer.keys.weights(digest, chunks)))
+    raw: bytes | None = buffer.send(partial(buffer.client.get, buffer.keys.weights(digest, PROBE_PART)))
     return None if raw is None else Probe.decode(raw)
 
 
 def _store(buffer: BufferCore, digest: str, chunks: list[bytes], kept: int, probe: Probe | None) -> None:
-    """Store the chunks of weights, and their probe as one more.
+    """Store the chunks of weights, and their probe.
 
     Weights that are not live yet, and may never be (their trainer was replaced), do not push out the live ones.
     """
-    if probe is not None:
-        chunks = [*chunks, probe.encode()]
+    parts = dict(enumerate(chunks)) | ({} if probe is None else {PROBE_PART: probe.encode()})
     (live,) = buffer.send(partial(buffer.client.hmget, buffer.keys.model, "digest"))
-    for part, chunk in enumerate(chunks):
+    for part, chunk in parts.items():
         held = buffer.call(
             "store_weights", buffer.keys.info, buffer.incarnation, digest, len(chunks), part, TTL_S, chunk
         )
@@ -189,4 +188,4 @@ def _drop(buffer: BufferCore, entry: str) -> None:
 
 def _chunk_names(buffer: BufferCore, entry: str) -> list[str]:
     digest, _, chunks = entry.partition("/")
-    return [buffer.keys.weights(digest, part) for part in range(int(chunks))]
+    return [buffer.keys.weights(digest, part) for part in (*range(int(chunks)), PROBE_PART)]
