@@ -16,6 +16,8 @@ from rollq.buffer.weights.store import StoredWeights, locate_weights, read_files
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import SwapMode, WeightsVersion
+from rollq.workers.engines.receiver import BroadcastReceiver
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.signals import Signals
@@ -47,6 +49,11 @@ class Run:
             )
         else:
             self._buffer.publish(self._epoch, version, uri=stored.uri, digest=stored.digest)
+
+    def announce_broadcast(self, version: int) -> None:
+        """Publish weights that go straight into engines."""
+        assert self._epoch is not None
+        self._buffer.publish(self._epoch, version, uri="nccl:1", digest="of-the-broadcast")
 
     def _store(self, folder: Path, probe: Probe) -> StoredWeights:
         if self._through_redis:
@@ -111,5 +118,55 @@ def test_without_weights_before_nothing_is_leased(run: Run) -> None:
         assert follower.refused.startswith("weights of version 0 refused, there are no others")
         assert not await follower.catch_up()
         assert not host.ready
+
+    run.follow(scenario)
+
+
+def test_a_worker_that_falls_asleep_on_its_way_back_goes_back_when_it_wakes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(follower: WeightFollower, host: EngineHost) -> None:
+        run.publish(0, probe_of_model=0)
+        assert await follower.catch_up()
+        run.publish(1, probe_of_model=2)
+        swap, sleeping = host.swap, []
+
+        async def swap_before_sleep(*args: Any) -> float | None:
+            sleeping.append(asyncio.create_task(host.sleep()))
+            return await swap(*args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(host, "swap", swap_before_sleep)
+            assert not await follower.catch_up()
+        await asyncio.gather(*sleeping)
+        assert served(host) == (1, False)
+        await host.wake()
+        assert not await follower.catch_up()
+        assert served(host) == (0, True)
+
+    run.follow(scenario)
+
+
+def test_a_new_engine_gets_the_weights_before_a_rejected_broadcast(
+    run: Run, models: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(follower: WeightFollower, host: EngineHost) -> None:
+        async def enter(*_: Any) -> None: ...
+
+        async def receive(_: None, version: WeightsVersion, mode: SwapMode) -> float | None:
+            probe = probe_of(AutoModelForCausalLM.from_pretrained(models[2], dtype=torch.float32))
+            return await host.swap(models[1], version, mode, probe)
+
+        monkeypatch.setattr(BroadcastReceiver, "enter", enter)
+        monkeypatch.setattr(host, "receive", receive)
+        run.publish(0, probe_of_model=0)
+        assert await follower.catch_up()
+        run.announce_broadcast(1)
+        assert not await follower.catch_up()
+        assert served(host) == (0, True)
+        await host.close()
+        await host.start()
+        assert not await follower.catch_up()
+        assert served(host) == (0, True)
 
     run.follow(scenario)

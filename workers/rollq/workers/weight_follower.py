@@ -82,12 +82,12 @@ class WeightFollower:
             return await self._serve(live, wanted)
 
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
-        if wanted == self._refused and round_number(live.uri) is not None:
-            return False  # a broadcast that did not fit will not fit the next time
         if wanted == self._rejected:
             if not self._host.published.is_set():
                 await self._go_back()
             return False
+        if wanted == self._refused and round_number(live.uri) is not None:
+            return False  # a broadcast that did not fit will not fit the next time
         try:
             swap_pause_s = await self._swap(live, wanted, self._settings.swap)
         except WeightsRejected as error:
@@ -111,19 +111,21 @@ class WeightFollower:
 
     async def _go_back(self) -> None:
         """Serve the weights from before those that were rejected, if they can still be had from files."""
-        good, self._good = self._good, None
+        good = self._good
         if good is None or round_number(good.uri) is not None:
             return
         version = WeightsVersion(good.epoch, good.version, good.digest)
         mode = SwapMode.RESTART if self._settings.swap is SwapMode.RESTART else SwapMode.ABORT
         try:
-            if await self._swap(good, version, mode) is None:
-                return
-        except (WeightsError, EngineDead) as error:
+            swap_pause_s = await self._swap(good, version, mode)
+        except WeightsError as error:
             log.error("weights of version %d cannot be served again: %s", good.version, error)
-            return
-        self._good = good
-        self._signals.room.set()
+            self._good = None
+        except EngineDead as error:
+            log.warning("the engine died while it loaded weights of version %d again: %s", good.version, error)
+        else:
+            if swap_pause_s is not None:  # None: the engine fell asleep; its wake-up goes back
+                self._signals.room.set()
 
     async def _swap(self, live: LiveModel, wanted: WeightsVersion, mode: SwapMode) -> float | None:
         """Swap to the live weights, from files or from a broadcast; see `EngineHost.swap`."""
