@@ -135,6 +135,21 @@ def test_sharded_tensors_are_refused() -> None:
         to_checkpoint_format(model, state)
 
 
+@pytest.mark.parametrize("put", ["start", "announce", "put"])
+def test_a_sharded_model_is_refused_without_a_forward_pass(
+    put: str, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only rank 0 publishes: a forward pass would wait for the other ranks."""
+    model = tiny_qwen3()
+    state = gathered(model)
+    state["model.norm.weight"].full_tensor = None  # type: ignore[attr-defined]
+    monkeypatch.setattr(model, "state_dict", lambda: state)
+    monkeypatch.setattr(model, "forward", lambda **_: pytest.fail("a forward pass"))
+    publisher = WeightPublisher(buffer, "redis", None, kept=3)
+    with pytest.raises(WeightsError, match="is sharded over ranks"):
+        getattr(publisher, put)(model, *([1] if put == "announce" else []))
+
+
 @pytest.mark.parametrize("weights", ["/a/path", torch.nn.DataParallel(tiny_qwen3()), torch.nn.Linear(1, 1)])
 def test_what_is_neither_model_nor_state_dict_nor_folder_is_refused(weights: Any, buffer: Buffer) -> None:
     with pytest.raises(WeightsError, match=f"^cannot publish a {type(weights).__name__}: publish a transformers.Pre"):

@@ -62,10 +62,9 @@ class WeightPublisher:
 
     def start(self, weights: Weights, probe: Probe | None = None) -> StoredWeights:
         """Store the weights that training starts from, like `put`. `announce` compares later ones with them."""
-        probe = probe or _probe_of(weights)
-        content = publishable(weights)
-        self._started_from = model_shapes(content)
-        return self.put(content, probe)
+        weights, probe = publishable(weights), probe or _probe_of(weights)
+        self._started_from = model_shapes(weights)
+        return self.put(weights, probe)
 
     def put(self, weights: Weights, probe: Probe | None = None) -> StoredWeights:
         """Store a model, a state dict, or a folder's weights: a safetensors file, shards with an index, or an adapter.
@@ -74,8 +73,7 @@ class WeightPublisher:
         Workers compare their engines with `probe`, by default that of a model; folders and state dicts have none.
         Raises `WeightsError`, and `ConfigError` for a model or state dict without a folder to write to.
         """
-        probe = probe or _probe_of(weights)
-        weights = publishable(weights)
+        weights, probe = publishable(weights), probe or _probe_of(weights)
         if self._transport == "redis":
             files = read_files(weights) if isinstance(weights, Path) else {WEIGHTS_FILE: to_safetensors(weights)}
             return store_weights(self._buffer, files, kept=self._kept, probe=probe)
@@ -104,16 +102,16 @@ class WeightPublisher:
 
         Raises `WeightsError` also for tensors of other names or shapes than those that training started from.
         """
+        content = publishable(weights)
+        if self._started_from is not None and not isinstance(content, Path):
+            check_format(content, self._started_from)
         probe = probe or _probe_of(weights)
-        weights = publishable(weights)
-        if self._started_from is not None and not isinstance(weights, Path):
-            check_format(weights, self._started_from)
         if self._sender is None:
-            return self.put(weights, probe)
-        if isinstance(weights, Path):
+            return self.put(content, probe)
+        if isinstance(content, Path):
             self._sender.forget()
-            return self.put(weights, probe)
-        return self._sender.announce(shared_once(weights), version, probe)
+            return self.put(content, probe)
+        return self._sender.announce(shared_once(content), version, probe)
 
     def send(self) -> None:
         """Broadcast the announced weights to engines that do not have them. Call it after publishing them."""
@@ -133,6 +131,7 @@ class WeightPublisher:
 
 
 def _probe_of(weights: Weights) -> Probe | None:
+    """The probe of a model. One that `publishable` refuses is not run: its forward pass may wait for other ranks."""
     if not is_model(weights):
         return None
     from rollq.consumer.weights.probe import probe_of  # needs torch
