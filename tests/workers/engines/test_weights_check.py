@@ -176,6 +176,8 @@ def test_a_probe_travels_as_text_and_anything_else_is_refused() -> None:
         {}, {"dtype": "x", "prompts": [], "logprobs": []}, {"dtype": "x", "prompts": [[1, 2]], "logprobs": [[]]},
         {"dtype": "x", "prompts": [[1, -2]], "logprobs": [[0.0]]}, {"dtype": "x", "prompts": [[1, 2]], "logprobs": []},
         {"dtype": "x", "prompts": [[1, 2]], "logprobs": [[None]]},
+        {"dtype": "x", "prompts": [[1, 2**31]], "logprobs": [[0.0]]},
+        {"dtype": "x", "prompts": [[1] * 1025], "logprobs": [[0.0] * 1024]},
     ]  # fmt: skip
     for raw in (b"", b"[]", *(repr(dict(one)).replace("'", '"').encode() for one in wrong)):
         with pytest.raises(WeightsError, match="probe"):

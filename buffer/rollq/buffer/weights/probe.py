@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.rollouts import Float32Array, Int32Array
@@ -52,9 +52,13 @@ class Probe:
         )
 
 
+_Token = Annotated[int, Field(ge=0, lt=2**31)]
+_Prompt = Annotated[list[_Token], Field(max_length=MOST_TOKENS)]
+
+
 class _Probe(BaseModel):
     dtype: str
-    prompts: list[list[NonNegativeInt]] = Field(min_length=1, max_length=MOST_PROMPTS)
+    prompts: list[_Prompt] = Field(min_length=1, max_length=MOST_PROMPTS)
     logprobs: list[list[FiniteFloat]]
 
 
