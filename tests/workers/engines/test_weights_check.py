@@ -184,6 +184,14 @@ def test_a_probe_travels_as_text_and_anything_else_is_refused() -> None:
             Probe.decode(raw)
 
 
+def test_a_probe_leaves_each_part_of_the_model_in_its_mode(models: Sequence[Path]) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32).train()
+    model.lm_head.eval()
+    before = [module.training for module in model.modules()]
+    probe_of(model)
+    assert [module.training for module in model.modules()] == before
+
+
 def test_the_coarser_dtype_sets_the_tolerance() -> None:
     assert tolerance_of("float32", "float32") < tolerance_of("float32", "bfloat16") < tolerance_of("bfloat16", "fp8")
     assert difference([np.zeros(2, np.float32)], [np.zeros(1, np.float32)]) == np.inf

@@ -13,11 +13,12 @@ def probe_of(model: Any) -> Probe:
     parameter = next(model.parameters())
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
     ids = torch.tensor([prompt.tolist() for prompt in prompts], device=parameter.device)
-    trains = model.training
+    training = [module for module in model.modules() if module.training]  # parts may be in `eval` mode on purpose
     model.eval()
     try:
         logprobs = model(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
     finally:
-        model.train(trains)
+        for module in training:
+            module.training = True
     chosen = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1).cpu().numpy()
     return Probe(str(parameter.dtype).removeprefix("torch."), prompts, list(chosen))
