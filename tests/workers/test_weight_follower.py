@@ -55,6 +55,12 @@ class Run:
         assert self._epoch is not None
         self._buffer.publish(self._epoch, version, uri="nccl:1", digest="of-the-broadcast")
 
+    def lose_live_weights(self) -> None:
+        """Their manifest goes."""
+        live = self._buffer.live_model()
+        assert live is not None
+        self._buffer.client.delete(self._buffer.keys.weights(live.digest, 0))
+
     def _store(self, folder: Path, probe: Probe) -> StoredWeights:
         if self._through_redis:
             return store_weights(self._buffer, read_files(folder), probe=probe)
@@ -162,6 +168,22 @@ def test_a_new_engine_gets_the_weights_before_a_rejected_broadcast(
         run.publish(0, probe_of_model=0)
         assert await follower.catch_up()
         run.announce_broadcast(1)
+        assert not await follower.catch_up()
+        assert served(host) == (0, True)
+        await host.close()
+        await host.start()
+        assert not await follower.catch_up()
+        assert served(host) == (0, True)
+
+    run.follow(scenario)
+
+
+def test_a_new_engine_serves_the_weights_before_those_that_cannot_be_read(run: Run) -> None:
+    async def scenario(follower: WeightFollower, host: EngineHost) -> None:
+        run.publish(0, probe_of_model=0)
+        assert await follower.catch_up()
+        run.publish(1, probe_of_model=1)
+        run.lose_live_weights()
         assert not await follower.catch_up()
         assert served(host) == (0, True)
         await host.close()

@@ -202,8 +202,9 @@ class Trainer:
         metrics = learner.gradients(self._shuffled(batch), self._stop)
         if metrics is None:
             return False
-        self._verify(batch, metrics)
-        norm = learner.update() if math.isfinite(metrics.loss) else None
+        if is_finite := math.isfinite(metrics.loss):
+            self._verify(batch, metrics)
+        norm = learner.update() if is_finite else None
         if norm is None:
             self._quarantine(batch)
             return True

@@ -111,6 +111,14 @@ def test_a_planted_fault_is_noticed_ten_times_of_ten(
     with_host(models[0], scenario)
 
 
+def test_a_trainer_does_not_publish_weights_that_are_not_finite(models: Sequence[Path]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    with pytest.raises(WeightsError, match="not finite"):
+        probe_of(model)
+
+
 def test_weights_that_are_not_finite_are_noticed_without_a_probe(models: Sequence[Path], tmp_path: Path) -> None:
     old = load_file(models[0] / "model.safetensors")
     save_file(one_nan(old, old), tmp_path / "model.safetensors")

@@ -82,12 +82,10 @@ class WeightFollower:
             return await self._serve(live, wanted)
 
     async def _serve(self, live: LiveModel, wanted: WeightsVersion) -> bool:
-        if wanted == self._rejected:
-            if not self._host.published.is_set():
-                await self._go_back()
+        is_unfit = wanted == self._refused and round_number(live.uri) is not None  # nor will it fit the next time
+        if wanted == self._rejected or is_unfit:
+            await self._go_back()
             return False
-        if wanted == self._refused and round_number(live.uri) is not None:
-            return False  # a broadcast that did not fit will not fit the next time
         try:
             swap_pause_s = await self._swap(live, wanted, self._settings.swap)
         except WeightsRejected as error:
@@ -99,6 +97,7 @@ class WeightFollower:
             log.info("weights of version %d come later: %s", wanted.version, error)
             return False
         except WeightsError as error:
+            await self._go_back()
             self._refuse(wanted, error)
             return False
         except EngineDead as error:
@@ -110,9 +109,9 @@ class WeightFollower:
         return True
 
     async def _go_back(self) -> None:
-        """Serve the weights from before those that were rejected, if they can still be had from files."""
+        """Serve the weights from before those that were refused, unless the engine does, if they are still in files."""
         good = self._good
-        if good is None or round_number(good.uri) is not None:
+        if self._host.published.is_set() or good is None or round_number(good.uri) is not None:
             return
         version = WeightsVersion(good.epoch, good.version, good.digest)
         mode = SwapMode.RESTART if self._settings.swap is SwapMode.RESTART else SwapMode.ABORT

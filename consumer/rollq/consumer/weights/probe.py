@@ -4,12 +4,16 @@ from typing import Any
 
 import torch
 
+from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.probe import Probe, probe_prompts
 
 
 @torch.no_grad()
 def probe_of(model: Any) -> Probe:
-    """The probe of a Hugging Face causal LM with its present weights: a forward pass of about a hundred tokens."""
+    """The probe of a Hugging Face causal LM with its present weights: a forward pass of about a hundred tokens.
+
+    Raises `WeightsError` when its logprobs are not finite.
+    """
     parameter = next(model.parameters())
     prompts = probe_prompts(model.config.get_text_config().vocab_size)
     ids = torch.tensor([prompt.tolist() for prompt in prompts], device=parameter.device)
@@ -20,5 +24,7 @@ def probe_of(model: Any) -> Probe:
     finally:
         for module in training:
             module.training = True
-    chosen = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1).cpu().numpy()
-    return Probe(str(parameter.dtype).removeprefix("torch."), prompts, list(chosen))
+    chosen = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1)
+    if not bool(chosen.isfinite().all()):
+        raise WeightsError("the model's logprobs are not finite: resume from a checkpoint whose weights are sound")
+    return Probe(str(parameter.dtype).removeprefix("torch."), prompts, list(chosen.cpu().numpy()))
