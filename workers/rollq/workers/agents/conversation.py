@@ -77,13 +77,14 @@ class Conversation:
         """Response tokens of all segments, including those of the environment."""
         return sum(len(segment.response_ids) for segment in self.segments)
 
-    def after_model(self, completion: Completion, end_ids: frozenset[int]) -> Self:
-        """The conversation after the model's turn. A token of `end_ids` at its end is not part of the message.
+    def after_model(self, completion: Completion, end_ids: frozenset[int] | None = None) -> Self:
+        """The conversation after the model's turn. A token of `end_ids`, by default an EOS token, at its end is not
+        part of the message.
 
         Raises `ValueError` as `join` does.
         """
         ids = completion.ids.tolist()
-        ended = bool(ids) and ids[-1] in end_ids
+        ended = bool(ids) and ids[-1] in (self.tokenizer.eos_ids if end_ids is None else end_ids)
         content = self.tokenizer.decode(ids[:-1] if ended else ids, special=True)
         end = self.tokenizer.decode(ids[-1:], special=True) if ended else ""
         return replace(
