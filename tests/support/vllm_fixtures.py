@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.vllm_run import VOCABULARY, SharedEngine, free_port, make_qwen3, options
+from support.model_families import VOCABULARY
+from support.vllm_run import SharedEngine, free_port, make_qwen3, options
 from support.vllm_server import VllmServer
 
 

@@ -19,9 +19,9 @@ from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.workers.engines.protocol import Completion, Engine, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine
+from support.model_families import SHAPE, VOCABULARY
 from support.waiting import PATIENCE_S
 
-VOCABULARY = 258
 CONTEXT_TOKENS = 4096
 ENGINE_ARGS = {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20}
 """Of vLLM, for a tiny model on the CPU."""
@@ -30,21 +30,7 @@ ENGINE_ARGS = {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20}
 def make_qwen3(folder: Path, seed: int, **changes: Any) -> Path:
     """A random Qwen3 whose heads are as large as vLLM wants them on the CPU, in `folder`."""
     torch.manual_seed(seed)
-    shape: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": CONTEXT_TOKENS,
-        "initializer_range": 0.1,
-        "tie_word_embeddings": True,
-        "pad_token_id": 0,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-    }
+    shape = {**SHAPE, "max_position_embeddings": CONTEXT_TOKENS, "tie_word_embeddings": True}
     model = Qwen3ForCausalLM(Qwen3Config(**shape | changes))
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

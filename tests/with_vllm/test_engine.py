@@ -25,11 +25,11 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.engines.tensors import read_tensors
+from support.model_families import VOCABULARY
 from support.vllm_run import (
     CONTEXT_TOKENS,
     MIXED,
     TOLERANCE,
-    VOCABULARY,
     SharedEngine,
     check,
     forward_logits,
