@@ -57,6 +57,12 @@ def role(folder: Path, name: str) -> Iterator[None]:
         process.wait(PATIENCE_S)
 
 
+def wait_for_workers(buffer: Buffer, count: int) -> None:
+    with buffer.events() as events:
+        while len(buffer.workers()) < count:
+            events.wait(0.5)
+
+
 def test_xm04_one_batch_is_generated_then_engines_sleep_while_it_is_trained_then_they_wake_and_swap(
     folder: Path, server_url: str, run_name: str, buffer: Buffer
 ) -> None:
@@ -66,6 +72,7 @@ def test_xm04_one_batch_is_generated_then_engines_sleep_while_it_is_trained_then
     with ExitStack() as stack:
         for name in ("produce", "work", "work"):
             stack.enter_context(role(folder, name))
+        wait_for_workers(buffer, 2)  # one that starts while step 1 is trained is first paused, and then asleep
         consumer = stack.enter_context(
             Consumer.connect(
                 server_url,
@@ -85,9 +92,7 @@ def test_xm04_one_batch_is_generated_then_engines_sleep_while_it_is_trained_then
             assert counts.statuses[Status.RUNNING] == 0
             if step == 2:  # one that joins now does not generate either
                 stack.enter_context(role(folder, "work"))
-                with buffer.events() as events:
-                    while len(buffer.workers()) == len(reports):
-                        events.wait(0.5)
+                wait_for_workers(buffer, len(reports) + 1)
                 assert buffer.counts("math").progress["produced"] == counts.progress["produced"]
             consumer.publish({})
             assert buffer.clock("math").control is Control.RUN
