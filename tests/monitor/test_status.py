@@ -1,9 +1,11 @@
 from collections.abc import Iterator
+from typing import Any
 
 import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import FencedError
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import TaskRules
@@ -55,6 +57,41 @@ def test_a_worker_that_refuses_weights_says_why(buffer: Buffer, server_url: str)
     lines = as_table(look(buffer, server_url)).splitlines()
     assert lines[-1] == "worker-2: weights of version 1 refused: too large"
     assert lines[-2].startswith("worker-2")
+
+
+def test_the_trainers_last_step_is_shown_with_its_mismatch(buffer: Buffer, server_url: str) -> None:
+    held = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
+    assert "trainer" not in as_table(look(buffer, server_url))
+    mismatch: dict[str, Any] = {
+        "mean": 0.00123,
+        "p99": 0.01,
+        "max": 0.5,
+        "kl": 1e-6,
+        "effective_sample_size": None,
+        "by_worker": {},
+    }
+    buffer.report_trainer(held, {"step": 7, "reward": 0.25, "mismatch": mismatch})
+    found = look(buffer, server_url)
+    (line,) = [line for line in as_table(found).splitlines() if line.startswith("trainer: ")]
+    assert line == (
+        "trainer: trained step 7 0 s ago; reward 0.250; mismatch with the engines: mean 0.0012, p99 0.01, "
+        "max 0.5, kl 1e-06, effective_sample_size -"
+    )
+    assert orjson.loads(as_json(found))["trainer"]["mismatch"]["by_worker"] == {}
+
+
+def test_a_trainer_that_was_replaced_reports_no_more(buffer: Buffer, server_url: str) -> None:
+    held = buffer.begin_epoch(trainer_id="t", launch_id="first", from_step=0, uri="none", digest="d")
+    buffer.begin_epoch(trainer_id="t", launch_id="second", from_step=0, uri="none", digest="d")
+    with pytest.raises(FencedError):
+        buffer.report_trainer(held, {"step": 7})
+    assert look(buffer, server_url).trainer is None
+
+
+def test_a_custom_trainer_reports_what_it_likes(buffer: Buffer, server_url: str) -> None:
+    held = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
+    buffer.report_trainer(held, {"loss": 1.5, "mismatch": "unknown", "reward": None})
+    assert "trainer: reported 0 s ago" in as_table(look(buffer, server_url)).splitlines()
 
 
 def test_the_size_of_the_step_trained_next_is_shown(buffer: Buffer, server_url: str) -> None:

@@ -38,6 +38,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "claim the step again"
     buffer.publish(world.held, 1, uri="u", digest="1")
     buffer.commit(world.held, 1)
+    buffer.report_trainer(world.held, {"step": 1})
     yield "commit"
     buffer.save(folder / "saved")
     buffer.renew_trainer(world.held)

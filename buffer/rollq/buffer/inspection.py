@@ -9,7 +9,7 @@ from rollq.buffer.replies import Counts
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
 
-SILENT_WORKER_MS = 30_000
+SILENT_WORKER_S = 30.0
 
 
 class Inspection(BufferCore):
@@ -44,8 +44,19 @@ class Inspection(BufferCore):
         now_ms = self.server_ms()
         reports: dict[str, dict[str, Any]] = {}
         for name, value in sorted(self.send(lambda: self.client.hgetall(self.keys.workers)).items()):
-            at_ms, _, report = value.partition(b" ")
-            age_ms = now_ms - int(at_ms)
-            if abs(age_ms) <= SILENT_WORKER_MS:  # the server's clock may have been set back
-                reports[name.decode()] = {**orjson.loads(report), "age_s": max(age_ms, 0) / 1000}
+            age_s, report = _decode_report(value, now_ms)
+            if abs(age_s) <= SILENT_WORKER_S:  # the server's clock may have been set back
+                reports[name.decode()] = report
         return reports
+
+    def trainer(self) -> dict[str, Any] | None:
+        """The trainer's last report, with its `age_s`; None before the first one."""
+        report = self.send(lambda: self.client.hget(self.keys.trainer, "report"))
+        return None if report is None else _decode_report(report, self.server_ms())[1]
+
+
+def _decode_report(raw: bytes, now_ms: int) -> tuple[float, dict[str, Any]]:
+    """The age of a report in seconds, and the report with its `age_s`, which is never negative."""
+    at_ms, _, report = raw.partition(b" ")
+    age_s = (now_ms - int(at_ms)) / 1000
+    return age_s, {**orjson.loads(report), "age_s": max(age_s, 0.0)}

@@ -157,6 +157,11 @@ class Training(Fetching, Claiming):
         lease_ms = round(TRAINER_LEASE_S * 1000)
         self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms)
 
+    def report_trainer(self, held: TrainerEpoch, report: Mapping[str, Any]) -> None:
+        """Store plain facts about the last step for monitors. Raises `FencedError`."""
+        facts = orjson.dumps(dict(report))
+        self.call("report_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, facts)
+
     def sleep(self, held: TrainerEpoch, why: str) -> None:
         """Have engines free their memory; workers report `why` as `asleep_for` once they have. '' wakes them.
 

@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
@@ -267,6 +267,11 @@ class Consumer(Iterator[Batch]):
         if self._settings.rank != 0:
             return {}
         return {task: self._lease.buffer.take_production(task) for task in self._sizes.rules}
+
+    def report(self, facts: Mapping[str, Any]) -> None:
+        """Store plain facts about the last step, for `rollq status`: any values that JSON has. Raises `FencedError`."""
+        if self._settings.rank == 0:
+            self._lease.buffer.report_trainer(self._lease.epoch, facts)
 
     def evaluate(
         self, names: Sequence[str] | None = None, *, timeout_s: float | None = None, detailed: bool = False

@@ -296,6 +296,7 @@ class Trainer:
 
     def _report(self, line: dict[str, Any]) -> None:
         self._append(METRICS_FILE, line)
+        self._consumer.report(line)
         log.info(
             "step %(step)d: reward %(reward).3f, loss %(loss).4f, %(tokens)d tokens, waited %(wait_s).2f s, "
             "trained %(train_s).2f s, published %(publish_s).2f s",

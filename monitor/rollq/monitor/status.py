@@ -30,6 +30,8 @@ WORKER_COLUMNS = (
     "age_s",
 )
 """The fields of a worker's report that the table shows; JSON has all fields."""
+MISMATCH_FIELDS = ("mean", "p99", "max", "kl", "effective_sample_size")
+"""The fields of the trainer's mismatch that are shown; JSON also has them by task, worker and version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,17 @@ class TaskStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The status of a run. `tickets` counts tickets in the queue; `workers` maps a worker to its last report."""
+    """The status of a run. `tickets` counts tickets in the queue; `workers` maps a worker to its last report.
+
+    `trainer` is the trainer's last report: the metrics of its last step.
+    """
 
     run: str
     model: LiveModel | None
     tickets: int
     tasks: tuple[TaskStatus, ...]
     workers: Mapping[str, Mapping[str, Any]]
+    trainer: Mapping[str, Any] | None = None
 
 
 def read_status(buffer: MonitorBuffer, queue: Queue) -> RunStatus:
@@ -72,6 +78,7 @@ def read_status(buffer: MonitorBuffer, queue: Queue) -> RunStatus:
         tickets=tickets_queued(queue),
         tasks=tuple(_task_status(buffer.counts(task)) for task in sorted(buffer.tasks())),
         workers=buffer.workers(),
+        trainer=buffer.trainer(),
     )
 
 
@@ -90,6 +97,7 @@ def as_table(run: RunStatus) -> str:
     ]
     lines += aligned([header, *rows])
     lines += [_control_line(task) for task in run.tasks if task.control != "run"]
+    lines += ["", _trainer_line(run.trainer)] if run.trainer else []
     lines += ["", *(_worker_lines(run.workers) or ["no worker has reported lately"])]
     lines += [f"{name}: {why}" for name, report in run.workers.items() if (why := report.get("refused_weights"))]
     return "\n".join(lines)
@@ -120,6 +128,23 @@ def _model_line(model: LiveModel | None) -> str:
     if model is None:
         return "no weights published yet"
     return f"weights version {model.version} (epoch {model.epoch}, {model.digest[:12]})"
+
+
+def _trainer_line(report: Mapping[str, Any]) -> str:
+    """The trainer's last step, and its mismatch with the engines. A custom trainer may report other facts."""
+    what = f"trained step {report['step']}" if "step" in report else "reported"
+    facts = [f"{what} {report['age_s']:,.0f} s ago"]
+    if isinstance(reward := report.get("reward"), float):
+        facts.append(f"reward {reward:.3f}")
+    mismatch = report.get("mismatch")
+    if isinstance(mismatch, Mapping):
+        shown = [f"{name} {_short(mismatch[name])}" for name in MISMATCH_FIELDS if name in mismatch]
+        facts += [f"mismatch with the engines: {', '.join(shown)}"] if shown else []
+    return "trainer: " + "; ".join(facts)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.2g}" if isinstance(value, int | float) else "-"
 
 
 def _worker_lines(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
