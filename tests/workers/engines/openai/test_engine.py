@@ -13,7 +13,7 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason, VersionSpan
-from rollq.workers.engines.openai.completions_api import check_probe
+from rollq.workers.engines.openai.completions_api import check_logprobs
 from rollq.workers.engines.openai.engine import API_KEY
 from rollq.workers.engines.openai.servers import RequestFailed
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode, WeightsVersion
@@ -347,9 +347,9 @@ def test_sb06_equal_logits_do_not_make_a_server_suspect() -> None:
     versions = (VersionSpan(0, 0, 3),)
     ids = np.array([7, 8, 9], np.int32)
     tied = np.log(np.array([1, 1 / 2, 1 / 258])).astype(np.float32)
-    check_probe(Completion(ids, tied, versions, FinishReason.LENGTH))
+    check_logprobs(Completion(ids, tied, versions, FinishReason.LENGTH))
     with pytest.raises(ValueError, match="gave no token"):
-        check_probe(Completion(ids[:0], tied[:0], (), FinishReason.STOP))
+        check_logprobs(Completion(ids[:0], tied[:0], (), FinishReason.STOP))
 
 
 async def nothing(engine: Engine) -> None:

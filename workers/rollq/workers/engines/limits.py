@@ -6,6 +6,7 @@ from typing import Final
 from rollq.workers.engines.protocol import ContextFull, Request, Sampling
 
 UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
+    "sglang": frozenset({"bad_words"}),
     "transformers": frozenset(
         {
             "bad_words",
@@ -17,7 +18,7 @@ UNSUPPORTED: Final[Mapping[str, frozenset[str]]] = {
             "presence_penalty",
             "repetition_penalty",
         }
-    )
+    ),
 }
 """Engine -> the sampling parameters that it refuses."""
 
@@ -51,7 +52,7 @@ def _check_sampling(sampling: Sampling) -> None:
 
 def check_supported(sampling: Sampling, engine: str) -> None:
     """Raise `ValueError` for a parameter that the built-in `engine` would ignore."""
-    if ignored := sorted(sampling.rare().keys() & UNSUPPORTED[engine]):
+    if ignored := sorted(sampling.rare().keys() & UNSUPPORTED.get(engine, frozenset())):
         raise ValueError(f"engine {engine!r} does not support {', '.join(ignored)}")
 
 

@@ -61,7 +61,7 @@ async def stream(session: aiohttp.ClientSession, url: str, body: Mapping[str, An
                 continue
             value = _parse(event)
             if isinstance(value, dict) and value.get("error"):
-                raise _refusal(url, _code(value["error"]), event[:KEPT_BODY_BYTES], None)
+                raise refusal(url, _code(value["error"]), event)
             yield value
     raise TransientError("the answer broke off")
 
@@ -78,7 +78,7 @@ async def _answer(
             if response.status != 200:
                 raw = await response.content.read(KEPT_BODY_BYTES)
                 retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
-                raise _refusal(url, response.status, raw, retry_after_s)
+                raise refusal(url, response.status, raw, retry_after_s)
             yield response
     except TimeoutError as error:
         raise TransientError(f"no answer within {session.timeout.total:g} s") from error
@@ -86,12 +86,12 @@ async def _answer(
         raise TransientError(f"{type(error).__name__}: {error}") from error
 
 
-def _refusal(url: str, status: int, body: bytes, retry_after_s: float | None) -> TransientError | ValueError:
+def refusal(url: str, status: int, body: bytes, retry_after_s: float | None = None) -> TransientError | ValueError:
     """The error to raise for an answer that reports one."""
-    refusal = f"HTTP {status}: {body.decode(errors='replace')}"
+    reason = f"HTTP {status}: {body[:KEPT_BODY_BYTES].decode(errors='replace')}"
     if is_transient(status):
-        return TransientError(refusal, retry_after_s)
-    return ValueError(f"{url} refuses the request: {refusal}")
+        return TransientError(reason, retry_after_s)
+    return ValueError(f"{url} refuses the request: {reason}")
 
 
 def _code(error: Any) -> int:

@@ -1,20 +1,22 @@
 """Requests and answers of OpenAI's completions API. Pure: plain values in and out."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Float32Array, VersionSpan
-from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion, parse_reason
+from rollq.buffer.rollouts import Float32Array
+from rollq.workers.engines.openai.dialect import NO_LIMIT_TOKENS, NO_VERSION, PROBE_IDS, TOP_LOGPROBS
+from rollq.workers.engines.openai.tokens import Part, Tokens, float32_array
+from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion
 
-NO_LIMIT_TOKENS = 1 << 62
-"""Context of a server that does not report it; the server itself refuses requests that are too long."""
-PROBE = Request(np.array([1, 2, 3, 4], np.int32), Sampling(max_tokens=8, top_k=1))
+NEEDED = "a server with return_token_ids is needed, such as vLLM's"
+PROBE = Request(PROBE_IDS, Sampling(max_tokens=8, top_k=1))
 """The simplest request: every server can answer it, and its logprobs are known."""
 
-TOP_LOGPROBS = 5
+
+def url_of(server: str) -> str:
+    """The address for completions at a server."""
+    return f"{server}/completions"
 
 
 def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict[str, Any]:
@@ -53,90 +55,47 @@ def rare_fields(sampling: Sampling, tokens: int) -> dict[str, Any]:
     return {**fields, "structured_outputs": guides} if guides else fields
 
 
-@dataclass(slots=True, eq=False)
-class Tokens:
-    """The part of a completion that has arrived: ids, their logprobs in nats, and why it ended, if it has. `url` is the
-    server's, for messages; `broken`: tokens that had come were lost, because a server broke off. `added` is called
-    whenever tokens arrive."""
-
-    url: str = "the server"
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    reason: str | None = None
-    broken: bool = False
-    added: Callable[[], None] | None = None
-
-    def begin(self, url: str) -> None:
-        """Start anew: the server at `url` is asked."""
-        self.broken = self.broken or bool(self.ids)
-        self.url, self.ids, self.logprobs, self.reason = url, [], [], None
-
-    def add(self, answer: Any) -> None:
-        """Append an answer, or an event of one that is streamed. Raises `ValueError` when it lacks token ids or
-        logprobs."""
-        try:
-            if not answer["choices"]:  # the event with the usage
-                return
-            choice = answer["choices"][0]
-            ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"] if choice["logprobs"] else []
-            if len(ids) != len(logprobs):
-                raise ValueError(f"{len(ids)} token ids and {len(logprobs)} logprobs")
-            self.ids += ids
-            self.logprobs += logprobs
-            self.reason = choice["finish_reason"] or self.reason
-        except (LookupError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"the answer of {self.url} lacks choices[0].token_ids, .logprobs.token_logprobs or .finish_reason "
-                f"({type(error).__name__}: {error}): a server with return_token_ids is needed, such as vLLM's; it said "
-                f"{answer!r:.200}"
-            ) from error
-        if self.added is not None:
-            self.added()
-
-    def completion(self, version: WeightsVersion, reason: FinishReason | None = None) -> Completion:
-        """As a completion by `version`, ended by `reason` or as the server said.
-
-        Raises `ValueError` when ids or logprobs make no sense.
-        """
-        try:
-            ids, logprobs = np.array(self.ids, dtype=np.int32), float32_array(self.logprobs)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{self.url} gave token ids or logprobs that are not numbers: {error}") from error
-        if ids.ndim != 1 or logprobs.shape != ids.shape or not np.isfinite(logprobs).all() or (ids < 0).any():
-            raise ValueError(f"{self.url} gave {ids.shape} token ids and {logprobs.shape} logprobs, or senseless ones")
-        spans = (VersionSpan(version.epoch, version.version, len(ids)),) if len(ids) else ()
-        return Completion(ids, logprobs, spans, parse_reason(self.reason) if reason is None else reason)
+def read_part(answer: Any, _: int) -> Part:
+    """The news in an answer, or in an event of one that is streamed. Raises `LookupError`, `TypeError` or `ValueError`
+    when it lacks token ids or logprobs."""
+    if not answer["choices"]:  # the event with the usage
+        return Part([], [])
+    choice = answer["choices"][0]
+    ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"] if choice["logprobs"] else []
+    if len(ids) != len(logprobs):
+        raise ValueError(f"{len(ids)} token ids and {len(logprobs)} logprobs")
+    return Part(ids, logprobs, choice["finish_reason"])
 
 
-def float32_array(numbers: Sequence[float]) -> Float32Array:
-    """An array of these numbers; those that float32 cannot hold become infinite. Raises `TypeError`, `ValueError`."""
-    with np.errstate(over="ignore"):
-        return np.array(numbers, dtype=np.float32)
-
-
-def join_parts(parts: Sequence[Completion], reason: FinishReason) -> Completion:
-    """Parts of one answer, each made after those before, as one that ended with `reason`."""
-    if not parts:
-        return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), reason)
-    return Completion(
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.logprobs for part in parts]),
-        tuple(span for part in parts for span in part.versions),
-        reason,
-    )
+def status_of(_: Any) -> int | None:
+    """The status of an error that an event reports in its own way: servers of this API report none."""
+    return None
 
 
 def read_completion(answer: Any, version: WeightsVersion) -> Completion:
     """The completion in a server's answer. Raises `ValueError` when it lacks token ids or logprobs."""
     tokens = Tokens()
-    tokens.add(answer)
+    try:
+        tokens.add(read_part(answer, 0))
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"no completion in {answer!r:.200} ({type(error).__name__}: {error}): {NEEDED}") from error
     return tokens.completion(version)
+
+
+def probe_body(most_tokens: int) -> dict[str, Any]:
+    """The simplest request, for at most `most_tokens`."""
+    return request_body(PROBE, min(most_tokens, PROBE.sampling.max_tokens), NO_VERSION)
+
+
+def check_probe(answer: Any) -> None:
+    """Raise `ValueError` unless the tokens of `PROBE` came back with the logprobs of what was sampled."""
+    check_logprobs(read_completion(answer, NO_VERSION))
 
 
 def fingerprint_body() -> dict[str, Any]:
     """A request whose answer identifies the weights: the largest logprobs of the token after `PROBE`'s prompt."""
-    request = Request(PROBE.prompt_ids, Sampling(max_tokens=1))
-    return {**request_body(request, 1, WeightsVersion(0, 0, "")), "logprobs": TOP_LOGPROBS, "cache_salt": None}
+    request = Request(PROBE_IDS, Sampling(max_tokens=1))
+    return {**request_body(request, 1, NO_VERSION), "logprobs": TOP_LOGPROBS, "cache_salt": None}
 
 
 def read_fingerprint(answer: Any) -> Float32Array:
@@ -170,8 +129,8 @@ def choose_model(listed: Any, wanted: str | None) -> tuple[str, int]:
     return name, contexts[name]
 
 
-def check_probe(probed: Completion) -> None:
-    """Raise `ValueError` unless the tokens of `PROBE` came back with the logprobs of what was sampled.
+def check_logprobs(probed: Completion) -> None:
+    """Raise `ValueError` unless these are logprobs of what was sampled for `PROBE`.
 
     With top_k = 1 that is one token, of logprob 0; or m tokens of equal logits, which servers keep, of -log m each.
     """

@@ -1,8 +1,9 @@
 """An engine behind HTTP: servers with OpenAI's completions API that return token ids, such as vLLM's.
 
-Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). Who loads weights:
+Token ids go in as the prompt; `token_ids` and `logprobs` come out (vLLM's `return_token_ids`). The engine for another
+kind of server differs in its `dialect` alone. Who loads weights:
 
-- with `push_model`, this engine (vLLM only). Invariant: no request is at a server while weights are loaded, so every
+- with `push_model`, this engine. Invariant: no request is at a server while weights are loaded, so every
   token is of the version that the engine served when it sent the request. In mode `keep`, requests are interrupted, and
   continued after the swap from the tokens that have come.
 - with `server_follows`, something else does; `swap` notes the version, and all tokens of a request carry the version at
@@ -21,19 +22,20 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
+import aiohttp
 import numpy as np
 from pydantic import Field, model_validator
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason
 from rollq.workers.engines.gate import Call, RequestGate
-from rollq.workers.engines.limits import token_limit
-from rollq.workers.engines.openai.completions_api import Tokens, join_parts, request_body
-from rollq.workers.engines.openai.server import NO_VERSION
+from rollq.workers.engines.limits import check_supported, token_limit
+from rollq.workers.engines.openai import completions_api, weight_routes
+from rollq.workers.engines.openai.dialect import NO_VERSION, Dialect, Weights
 from rollq.workers.engines.openai.servers import Servers
-from rollq.workers.engines.openai.weight_routes import Weights
+from rollq.workers.engines.openai.tokens import Tokens, join_parts
 from rollq.workers.engines.protocol import (
     REPORT_TOKENS,
     Completion,
@@ -43,6 +45,7 @@ from rollq.workers.engines.protocol import (
     WeightsVersion,
 )
 from rollq.workers.engines.tensors import read_model
+from rollq.workers.http.client import exchange
 from rollq.workers.http.settings import RetrySettings
 from rollq.workers.seeds import turn_seed
 
@@ -52,16 +55,15 @@ API_KEY = "ROLLQ_ENGINE_API_KEY"
 """Environment variable with the server's key, if it wants one."""
 
 
-class OpenAISettings(RetrySettings):
+class ServerSettings(RetrySettings):
     """Where the servers are, and how long to wait and retry."""
 
     urls: tuple[Annotated[str, Field(pattern=r"^https?://\S+$")], ...] = Field(
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
     )
-    served_model: str | None = Field(default=None, description="name at the server; default: the only one it serves")
     server_follows: bool = Field(default=False, description="the server loads each published version by itself")
     push_model: Path | None = Field(
-        default=None, description="folder of the model served: each version is loaded into the servers, vLLM's"
+        default=None, description="folder of the model served: each version is loaded into the servers"
     )
     request_timeout_s: float = Field(default=600, gt=0, description="longest wait for one answer")
     start_timeout_s: float = Field(default=600, gt=0, description="longest wait for a server that still starts")
@@ -73,6 +75,30 @@ class OpenAISettings(RetrySettings):
         if self.push_model is not None and self.server_follows:
             raise ValueError("push_model loads weights into the servers, server_follows says that others do: set one")
         return self
+
+    @property
+    def model_name(self) -> str | None:
+        """The model to ask for, where servers have several."""
+        return None
+
+
+class OpenAISettings(ServerSettings):
+    """Servers with OpenAI's completions API."""
+
+    served_model: str | None = Field(default=None, description="name at the server; default: the only one it serves")
+
+    @property
+    def model_name(self) -> str | None:
+        """The model to ask for, where servers have several."""
+        return self.served_model
+
+
+async def describe(http: aiohttp.ClientSession, url: str, model: str | None) -> tuple[str, int]:
+    """See `Describe`."""
+    return completions_api.choose_model(await exchange(http, "GET", f"{url}/models", None), model)
+
+
+OPENAI = Dialect("openai", completions_api, weight_routes, describe)
 
 
 @dataclass(slots=True, eq=False)
@@ -118,11 +144,13 @@ class _Call(Call):
 class OpenAIEngine:
     """`Engine` over HTTP."""
 
-    def __init__(self, settings: OpenAISettings) -> None:
+    dialect: ClassVar[Dialect] = OPENAI
+
+    def __init__(self, settings: ServerSettings) -> None:
         self.version = NO_VERSION
         self._settings = settings
         pushes = settings.push_model is not None
-        self._servers = Servers(settings.urls, settings.served_model, settings.retry_policy, pushes=pushes)
+        self._servers = Servers(self.dialect, settings.urls, settings.model_name, settings.retry_policy, pushes=pushes)
         self._gate: RequestGate[_Call] = RequestGate()
 
     async def start(self) -> None:
@@ -131,6 +159,8 @@ class OpenAIEngine:
         Raises `ConfigError` when it does not, `EngineDead` when none answers in time.
         """
         settings = self._settings
+        if self.dialect.warning is not None:
+            log.warning("engine %r: %s", self.dialect.engine, self.dialect.warning)
         try:
             if settings.push_model is not None:
                 self._model = await asyncio.to_thread(read_model, settings.push_model)
@@ -142,7 +172,7 @@ class OpenAIEngine:
             raise EngineDead(f"{urls} was not ready within start_timeout_s = {settings.start_timeout_s:g} s") from None
         except (ValueError, WeightsError) as error:
             await self.close()
-            raise ConfigError(f"engine 'openai': {error}") from error
+            raise ConfigError(f"engine {self.dialect.engine!r}: {error}") from error
         except BaseException:
             await self.close()
             raise
@@ -151,6 +181,7 @@ class OpenAIEngine:
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`. Raises `ValueError` with the server's message for a request that it refuses (4xx),
         `RequestFailed` for one that fails while others succeed."""
+        check_supported(request.sampling, self.dialect.engine)
         call = _Call(request, tokens_left=token_limit(request, self._servers.context_tokens))
         return join_parts(call.parts, await self._finish(call))
 
@@ -168,7 +199,7 @@ class OpenAIEngine:
         call.version = self.version
         if call.request.report is not None:
             call.tokens.added = call.report
-        body = {**request_body(call.rest(), call.tokens_left, call.version), "stream": True}
+        body = {**self.dialect.api.request_body(call.rest(), call.tokens_left, call.version), "stream": True}
         await self._servers.ask(body, call.request.session, call.tokens)
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
@@ -182,7 +213,7 @@ class OpenAIEngine:
             if version.version and not self._settings.server_follows:
                 raise WeightsError(
                     f"{self._settings.urls[0]} was not given the weights of version {version.version}: this engine "
-                    "loads none. Set push_model in [worker.options] when the servers are vLLM's; if something else "
+                    "loads none. Set push_model in [worker.options] to have it load them; if something else "
                     "loads every version into them before the trainer publishes it, server_follows = true; else use "
                     "an engine that loads weights"
                 )

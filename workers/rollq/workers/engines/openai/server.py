@@ -1,4 +1,4 @@
-"""One server of a model with OpenAI's completions API: its state, and the exchanges with it."""
+"""One server of a model: its state, and the exchanges with it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -8,25 +8,16 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import orjson
 
 from rollq.buffer.rollouts import Float32Array
 from rollq.workers.engines.limits import token_limit
-from rollq.workers.engines.openai import weight_routes
-from rollq.workers.engines.openai.completions_api import (
-    NO_LIMIT_TOKENS,
-    PROBE,
-    check_probe,
-    fingerprint_body,
-    read_completion,
-    read_fingerprint,
-    request_body,
-)
-from rollq.workers.engines.openai.weight_routes import Weights
-from rollq.workers.engines.protocol import WeightsVersion
-from rollq.workers.http.client import exchange, stream
+from rollq.workers.engines.openai.dialect import NO_LIMIT_TOKENS, PROBE_IDS, Dialect, Weights
+from rollq.workers.engines.openai.tokens import Part
+from rollq.workers.engines.protocol import Request, Sampling
+from rollq.workers.http.client import exchange, refusal, stream
 from rollq.workers.http.server_pool import PooledServer
 
-NO_VERSION = WeightsVersion(0, 0, "")
 SAME_NATS = 0.05
 """Logprobs of equal weights differ by less than this, across machines and kernels."""
 
@@ -54,6 +45,7 @@ class Server(PooledServer):
     `weights_verified` while nothing can have changed the weights that were pushed into it.
     """
 
+    dialect: Dialect = field(kw_only=True)
     model: str = ""
     context_tokens: int = NO_LIMIT_TOKENS
     priorities: bool = False
@@ -66,23 +58,41 @@ class Server(PooledServer):
         """Whether the server gets requests."""
         return self.state is ServerState.SERVING
 
-    def stream(self, http: aiohttp.ClientSession, body: Mapping[str, Any]) -> AsyncIterator[Any]:
-        """The events of a streamed completion."""
-        return stream(http, f"{self.url}/completions", self._named(body))
+    async def stream(self, http: aiohttp.ClientSession, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+        """The events of a streamed completion. Raises as `exchange` does."""
+        async for event in stream(http, self._address, self._named(body)):
+            if (status := self.dialect.api.status_of(event)) is not None:
+                raise refusal(self._address, status, orjson.dumps(event))
+            yield event
+
+    def read(self, event: Any, have: int) -> Part:
+        """The news in an event after `have` tokens. Raises `ValueError` when it lacks token ids or logprobs."""
+        try:
+            return self.dialect.api.read_part(event, have)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"the answer of {self.url} lacks token ids, logprobs or a finish_reason ({type(error).__name__}: "
+                f"{error}): {self.dialect.api.NEEDED}; it said {event!r:.200}"
+            ) from error
 
     async def complete(self, http: aiohttp.ClientSession, body: Mapping[str, Any]) -> Any:
         """The answer to a request for a completion."""
-        return await exchange(http, "POST", f"{self.url}/completions", self._named(body))
+        return await exchange(http, "POST", self._address, self._named(body))
+
+    async def describe(self, http: aiohttp.ClientSession, model: str | None) -> None:
+        """Ask for the model and its context. Raises `TransientError` or `ValueError`."""
+        self.model, self.context_tokens = await self.dialect.describe(http, self.url, model)
 
     async def probe(self, http: aiohttp.ClientSession) -> None:
         """Send the simplest request. Raises `ValueError` if its answer has not what training needs."""
-        tokens = token_limit(PROBE, self.context_tokens)
-        answer = await self.complete(http, request_body(PROBE, tokens, NO_VERSION))
-        check_probe(read_completion(answer, NO_VERSION))
+        api = self.dialect.api
+        tokens = token_limit(Request(PROBE_IDS, Sampling(max_tokens=8)), self.context_tokens)
+        api.check_probe(await self.complete(http, api.probe_body(tokens)))
 
     async def fingerprint(self, http: aiohttp.ClientSession) -> Float32Array:
         """Logprobs that identify the weights; see `read_fingerprint`."""
-        return read_fingerprint(await self.complete(http, fingerprint_body()))
+        api = self.dialect.api
+        return api.read_fingerprint(await self.complete(http, api.fingerprint_body()))
 
     async def has_weights_of(self, http: aiohttp.ClientSession, other: "Server") -> bool:
         """Whether both servers have the same weights, judged by their logprobs."""
@@ -91,9 +101,9 @@ class Server(PooledServer):
 
     async def accepts_priorities(self, http: aiohttp.ClientSession) -> bool:
         """Whether the server accepts priorities; some refuse them unless they schedule by them."""
-        body = {**request_body(PROBE, 1, NO_VERSION), "model": self.model, "priority": 1}
+        self.priorities = True
         try:
-            await exchange(http, "POST", f"{self.url}/completions", body)
+            await self.complete(http, {**self.dialect.api.probe_body(1), "priority": 1})
         except ValueError:
             return False
         return True
@@ -102,12 +112,16 @@ class Server(PooledServer):
         """See that the server has the weights that are pushed, if any. Concurrent callers wait for one check."""
         async with self._verifying:
             if weights is not None and not self.weights_verified:
-                await weight_routes.load(http, self.url, weights)
+                await self.dialect.weights.load(http, self.url, weights)
                 self.weights_verified = True
+
+    @property
+    def _address(self) -> str:
+        return self.dialect.api.url_of(self.url)
 
     def _named(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The request with this server's name for the model, and without a priority if it refuses those."""
-        named = {**body, "model": self.model}
+        named = {**body, "model": self.model} if self.model else dict(body)
         if not self.priorities:
             del named["priority"]
         return named

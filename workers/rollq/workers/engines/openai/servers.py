@@ -19,12 +19,11 @@ from typing import Any, NoReturn
 import aiohttp
 
 from rollq.buffer.errors import RollqError, WeightsError
-from rollq.workers.engines.openai import weight_routes
-from rollq.workers.engines.openai.completions_api import Tokens, choose_model
+from rollq.workers.engines.openai.dialect import Dialect, Weights
 from rollq.workers.engines.openai.server import Server, ServerState
-from rollq.workers.engines.openai.weight_routes import Weights
+from rollq.workers.engines.openai.tokens import Tokens
 from rollq.workers.engines.protocol import EngineDead
-from rollq.workers.http.client import TransientError, exchange, open_session
+from rollq.workers.http.client import TransientError, open_session
 from rollq.workers.http.retries import RetryPolicy, growing_pause_s
 from rollq.workers.http.server_pool import ServerPool
 
@@ -57,9 +56,12 @@ class _Sessions:
 class Servers(ServerPool[Server]):
     """Sends each request to the least loaded server."""
 
-    def __init__(self, urls: Sequence[str], model: str | None, policy: RetryPolicy, *, pushes: bool) -> None:
+    def __init__(
+        self, dialect: Dialect, urls: Sequence[str], model: str | None, policy: RetryPolicy, *, pushes: bool
+    ) -> None:
         """`pushes`: weights are loaded into the servers, by `serve`."""
-        super().__init__([Server(url.rstrip("/")) for url in urls], policy)
+        super().__init__([Server(url.rstrip("/"), dialect=dialect) for url in urls], policy)
+        self._routes = dialect.weights
         self._pushes = pushes
         self._weights: Weights | None = None
         self._wanted_model = model
@@ -91,12 +93,12 @@ class Servers(ServerPool[Server]):
         refusals = []
         for server in self.serving:
             try:
-                return await weight_routes.check(self._session(), server.url, weights)
+                return await self._routes.check(self._session(), server.url, weights)
             except (TransientError, ValueError) as error:
                 refusals.append(f"{server.url}: {error}")
         raise WeightsError(
             f"no server can load weights {str(weights.folder)!r}: {'; '.join(refusals)}. They must be in a folder that "
-            f"every server sees under the same path; {weight_routes.NEEDED}"
+            f"every server sees under the same path; {self._routes.NEEDED}"
         )
 
     async def serve(self, weights: Weights) -> None:
@@ -148,7 +150,9 @@ class Servers(ServerPool[Server]):
                     server.weights_verified = False
                 await server.verify_weights(self._session(), self._weights)
                 async for event in server.stream(self._session(), body):
-                    tokens.add(event)
+                    part = server.read(event, len(tokens.ids))
+                    self._check_name(part.weights)
+                    tokens.add(part)
                 if tokens.reason is None:
                     raise TransientError("the answer ended without a finish_reason")
             except TransientError:
@@ -156,6 +160,11 @@ class Servers(ServerPool[Server]):
                 raise
 
         await self.send(ask_one, session)
+
+    def _check_name(self, name: str | None) -> None:
+        """Raise `TransientError` for tokens of other weights than those that are pushed, by the name in the answer."""
+        if name is not None and self._weights is not None and name != self._weights.name:
+            raise TransientError(f"its answer is of weights {name!r}, not of {self._weights.name!r}")
 
     def choose(self, session: str | None, failed: Server | None) -> Server:
         """The server of this session, else the least loaded; another one than `failed` if possible."""
@@ -219,10 +228,9 @@ class Servers(ServerPool[Server]):
     async def _meet(self, server: Server) -> None:
         """Check everything about a server, then let it serve. Raises `TransientError` or `ValueError`."""
         http = self._session()
-        listed = await exchange(http, "GET", f"{server.url}/models", None)
-        server.model, server.context_tokens = choose_model(listed, self._wanted_model)
+        await server.describe(http, self._wanted_model)
         if self._pushes and self._weights is None:  # a worker that died in a swap may have left it paused
-            await weight_routes.resume(http, server.url)
+            await self._routes.resume(http, server.url)
         await server.verify_weights(http, self._weights)
         await server.probe(http)
         server.priorities = await server.accepts_priorities(http)

@@ -5,13 +5,11 @@ loads, it has another name, and a restarted server has vLLM's.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from rollq.workers.engines.protocol import WeightsVersion
+from rollq.workers.engines.openai.dialect import Weights
 from rollq.workers.http.client import exchange
 
 LOADING = "loading"
@@ -19,20 +17,6 @@ NEEDED = (
     "start vLLM with VLLM_SERVER_DEV_MODE=1 and "
     "--worker-extension-cls rollq.workers.engines.vllm.extension.LoadExtension"
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Weights:
-    """A folder of weights (an absolute path), and the tensors that are loaded a second time under another name."""
-
-    folder: Path
-    version: WeightsVersion
-    copies: Mapping[str, str]
-
-    @property
-    def name(self) -> str:
-        """The weight version's name at the server."""
-        return f"{self.version.epoch}.{self.version.version}.{self.version.digest[:16]}"
 
 
 async def resume(http: aiohttp.ClientSession, url: str) -> None:

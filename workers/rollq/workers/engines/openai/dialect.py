@@ -1,0 +1,105 @@
+"""The knowledge of one kind of server that the engine needs: its requests and answers, and its routes for weights.
+
+The pool, its retries and checks are the same for every kind. Each protocol here is implemented by modules.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import numpy as np
+
+from rollq.buffer.rollouts import Float32Array
+from rollq.workers.engines.openai.tokens import Part
+from rollq.workers.engines.protocol import Request, WeightsVersion
+
+NO_VERSION = WeightsVersion(0, 0, "")
+NO_LIMIT_TOKENS = 1 << 62
+"""Context of a server that does not report it; the server itself refuses requests that are too long."""
+PROBE_IDS = np.array([1, 2, 3, 4], np.int32)
+"""The prompt of the requests that check a server."""
+TOP_LOGPROBS = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A folder of weights (an absolute path), and the tensors that are loaded a second time under another name."""
+
+    folder: Path
+    version: WeightsVersion
+    copies: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The weight version's name at the server."""
+        return f"{self.version.epoch}.{self.version.version}.{self.version.digest[:16]}"
+
+
+class Api(Protocol):
+    """The requests and answers of a kind of server. Pure: plain values in and out."""
+
+    @property
+    def NEEDED(self) -> str:
+        """Which servers answer as `read_part` expects, for messages."""
+
+    def url_of(self, server: str, /) -> str:
+        """The address for completions at a server."""
+
+    def request_body(self, request: Request, tokens: int, version: WeightsVersion, /) -> dict[str, Any]:
+        """A request for at most `tokens` new tokens, without the model's name."""
+
+    def read_part(self, answer: Any, have: int, /) -> Part:
+        """The news in an answer, or in an event of one that is streamed, after `have` tokens.
+
+        Raises `LookupError`, `TypeError` or `ValueError` when it lacks what training needs.
+        """
+
+    def status_of(self, event: Any, /) -> int | None:
+        """The HTTP status of an error that a streamed event reports in its own way."""
+
+    def probe_body(self, most_tokens: int, /) -> dict[str, Any]:
+        """A request whose answer shows whether logprobs are of what was sampled."""
+
+    def check_probe(self, answer: Any, /) -> None:
+        """Raise `ValueError` unless the answer to `probe_body` has the logprobs of what was sampled."""
+
+    def fingerprint_body(self) -> dict[str, Any]:
+        """A request whose answer identifies the weights."""
+
+    def read_fingerprint(self, answer: Any, /) -> Float32Array:
+        """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
+
+
+class WeightRoutes(Protocol):
+    """How weights are loaded into a server. Each function raises `TransientError` or `ValueError` when it fails."""
+
+    @property
+    def NEEDED(self) -> str:
+        """How to start a server that takes weights, for messages."""
+
+    def resume(self, http: aiohttp.ClientSession, url: str, /) -> Awaitable[None]:
+        """Resume a server that may have been left paused."""
+
+    def check(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[None]:
+        """Fail unless the server can read the folder, where it has a route for that. Nothing changes there."""
+
+    def load(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[None]:
+        """Make a server without requests serve `weights`, if it does not yet."""
+
+
+Describe = Callable[[aiohttp.ClientSession, str, str | None], Awaitable[tuple[str, int]]]
+"""Asks a server for the name of its model (empty: requests need none), which may be given, and the context in tokens.
+Raises `TransientError`, or `ValueError` for a server that cannot serve training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One kind of server. `engine` is its name in `[worker]`; `warning` is logged at start."""
+
+    engine: str
+    api: Api
+    weights: WeightRoutes
+    describe: Describe
+    warning: str | None = None
