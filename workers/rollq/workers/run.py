@@ -229,6 +229,8 @@ def make_tokenizer(settings: WorkerSettings) -> Tokenizer:
     Raises `ConfigError` when an engine whose model is elsewhere has none set.
     """
     folder = settings.tokenizer or settings.options.get("model")
-    if folder is None and settings.engine == "openai":
-        raise ConfigError("[worker] tokenizer: engine 'openai' needs the folder of the served model's tokenizer")
+    if folder is None and settings.engine in ("openai", "sglang"):
+        raise ConfigError(
+            f"[worker] tokenizer: engine {settings.engine!r} needs the folder of the served model's tokenizer"
+        )
     return ByteTokenizer() if folder is None else HfTokenizer(Path(folder))

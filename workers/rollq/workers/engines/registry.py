@@ -1,5 +1,5 @@
 """The engines that ship with rollq, by name. A module is imported when asked for: only `transformers` needs torch,
-only `vllm` vLLM, only `openai` aiohttp.
+only `vllm` vLLM, only `openai` and `sglang` aiohttp.
 
 A worker's settings name an engine of this table and nothing else; options are checked by the engine's own settings.
 """
@@ -20,6 +20,7 @@ ENGINES: Mapping[str, tuple[str, str, str, str]] = {
     "simulated": (f"{_ENGINES}.simulated", "SimulatedEngine", "SimulatedSettings", "torch"),
     "vllm": (f"{_ENGINES}.vllm.engine", "VllmEngine", "VllmSettings", "vllm"),
     "openai": (f"{_ENGINES}.openai.engine", "OpenAIEngine", "OpenAISettings", "openai"),
+    "sglang": (f"{_ENGINES}.sglang.engine", "SglangEngine", "SglangSettings", "openai"),
 }
 """Name -> module, engine, settings, and the extra that installs what it needs."""
 

@@ -1,0 +1,35 @@
+"""An engine over SGLang servers: the pool of the engine `openai`, with SGLang's own routes."""
+
+from typing import ClassVar
+
+import aiohttp
+
+from rollq.workers.engines.openai.dialect import Dialect
+from rollq.workers.engines.openai.engine import OpenAIEngine, ServerSettings
+from rollq.workers.engines.sglang import generate_api, weight_routes
+from rollq.workers.http.client import exchange
+
+
+class SglangSettings(ServerSettings):
+    """SGLang servers; their URLs may end with `/v1` or not."""
+
+
+async def describe(http: aiohttp.ClientSession, url: str, _: str | None) -> tuple[str, int]:
+    """See `Describe`. SGLang serves one model, and renames it at each update."""
+    info = await exchange(http, "GET", f"{generate_api.root_of(url)}/server_info", None)
+    return "", generate_api.read_context(info)
+
+
+SGLANG = Dialect(
+    "sglang",
+    generate_api,
+    weight_routes,
+    describe,
+    warning="tested with SGLang 0.5.23 on a CPU, and never on a GPU: compare its logprobs before you rely on it",
+)
+
+
+class SglangEngine(OpenAIEngine):
+    """`Engine` over SGLang's native routes."""
+
+    dialect: ClassVar[Dialect] = SGLANG

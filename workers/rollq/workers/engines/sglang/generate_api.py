@@ -1,0 +1,162 @@
+"""Requests and answers of SGLang's native route `/generate`. Pure: plain values in and out.
+
+SGLang has two logprobs of a sampled token. `output_token_logprobs` are of the logits after penalties, biases, guides
+and temperature, but before top_k, top_p and min_p. `output_token_sampling_logprobs` come with `return_sampling_mask`
+and are of the distribution after those filters too; SGLang gives them for requests with a top_k. So they are asked for,
+and used, exactly where a filter is set.
+"""
+
+from typing import Any
+
+import numpy as np
+import orjson
+
+from rollq.buffer.rollouts import Float32Array
+from rollq.workers.engines.openai.dialect import NO_VERSION, PROBE_IDS, TOP_LOGPROBS
+from rollq.workers.engines.openai.tokens import Part, float32_array
+from rollq.workers.engines.protocol import Request, Sampling, WeightsVersion
+
+NEEDED = "SGLang 0.5.23 is known to return them"
+PROBE = Request(PROBE_IDS, Sampling(max_tokens=8, temperature=0.01, top_k=20))
+"""At this temperature its filter has no effect, so SGLang's two logprobs must be equal."""
+SAME_NATS = 0.01
+
+
+def root_of(server: str) -> str:
+    """The address of the native routes, which are beside `/v1`."""
+    return server.removesuffix("/v1")
+
+
+def url_of(server: str) -> str:
+    """The address for completions at a server."""
+    return f"{root_of(server)}/generate"
+
+
+def request_body(request: Request, tokens: int, version: WeightsVersion) -> dict[str, Any]:
+    """A request for at most `tokens` new tokens.
+
+    It sets every parameter for which a server may have another default.
+    """
+    sampling, prefix = request.sampling, request.prefix_ids
+    return {
+        "input_ids": request.prompt_ids if prefix is None else np.concatenate([request.prompt_ids, prefix]),
+        "sampling_params": sampling_params(sampling, tokens),
+        "return_logprob": True,
+        "return_sampling_mask": sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0,
+        "priority": -request.priority,  # SGLang runs larger ones first
+        "extra_key": f"{version.epoch}.{version.version}",  # keys and values of other weights must not be used
+    }
+
+
+def sampling_params(sampling: Sampling, tokens: int) -> dict[str, Any]:
+    """The parameters as SGLang calls them; null for its defaults that have no effect."""
+    return {
+        "max_new_tokens": tokens,
+        "min_new_tokens": min(sampling.min_tokens, tokens),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": sampling.stop,
+        "stop_token_ids": sampling.stop_token_ids or None,
+        "ignore_eos": sampling.ignore_eos,
+        "logit_bias": sampling.logit_bias or None,
+        "json_schema": None if sampling.guided_json is None else orjson.dumps(sampling.guided_json).decode(),
+        "regex": sampling.guided_regex,
+        "sampling_seed": sampling.seed,
+        "n": 1,
+    }
+
+
+def read_part(answer: Any, have: int) -> Part:
+    """The news in an answer, or in an event of one that is streamed, after `have` tokens.
+
+    Raises `LookupError`, `TypeError` or `ValueError` when it lacks token ids or logprobs.
+    """
+    ids, info = answer["output_ids"], answer["meta_info"]
+    logprobs = info.get("output_token_sampling_logprobs")
+    if logprobs is None:
+        logprobs = [logprob for logprob, *_ in info["output_token_logprobs"]]
+    if len(ids) != len(logprobs) or have + len(ids) != info["completion_tokens"]:
+        raise ValueError(
+            f"{len(ids)} token ids and {len(logprobs)} logprobs after {have} tokens, of {info['completion_tokens']}"
+        )
+    reason = info["finish_reason"]
+    return Part(ids, logprobs, None if reason is None else reason["type"], info["weight_version"])
+
+
+def status_of(event: Any) -> int | None:
+    """The HTTP status of an error that a streamed event reports as the reason why the answer ended."""
+    try:
+        status = event["meta_info"]["finish_reason"]["status_code"]
+    except (LookupError, TypeError):
+        return None
+    return status if isinstance(status, int) and status >= 400 else None
+
+
+def probe_body(most_tokens: int) -> dict[str, Any]:
+    """A request whose answer shows whether logprobs are of what was sampled."""
+    return request_body(PROBE, min(most_tokens, PROBE.sampling.max_tokens), NO_VERSION)
+
+
+def check_probe(answer: Any) -> None:
+    """Raise `ValueError` unless the answer to `probe_body` has the logprobs of what was sampled."""
+    try:
+        info = answer["meta_info"]
+        scaled = float32_array([logprob for logprob, *_ in info["output_token_logprobs"]])
+        sampled = float32_array(info["output_token_sampling_logprobs"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the server returns no output_token_logprobs or output_token_sampling_logprobs ({type(error).__name__}: "
+            f"{error}): {NEEDED}; it said {answer!r:.200}"
+        ) from error
+    if sampled.ndim != 1 or sampled.size == 0 or scaled.shape != sampled.shape:
+        raise ValueError(f"the server gave {scaled.size} and {sampled.size} logprobs where some were asked for")
+    if not (np.abs(scaled - sampled) < SAME_NATS).all():
+        raise ValueError(
+            f"the server's logprobs are {scaled.tolist()} where those of what was sampled are {sampled.tolist()}: "
+            "start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"
+        )
+
+
+def fingerprint_body() -> dict[str, Any]:
+    """A request whose answer identifies the weights: the largest logprobs of the token after `PROBE`'s prompt."""
+    body = request_body(Request(PROBE_IDS, Sampling(max_tokens=1)), 1, NO_VERSION)
+    return {**body, "top_logprobs_num": TOP_LOGPROBS, "extra_key": None}
+
+
+def read_fingerprint(answer: Any) -> Float32Array:
+    """Logprobs float32 [`TOP_LOGPROBS`] in nats, largest first. Raises `ValueError` if the answer has none."""
+    try:
+        top = answer["meta_info"]["output_top_logprobs"][0]
+        largest = float32_array(sorted((logprob for logprob, *_ in top), reverse=True)[:TOP_LOGPROBS])
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the server returns no output_top_logprobs ({type(error).__name__}: {error}): it cannot be compared with "
+            "others"
+        ) from error
+    if not np.isfinite(largest).all():
+        raise ValueError(f"the server returns senseless output_top_logprobs: {largest.tolist()}")
+    return largest
+
+
+def read_context(info: Any) -> int:
+    """The context in tokens, from the answer of `/server_info`: the longest prompt, and one token.
+
+    Raises `ValueError` for a server that repeats all tokens in each event: an answer of 32k tokens would be gigabytes.
+    """
+    try:
+        context_tokens, incremental = int(info["max_req_input_len"]) + 1, info["incremental_streaming_output"]
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"the server does not report max_req_input_len and incremental_streaming_output ({type(error).__name__}: "
+            f"{error}): SGLang 0.5.23 is known to"
+        ) from error
+    if not incremental:
+        raise ValueError(
+            "the server repeats all tokens in each event: start SGLang with --incremental-streaming-output"
+        )
+    return context_tokens

@@ -1,0 +1,52 @@
+"""Weights into an SGLang server over HTTP, by its own routes.
+
+Invariant: a server whose `weight_version` is the name of some weights holds all of them, and generates. While it loads,
+it has another name, which it keeps when it fails: SGLang may then hold a mixture. A restarted server has SGLang's.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from rollq.workers.engines.openai.dialect import Weights
+from rollq.workers.engines.sglang.generate_api import root_of
+from rollq.workers.http.client import TransientError, exchange
+
+LOADING = "loading"
+NEEDED = "SGLang loads them by /update_weights_from_disk"
+
+
+async def resume(http: aiohttp.ClientSession, url: str) -> None:
+    """Resume a server that may have been left paused. Raises `TransientError` or `ValueError`."""
+    await _post(http, url, "continue_generation", {})
+
+
+async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
+    """Nothing: SGLang has no route that reads a folder without loading it."""
+
+
+async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
+    """Make a server without requests serve `weights`, if it does not yet.
+
+    Raises `TransientError`, also when the server cannot load them, or `ValueError`; it is left paused then, under
+    another name.
+    """
+    info = await exchange(http, "GET", f"{root_of(url)}/model_info", None)
+    if isinstance(info, dict) and info.get("weight_version") == weights.name:
+        return
+    await _post(http, url, "update_weight_version", {"new_version": LOADING})
+    await _post(http, url, "pause_generation", {"mode": "abort"})
+    try:
+        await _post(http, url, "update_weights_from_disk", {"model_path": str(weights.folder), "flush_cache": True})
+    except ValueError as error:  # the folder may not be there yet
+        raise TransientError(str(error)) from error
+    await _post(http, url, "continue_generation", {})
+    await _post(http, url, "update_weight_version", {"new_version": weights.name})
+
+
+async def _post(http: aiohttp.ClientSession, url: str, route: str, body: Mapping[str, Any]) -> None:
+    """Call a route. Raises `ValueError` when it reports that it did not succeed."""
+    answer = await exchange(http, "POST", f"{root_of(url)}/{route}", body)
+    if not isinstance(answer, dict) or answer.get("success") is False:
+        raise ValueError(f"{url}: {route} failed: {answer!r:.200}")
