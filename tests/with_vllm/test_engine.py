@@ -25,6 +25,7 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Sampling, SwapMode
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.engines.tensors import read_tensors
+from support.adapters import lora, merged, without_layer_1
 from support.model_families import VOCABULARY
 from support.vllm_run import (
     CONTEXT_TOKENS,
@@ -449,49 +450,12 @@ def test_a_model_that_is_not_there_and_arguments_that_vllm_lacks_are_clear_error
             make_engine("vllm", options(models[0], **{ours: "dummy"}))
 
 
-def lora(folder: Path, seed: int, rank: int = 4) -> Path:
-    """An adapter of all projections of the attention, as PEFT writes it, in `folder`."""
-    generator = torch.Generator().manual_seed(seed)
-    shapes = {"q_proj": (128, 64), "k_proj": (64, 64), "v_proj": (64, 64), "o_proj": (64, 128)}
-    tensors = {}
-    for layer in range(2):
-        for name, (out, into) in shapes.items():
-            base = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            tensors[f"{base}.lora_A.weight"] = torch.randn(rank, into, generator=generator) * 0.3
-            tensors[f"{base}.lora_B.weight"] = torch.randn(out, rank, generator=generator) * 0.3
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(shapes), "bias": "none"}
-    (folder / "adapter_config.json").write_bytes(orjson.dumps(config))
-    return folder
-
-
-def without_layer_1(folder: Path) -> Path:
-    """The adapter in `folder`, without the tensors of its second layer."""
-    tensors = load_file(folder / "adapter_model.safetensors")
-    rest = {name: tensor for name, tensor in tensors.items() if ".layers.1." not in name}
-    save_file(rest, folder / "adapter_model.safetensors")
-    return folder
-
-
-def merged(folder: Path, base: Path, adapter: Path) -> Path:
-    """The model with the adapter in its weights."""
-    for path in base.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    tensors, delta = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
-    for name in list(delta):
-        if name.endswith("lora_A.weight"):
-            target = name.removeprefix("base_model.model.").replace("lora_A.weight", "weight")
-            tensors[target] = tensors[target] + delta[name.replace("lora_A", "lora_B")] @ delta[name]
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
 def test_an_adapter_per_version_and_old_requests_finish_on_the_old_one(models: list[Path], tmp_path: Path) -> None:
     def folder(name: str) -> Path:
         (tmp_path / name).mkdir()
         return tmp_path / name
 
-    adapters = [lora(folder(f"adapter-{seed}"), seed) for seed in (1, 2)]
+    adapters = [lora(folder(f"adapter-{seed}"), models[0], seed) for seed in (1, 2)]
     folders = [models[0], *(merged(folder(f"merged-{at.name}"), models[0], at) for at in adapters), models[1]]
     request = Request(random_prompt(np.random.default_rng(3), 40), Sampling(max_tokens=LONG_TOKENS, temperature=0.9))
 
@@ -504,9 +468,9 @@ def test_an_adapter_per_version_and_old_requests_finish_on_the_old_one(models: l
         longer = replace(request, sampling=replace(request.sampling, max_tokens=900))
         running.append(asyncio.create_task(engine.generate(longer)))
         with pytest.raises(WeightsError, match=r"lacks 'model.layers.1.self_attn.k_proj'.* and 1 more"):
-            await engine.swap(without_layer_1(lora(folder("too-short"), 3)), version(3), SwapMode.KEEP)
+            await engine.swap(without_layer_1(lora(folder("too-short"), models[0], 3)), version(3), SwapMode.KEEP)
         with pytest.raises(WeightsError, match="adapter"):
-            await engine.swap(lora(folder("too-large"), 3, rank=64), version(3), SwapMode.KEEP)
+            await engine.swap(lora(folder("too-large"), models[0], 3, rank=64), version(3), SwapMode.KEEP)
         await until_they_run(engine)
         await engine.swap(models[1], version(3), SwapMode.KEEP)  # waits for those of adapters, whose base it changes
         running.append(asyncio.create_task(engine.generate(request)))
@@ -525,8 +489,7 @@ def test_an_adapter_that_vllm_has_no_room_for_serves_after_requests_on_the_other
     the CPU it would give the adapter to a request that has none."""
     adapters = [tmp_path / "adapter-1", tmp_path / "adapter-2"]
     for seed, adapter in enumerate(adapters):
-        adapter.mkdir()
-        lora(adapter, seed)
+        lora(adapter, models[0], seed)
     merged_folder = tmp_path / "merged"
     merged_folder.mkdir()
     folders = [models[0], merged(merged_folder, models[0], adapters[0])]

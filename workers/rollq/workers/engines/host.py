@@ -15,7 +15,16 @@ from typing import Any, TypeVar
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import VersionSpan
 from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of
-from rollq.workers.engines.protocol import Completion, Engine, EngineDead, Request, Scorer, SwapMode, WeightsVersion
+from rollq.workers.engines.protocol import (
+    CachingEngine,
+    Completion,
+    Engine,
+    EngineDead,
+    Request,
+    Scorer,
+    SwapMode,
+    WeightsVersion,
+)
 from rollq.workers.engines.receiver import Incoming, Receiver
 from rollq.workers.engines.trial import Trials
 
@@ -167,23 +176,39 @@ class EngineHost:
         return swap_pause_s
 
     async def _check(self, engine: Any, version: WeightsVersion, probe: Probe | None) -> None:
-        """Raise `WeightsRejected`, and end all requests, unless the engine's logprobs are those of the probe."""
+        """Raise `WeightsRejected`, and end all requests, unless the engine's logprobs are those of the probe, and its
+        cache is of these weights."""
+        number, dtype = version.version, engine.dtype
         prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
-        found = await self._ask(engine, engine.score(prompts))
+        try:
+            found = await self._ask(engine, engine.score(prompts))
+        except WeightsError as error:
+            raise await self._reject(f"weights of version {number} cannot be checked: {error}") from error
         if found is None:
             self.check = None
             return
         expected = found if probe is None else probe.logprobs
-        dtypes = (engine.dtype,) if probe is None else (engine.dtype, probe.dtype)
-        self.check = WeightsCheck(difference(expected, found), tolerance_of(*dtypes))
-        if self.check.difference > self.check.tolerance:
-            self.published.clear()
-            await self.abort(list(self._running))
-            raise WeightsRejected(
-                f"the engine gives other logprobs with weights of version {version.version} than the trainer: "
-                f"{self.check.difference:.2g} nats apart in the mean, where {self.check.tolerance:g} are allowed "
-                f"(trainer {dtypes[-1]}, engine {engine.dtype})"
+        dtypes = (dtype,) if probe is None else (dtype, probe.dtype)
+        self.check = check = WeightsCheck(difference(expected, found), tolerance_of(*dtypes))
+        if check.difference > check.tolerance:
+            raise await self._reject(
+                f"the engine gives other logprobs with weights of version {number} than the trainer: "
+                f"{check.difference:.2g} nats apart in the mean, where {check.tolerance:g} are allowed "
+                f"(trainer {dtypes[-1]}, engine {dtype})"
             )
+        if isinstance(engine, CachingEngine):
+            apart = await self._ask(engine, engine.cache_error())
+            if apart > tolerance_of(dtype):
+                raise await self._reject(
+                    f"the engine's cache of prompts is not of weights of version {number}: logprobs after a cached "
+                    f"prompt are {apart:.2g} nats off in the mean"
+                )
+
+    async def _reject(self, problem: str) -> WeightsRejected:
+        """End all requests, and serve nothing; returns the error to raise."""
+        self.published.clear()
+        await self.abort(list(self._running))
+        return WeightsRejected(problem)
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""

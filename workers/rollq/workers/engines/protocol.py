@@ -187,6 +187,16 @@ class Scorer(Protocol):
         ...
 
 
+@runtime_checkable
+class CachingEngine(Engine, Protocol):
+    """The additional method of an `Engine` that uses keys and values of earlier prompts again."""
+
+    async def cache_error(self) -> float:
+        """How far logprobs of next tokens, after a prompt that was also used before the last swap, are from those
+        without any cache, in the mean, in nats. Stale keys and values show here. Raises `EngineDead`."""
+        ...
+
+
 class Tokenizer(Protocol):
     """The part of a tokenizer that loops and judges use."""
 

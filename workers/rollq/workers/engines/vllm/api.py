@@ -57,6 +57,18 @@ def scoring_parameters() -> SamplingParams:
     return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
+def next_token_parameters(most: int) -> SamplingParams:
+    """Parameters that give the logprobs of the `most` likely next tokens."""
+    return SamplingParams(max_tokens=1, logprobs=most, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def token_parameters(token: int) -> SamplingParams:
+    """Parameters that give the logprob of one given next token."""
+    return SamplingParams(
+        max_tokens=1, logprob_token_ids=[token], detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+    )
+
+
 def prompt_logprobs(ids: Sequence[int], output: Any) -> Float32Array:
     """The logprobs float32 [T - 1] of a prompt's tokens but the first, from vLLM's `RequestOutput`."""
     found = zip(ids[1:], output.prompt_logprobs[1:], strict=True)

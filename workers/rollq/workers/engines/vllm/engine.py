@@ -39,11 +39,10 @@ from rollq.workers.engines.vllm.adapters import Adapters, VllmCall, outlives, us
 from rollq.workers.engines.vllm.api import (
     OutputReader,
     name_of,
-    prompt_logprobs,
     sampling_parameters,
-    scoring_parameters,
 )
 from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess
+from rollq.workers.engines.vllm.scoring import PromptScores, Served
 from rollq.workers.engines.vllm.settings import VllmSettings
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE, model_eos_ids
 
@@ -51,8 +50,6 @@ __all__ = ["VllmEngine", "VllmSettings"]
 
 log = logging.getLogger(__name__)
 
-SCORING_PRIORITY = -1
-"""Before all requests, whose priorities are their steps."""
 NOT_CONFIG = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 """Ends of the names of files with weights."""
 ABORT_S = 1.0
@@ -97,22 +94,24 @@ class VllmEngine:
     async def _start_process(self, settings: VllmSettings) -> VllmProcess:
         self._process = await VllmProcess.start(settings, self._gate.fail)
         self._adapters = Adapters(self._process)
+        self._scores = PromptScores(self._process)
         await self._process.name_version(self.version)
         return self._process
 
     async def _try_reload(self, process: VllmProcess) -> str | None:
         """Have vLLM load the weights again that it has. Returns why it cannot load weights, or None if it can.
 
-        If it cannot, it has been started anew. Not tried with LoRA; see `score`.
+        If it cannot, it has been started anew. Not tried with LoRA, whose base is not reloaded.
         """
         if process.max_adapters:
             return None
         prompts = probe_prompts(self.vocabulary)
-        before = await self._score_all(process, prompts)
+        await self._scores.cache_error(self._served)  # has the prompt cached that later ones look at
+        before = await self._scores.score(prompts, self._served)
         try:
             reload = process.llm.collective_rpc("rollq_reload", args=(str(self._settings.model), self._copies))
             await process.unless_dead(reload)
-            apart = difference(before, await self._score_all(process, prompts))
+            apart = difference(before, await self._scores.score(prompts, self._served))
             if apart <= tolerance_of(self.dtype):
                 return None
             problem = f"its logprobs are {apart:.2g} nats apart in the mean"
@@ -160,28 +159,19 @@ class VllmEngine:
             raise ValueError(f"vLLM refuses the request: {error}") from error
         return reader.final(output, spans=call.adapter is None)
 
-    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
-        """Give the logprobs of prompts; see `Scorer.score`. Requests wait for none of it.
+    async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
+        """Give the logprobs of prompts; see `Scorer.score`. After a swap of all weights no request comes before."""
+        self._living()
+        return await self._scores.score(prompts, self._served)
 
-        None with LoRA: logprobs of a prompt with an adapter kill vLLM on the CPU.
-        """
-        process = self._living()
-        return None if process.max_adapters else await self._score_all(process, prompts)
+    async def cache_error(self) -> float:
+        """See `CachingEngine.cache_error`."""
+        self._living()
+        return await self._scores.cache_error(self._served)
 
-    async def _score_all(self, process: VllmProcess, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
-        return await asyncio.gather(*(self._score(process, prompt.tolist()) for prompt in prompts))
-
-    async def _score(self, process: VllmProcess, ids: list[int]) -> Float32Array:
-        name, adapter = f"rollq-{next(self._names)}", self._adapters.current
-        prompt = tokens_input(ids, cache_salt=name_of(self.version))
-        answers = process.llm.generate(
-            prompt, scoring_parameters(), name, lora_request=adapter, priority=SCORING_PRIORITY
-        )
-        try:
-            (output,) = [answer async for answer in answers]
-        except EngineDeadError as error:
-            raise process.failed(f"vLLM died: {error}") from error
-        return prompt_logprobs(ids, output)
+    @property
+    def _served(self) -> Served:
+        return Served(self.version, self._adapters.current)
 
     def _report(self, call: VllmCall, reader: OutputReader) -> None:
         """Report the tokens of a running call, if their versions are known."""
@@ -267,6 +257,7 @@ class VllmEngine:
         await process.change(process.llm.pause_generation(mode="keep", clear_cache=self._settings.recompute_cache))
         await process.change(process.llm.collective_rpc(load, args=args))
         await process.name_version(version)
+        await self._scores.queue(version)
         await process.change(process.llm.resume_generation())
         self.version, self._adapters.current = version, None
         return monotonic() - started_s

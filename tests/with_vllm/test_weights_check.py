@@ -1,0 +1,147 @@
+"""Faults planted into a real vLLM are noticed before its tokens leave, ten times of ten."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from rollq.buffer.weights.probe import Probe
+from rollq.consumer.weights.probe import probe_of
+from rollq.workers.engines.host import EngineHost, WeightsRejected
+from rollq.workers.engines.protocol import Request, Sampling, SwapMode
+from rollq.workers.engines.registry import make_engine
+from rollq.workers.engines.vllm import scoring
+from support.adapters import lora, merged
+from support.vllm_run import make_qwen3, options, random_prompt, version
+
+Tensors = dict[str, torch.Tensor]
+TIMES = 10
+
+
+def one_layer_not_loaded(old: Tensors, new: Tensors) -> Tensors:
+    return {name: old[name] if ".layers.1." in name else tensor for name, tensor in new.items()}
+
+
+def half_a_shard(old: Tensors, new: Tensors) -> Tensors:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    half = len(new[name]) // 2
+    return {**new, name: torch.cat([new[name][:half], old[name][half:]])}
+
+
+def rounded_to_bfloat16(old: Tensors, new: Tensors) -> Tensors:
+    return {name: tensor.bfloat16().float() for name, tensor in new.items()}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    parent = tmp_path_factory.mktemp("models")
+    return [make_qwen3(parent / str(seed), seed) for seed in range(1 + TIMES)]
+
+
+@pytest.fixture(scope="module")
+def probes(folders: list[Path]) -> list[Probe]:
+    return [probe_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)) for folder in folders]
+
+
+def with_host(folder: Path, scenario: Callable[[EngineHost], Awaitable[Any]], **engine_args: Any) -> None:
+    async def run() -> None:
+        host = EngineHost(lambda: make_engine("vllm", options(folder, **engine_args)), restarts=0)
+        await host.start()
+        try:
+            await scenario(host)
+        finally:
+            await host.close()
+
+    asyncio.run(run())
+
+
+def test_weights_that_are_loaded_wrongly_are_noticed(folders: list[Path], probes: list[Probe], tmp_path: Path) -> None:
+    old = load_file(folders[0] / "model.safetensors")
+
+    async def scenario(host: EngineHost) -> None:
+        for fault in (one_layer_not_loaded, half_a_shard, rounded_to_bfloat16):
+            for number in range(1, 1 + TIMES):
+                new = load_file(folders[number] / "model.safetensors")
+                save_file(fault(old, new), tmp_path / "model.safetensors")
+                with pytest.raises(WeightsRejected, match=f"other logprobs with weights of version {number} "):
+                    await host.swap(tmp_path, version(number), SwapMode.ABORT, probes[number])
+                assert not host.ready
+
+    with_host(folders[0], scenario)
+
+
+def test_a_stale_cache_of_prompts_is_noticed(
+    folders: list[Path], probes: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of all versions have one salt, and a swap leaves the cache."""
+    pause = AsyncLLM.pause_generation
+
+    def name_of(_: Any) -> str:
+        return "the same"
+
+    async def pause_only(llm: AsyncLLM, *, mode: Any, clear_cache: bool) -> None:
+        await pause(llm, mode=mode, clear_cache=False)
+
+    async def scenario(host: EngineHost) -> None:
+        monkeypatch.setattr(scoring, "name_of", name_of)
+        await host.swap(folders[0], version(0), SwapMode.ABORT, probes[0])
+        assert host.ready
+        monkeypatch.setattr(AsyncLLM, "pause_generation", pause_only)
+        for number in range(1, 1 + TIMES):
+            with pytest.raises(WeightsRejected, match=f"cache of prompts is not of weights of version {number}:"):
+                await host.swap(folders[number], version(number), SwapMode.ABORT, probes[number])
+
+    with_host(folders[0], scenario, enable_prefix_caching=True)
+
+
+def test_an_adapter_on_another_base_is_noticed(folders: list[Path], tmp_path: Path) -> None:
+    adapters = [lora(tmp_path / f"adapter-{number}", folders[0], number) for number in range(1 + TIMES)]
+
+    def probe_on(base: Path, adapter: Path) -> Probe:
+        folder = merged(tmp_path / f"{base.name}-{adapter.name}", base, adapter)
+        return probe_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+    async def scenario(host: EngineHost) -> None:
+        for number, adapter in enumerate(adapters):
+            await host.swap(adapter, version(number), SwapMode.KEEP, probe_on(folders[0], adapter))
+            assert host.check is not None
+            assert host.check.difference < host.check.tolerance / 10
+        for number in range(1, 1 + TIMES):
+            probe = probe_on(folders[number], adapters[number])
+            with pytest.raises(WeightsRejected, match=f"other logprobs with weights of version {number} "):
+                await host.swap(adapters[number], version(number), SwapMode.KEEP, probe)
+
+    with_host(folders[0], scenario, enable_lora=True, max_lora_rank=8)
+
+
+@pytest.mark.parametrize("mode", [SwapMode.KEEP, SwapMode.ABORT])
+def test_a_check_does_not_wait_for_requests_of_an_engine_that_is_full(
+    folders: list[Path], probes: list[Probe], mode: SwapMode
+) -> None:
+    """Twice as many long requests as vLLM runs are under way: none ends between the swap and its check."""
+    rng = np.random.default_rng(0)
+    ended = 0
+
+    async def scenario(host: EngineHost) -> None:
+        async def ask() -> None:
+            nonlocal ended
+            await host.generate(Request(random_prompt(rng, 30), Sampling(max_tokens=3000, ignore_eos=True)))
+            ended += 1
+
+        running = [asyncio.create_task(ask()) for _ in range(4)]
+        await asyncio.sleep(1)
+        aborted = 4 if mode is SwapMode.ABORT else 0
+        await host.swap(folders[1], version(1), mode, probes[1])
+        assert ended <= aborted
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    with_host(folders[0], scenario, max_num_seqs=2)

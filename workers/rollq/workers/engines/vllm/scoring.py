@@ -1,0 +1,144 @@
+"""How vLLM's weights and its cache of prompts are checked: logprobs of given tokens, and of next tokens with and
+without that cache."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.weights.probe import probe_prompts
+from rollq.workers.engines.protocol import WeightsVersion
+from rollq.workers.engines.vllm.api import (
+    name_of,
+    next_token_parameters,
+    prompt_logprobs,
+    scoring_parameters,
+    token_parameters,
+)
+from rollq.workers.engines.vllm.process import VllmProcess
+
+PRIORITY = -1
+"""Before all requests, whose priorities are their steps."""
+SENT_S = 0.005
+"""In which requests reach vLLM's own process."""
+CACHED_BLOCKS = 2
+"""Length of the prompt that looks for a stale cache, in blocks of vLLM's cache. Only whole blocks are used again."""
+
+COMPARED = 10
+"""Likely next tokens whose logprobs are compared."""
+
+
+class Served(NamedTuple):
+    """The weights and the adapter that requests are for. `salt`: of cached prompts, by default that of the weights."""
+
+    version: WeightsVersion
+    adapter: Any = None
+    salt: str = ""
+
+
+class Scores(NamedTuple):
+    """Logprobs float32 [T - 1] of each prompt's tokens but the first, in nats, and the cache's error; see `Scorer` and
+    `CachingEngine`."""
+
+    logprobs: Sequence[Float32Array]
+    cache_error: float
+
+
+class PromptScores:
+    """Scores prompts with one vLLM. A check asks for the same prompts at every version."""
+
+    def __init__(self, process: VllmProcess) -> None:
+        config = process.llm.vllm_config
+        self._process = process
+        self._names = (f"rollq-score-{number}" for number in count())
+        self._probes = probe_prompts(int(config.model_config.get_vocab_size()))
+        tokens = CACHED_BLOCKS * int(config.cache_config.block_size) + 1
+        self._long = np.resize(np.concatenate(self._probes), tokens)
+        self._caches = bool(config.cache_config.enable_prefix_caching) and tokens < config.model_config.max_model_len
+        allowed = int(config.model_config.max_logprobs)
+        self._compared = COMPARED if allowed < 0 else min(COMPARED, allowed)
+        self._queued: asyncio.Task[Scores] | None = None
+        self._queued_for: Served | None = None
+
+    async def queue(self, version: WeightsVersion) -> None:
+        """Queue the check's prompts before all requests, while vLLM is paused.
+
+        Later they would wait for requests to end, if vLLM runs as many as it can.
+        """
+        self.cancel()
+        self._queued_for = Served(version)
+        self._queued = asyncio.create_task(self._check(self._queued_for))
+        self._queued.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if nobody asks for it
+        await asyncio.sleep(SENT_S)
+
+    def cancel(self) -> None:
+        """Forget what was queued."""
+        if self._queued is not None:
+            self._queued.cancel()
+        self._queued = self._queued_for = None
+
+    async def score(self, prompts: Sequence[Int32Array], served: Served) -> Sequence[Float32Array]:
+        """See `Scorer.score`. Raises `WeightsError` for prompts that vLLM refuses."""
+        if self._queued is not None and self._queued_for == served and all(map(np.array_equal, prompts, self._probes)):
+            return (await self._queued).logprobs
+        return await self._score_all(prompts, served)
+
+    async def cache_error(self, served: Served) -> float:
+        """See `CachingEngine.cache_error`; 0 without a cache of prompts."""
+        if self._queued is not None and self._queued_for == served:
+            return (await self._queued).cache_error
+        return await self._cache_error(served)
+
+    async def _check(self, served: Served) -> Scores:
+        logprobs, error = await asyncio.gather(self._score_all(self._probes, served), self._cache_error(served))
+        return Scores(logprobs, error)
+
+    async def _score_all(self, prompts: Sequence[Int32Array], served: Served) -> Sequence[Float32Array]:
+        score = self._score_token_by_token if self._process.max_adapters else self._score
+        return await asyncio.gather(*(score(prompt, served) for prompt in prompts))
+
+    async def _score(self, prompt: Int32Array, served: Served) -> Float32Array:
+        return prompt_logprobs(prompt.tolist(), await self._ask(prompt, scoring_parameters(), served))
+
+    async def _score_token_by_token(self, prompt: Int32Array, served: Served) -> Float32Array:
+        """As `_score`. Logprobs of a prompt with an adapter kill vLLM on the CPU, so each token is asked for."""
+        asking = (self._logprob(prompt[:end], int(prompt[end]), served) for end in range(1, len(prompt)))
+        return np.array(await asyncio.gather(*asking), dtype=np.float32)
+
+    async def _logprob(self, prompt: Int32Array, token: int, served: Served) -> float:
+        """The logprob of a next token, in nats."""
+        output = await self._ask(prompt, token_parameters(token), served)
+        return float(output.outputs[0].logprobs[0][token].logprob)
+
+    async def _cache_error(self, served: Served) -> float:
+        if not self._caches:
+            return 0.0
+        fresh_salt = served._replace(salt=next(self._names))  # that no cached prompt has
+        cached, fresh = await asyncio.gather(self._next_token(served), self._next_token(fresh_salt))
+        apart = [abs(logprob - fresh[token]) for token, logprob in cached.items() if token in fresh]
+        return sum(apart) / len(apart) if apart else float("inf")
+
+    async def _next_token(self, served: Served) -> Mapping[int, float]:
+        """The logprobs in nats of the most likely tokens after the long prompt."""
+        output = await self._ask(self._long, next_token_parameters(self._compared), served)
+        return {token: found.logprob for token, found in output.outputs[0].logprobs[0].items()}
+
+    async def _ask(self, prompt: Int32Array, parameters: Any, served: Served) -> Any:
+        inputs = tokens_input(prompt.tolist(), cache_salt=served.salt or name_of(served.version))
+        answers = self._process.llm.generate(
+            inputs, parameters, next(self._names), lora_request=served.adapter, priority=PRIORITY
+        )
+        try:
+            (output,) = [answer async for answer in answers]
+        except EngineDeadError as error:
+            raise self._process.failed(f"vLLM died: {error}") from error
+        except VLLMClientError as error:
+            raise WeightsError(f"vLLM refuses the prompts by which its weights are checked: {error}") from error
+        return output
