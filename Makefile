@@ -23,7 +23,7 @@ DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families conformance mutants chaos crashpoints fuzz lint type check bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families kills gpu conformance mutants chaos crashpoints fuzz lint type check bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
