@@ -17,21 +17,29 @@ from transformers import AutoModelForCausalLM
 from rollq.buffer.errors import ConfigError
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost, WeightsRejected
+from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Request, Sampling, SwapMode
 from rollq.workers.engines.registry import make_engine
+from support.adapters import lora, merged
 from support.model_families import FAMILIES, make_model
-from support.vllm_run import TOLERANCE, check, options, random_prompt, version
+from support.vllm_run import TOLERANCE, check, free_port, options, random_prompt, version
+from support.vllm_server import VllmServer
 
 RESTARTED = {"gpt_oss"}
 """vLLM cannot reload these."""
 ONCE_WRONG = ("gemma2", "gpt_oss", "qwen3_moe")
-TESTED = tuple(FAMILIES) if os.environ.get("ROLLQ_FAMILIES") == "all" else ONCE_WRONG
-SWAPS = ((0, SwapMode.ABORT), (1, SwapMode.ABORT), (2, SwapMode.KEEP))
+ALL = os.environ.get("ROLLQ_FAMILIES") == "all"
+TESTED = tuple(FAMILIES) if ALL else ONCE_WRONG
+SWAPS = ((0, SwapMode.ABORT), (1, SwapMode.ABORT), (2, SwapMode.KEEP), (1, SwapMode.WAIT))
+RESTART = ((1, SwapMode.RESTART),)
+CONTEXT_TOKENS = 1024
 
 
-def with_host(folder: Path, scenario: Callable[[EngineHost], Awaitable[Any]]) -> None:
+def with_host(folder: Path, scenario: Callable[[EngineHost], Awaitable[Any]], **engine_args: Any) -> None:
     async def run() -> None:
-        host = EngineHost(lambda: make_engine("vllm", options(folder, max_model_len=1024)), restarts=0)
+        host = EngineHost(
+            lambda: make_engine("vllm", options(folder, max_model_len=CONTEXT_TOKENS, **engine_args)), restarts=0
+        )
         await host.start()
         try:
             await scenario(host)
@@ -45,26 +53,69 @@ def probe_in(folder: Path) -> Any:
     return probe_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager"))
 
 
+async def worst_error(engine: EngineHost | OpenAIEngine, folders: list[Path]) -> float:
+    """The largest error of a logprob in a few answers."""
+    rng = np.random.default_rng(0)
+    requests = [Request(random_prompt(rng, length), Sampling(max_tokens=40)) for length in (5, 50, 200)]
+    made = await asyncio.gather(*map(engine.generate, requests))
+    return max(check(request, one, folders) for request, one in zip(requests, made, strict=True))
+
+
 @pytest.mark.parametrize("family", TESTED)
 def test_every_token_has_the_logprob_of_the_weights_that_it_claims(family: str, tmp_path: Path) -> None:
     folders = [make_model(tmp_path / str(seed), family, seed) for seed in range(3)]
-    rng = np.random.default_rng(0)
+    probes = list(map(probe_in, folders))
 
     async def scenario(host: EngineHost) -> None:
-        swaps = ((1, SwapMode.RESTART),) if family in RESTARTED else SWAPS
         if family in RESTARTED:
             with pytest.raises(ConfigError, match=r"vLLM cannot load weights into a running \w+: .* swap = 'restart'"):
                 await host.swap(folders[0], version(0), SwapMode.ABORT)
-        for number, mode in swaps:
-            await host.swap(folders[number], version(number), mode, probe_in(folders[number]))
-            requests = [Request(random_prompt(rng, length), Sampling(max_tokens=40)) for length in (5, 50, 200)]
-            made = await asyncio.gather(*map(host.generate, requests))
-            worst = max(check(request, one, folders) for request, one in zip(requests, made, strict=True))
+        for number, mode in (() if family in RESTARTED else SWAPS) + (RESTART if ALL or family in RESTARTED else ()):
+            await host.swap(folders[number], version(number), mode, probes[number])
+            worst = await worst_error(host, folders)
             assert host.check is not None
             print(f"\n{family}, {mode}: largest error {worst:.1e}, probe {host.check.difference:.1e}")
             assert worst < TOLERANCE
         if family not in RESTARTED:
             with pytest.raises(WeightsRejected):
-                await host.swap(folders[0], version(9), SwapMode.ABORT, probe_in(folders[1]))
+                await host.swap(folders[0], version(9), SwapMode.ABORT, probes[1])
 
     with_host(folders[0], scenario)
+
+
+@pytest.mark.parametrize("family", TESTED if ALL else ("gemma2",))
+def test_every_token_has_the_logprob_of_the_adapter_that_it_claims(family: str, tmp_path: Path) -> None:
+    base = make_model(tmp_path / "base", family, 0)
+    adapters = [lora(tmp_path / f"adapter-{seed}", base, seed) for seed in range(2)]
+    folders = [merged(tmp_path / adapter.name.replace("adapter", "merged"), base, adapter) for adapter in adapters]
+
+    async def scenario(host: EngineHost) -> None:
+        for number, adapter in enumerate(adapters):
+            await host.swap(adapter, version(number), SwapMode.KEEP, probe_in(folders[number]))
+            worst = await worst_error(host, folders)
+            print(f"\n{family}, adapter: largest error {worst:.1e}")
+            assert worst < TOLERANCE
+
+    with_host(base, scenario, enable_lora=True, max_lora_rank=8)
+
+
+@pytest.mark.parametrize("family", [one for one in TESTED if one not in RESTARTED] if ALL else ["qwen3_moe"])
+def test_every_token_of_a_server_has_the_logprob_of_the_weights_that_were_pushed(family: str, tmp_path: Path) -> None:
+    folders = [make_model(tmp_path / str(seed), family, seed) for seed in range(3)]
+
+    async def scenario(server: VllmServer) -> None:
+        engine = OpenAIEngine(OpenAISettings(urls=(server.url,), push_model=folders[0]))
+        await engine.start()
+        try:
+            for number, mode in SWAPS:
+                await engine.swap(folders[number], version(number), mode)
+                worst = await worst_error(engine, folders)
+                print(f"\n{family}, pushed with {mode}: largest error {worst:.1e}")
+                assert worst < TOLERANCE
+        finally:
+            await engine.close()
+
+    more = ("--max-model-len", str(CONTEXT_TOKENS))
+    with VllmServer(folders[0], free_port(), tmp_path / "server.log", *more) as server:
+        server.wait()
+        asyncio.run(scenario(server))
