@@ -71,6 +71,12 @@ $(SGLANG_INSTALLED): tests/with_vllm/requirements.txt tests/with_sglang/requirem
 families: $(VLLM_INSTALLED)  ## models of all families in a real vLLM on the CPU
 	ROLLQ_FAMILIES=all $(VLLM_BIN)/python -m pytest -s tests/with_vllm/test_families.py $(PYTEST_ARGS)
 
+kills: $(VLLM_INSTALLED)  ## each process of a vLLM worker is killed at each stage of a swap
+	ROLLQ_KILLS=all $(VLLM_BIN)/python -m pytest -s tests/with_vllm/test_killed_swaps.py $(PYTEST_ARGS)
+
+gpu:  ## what only GPUs can run, with the installed vLLM (extra `vllm`), into docs/gpu.md
+	PYTHONPATH=tests $(PYTHON) -m gpu
+
 conformance: $(INSTALLED)  ## the behaviours of docs/conformance.md, each with its outcome
 	$(BIN)/python tests/conformance.py -n $(WORKERS) $(PYTEST_ARGS)
 
