@@ -21,6 +21,7 @@ from rq import Queue
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.roles import WorkerBuffer
+from rollq.workers.agents.registry import check_loop
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Engine, Tokenizer
@@ -90,9 +91,12 @@ class Worker:
         timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
         self.table = LeaseTable(calls, lease_s, timeouts, signals)
-        self.maker = SampleMaker(self.host, make_tokenizer(settings), self.table, Salvage(calls), worker=name)
+        tokenizer = make_tokenizer(settings)
+        self.maker = SampleMaker(self.host, tokenizer, self.table, Salvage(calls), worker=name)
         self.processes = JudgePool(settings.judge_processes)
         self.recipes = make_recipes(tasks, settings, seed, self.processes)
+        for recipe in self.recipes.values():
+            check_loop(recipe.loop, tokenizer)
         self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, timeouts)
         self.control = TaskControl(
             calls, self.host, self.table, self.follower, signals, tasks=tuple(tasks), settings=settings

@@ -3,10 +3,11 @@
 Invariant: text that the model wrote is never tokenised again. Between two turns the chat template renders the whole
 conversation. If the result starts with the text of the tokens so far, only the rest is tokenised and appended to the
 segment as text of the environment, outside the loss. If the template rewrites earlier text (drops earlier thoughts,
-trims spaces, ends turns differently than the model did), a new segment starts with all of it as its prompt.
+trims spaces, ends turns differently than the model did), a new segment starts with all of it as its prompt. A turn of
+the model that can be a message in several forms takes the first with which no new segment is needed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -25,7 +26,8 @@ class Conversation:
     """One conversation after some turns.
 
     `rendered` is the text of the last segment's tokens, its prompt included. `segment` is the last one, None before its
-    first token; `prompt_ids` int32 [P] are its prompt; `closed` are the segments before it.
+    first token; `prompt_ids` int32 [P] are its prompt; `closed` are the segments before it. `forms` are messages that
+    may stand for the model's last turn, the preferred one first; `preferred` are `messages` with the preferred forms.
     """
 
     tokenizer: Tokenizer
@@ -35,12 +37,16 @@ class Conversation:
     prompt_ids: Int32Array
     closed: tuple[Segment, ...] = ()
     segment: Segment | None = None
+    forms: tuple[Message, ...] = ()
+    preferred: tuple[Message, ...] = ()
 
     @classmethod
     def begin(cls, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Message]) -> Self:
         """A conversation whose next turn is the model's."""
         rendered = tokenizer.render(messages, tools)
-        return cls(tokenizer, tuple(tools), tuple(messages), rendered, _ids(tokenizer, rendered))
+        conversation = tuple(messages)
+        prompt_ids = _ids(tokenizer, rendered)
+        return cls(tokenizer, tuple(tools), conversation, rendered, prompt_ids, preferred=conversation)
 
     def resumed(self, messages: Sequence[Message], segments: Sequence[Segment]) -> Self:
         """This conversation, which has just started, after `messages`, of which `segments` hold the tokens.
@@ -60,6 +66,7 @@ class Conversation:
             prompt_ids=last.prompt_ids if continues else _ids(self.tokenizer, rendered),
             closed=tuple(segments[:-1] if continues else segments),
             segment=last if continues else None,
+            preferred=conversation,
         )
 
     @property
@@ -87,28 +94,64 @@ class Conversation:
         ended = bool(ids) and ids[-1] in (self.tokenizer.eos_ids if end_ids is None else end_ids)
         content = self.tokenizer.decode(ids[:-1] if ended else ids, special=True)
         end = self.tokenizer.decode(ids[-1:], special=True) if ended else ""
+        message = {"role": "assistant", "content": content}
         return replace(
             self,
-            messages=(*self.messages, {"role": "assistant", "content": content}),
+            messages=(*self.messages, message),
             rendered=self.rendered + content + end,
             segment=join(self.prompt_ids, self.segment, completion) if ids else self.segment,
+            forms=(message,),
+            preferred=(*self.preferred, message),
+        )
+
+    def with_forms(self, forms: Sequence[Message]) -> Self:
+        """This conversation, whose last turn is the model's, with other messages for that turn."""
+        return replace(
+            self,
+            messages=(*self.messages[:-1], forms[0]),
+            forms=tuple(forms),
+            preferred=(*self.preferred[:-1], forms[0]),
         )
 
     def after_environment(self, messages: Sequence[Message]) -> Self:
-        """The conversation after the environment's `messages`; the next turn is the model's."""
-        conversation = (*self.messages, *messages)
-        rendered = self.tokenizer.render(conversation, self.tools)
-        if self.segment is not None and rendered.startswith(self.rendered):
-            new = _ids(self.tokenizer, rendered[len(self.rendered) :])
-            return replace(self, messages=conversation, rendered=rendered, segment=with_environment(self.segment, new))
+        """The conversation after the environment's `messages`; the next turn is the model's.
+
+        Raises what the chat template raises if it accepts no form of the model's turn.
+        """
+        histories = [(*self.messages[:-1], form, *messages) for form in self.forms] or [(*self.messages, *messages)]
+        preferred = (*self.preferred, *messages)
+        for history, rendered in self._renderings(histories):
+            if self.segment is not None and rendered.startswith(self.rendered):
+                new = _ids(self.tokenizer, rendered[len(self.rendered) :])
+                segment = with_environment(self.segment, new)
+                return replace(
+                    self, messages=history, rendered=rendered, segment=segment, forms=(), preferred=preferred
+                )
+        history, rendered = next(self._renderings([preferred, *histories]))
         return replace(
             self,
-            messages=conversation,
+            messages=history,
             rendered=rendered,
             prompt_ids=_ids(self.tokenizer, rendered),
             closed=self.segments,
             segment=None,
+            forms=(),
+            preferred=preferred,
         )
+
+    def _renderings(self, histories: Sequence[tuple[Message, ...]]) -> Iterator[tuple[tuple[Message, ...], str]]:
+        """The histories that the chat template accepts, rendered. Raises what it raised for the last if it accepts
+        none."""
+        accepted = False
+        for place, history in enumerate(histories, start=1):
+            try:
+                rendered = self.tokenizer.render(history, self.tools)
+            except Exception:  # templates raise what they like
+                if place == len(histories) and not accepted:
+                    raise
+                continue
+            accepted = True
+            yield history, rendered
 
 
 def with_environment(segment: Segment, ids: Int32Array) -> Segment:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from rollq.buffer.rollouts import Prompt
 from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.turns import Turn
 from rollq.workers.user_code import within
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,27 @@ class Environment(Protocol):
 
 
 @runtime_checkable
-class ResumableEnvironment(Environment, Protocol):
+class TurnEnvironment(Protocol):
+    """An environment that reads thoughts, content and calls of the model's turns instead of their text."""
+
+    async def setup(self, prompt: Prompt, session: str) -> Opening:
+        """See `Environment.setup`."""
+        ...
+
+    async def respond(self, turn: Turn) -> Step:
+        """Answer the model's turn. An exception fails the sample."""
+        ...
+
+    async def teardown(self) -> None:
+        """See `Environment.teardown`."""
+        ...
+
+
+AnyEnvironment = Environment | TurnEnvironment
+
+
+@runtime_checkable
+class ResumableEnvironment(Protocol):
     """An environment that can take up a conversation of another one, whose worker was killed or interrupted."""
 
     async def resume(self, prompt: Prompt, session: str, messages: Sequence[Message]) -> Opening:
@@ -84,13 +105,13 @@ class Limits:
 class Environments:
     """The environments of one task. `places` bounds how many exist at the same time; `resumable`: they can `resume`."""
 
-    make: Callable[[], Environment]
+    make: Callable[[], AnyEnvironment]
     limits: Limits
     places: AbstractAsyncContextManager[Any]
     resumable: bool = False
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Environment]:
+    async def open(self) -> AsyncIterator[AnyEnvironment]:
         """A new environment, torn down at the end."""
         async with self.places:
             environment = self.make()
@@ -99,24 +120,26 @@ class Environments:
             finally:
                 await tear_down(environment, self.limits.teardown_s)
 
-    async def setup(self, environment: Environment, prompt: Prompt, session: str) -> Opening:
+    async def setup(self, environment: AnyEnvironment, prompt: Prompt, session: str) -> Opening:
         """See `Environment.setup`. Raises `TimeoutError` naming the step."""
         return await _within(self.limits.setup_s, "the environment's setup", environment.setup(prompt, session))
 
     async def resume(
-        self, environment: Environment, prompt: Prompt, session: str, messages: Sequence[Message]
+        self, environment: AnyEnvironment, prompt: Prompt, session: str, messages: Sequence[Message]
     ) -> Opening:
         """See `ResumableEnvironment.resume`. Raises `TimeoutError` naming the step."""
         assert isinstance(environment, ResumableEnvironment)
         resuming = environment.resume(prompt, session, messages)
         return await _within(self.limits.setup_s, "the environment's resume", resuming)
 
-    async def step(self, environment: Environment, text: str) -> Step:
-        """See `Environment.step`. Raises `TimeoutError` naming the step."""
-        return await _within(self.limits.step_s, "a step of the environment", environment.step(text))
+    async def step(self, environment: AnyEnvironment, turn: Turn, text: str) -> Step:
+        """See `TurnEnvironment.respond`, and `Environment.step`, which gets `text`. Raises `TimeoutError` naming the
+        step."""
+        step = environment.respond(turn) if isinstance(environment, TurnEnvironment) else environment.step(text)
+        return await _within(self.limits.step_s, "a step of the environment", step)
 
 
-async def tear_down(environment: Environment, limit_s: float) -> None:
+async def tear_down(environment: AnyEnvironment, limit_s: float) -> None:
     """Tear down, even if cancelled meanwhile: that is raised afterwards. One that takes too long is abandoned."""
     loop = asyncio.get_running_loop()
     ending = asyncio.ensure_future(environment.teardown())

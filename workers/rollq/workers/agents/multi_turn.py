@@ -7,7 +7,7 @@ is longer than `max_prompt_tokens` and `max_tokens` together, also where a chang
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
@@ -15,10 +15,20 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.buffer.settings import Settings
+from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Conversation, Message
-from rollq.workers.agents.environments import Environment, Environments, Limits, Opening, ResumableEnvironment, Step
+from rollq.workers.agents.environments import (
+    AnyEnvironment,
+    Environments,
+    Limits,
+    Opening,
+    ResumableEnvironment,
+    Step,
+    TurnEnvironment,
+)
 from rollq.workers.agents.loops import Rollout, failed, finish
-from rollq.workers.engines.protocol import ContextFull, Request, parse_reason
+from rollq.workers.agents.turns import ChatFormat, Turn, forms
+from rollq.workers.engines.protocol import Completion, ContextFull, Request, Tokenizer, parse_reason
 from rollq.workers.seeds import turn_seed
 
 
@@ -28,6 +38,8 @@ class EnvironmentSettings(Settings):
     environment: str = Field(description="dotted path of a class, see rollq.workers.agents.environments.Environment")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
+    tool_parser: str | None = Field(default=None, description="how the model writes calls: hermes, harmony, or vLLM's")
+    reasoning_parser: str | None = Field(default=None, description="how the model writes thoughts: one of vLLM's")
     concurrent: int = Field(default=256, gt=0, description="environments at the same time, in one worker")
     setup_timeout_s: float = Field(default=60.0, gt=0)
     step_timeout_s: float = Field(default=60.0, gt=0)
@@ -40,6 +52,11 @@ class MultiTurn:
     can resume, and else starts again."""
 
     environments: Environments
+    chat_format: ChatFormat
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
+        self.chat_format.check(tokenizer)
 
     @property
     def resumable(self) -> bool:
@@ -58,12 +75,12 @@ class MultiTurn:
                     f"the prompt has {len(conversation.prompt_ids)} tokens with its tools and the environment's "
                     f"messages, max_prompt_tokens is {rollout.max_prompt_tokens}"
                 )
-            dialogue = _Dialogue(rollout, self.environments, environment, opening, conversation)
+            dialogue = _Dialogue(rollout, self.environments, environment, self.chat_format, opening, conversation)
             if previous.segments:
                 dialogue.resume(previous)
             return dialogue.sample(await dialogue.run())
 
-    async def _opening(self, environment: Environment, rollout: Rollout) -> Opening:
+    async def _opening(self, environment: AnyEnvironment, rollout: Rollout) -> Opening:
         prompt, session = rollout.prompt, rollout.session
         if not rollout.previous.segments:
             return await self.environments.setup(environment, prompt, session)
@@ -71,18 +88,23 @@ class MultiTurn:
         return await self.environments.resume(environment, prompt, session, messages)
 
 
+EMPTY_TURN: Final = Turn("", "")
+
+
 @dataclass(slots=True)
 class _Dialogue:
     """One conversation with an environment. `conversation` ends with the model's last turn; `messages` are those after
-    the opening; `text` is the model's last turn."""
+    the opening; `turn` is the model's last turn and `text` the part of it that the judge sees."""
 
     rollout: Rollout
     environments: Environments
-    environment: Environment
+    environment: AnyEnvironment
+    chat_format: ChatFormat
     opening: Opening
     conversation: Conversation
     messages: list[Message] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    turn: Turn = EMPTY_TURN
     text: str = ""
 
     def resume(self, previous: Sample) -> None:
@@ -112,6 +134,7 @@ class _Dialogue:
             if step.done:
                 return reason
             upcoming = self.conversation.after_environment(step.messages)
+            self.messages = list(upcoming.messages[-len(self.messages) :])  # the model's turn as it was rendered
             if tokens_left(self.rollout, upcoming) <= 0:
                 return FinishReason.LENGTH
         return FinishReason.TOOL_CALLS if self.opening.tools else FinishReason.LENGTH  # the model wanted to continue
@@ -126,14 +149,27 @@ class _Dialogue:
         if parse_reason(completion.finish_reason) is FinishReason.ABORT:
             self.conversation = upcoming  # the next attempt takes this turn again
             return FinishReason.ABORT
-        end_ids = self.rollout.sampling.end_ids(self.rollout.tokenizer.eos_ids)
-        self.conversation = upcoming.after_model(completion, end_ids)
+        await self._read(upcoming, completion)
         self.messages.append(self.conversation.messages[-1])
-        self.text = self.rollout.tokenizer.decode(completion.ids.tolist())
         return parse_reason(completion.finish_reason)
 
+    async def _read(self, upcoming: Conversation, completion: Completion) -> None:
+        """Parse the model's turn and add it to the conversation."""
+        tokenizer, ids = self.rollout.tokenizer, completion.ids.tolist()
+        end_ids = self.rollout.sampling.end_ids(tokenizer.eos_ids)
+        self.conversation = upcoming.after_model(completion, end_ids)
+        text = self.conversation.messages[-1]["content"]
+        without_end = ids[:-1] if ids and ids[-1] in end_ids else ids
+        self.turn = await self.chat_format.parse(tokenizer, text, without_end, self.opening.tools)
+        if self.chat_format.verbatim:
+            self.text = tokenizer.decode(ids)
+        else:
+            self.text = self.turn.content
+            self.conversation = self.conversation.with_forms(forms(self.turn, tokenizer))
+
     async def _environment_turn(self) -> Step:
-        step = await self.environments.step(self.environment, self.messages[-1]["content"])
+        text = self.turn.text if self.chat_format.verbatim else self.turn.content
+        step = await self.environments.step(self.environment, self.turn, text)
         self.messages.extend(step.messages)
         if step.reward is not None:
             self.rewards.append(float(step.reward))
@@ -187,12 +223,14 @@ def environment_loop(**options: Any) -> MultiTurn:
     settings = EnvironmentSettings(**options)
     make_environment = load_plugin("environment", settings.environment, {})
 
-    def make() -> Environment:
-        environment: Environment = make_environment(**settings.options)
+    def make() -> AnyEnvironment:
+        environment: AnyEnvironment = make_environment(**settings.options)
         return environment
 
     try:
-        check_methods("environment", settings.environment, made := make(), "setup", "step", "teardown")
+        made = make()
+        step = "respond" if isinstance(made, TurnEnvironment) else "step"
+        check_methods("environment", settings.environment, made, "setup", step, "teardown")
     except (TypeError, ValueError, ValidationError) as error:
         raise ConfigError(
             f"environment {settings.environment!r} cannot be made with options {settings.options!r}: {error}"
@@ -200,4 +238,5 @@ def environment_loop(**options: Any) -> MultiTurn:
     resumable = isinstance(made, ResumableEnvironment)
     limits = Limits(settings.max_turns, settings.setup_timeout_s, settings.step_timeout_s, settings.teardown_timeout_s)
     places = asyncio.Semaphore(settings.concurrent)
-    return MultiTurn(Environments(make, limits, places, resumable=resumable))
+    chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
+    return MultiTurn(Environments(make, limits, places, resumable=resumable), chat_format)

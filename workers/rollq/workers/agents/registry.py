@@ -10,8 +10,9 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.settings_errors import explanation
 from rollq.workers.agents.loops import AgentLoop, SingleTurn
-from rollq.workers.agents.multi_turn import environment_loop
+from rollq.workers.agents.multi_turn import MultiTurn, environment_loop
 from rollq.workers.agents.tool_environment import tools_loop
+from rollq.workers.engines.protocol import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +51,9 @@ def make_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
     except TypeError as error:
         problem = f"{error}; given: {', '.join(options)}"
     raise ConfigError(f"agent_options of agent loop {name!r}: {problem}")
+
+
+def check_loop(loop: AgentLoop, tokenizer: Tokenizer) -> None:
+    """Raise `ConfigError` if a built-in loop cannot parse the turns of a model with this tokenizer."""
+    if isinstance(loop, MultiTurn):
+        loop.check(tokenizer)

@@ -15,11 +15,13 @@ from pydantic import Field
 
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import Settings
+from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Environments, Limits, Opening, Step
 from rollq.workers.agents.multi_turn import MultiTurn
-from rollq.workers.agents.tool_calls import CallError, Malformed, ToolCall, parse_calls
+from rollq.workers.agents.tool_calls import CallError, Malformed, ToolCall
 from rollq.workers.agents.tools import Tool, ToolError, ToolSettings
+from rollq.workers.agents.turns import Turn, answer
 
 
 class ToolsSettings(Settings):
@@ -27,6 +29,10 @@ class ToolsSettings(Settings):
 
     tools: dict[str, ToolSettings] = Field(min_length=1)
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
+    tool_parser: str = Field(
+        default="hermes", description="how the model writes calls: hermes, harmony, or one of vLLM's"
+    )
+    reasoning_parser: str | None = Field(default=None, description="how the model writes thoughts: one of vLLM's")
     tell_errors: bool = Field(default=False, description="show a tool's error to the model; otherwise the sample fails")
     max_answer_chars: int = Field(default=4096, gt=0, description="the rest of a tool's answer is cut off")
 
@@ -34,8 +40,9 @@ class ToolsSettings(Settings):
 class ToolEnvironment:
     """An environment that answers with the results of tools. A turn without a call is the last."""
 
-    def __init__(self, tools: Mapping[str, Tool], settings: ToolsSettings) -> None:
+    def __init__(self, tools: Mapping[str, Tool], settings: ToolsSettings, *, verbatim: bool) -> None:
         self._tools = tools
+        self._verbatim = verbatim
         self._settings = settings
         self._calls: Counter[str] = Counter()
 
@@ -51,20 +58,19 @@ class ToolEnvironment:
                 self._calls[message["name"]] += 1
         return await self.setup(prompt, session)
 
-    async def step(self, text: str) -> Step:
+    async def respond(self, turn: Turn) -> Step:
         """Answer all calls of a turn, which run concurrently. Raises `ToolError`."""
-        calls = parse_calls(text)
+        calls = turn.calls
         answers = await asyncio.gather(*(self._answer(call) for call in calls))
         errors = [answer for answer in answers if isinstance(answer, ToolError)]
         if errors and not self._settings.tell_errors:
             raise errors[0]
-        messages = tuple(self._message(call, answer) for call, answer in zip(calls, answers, strict=True))
+        messages = tuple(self._message(turn, call, answer) for call, answer in zip(calls, answers, strict=True))
         return Step(messages, done=not calls)
 
-    def _message(self, call: ToolCall | Malformed, answer: str | CallError | ToolError) -> Message:
-        text = answer if isinstance(answer, str) else f"error: {answer}"
-        name = call.name if isinstance(call, ToolCall) else ""
-        return {"role": "tool", "name": name, "content": text[: self._settings.max_answer_chars]}
+    def _message(self, turn: Turn, call: ToolCall | Malformed, result: str | CallError | ToolError) -> Message:
+        text = result if isinstance(result, str) else f"error: {result}"
+        return answer(turn, call, text[: self._settings.max_answer_chars], verbatim=self._verbatim)
 
     async def _answer(self, call: ToolCall | Malformed) -> str | CallError | ToolError:
         if isinstance(call, Malformed):
@@ -88,5 +94,9 @@ def tools_loop(**options: Any) -> MultiTurn:
     """The loop `tools` from its `agent_options`. Raises `ConfigError` for tools that cannot be loaded."""
     settings = ToolsSettings(**options)
     tools = {name: Tool.from_settings(name, tool) for name, tool in settings.tools.items()}
-    limits = Limits(settings.max_turns)
-    return MultiTurn(Environments(lambda: ToolEnvironment(tools, settings), limits, nullcontext(), resumable=True))
+    chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
+
+    def make() -> ToolEnvironment:
+        return ToolEnvironment(tools, settings, verbatim=chat_format.verbatim)
+
+    return MultiTurn(Environments(make, Limits(settings.max_turns), nullcontext(), resumable=True), chat_format)

@@ -37,6 +37,11 @@ class HfTokenizer:
         tokenizer_eos = self._tokenizer.eos_token_id
         self._eos_ids = model_eos_ids(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
 
+    @property
+    def backend(self) -> Any:
+        """The tokenizer of transformers."""
+        return self._tokenizer
+
     def encode(self, text: str) -> list[int]:
         """Ids of `text` alone: no beginning or end token is added."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,73 @@
+"""Turns in OpenAI's harmony format, as GPT-OSS writes them. Pure.
+
+<|channel|>analysis<|message|>6*7 needs the calculator.<|end|><|start|>assistant<|channel|>commentary to=functions.
+calculator <|constrain|>json<|message|>{"expression": "6*7"}<|call|>
+
+A turn is one or more messages. Channel `analysis` holds thoughts, `final` the answer, `commentary` calls and remarks
+for the user. A recipient (`to=`), in either place of the header, makes a message a call.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from rollq.buffer.errors import ConfigError
+from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id, parse_arguments
+from rollq.workers.agents.turns import Turn
+from rollq.workers.engines.protocol import Tokenizer
+
+START: Final = "<|start|>"
+CHANNEL: Final = "<|channel|>"
+BODY: Final = "<|message|>"
+END: Final = re.compile(r"<\|(?:end|call|return)\|>")
+RECIPIENT: Final = re.compile(r"to=([^\s<]+)")
+NAMESPACE: Final = "functions."
+
+
+class HarmonyFormat:
+    """The harmony format; it needs neither vLLM nor openai-harmony."""
+
+    verbatim: ClassVar[bool] = False
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """See `ChatFormat.check`."""
+        for token in (START, CHANNEL, BODY):
+            if len(tokenizer.encode(token)) != 1:
+                raise ConfigError(f"agent_options.tool_parser 'harmony' needs a tokenizer with the token {token!r}")
+
+    async def parse(self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
+        """See `ChatFormat.parse`."""
+        return parse_harmony(text)
+
+
+def parse_harmony(text: str) -> Turn:
+    """The turn that continues `<|start|>assistant` with `text`."""
+    thoughts: list[str] = []
+    content: list[str] = []
+    calls: list[ToolCall | Malformed] = []
+    for header, body in _messages(text):
+        recipient = RECIPIENT.search(header)
+        channel = header.rpartition(CHANNEL)[2].lstrip()
+        if recipient is not None:
+            name = recipient[1].removeprefix(NAMESPACE)
+            calls.append(parse_arguments(name, body, call_id(None, text, len(calls))))
+        elif channel.startswith("analysis"):
+            thoughts.append(body)
+        elif channel.startswith(("final", "commentary")) or CHANNEL not in header:
+            content.append(body)
+    return Turn(text, "\n".join(content), "\n".join(thoughts) if thoughts else None, tuple(calls))
+
+
+def _messages(text: str) -> list[tuple[str, str]]:
+    """Header and body of each message. One without a header, which is not harmony, has an empty one; one that was cut
+    off within its header is left out, and so is one of another role."""
+    first, *others = text.split(START)
+    messages = []
+    for message in (first, *(other.removeprefix("assistant") for other in others if other.startswith("assistant"))):
+        header, separator, body = message.partition(BODY)
+        if separator:
+            messages.append((header, END.split(body, maxsplit=1)[0]))
+        elif CHANNEL not in header and not RECIPIENT.match(header.lstrip()) and header.strip():
+            messages.append(("", header))
+    return messages

@@ -1,0 +1,120 @@
+"""One turn of the model, parsed: its thoughts, its answer and its calls, and how a conversation keeps them.
+
+Templates of models read the same turn in different fields: the whole text as content, or thoughts and calls apart, with
+arguments as a mapping or as JSON. `forms` gives all of them; the conversation keeps the first that repeats the model's
+own tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.tool_calls import ID_LENGTH, Malformed, ToolCall
+from rollq.workers.engines.protocol import Tokenizer
+
+PROBE = "probe_of_the_template"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the model.
+
+    `text` is as written, with special tokens, but without the token that ended it. `content` is what belongs neither to
+    the thoughts (`reasoning`, None without any) nor to the `calls`.
+    """
+
+    text: str
+    content: str
+    reasoning: str | None = None
+    calls: tuple[ToolCall | Malformed, ...] = ()
+
+    @property
+    def well_formed(self) -> tuple[ToolCall, ...]:
+        """The calls that could be parsed."""
+        return tuple(call for call in self.calls if isinstance(call, ToolCall))
+
+
+class ChatFormat(Protocol):
+    """How a family of models writes a turn."""
+
+    @property
+    def verbatim(self) -> bool:
+        """Whether conversations keep a turn as its text, and environments and judges see all of it.
+
+        Otherwise they get the parts: thoughts, content and calls.
+        """
+        ...
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raise `ConfigError` if turns of this tokenizer cannot be parsed."""
+        ...
+
+    async def parse(self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
+        """The turn with this text and these token ids, without the token that ended it.
+
+        Never raises for what a model wrote: a turn that cannot be parsed has a malformed call.
+        """
+        ...
+
+
+def verbatim_message(turn: Turn) -> Message:
+    """The turn as a message whose content is all of its text."""
+    return {"role": "assistant", "content": turn.text}
+
+
+def forms(turn: Turn, tokenizer: Tokenizer) -> tuple[Message, ...]:
+    """The turn as messages for the chat template, the preferred one first.
+
+    First its parts, with the arguments of calls as a mapping, then as JSON; then all of its text; at last its parts
+    without the content, for templates that accept either content or thoughts. Its text alone, if a call is malformed or
+    the template ignores calls: its parts would not show what the model did.
+    """
+    if len(turn.well_formed) < len(turn.calls) or (turn.calls and not shows_calls(tokenizer)):
+        return (verbatim_message(turn),)
+    parts = _parts(turn, [call.arguments for call in turn.well_formed])
+    if not turn.calls:
+        return parts, verbatim_message(turn)
+    as_json = _parts(turn, [call.raw_arguments for call in turn.well_formed])
+    return parts, as_json, verbatim_message(turn), {**parts, "content": ""}
+
+
+def _parts(turn: Turn, arguments: Sequence[Any]) -> Message:
+    message: dict[str, Any] = {"role": "assistant", "content": turn.content}
+    if turn.reasoning is not None:
+        message |= dict.fromkeys(("reasoning_content", "reasoning", "thinking"), turn.reasoning)  # names differ
+    if turn.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": value}}
+            for call, value in zip(turn.well_formed, arguments, strict=True)
+        ]
+    return message
+
+
+def answer(turn: Turn, call: ToolCall | Malformed, text: str, *, verbatim: bool) -> Message:
+    """The message that answers one call of a turn.
+
+    Templates refuse the role `tool` after a turn without calls, so if none is well-formed, the user answers. With
+    `verbatim` they are always of the role `tool`.
+    """
+    name = call.name if isinstance(call, ToolCall) else ""
+    if verbatim:
+        return {"role": "tool", "name": name, "content": text}
+    if not turn.well_formed:
+        return {"role": "user", "content": text}
+    known = call if isinstance(call, ToolCall) else turn.well_formed[-1]
+    return {"role": "tool", "name": name, "tool_call_id": known.id, "content": text}
+
+
+def shows_calls(tokenizer: Tokenizer) -> bool:
+    """Whether the chat template renders the field `tool_calls` of an assistant's message."""
+    turn = Turn("", "", calls=(ToolCall(PROBE, {PROBE: 1}, "0" * ID_LENGTH, orjson.dumps({PROBE: 1}).decode()),))
+    for arguments in (turn.well_formed[0].arguments, turn.well_formed[0].raw_arguments):
+        messages = [{"role": "user", "content": "-"}, _parts(turn, [arguments])]
+        try:
+            return PROBE in tokenizer.render([*messages, answer(turn, turn.calls[0], "-", verbatim=False)])
+        except Exception:  # noqa: BLE001 - templates raise what they like
+            continue
+    return False

@@ -1,0 +1,182 @@
+"""vLLM's parsers of tool calls and thoughts, called in the worker, without a server.
+
+They run on whatever a model writes: in threads, with a time limit, and an exception of theirs becomes a malformed call
+that the model reads. Tool calls within closed thoughts are not parsed.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Final, Self
+
+from rollq.buffer.errors import ConfigError
+from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.tool_calls import CALL, Malformed, ToolCall, call_id, parse_arguments, parse_calls
+from rollq.workers.agents.turns import Turn
+from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.user_code import UserFunction
+
+PARSE_TIMEOUT_S: Final = 10.0
+"""Longest time that one turn may take."""
+HERMES: Final = "hermes"
+NOISY: Final = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
+"""Loggers that print a traceback for every call that a model gets wrong."""
+MARKS: Final = ("tool", "<|python_tag|>")
+"""Parts of the tokens with which models begin a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class VllmFormat:
+    """The format of a tool parser and a reasoning parser of vLLM, each by name or None.
+
+    The tool parser `hermes` is our own. `both` and `tools_alone` are vLLM's classes, composed as its server does; `run`
+    calls them in a thread.
+    """
+
+    tool_parser: str | None
+    reasoning_parser: str | None
+    both: Any
+    tools_alone: Any
+    run: UserFunction
+    verbatim: ClassVar[bool] = False
+
+    @classmethod
+    def load(cls, tool_parser: str | None, reasoning_parser: str | None) -> Self:
+        """Import the parsers. Raises `ConfigError` for a name that vLLM does not know, or without vLLM."""
+        for logger in NOISY:
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
+        theirs = None if tool_parser == HERMES else tool_parser
+        tools_alone = _load("tool_parser", theirs) if theirs else None
+        both = _load("reasoning_parser", reasoning_parser) if reasoning_parser else tools_alone
+        if theirs and reasoning_parser:
+            both = _compose(theirs, reasoning_parser)
+        run = UserFunction.wrap(_parse, PARSE_TIMEOUT_S, quick=False)
+        return cls(tool_parser, reasoning_parser, both, tools_alone, run)
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """See `ChatFormat.check`."""
+        named = [
+            ("tool_parser", self.tool_parser, self.tools_alone),
+            ("reasoning_parser", self.reasoning_parser, self.both),
+        ]
+        for setting, name, parser in named:
+            if name and parser is not None:
+                try:
+                    _call(parser, _backend(tokenizer), "-", [], ())
+                except Exception as error:
+                    raise ConfigError(
+                        f"agent_options.{setting} {name!r} cannot be used with this tokenizer: "
+                        f"{str(error) or type(error).__name__}"
+                    ) from error
+
+    async def parse(self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
+        """See `ChatFormat.parse`."""
+        try:
+            turn: Turn = await self.run(self, _backend(tokenizer), text, ids, tools)
+        except Exception as error:  # noqa: BLE001 - a parser's failure is the model's to read
+            return Turn(text, text, calls=(Malformed(f"the message cannot be parsed: {error!r:.200}"),))
+        return turn
+
+
+def known_parsers(setting: str) -> list[str]:
+    """The names of vLLM's parsers for `tool_parser` or `reasoning_parser`. Raises `ImportError` without vLLM."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    manager: Any = ToolParserManager if setting == "tool_parser" else ReasoningParserManager
+    names: list[str] = manager.list_registered()
+    return names
+
+
+def _load(setting: str, name: str) -> Any:
+    """The class of one parser. Raises `ConfigError` naming the setting."""
+    built_in = "use hermes or harmony" if setting == "tool_parser" else "leave it out"
+    try:
+        known = known_parsers(setting)
+    except ImportError as error:
+        raise ConfigError(
+            f"agent_options.{setting} {name!r} would be one of vLLM's, which is not installed here: {built_in}, or "
+            "pip install 'rollq[vllm]'"
+        ) from error
+    if name not in known:
+        raise ConfigError(
+            f"agent_options.{setting} {name!r} does not exist: {built_in}, or one of vLLM's: {', '.join(known)}"
+        )
+    try:
+        return _compose(name, None) if setting == "tool_parser" else _compose(None, name)
+    except Exception as error:
+        raise ConfigError(
+            f"agent_options.{setting} {name!r}: vLLM cannot load it: {error.__cause__ or error}"
+        ) from error
+
+
+def _compose(tool_parser: str | None, reasoning_parser: str | None) -> Any:
+    from vllm.parser.parser_manager import ParserManager
+
+    return ParserManager.get_parser(tool_parser, reasoning_parser, enable_auto_tools=True)
+
+
+def _backend(tokenizer: Tokenizer) -> Any:
+    """vLLM's view of the Hugging Face tokenizer."""
+    backend = getattr(tokenizer, "backend", None)
+    if backend is None:
+        raise ConfigError("it is not one of Hugging Face")
+    return _cached(backend)
+
+
+@lru_cache(maxsize=8)
+def _cached(backend: Any) -> Any:
+    from vllm.tokenizers.hf import get_cached_tokenizer
+
+    return get_cached_tokenizer(backend)
+
+
+def _call(parser: Any, backend: Any, text: str, ids: list[int], tools: Sequence[Message]) -> tuple[Any, Any, Any]:
+    """Thoughts, content and calls that a parser of vLLM finds."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    request = ChatCompletionRequest(messages=[], model="", tools=[dict(tool) for tool in tools] or None)
+    found: tuple[Any, Any, Any] = parser(backend, request.tools).parse(
+        text, request, enable_auto_tools=True, model_output_token_ids=ids
+    )
+    return found
+
+
+def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
+    """The turn that the parsers of `format` find; runs in a thread."""
+    thoughts, visible = _closed_thoughts(format, backend, text)
+    parser = format.both if thoughts is None else format.tools_alone
+    content, found = visible, None
+    if parser is not None:
+        reasoning, content, found = _call(parser, backend, visible, ids, tools)
+        if reasoning:
+            thoughts, visible = reasoning, content or ""
+    if format.tool_parser == HERMES:
+        return Turn(text, CALL.sub("", visible), thoughts or None, tuple(parse_calls(visible)))
+    calls: list[ToolCall | Malformed] = [
+        parse_arguments(call.name, call.arguments, call_id(call.id, text, index))
+        for index, call in enumerate(found or ())
+    ]
+    if not calls and format.tool_parser and (mark := _mark(backend, visible)):
+        calls = [Malformed(f"the tool call after {mark!r} cannot be parsed")]
+    return Turn(text, content or "", thoughts or None, tuple(calls))
+
+
+def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str | None, str]:
+    """Thoughts, and the text after their end; None without the token that ends them."""
+    if format.reasoning_parser is None:
+        return None, text
+    reasoning = format.both(backend).reasoning_parser
+    end = reasoning.reasoning_end_str
+    if not end or end not in text:
+        return None, text
+    thoughts, _, rest = text.partition(end)
+    start = reasoning.reasoning_start_str
+    return thoughts.partition(start)[2] if start and start in thoughts else thoughts, rest
+
+
+def _mark(backend: Any, text: str) -> str | None:
+    """The token of a call in a text in which no call was found."""
+    marks = (str(token) for token in backend.get_added_vocab() if any(mark in str(token).lower() for mark in MARKS))
+    return next((mark for mark in marks if mark in text), None)
