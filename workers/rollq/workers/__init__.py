@@ -17,6 +17,7 @@ __all__ = [
     "Engine",
     "EngineDead",
     "Environment",
+    "Malformed",
     "ModelPool",
     "Opening",
     "Request",
@@ -26,6 +27,8 @@ __all__ = [
     "Step",
     "SwapMode",
     "Tokenizer",
+    "ToolCall",
+    "Turn",
     "WeightsVersion",
     "finish",
     "match_math",
@@ -40,7 +43,8 @@ if TYPE_CHECKING:
     from rollq.workers.agents.environments import Environment, Opening, Step
     from rollq.workers.agents.loops import AgentLoop, Rollout, finish
     from rollq.workers.agents.multi_turn import next_request, prompt_messages, tokens_left
-    from rollq.workers.agents.tool_calls import CallError
+    from rollq.workers.agents.tool_calls import CallError, Malformed, ToolCall
+    from rollq.workers.agents.turns import Turn
     from rollq.workers.engines.protocol import (
         Completion,
         Engine,
@@ -63,7 +67,8 @@ else:
             "rollq.workers.agents.environments": "Environment Opening Step",
             "rollq.workers.agents.loops": "AgentLoop Rollout finish",
             "rollq.workers.agents.multi_turn": "next_request prompt_messages tokens_left",
-            "rollq.workers.agents.tool_calls": "CallError",
+            "rollq.workers.agents.tool_calls": "CallError Malformed ToolCall",
+            "rollq.workers.agents.turns": "Turn",
             "rollq.workers.engines.protocol": (
                 "Completion Engine EngineDead Request Sampling Scorer SwapMode Tokenizer WeightsVersion parse_reason"
             ),

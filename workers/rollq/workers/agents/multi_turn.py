@@ -164,11 +164,11 @@ class _Dialogue:
         if self.chat_format.verbatim:
             self.text = tokenizer.decode(ids)
         else:
-            self.text = self.turn.content
+            self.text = self.turn.content.strip()
             self.conversation = self.conversation.with_forms(forms(self.turn, tokenizer))
 
     async def _environment_turn(self) -> Step:
-        text = self.turn.text if self.chat_format.verbatim else self.turn.content
+        text = self.turn.text if self.chat_format.verbatim else self.text
         step = await self.environments.step(self.environment, self.turn, text)
         self.messages.extend(step.messages)
         if step.reward is not None:

@@ -61,7 +61,7 @@ def call_id(written: str | None, text: str, index: int) -> str:
 def parse_arguments(name: str, raw_arguments: str, id: str) -> ToolCall | Malformed:
     """The call of `name` with arguments in JSON."""
     try:
-        arguments = orjson.loads(raw_arguments or "{}")
+        arguments = orjson.loads(raw_arguments)
     except ValueError as error:
         return Malformed(f'"arguments" of {name!r} must be a JSON object, this is not: {error}')
     if not isinstance(arguments, dict):

@@ -22,8 +22,12 @@ PARSE_TIMEOUT_S: Final = 10.0
 HERMES: Final = "hermes"
 NOISY: Final = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning")
 """Loggers that print a traceback for every call that a model gets wrong."""
+UNBOUNDED: Final = {"dots": "takes hours for a call followed by a few thousand spaces"}
+"""Parsers that a model could keep busy without end, and why."""
+TOOL: Final[Message] = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
+"""A tool for trying a parser."""
 MARKS: Final = ("tool", "<|python_tag|>")
-"""Parts of the tokens with which models begin a call."""
+"""Parts of the tokens that models write around calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class VllmFormat:
         for setting, name, parser in named:
             if name and parser is not None:
                 try:
-                    _call(parser, _backend(tokenizer), "-", [], ())
+                    _call(parser, _backend(tokenizer), "-", [], (TOOL,))
                 except Exception as error:
                     raise ConfigError(
                         f"agent_options.{setting} {name!r} cannot be used with this tokenizer: "
@@ -103,6 +107,8 @@ def _load(setting: str, name: str) -> Any:
         raise ConfigError(
             f"agent_options.{setting} {name!r} does not exist: {built_in}, or one of vLLM's: {', '.join(known)}"
         )
+    if name in UNBOUNDED:
+        raise ConfigError(f"agent_options.{setting} {name!r} is refused: vLLM's parser {UNBOUNDED[name]}")
     try:
         return _compose(name, None) if setting == "tool_parser" else _compose(None, name)
     except Exception as error:
@@ -155,11 +161,11 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
     if format.tool_parser == HERMES:
         return Turn(text, CALL.sub("", visible), thoughts or None, tuple(parse_calls(visible)))
     calls: list[ToolCall | Malformed] = [
-        parse_arguments(call.name, call.arguments, call_id(call.id, text, index))
+        parse_arguments(call.name, call.arguments or "{}", call_id(call.id, text, index))
         for index, call in enumerate(found or ())
     ]
-    if not calls and format.tool_parser and (mark := _mark(backend, visible)):
-        calls = [Malformed(f"the tool call after {mark!r} cannot be parsed")]
+    if format.tool_parser and (problem := _problem(_marks(backend), visible, found=bool(calls))):
+        calls[-1:] = [Malformed(problem)]
     return Turn(text, content or "", thoughts or None, tuple(calls))
 
 
@@ -176,7 +182,18 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
     return thoughts.partition(start)[2] if start and start in thoughts else thoughts, rest
 
 
-def _mark(backend: Any, text: str) -> str | None:
-    """The token of a call in a text in which no call was found."""
-    marks = (str(token) for token in backend.get_added_vocab() if any(mark in str(token).lower() for mark in MARKS))
-    return next((mark for mark in marks if mark in text), None)
+def _problem(marks: Sequence[str], text: str, *, found: bool) -> str | None:
+    """What is wrong with the last call of a text, in which calls were found or not. Parsers skip what they cannot read,
+    and some make a call of one that was cut off."""
+    for mark in marks:
+        end = mark.replace("<", "</", 1) if "</" not in mark else mark
+        end = end if end in marks else mark.replace("begin", "end").replace("start", "end")
+        if end != mark and end in marks and text.count(mark) > text.count(end):
+            return f"a tool call without {end}"
+    lost = next((mark for mark in marks if not found and mark in text), None)
+    return lost and f"the tool call after {lost!r} cannot be parsed"
+
+
+def _marks(backend: Any) -> list[str]:
+    """The tokens around calls."""
+    return [token for token in backend.get_added_vocab() if any(mark in token.lower() for mark in MARKS)]
