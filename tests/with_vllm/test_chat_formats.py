@@ -172,7 +172,7 @@ def test_all_other_parsers_of_vllm_can_be_called(setting: str, any_tokenizer: Hf
     refused = {}
     for name in known_parsers(setting):
         try:
-            make_format(**{"tool_parser": None, setting: name}).check(any_tokenizer)
+            make_format(**{"tool_parser": "", setting: name}).check(any_tokenizer)
         except ConfigError as error:
             refused[name] = str(error)
         else:
@@ -220,7 +220,7 @@ def test_an_expression_that_backtracks_leaves_the_event_loop_alone(
 ) -> None:
     monkeypatch.setattr(vllm_parsers, "UNBOUNDED", {})
     monkeypatch.setattr(vllm_parsers, "PARSE_TIMEOUT_S", 1.0)
-    dots = VllmFormat.load("dots", None)
+    dots = VllmFormat.load("dots", "")
 
     async def run() -> tuple[Turn, int]:
         ticks = 0

@@ -10,18 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.harmony import parse_harmony
 from rollq.workers.agents.registry import check_loop, make_loop
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn, forms, shows_calls
+from rollq.workers.run import Worker
 from rollq.workers.tokenizers.byte import ByteTokenizer
 from support.chat_engine import PLAIN, Model, call, chat_tokenizer, converse, rollout
 from support.chat_families import BUILT_IN, HARMONY, THOUGHT, Family, family_tokenizer, sample_of
 from support.chat_round_trip import check_exact, check_second_question, check_tools, tool_turns
+from support.worker_run import Script, WorkerWorld
 
 SIX = ToolCall("calculator", {"expression": "6*7"})
 SEVEN = ToolCall("calculator", {"expression": "7*6"})
@@ -225,3 +228,46 @@ def test_harmony_needs_its_tokens(tmp_path: Path) -> None:
     loop = make_loop("tools", {"tools": {"calculator": {}}, "tool_parser": "harmony"})
     with pytest.raises(ConfigError, match=r"'harmony' needs a tokenizer with the token '<\|start\|>'"):
         check_loop(loop, chat_tokenizer(tmp_path))
+
+
+def last_answer(prompt: Prompt, sample: Sample) -> float:
+    """A judge that wants the answer alone."""
+    return float(sample.text == "It is 42")
+
+
+def test_a_worker_makes_and_judges_conversations_in_a_chat_format(
+    buffer: Buffer, server_url: str, tmp_path: Path
+) -> None:
+    tokenizer = family_tokenizer(tmp_path, GPT_OSS)
+    options = {"tools": {"calculator": {}}, "tool_parser": "harmony"}
+    rules = {"agent_loop": "tools", "agent_options": options, "max_tokens": 4096, "judge": f"{__name__}.last_answer"}
+    world = WorkerWorld(buffer, server_url, rules)
+    world.admit(2)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.COMPLETED, 2)
+
+    world.play(scene, engine="support.harmony_engine.HarmonyEngine", options={"model": tmp_path})
+    samples = [sample for _, group in world.results(2) for sample in group]
+    assert [(sample.reward, sample.error, len(sample.segments)) for sample in samples] == [(1.0, None, 1)] * 4
+    for sample in samples:
+        (segment,) = sample.segments
+        assert segment.loss_mask is not None
+        said = tokenizer.decode(segment.response_ids[segment.loss_mask].tolist(), special=True)
+        assert said == "".join(text + ("<|call|>" if calls else "<|return|>") for text, calls in tool_turns(GPT_OSS))
+        assert sample.extra["messages"][0]["reasoning_content"] == THOUGHT
+        assert sample.extra["messages"][0]["tool_calls"][0]["function"]["arguments"] == {"expression": "6*7"}
+
+
+def test_a_worker_refuses_a_parser_that_its_tokenizer_does_not_suit(
+    buffer: Buffer, server_url: str, tmp_path: Path
+) -> None:
+    chat_tokenizer(tmp_path)
+    options = {"tools": {"calculator": {}}, "tool_parser": "harmony"}
+    world = WorkerWorld(buffer, server_url, {"agent_loop": "tools", "agent_options": options})
+
+    async def scene(worker: Worker, script: Script) -> None:
+        raise AssertionError("the worker has started")
+
+    with pytest.raises(ConfigError, match="'harmony' needs a tokenizer with the token"):
+        world.play(scene, engine="support.harmony_engine.HarmonyEngine", options={"model": tmp_path})

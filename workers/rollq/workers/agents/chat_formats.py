@@ -43,16 +43,20 @@ class HermesFormat:
         return Turn(text, CALL.sub("", visible), reasoning, tuple(parse_calls(text)))
 
 
-BUILT_IN: Final[Mapping[str, Callable[[], ChatFormat]]] = {HERMES: HermesFormat, "harmony": HarmonyFormat}
+BUILT_IN: Final[Mapping[str, Callable[[], ChatFormat]]] = {
+    "": PlainFormat,
+    HERMES: HermesFormat,
+    "harmony": HarmonyFormat,
+}
 
 
-def make_format(tool_parser: str | None, reasoning_parser: str | None = None) -> ChatFormat:
-    """The chat format of these parsers, by name: built-in ones, and vLLM's where it is installed.
+def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
+    """The chat format of these parsers, by name: built-in ones, and vLLM's where it is installed; "" for none.
 
     Raises `ConfigError` for an unknown name, and for a parser of vLLM where it is not installed.
     """
-    if tool_parser == "harmony" and reasoning_parser is not None:
+    if tool_parser == "harmony" and reasoning_parser:
         raise ConfigError("agent_options.tool_parser 'harmony' parses thoughts too: leave out reasoning_parser")
-    if reasoning_parser is None and (tool_parser is None or tool_parser in BUILT_IN):
-        return PlainFormat() if tool_parser is None else BUILT_IN[tool_parser]()
+    if not reasoning_parser and tool_parser in BUILT_IN:
+        return BUILT_IN[tool_parser]()
     return VllmFormat.load(tool_parser, reasoning_parser)

@@ -30,9 +30,9 @@ class ToolsSettings(Settings):
     tools: dict[str, ToolSettings] = Field(min_length=1)
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
     tool_parser: str = Field(
-        default="hermes", description="how the model writes calls: hermes, harmony, or one of vLLM's"
+        default="hermes", min_length=1, description="how the model writes calls: hermes, harmony, or one of vLLM's"
     )
-    reasoning_parser: str | None = Field(default=None, description="how the model writes thoughts: one of vLLM's")
+    reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
     tell_errors: bool = Field(default=False, description="show a tool's error to the model; otherwise the sample fails")
     max_answer_chars: int = Field(default=4096, gt=0, description="the rest of a tool's answer is cut off")
 

@@ -32,25 +32,25 @@ MARKS: Final = ("tool", "<|python_tag|>")
 
 @dataclass(frozen=True, slots=True)
 class VllmFormat:
-    """The format of a tool parser and a reasoning parser of vLLM, each by name or None.
+    """The format of a tool parser and a reasoning parser of vLLM, each by name, or "".
 
     The tool parser `hermes` is our own. `both` and `tools_alone` are vLLM's classes, composed as its server does; `run`
     calls them in a thread.
     """
 
-    tool_parser: str | None
-    reasoning_parser: str | None
+    tool_parser: str
+    reasoning_parser: str
     both: Any
     tools_alone: Any
     run: UserFunction
     verbatim: ClassVar[bool] = False
 
     @classmethod
-    def load(cls, tool_parser: str | None, reasoning_parser: str | None) -> Self:
+    def load(cls, tool_parser: str, reasoning_parser: str) -> Self:
         """Import the parsers. Raises `ConfigError` for a name that vLLM does not know, or without vLLM."""
         for logger in NOISY:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
-        theirs = None if tool_parser == HERMES else tool_parser
+        theirs = "" if tool_parser == HERMES else tool_parser
         tools_alone = _load("tool_parser", theirs) if theirs else None
         both = _load("reasoning_parser", reasoning_parser) if reasoning_parser else tools_alone
         if theirs and reasoning_parser:
@@ -110,17 +110,17 @@ def _load(setting: str, name: str) -> Any:
     if name in UNBOUNDED:
         raise ConfigError(f"agent_options.{setting} {name!r} is refused: vLLM's parser {UNBOUNDED[name]}")
     try:
-        return _compose(name, None) if setting == "tool_parser" else _compose(None, name)
+        return _compose(name, "") if setting == "tool_parser" else _compose("", name)
     except Exception as error:
         raise ConfigError(
             f"agent_options.{setting} {name!r}: vLLM cannot load it: {error.__cause__ or error}"
         ) from error
 
 
-def _compose(tool_parser: str | None, reasoning_parser: str | None) -> Any:
+def _compose(tool_parser: str, reasoning_parser: str) -> Any:
     from vllm.parser.parser_manager import ParserManager
 
-    return ParserManager.get_parser(tool_parser, reasoning_parser, enable_auto_tools=True)
+    return ParserManager.get_parser(tool_parser or None, reasoning_parser or None, enable_auto_tools=True)
 
 
 def _backend(tokenizer: Tokenizer) -> Any:
@@ -171,7 +171,7 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
 
 def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str | None, str]:
     """Thoughts, and the text after their end; None without the token that ends them."""
-    if format.reasoning_parser is None:
+    if not format.reasoning_parser:
         return None, text
     reasoning = format.both(backend).reasoning_parser
     end = reasoning.reasoning_end_str
