@@ -33,13 +33,12 @@ TOKENS_OF_ALL = (
     "<arg_value>", "</arg_value>", "Ġ</", "</", "think", "Ġthink", "><", ">", "<", ">Ċ", ">ĊĊ", "<ifm|think>",
     "</ifm|think>", "<ifm|think_fast>", "</ifm|think_fast>", "<ifm|think_faster>", "</ifm|think_faster>",
 )  # fmt: skip
-TOOLS = {"calculator": {}}
+TOOLS: Mapping[str, Any] = {"calculator": {}}
 
 
-@pytest.fixture(params=OF_VLLM.values(), ids=OF_VLLM)
+@pytest.fixture(params=list(OF_VLLM))
 def family(request: pytest.FixtureRequest) -> Family:
-    found: Family = request.param
-    return found
+    return OF_VLLM[request.param]
 
 
 @pytest.fixture

@@ -177,11 +177,10 @@ def test_an_interrupted_conversation_continues_with_the_messages_that_were_rende
     turns = [tokenizer.encode(text + (GPT_OSS.call_end or "") * calls) for text, calls in tool_turns(GPT_OSS)]
     loop = make_loop("tools", {"tools": {"calculator": {}}, "tool_parser": "harmony"})
     first = Model(tokenizer, [turns[0], FinishReason.ABORT])
-    limits = {"max_tokens": 10_000, "max_prompt_tokens": 10_000}
-    kept = converse(loop, first, **limits)
+    kept = converse(loop, first, max_tokens=10_000, max_prompt_tokens=10_000)
     assert kept.status is SampleStatus.ABORTED
     second = Model(tokenizer, turns[1:])
-    asked = replace(rollout(second, Prompt("6*7?"), **limits), previous=kept)
+    asked = replace(rollout(second, Prompt("6*7?"), max_tokens=10_000, max_prompt_tokens=10_000), previous=kept)
     sample: Sample = asyncio.run(loop.run(asked))
     assert (sample.status, sample.text, len(sample.segments)) == (SampleStatus.COMPLETED, "It is 42", 1)
 
