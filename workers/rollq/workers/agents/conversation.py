@@ -27,7 +27,7 @@ class Conversation:
 
     `rendered` is the text of the last segment's tokens, its prompt included. `segment` is the last one, None before its
     first token; `prompt_ids` int32 [P] are its prompt; `closed` are the segments before it. `forms` are messages that
-    may stand for the model's last turn, the preferred one first; `preferred` are `messages` with the preferred forms.
+    may replace the model's last turn, the preferred one first; `preferred` are `messages` with the preferred forms.
     """
 
     tokenizer: Tokenizer

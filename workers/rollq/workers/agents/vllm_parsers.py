@@ -183,7 +183,7 @@ def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str |
 
 
 def _problem(marks: Sequence[str], text: str, *, found: bool) -> str | None:
-    """What is wrong with the last call of a text, in which calls were found or not. Parsers skip what they cannot read,
+    """The problem of the last call of a text, in which calls were found or not. Parsers skip what they cannot read,
     and some make a call of one that was cut off."""
     for mark in marks:
         end = mark.replace("<", "</", 1) if "</" not in mark else mark
