@@ -28,7 +28,7 @@ from rollq.buffer.errors import (
 )
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.weights.store import load_weights
+from rollq.buffer.weights.loading import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings, claimer
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import to_safetensors, write_model

@@ -13,7 +13,7 @@ from rollq.buffer.errors import StaleWorker
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.rollouts import FinishReason, GroupResult, Lease, Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.weights.store import load_weights
+from rollq.buffer.weights.loading import load_weights
 from support.consumer_groups import VOCABULARY
 
 TEMPERATURE = 0.7

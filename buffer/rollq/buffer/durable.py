@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def atomic_file(path: Path, data: bytes) -> None:
+def atomic_file(path: Path, data: bytes | memoryview) -> None:
     """Write a file of mode 0644, replacing one that exists; its folder is made if missing. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     number, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -89,11 +89,11 @@ def _planned(settings: "RollqSettings", task: "TaskSettings") -> "TaskSize":
 
 
 def weights_of(settings: "RollqSettings") -> "Weights | None":
-    """How the reference trainer sends weights; None without one, or when they go straight into the engines."""
+    """How the reference trainer sends weights; None without one, with an object store, and without files."""
     from rollq.monitor.doctor.examine import Weights
 
     trainer = settings.trainer
-    if trainer is None or trainer.transport == "nccl":
+    if trainer is None or trainer.transport in ("s3", "nccl"):
         return None
     folder = trainer.consumer.weights_dir if trainer.transport == "path" else None
     return Weights(folder, _size(trainer.model.glob("*.safetensors")), trainer.keep_versions)

@@ -110,8 +110,9 @@ class Consumer(Iterator[Batch]):
             publisher = WeightPublisher(
                 buffer,
                 settings.transport,
-                settings.weights_dir,
+                settings.s3_url if settings.transport == "s3" else settings.weights_dir,
                 settings.keep_versions,
+                full_every=settings.full_every,
                 sender=make_sender(buffer, settings),
             )
             epoch = _begin_epoch(buffer, settings, lambda: publisher.start(weights, probe), resume_from, lineage)
@@ -212,8 +213,8 @@ class Consumer(Iterator[Batch]):
             claim_round=claimed.claim_round,
         )
 
-    def publish(self, weights: Weights, *, probe: Probe | None = None) -> None:
-        """Publish new weights. Groups that are now too old expire.
+    def publish(self, weights: Weights, *, probe: Probe | None = None) -> int:
+        """Publish new weights; returns the bytes that were stored for them. Groups that are now too old expire.
 
         `weights` is a `transformers.PreTrainedModel`, published under the names and shapes that `save_pretrained`
         writes; a state dict (name -> torch tensor), published as it is: convert one of a model with
@@ -228,12 +229,15 @@ class Consumer(Iterator[Batch]):
         dict whose names or shapes are not those of the weights given to `connect`, such as one with fused experts;
         `FencedError`; and `ReplayMismatch` with `on_replay_mismatch = "fail"`.
         """
-        if self._settings.rank == 0:
-            stored = self._publisher.announce(weights, self._last_batch, probe)
-            self._replay.check(self._last_batch, stored.digest)
-            self._lease.buffer.publish(self._lease.epoch, self._last_batch, uri=stored.uri, digest=stored.digest)
-            self._publisher.send()
-            self._engines.wake()
+        if self._settings.rank != 0:
+            return 0
+        before = self._publisher.stored_bytes
+        stored = self._publisher.announce(weights, self._last_batch, probe)
+        self._replay.check(self._last_batch, stored.digest)
+        self._lease.buffer.publish(self._lease.epoch, self._last_batch, uri=stored.uri, digest=stored.digest)
+        self._publisher.send()
+        self._engines.wake()
+        return self._publisher.stored_bytes - before
 
     def commit(self, batch: Batch) -> None:
         """Record that `batch` has been trained, and move on to the next step. Raises `FencedError`, and `NotClaimed`

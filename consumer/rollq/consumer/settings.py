@@ -8,9 +8,11 @@ from pydantic import Field, model_validator
 from rollq.buffer.advantages import AdvantageSettings
 from rollq.buffer.settings import Settings
 from rollq.buffer.training import ResumeMode
+from rollq.buffer.weights.chain import MAX_DELTAS
+from rollq.buffer.weights.object_store import URL
 
 OnReplayMismatch = Literal["warn", "regenerate", "fail"]
-Transport = Literal["redis", "path", "nccl"]
+Transport = Literal["redis", "path", "s3", "nccl"]
 
 
 class NcclSettings(Settings):
@@ -47,7 +49,15 @@ class ClientSettings(Settings):
     )
     transport: Transport = Field(
         default="redis",
-        description="how weights reach workers: redis (up to 64 MiB), path (a shared folder), nccl (into vLLM)",
+        description="how weights reach workers: redis (up to 64 MiB), path (a shared folder), s3 (an object store), "
+        "nccl (into vLLM)",
+    )
+    s3_url: str | None = Field(default=None, description="transport s3: where weights are stored, s3://bucket/prefix")
+    full_every: int = Field(
+        default=1,
+        gt=0,
+        le=MAX_DELTAS,
+        description="publish a complete copy every n-th time, and deltas in between; 1: always complete",
     )
     keep_versions: int = Field(default=3, gt=0, description="published weights that are kept for slow workers")
     nccl: NcclSettings = Field(default=NcclSettings(), description="settings of transport nccl")
@@ -55,11 +65,19 @@ class ClientSettings(Settings):
     colocated: bool = Field(default=False, description="put the engines to sleep while the trainer uses their GPUs")
 
     @model_validator(mode="after")
+    def _transport_s3_has_a_url(self) -> Self:
+        if self.transport == "s3" and not (self.s3_url and URL.fullmatch(self.s3_url)):
+            raise ValueError(f"transport 's3' needs s3_url = 's3://bucket/prefix', not {self.s3_url!r}")
+        return self
+
+    @model_validator(mode="after")
     def _engines_that_take_weights_are_awake(self) -> Self:
         if self.transport == "nccl" and self.colocated:
             raise ValueError(
                 "transport 'nccl' with colocated = true: engines that sleep cannot take weights; set transport = 'path'"
             )
+        if self.transport == "nccl" and self.full_every > 1:
+            raise ValueError("transport 'nccl' sends all weights each time: leave full_every out")
         return self
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import save
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost, WeightsError
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.weights.loading import KEPT_MODELS, load_weights
 from rollq.buffer.weights.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
@@ -28,7 +29,6 @@ from rollq.buffer.weights.manifest import (
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import (
     CHUNK_BYTES,
-    KEPT_DOWNLOADS,
     KEPT_VERSIONS,
     MAX_REDIS_BYTES,
     PROBE_PART,
@@ -36,7 +36,6 @@ from rollq.buffer.weights.store import (
     StoredWeights,
     check_redis_size,
     keep_weights,
-    load_weights,
     locate_weights,
     read_files,
     read_probe,
@@ -144,11 +143,11 @@ def test_weights_stored_again_count_as_new(buffer: Buffer, tmp_path: Path) -> No
 
 
 def test_a_worker_keeps_a_few_downloads(buffer: Buffer, tmp_path: Path) -> None:
-    for version in range(KEPT_DOWNLOADS + 3):
+    for version in range(KEPT_MODELS + 3):
         newest = load_weights(buffer, *store_weights(buffer, model(version)), into=tmp_path)
         os.utime(newest, (version, version))
-    assert len(list(tmp_path.iterdir())) == KEPT_DOWNLOADS
-    assert content(newest) == model(KEPT_DOWNLOADS + 2)
+    assert len(list(tmp_path.iterdir())) == KEPT_MODELS
+    assert content(newest) == model(KEPT_MODELS + 2)
 
 
 def test_weights_of_a_run_that_was_left_alone_leave_redis_at_last(buffer: Buffer) -> None:

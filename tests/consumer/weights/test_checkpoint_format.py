@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.broadcast_log import BroadcastLog
-from rollq.buffer.weights.store import StoredWeights, load_weights
+from rollq.buffer.weights.loading import load_weights
+from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer import Consumer, to_checkpoint_format
 from rollq.consumer.checkpoints import save_checkpoint
 from rollq.consumer.recorder import record_weights

@@ -14,8 +14,9 @@ from types import TracebackType
 from rollq.buffer.errors import ConfigError, ServerError, WeightsError
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.weights.broadcast_log import round_number
+from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.probe import Probe
-from rollq.buffer.weights.store import load_weights, read_probe
+from rollq.buffer.weights.store import read_probe
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost, WeightsRejected
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion

@@ -1,43 +1,30 @@
-"""Weights on their way from the trainer to the workers: a folder both can see, or chunks in Redis. Bytes, no torch.
+"""What Redis holds of weights: the manifest, probe and chain of every version, and chunks of small ones. No torch.
 
-Invariant: `load_weights` has compared the weights with their manifest, and the manifest with the digest that the
-trainer published. Weights are named by that digest, so storing the same ones again changes nothing.
+Weights are named by the digest of their manifest, so storing the same ones again changes nothing.
 """
 
-import os
 import re
-import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from rollq.buffer.core import BufferCore
-from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights.manifest import (
-    Manifest,
-    Verify,
-    describe_bytes,
-    describe_folder,
-    digest_of,
-    published_files,
-    verify_folder,
-)
+from rollq.buffer.weights.chain import Chain
+from rollq.buffer.weights.manifest import describe_bytes, describe_folder, digest_of, published_files
 from rollq.buffer.weights.probe import Probe
 
 CHUNK_BYTES = 8 << 20
 MAX_REDIS_BYTES = 64 << 20
-PROBE_PART = 1_000_000
-"""The number of the chunk that holds the probe, however many others there are."""
+PROBE_PART, CHAIN_PART = 1_000_000, 1_000_001
+"""The numbers of the chunks that hold the probe, and the chain of a version published as a delta."""
 KEPT_VERSIONS = 3
 """How many of the last published weights stay, for workers that are slow to fetch them."""
-KEPT_DOWNLOADS = 4
-"""Folders that a worker keeps: engines may come back to an adapter that requests still use."""
 TTL_S = 24 * 3600
 """How long weights in Redis outlive their trainer."""
-_REDIS_URI = re.compile(r"redis:([0-9a-f]{64})/(\d+)")
+_DELTA = "delta-"
+_REDIS_URI = re.compile(r"redis:((?:delta-)?[0-9a-f]{64})/(\d+)")
 
 
 class StoredWeights(NamedTuple):
@@ -60,14 +47,31 @@ def read_files(folder: Path) -> dict[str, bytes]:
 def locate_weights(
     buffer: BufferCore, folder: Path, *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
 ) -> StoredWeights:
-    """Announce the weights in `folder`, as workers that share the file system find them; their manifest goes to Redis,
-    and so does their probe.
+    """Announce the weights in `folder`, as workers that share the file system find them; see `record_weights`.
 
     Raises `WeightsError` when they are not whole.
     """
-    encoded = describe_folder(folder).encode()
-    _store(buffer, digest_of(encoded), [encoded], kept, probe)
-    return StoredWeights(folder.absolute().as_uri(), digest_of(encoded))
+    manifest = describe_folder(folder).encode()
+    return record_weights(buffer, manifest, folder.absolute().as_uri(), kept=kept, probe=probe)
+
+
+def record_weights(
+    buffer: BufferCore, manifest: bytes, uri: str, *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
+) -> StoredWeights:
+    """Put the encoded manifest of weights that are elsewhere into Redis, with their probe."""
+    _store(buffer, manifest, kept, probe)
+    return StoredWeights(uri, digest_of(manifest))
+
+
+def record_chain(
+    buffer: BufferCore, manifest: bytes, chain: Chain, *, kept: int = KEPT_VERSIONS, probe: Probe | None = None
+) -> StoredWeights:
+    """Put the encoded manifest of weights into Redis, with their probe and the chain that leads to them.
+
+    Do it before their delta is stored: what a chain names is not removed.
+    """
+    _store(buffer, manifest, kept, probe, chain)
+    return StoredWeights(chain.uri, digest_of(manifest))
 
 
 def store_weights(
@@ -78,15 +82,35 @@ def store_weights(
     Raises `WeightsError` for more than `MAX_REDIS_BYTES` or files that are not weights, `StoreLost`, `ServerError`.
     """
     check_redis_size(sum(map(len, files.values())))
-    manifest = describe_bytes(files)
-    encoded = manifest.encode()
-    chunks = [
-        files[name][start : start + CHUNK_BYTES]
-        for name in sorted(files)
-        for start in range(0, len(files[name]), CHUNK_BYTES)
-    ]
-    _store(buffer, digest_of(encoded), [encoded, *chunks], kept, probe)
-    return StoredWeights(f"redis:{digest_of(encoded)}/{1 + len(chunks)}", digest_of(encoded))
+    manifest = describe_bytes(files).encode()
+    chunks = [chunk for name in sorted(files) for chunk in _chunks(files[name])]
+    _store(buffer, manifest, kept, probe, data=chunks)
+    return StoredWeights(f"redis:{digest_of(manifest)}/{1 + len(chunks)}", digest_of(manifest))
+
+
+def delta_uri(sha256: str, size_bytes: int) -> str:
+    """The URI that `store_delta` stores a delta under. Raises `WeightsError` for one that is too large for Redis."""
+    check_redis_size(size_bytes)
+    return f"redis:{_DELTA}{sha256}/{-(-size_bytes // CHUNK_BYTES)}"
+
+
+def store_delta(buffer: BufferCore, uri: str, data: memoryview) -> None:
+    """Put a delta into Redis, in chunks. Raises `StoreLost`, `ServerError`."""
+    name, _, count = uri.removeprefix("redis:").partition("/")
+    for part, chunk in enumerate(_chunks(data)):
+        _put(buffer, name, int(count), part, chunk)
+
+
+def read_chunks(buffer: BufferCore, uri: str) -> Iterable[bytes]:
+    """The bytes of weights, or of a delta, in Redis. Raises `WeightsError` when they are gone, `ServerError`."""
+    if (found := _REDIS_URI.fullmatch(uri)) is None:
+        raise WeightsError(f"weights {uri!r}: not redis:<digest>/<chunks>")
+    first = 0 if found[1].startswith(_DELTA) else 1  # the first chunk of weights is their manifest
+    return (_chunk(buffer, found[1], part) for part in range(first, int(found[2])))
+
+
+def _chunks(data: bytes | memoryview) -> list[bytes]:
+    return [bytes(data[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES)]
 
 
 def check_redis_size(size_bytes: int) -> None:
@@ -94,7 +118,7 @@ def check_redis_size(size_bytes: int) -> None:
     if size_bytes > MAX_REDIS_BYTES:
         raise WeightsError(
             f"weights of {size_bytes / 2**20:.0f} MiB are too large for Redis (limit {MAX_REDIS_BYTES >> 20} MiB): "
-            "set transport = 'path', with a folder that the trainer and all workers share"
+            "set transport = 'path', with a folder that the trainer and all workers share, or transport = 's3'"
         )
 
 
@@ -105,47 +129,23 @@ def keep_weights(buffer: BufferCore) -> None:
             buffer.send(partial(buffer.client.expire, name, TTL_S))
 
 
-def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: Verify = Verify.FULL) -> Path:
-    """Return a folder that holds the weights `uri`, compared with their manifest, whose sha256 is `digest`.
-
-    A `file://` folder is returned as it is, compared as far as `verify` says; weights in Redis are written to a folder
-    below `into`, whose oldest go. Raises `WeightsError` when they are missing or others than announced, `ServerError`.
-    """
-    in_redis = _REDIS_URI.fullmatch(uri)
-    parts = urlsplit(uri)
-    if not in_redis and (parts.scheme != "file" or parts.netloc not in ("", "localhost")):
-        raise WeightsError(f"weights {uri!r}: neither file:///path nor redis:<digest>/<chunks>")
-    if in_redis and in_redis[1] != digest:
+def read_manifest(buffer: BufferCore, uri: str, digest: str) -> bytes:
+    """The encoded manifest of published weights. Raises `WeightsError` when it is gone or another, `ServerError`."""
+    found = _REDIS_URI.fullmatch(uri)
+    if found and found[1] != digest:
         raise WeightsError(f"weights {uri!r}: announced was {digest[:12]}...; publish again")
     encoded = _chunk(buffer, digest, 0)
     if digest_of(encoded) != digest:
         raise WeightsError(f"weights {uri!r}: their manifest is not the one that was announced; publish again")
-    manifest = Manifest.decode(encoded)
-    if in_redis:
-        return _download(buffer, digest, int(in_redis[2]), manifest, into)
-    folder = Path(unquote(parts.path))
-    verify_folder(folder, manifest, verify)
-    return folder
+    return encoded
 
 
-def _download(buffer: BufferCore, digest: str, chunks: int, manifest: Manifest, into: Path) -> Path:
-    folder = into / digest[:16]
-    if folder.exists():
-        return folder
-    hidden = into / f".{digest[:16]}.{os.getpid()}"  # another worker may download the same weights
-    with atomic_folder(folder, hidden=hidden, replace=False, durable=False) as unfinished:
-        data = b"".join(_chunk(buffer, digest, part) for part in range(1, chunks))
-        if len(data) != sum(facts.bytes for facts in manifest.files.values()):
-            raise WeightsError(f"weights {digest[:12]}: Redis holds {len(data)} bytes of them; publish them again")
-        start = 0
-        for name in sorted(manifest.files):
-            end = start + manifest.files[name].bytes
-            (unfinished / name).write_bytes(data[start:end])
-            start = end
-        verify_folder(unfinished, manifest, Verify.FULL)
-    for old in sorted(into.glob("[!.]*"), key=lambda path: path.stat().st_mtime_ns)[:-KEPT_DOWNLOADS]:
-        shutil.rmtree(old, ignore_errors=True)
-    return folder
+def read_chain(buffer: BufferCore, uri: str, digest: str) -> Chain:
+    """The chain that leads to weights published as a delta. Raises `WeightsError` when it is gone or another."""
+    chain = Chain.decode(_chunk(buffer, digest, CHAIN_PART))
+    if chain.uri != uri:
+        raise WeightsError(f"weights {uri!r}: their chain of deltas is another one; fetch the live weights")
+    return chain
 
 
 def read_probe(buffer: BufferCore, digest: str) -> Probe | None:
@@ -154,20 +154,63 @@ def read_probe(buffer: BufferCore, digest: str) -> Probe | None:
     return None if raw is None else Probe.decode(raw)
 
 
-def _store(buffer: BufferCore, digest: str, chunks: list[bytes], kept: int, probe: Probe | None) -> None:
-    """Store the chunks of weights, and their probe.
+def needed_uris(buffer: BufferCore, kept: int) -> set[str]:
+    """The live weights' URI, and all that the chains of the last `kept` versions and of the live one name."""
+    held = [entry.decode() for entry in buffer.send(partial(buffer.client.lrange, buffer.keys.weights_held, 0, -1))]
+    live = buffer.live_model()
+    digests = [_name(entry) for entry in _versions(held)[-kept:]] + ([] if live is None else [live.digest])
+    names = [buffer.keys.weights(digest, CHAIN_PART) for digest in digests]
+    chains = [Chain.decode(raw) for raw in (buffer.send(partial(buffer.client.mget, names)) if names else ()) if raw]
+    return set[str]().union(*(chain.uris for chain in chains), () if live is None else [live.uri])
+
+
+def _store(
+    buffer: BufferCore,
+    manifest: bytes,
+    kept: int,
+    probe: Probe | None,
+    chain: Chain | None = None,
+    data: Iterable[bytes] = (),
+) -> None:
+    """Store weights by the digest of their manifest, and drop older ones.
 
     Weights that are not live yet, and may never be (their trainer was replaced), do not push out the live ones.
     """
-    parts = dict(enumerate(chunks)) | ({} if probe is None else {PROBE_PART: probe.encode()})
-    (live,) = buffer.send(partial(buffer.client.hmget, buffer.keys.model, "digest"))
+    chunks = list(data)
+    parts = {0: manifest}
+    if probe is not None:
+        parts[PROBE_PART] = probe.encode()
+    if chain is not None:
+        parts[CHAIN_PART] = chain.encode()
     for part, chunk in parts.items():
-        held = buffer.call(
-            "store_weights", buffer.keys.info, buffer.incarnation, digest, len(chunks), part, TTL_S, chunk
-        )
-        for old in held[:-kept]:
-            if old.partition(b"/")[0] != live:
-                _drop(buffer, old.decode())
+        held = _put(buffer, digest_of(manifest), 1 + len(chunks), part, chunk)
+    _prune(buffer, held, kept)
+    for part, chunk in enumerate(chunks, 1):
+        _put(buffer, digest_of(manifest), 1 + len(chunks), part, chunk)
+
+
+def _put(buffer: BufferCore, name: str, count: int, part: int, chunk: bytes) -> list[str]:
+    """Store one of `count` chunks; returns what Redis holds of weights, as "name/count", oldest first."""
+    held = buffer.call("store_weights", buffer.keys.info, buffer.incarnation, name, count, part, TTL_S, chunk)
+    return [entry.decode() for entry in held]
+
+
+def _prune(buffer: BufferCore, held: list[str], kept: int) -> None:
+    """Drop all but the last `kept` versions, the live one, and what their chains name."""
+    live = buffer.live_model()
+    versions = _versions(held)
+    stay = {*versions[-kept:], *(entry for entry in versions if live and _name(entry) == live.digest)}
+    stay |= {uri.removeprefix("redis:") for uri in needed_uris(buffer, kept)}
+    for old in [entry for entry in held if entry not in stay]:
+        _drop(buffer, old, held)
+
+
+def _versions(held: list[str]) -> list[str]:
+    return [entry for entry in held if not entry.startswith(_DELTA)]
+
+
+def _name(entry: str) -> str:
+    return entry.partition("/")[0]
 
 
 def _chunk(buffer: BufferCore, digest: str, part: int) -> bytes:
@@ -180,12 +223,19 @@ def _chunk(buffer: BufferCore, digest: str, part: int) -> bytes:
     return chunk
 
 
-def _drop(buffer: BufferCore, entry: str) -> None:
-    """Forget weights: their chunks first, so that a crash leaves them listed."""
-    buffer.send(partial(buffer.client.unlink, *_chunk_names(buffer, entry)))
+def _drop(buffer: BufferCore, entry: str, held: list[str]) -> None:
+    """Forget weights or a delta: the chunks first, so that a crash leaves them listed.
+
+    The same weights may be held twice, complete and as the result of a delta, and share their manifest.
+    """
+    others = [other for other in held if other != entry and _name(other) == _name(entry)]
+    names = set(_chunk_names(buffer, entry)).difference(*(_chunk_names(buffer, other) for other in others))
+    if names:
+        buffer.send(partial(buffer.client.unlink, *names))
     buffer.send(partial(buffer.client.lrem, buffer.keys.weights_held, 0, entry))
+    held.remove(entry)
 
 
 def _chunk_names(buffer: BufferCore, entry: str) -> list[str]:
-    digest, _, chunks = entry.partition("/")
-    return [buffer.keys.weights(digest, part) for part in (*range(int(chunks)), PROBE_PART)]
+    name, _, chunks = entry.partition("/")
+    return [buffer.keys.weights(name, part) for part in (*range(int(chunks)), PROBE_PART, CHAIN_PART)]

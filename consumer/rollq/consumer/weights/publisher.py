@@ -1,15 +1,14 @@
-"""Publishes weights where workers find them: in Redis, in a shared folder, or straight into engines."""
+"""Publishes weights where workers find them: complete, as deltas, or straight into engines."""
 
-import hashlib
-import shutil
+import logging
 import socket
 from pathlib import Path
 
-from rollq.buffer.errors import ConfigError
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.weights.manifest import WEIGHTS_FILE
+from rollq.buffer.weights.chain import Chain
+from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, digest_of
 from rollq.buffer.weights.probe import Probe
-from rollq.buffer.weights.store import StoredWeights, keep_weights, locate_weights, read_files, store_weights
+from rollq.buffer.weights.store import StoredWeights, keep_weights, record_chain
 from rollq.consumer.settings import ConsumerSettings, Transport
 from rollq.consumer.weights.checkpoint_format import (
     Shapes,
@@ -19,13 +18,13 @@ from rollq.consumer.weights.checkpoint_format import (
     model_shapes,
     publishable,
 )
+from rollq.consumer.weights.deltas import DeltaEncoder
 from rollq.consumer.weights.nccl import NcclRendezvous
-from rollq.consumer.weights.safetensors import shared_once, to_safetensors, write_model
+from rollq.consumer.weights.places import make_place
+from rollq.consumer.weights.safetensors import shared_once, to_safetensors
 from rollq.consumer.weights.sender import Sender
 
-_PREFIX = "weights-"
-_DIGITS = 16
-"""Hexadecimal digits of the weights' hash in a folder's name."""
+log = logging.getLogger(__name__)
 
 
 def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | None:
@@ -38,25 +37,29 @@ def make_sender(buffer: TrainerBuffer, settings: ConsumerSettings) -> Sender | N
 
 
 class WeightPublisher:
-    """Stores weights in Redis, or in `folder`, which the trainer and all workers share. The last `kept` versions stay.
+    """Stores weights in Redis, in a folder that the trainer and all workers share, or in an object store.
 
-    With a `sender`, models and state dicts are broadcast straight into engines instead. Models are published in
-    checkpoint format; state dicts must have the format of the weights that training started from.
+    `where` is that folder, or the URL of the object store. The last `kept` versions stay. Every `full_every`-th
+    version of a model or a state dict is stored complete, and those between as deltas. With a `sender`, models and
+    state dicts are broadcast straight into engines instead. Models are published in checkpoint format; state dicts
+    must have the format of the weights that training started from.
     """
 
     def __init__(
         self,
         buffer: TrainerBuffer,
         transport: Transport,
-        folder: Path | None,
+        where: Path | str | None,
         kept: int,
         *,
+        full_every: int = 1,
         sender: Sender | None = None,
     ) -> None:
+        self.stored_bytes = 0  # for models and state dicts, in all
         self._buffer = buffer
-        self._transport = transport
-        self._folder = folder
+        self._place = make_place(buffer, transport, where, kept)
         self._kept = kept
+        self._deltas = DeltaEncoder(full_every)
         self._sender = sender
         self._started_from: Shapes | None = None  # None: from an adapter, or not yet
 
@@ -74,28 +77,28 @@ class WeightPublisher:
         Raises `WeightsError`, and `ConfigError` for a model or state dict without a folder to write to.
         """
         weights, probe = publishable(weights), probe or _probe_of(weights)
-        if self._transport == "redis":
-            files = read_files(weights) if isinstance(weights, Path) else {WEIGHTS_FILE: to_safetensors(weights)}
-            return store_weights(self._buffer, files, kept=self._kept, probe=probe)
         if isinstance(weights, Path):
-            return locate_weights(self._buffer, weights, kept=self._kept, probe=probe)
-        return self._write_to_folder(to_safetensors(weights), probe)
+            self._deltas.forget()
+            return self._place.put_folder(weights, probe)
+        return self._put_bytes(to_safetensors(weights), probe)
 
-    def _write_to_folder(self, data: bytes, probe: Probe | None) -> StoredWeights:
-        """Store the bytes of a safetensors file in a folder named after their hash."""
-        if self._folder is None:
-            raise ConfigError(
-                f"transport {self._transport!r} needs weights_dir, a folder that the trainer and all workers share"
-            )
-        prefix = f"{_PREFIX}{self._buffer.run}-"
-        folder = self._folder / f"{prefix}{hashlib.sha256(data).hexdigest()[:_DIGITS]}"
-        if folder.exists():
-            folder.touch()  # the newest again
+    def _put_bytes(self, data: bytes, probe: Probe | None) -> StoredWeights:
+        """Store the bytes of a safetensors file, as a delta unless a complete copy is due."""
+        manifest = describe_bytes({WEIGHTS_FILE: data}).encode()
+        delta = self._deltas.encode(data, digest_of(manifest))
+        if delta is None:
+            stored = self._place.put_model(data, probe)
+            chain, moved = Chain(complete=stored.uri, digest=stored.digest), len(data)
         else:
-            write_model(folder, data)
-        live = self._buffer.live_model()
-        keep_newest(self._folder, prefix + "[0-9a-f]" * _DIGITS, self._kept, "" if live is None else live.uri)
-        return locate_weights(self._buffer, folder, kept=self._kept, probe=probe)
+            uri, moved = self._place.delta_uri(delta.sha256, len(delta.data)), len(delta.data)
+            chain = delta.at(uri)
+            stored = record_chain(self._buffer, manifest, chain, kept=self._kept, probe=probe)
+            self._place.put_delta(uri, memoryview(delta.data))
+        self._deltas.note(chain, data)
+        self.stored_bytes += moved
+        kind = f"delta {len(chain.deltas)}" if chain.deltas else "complete"
+        log.info("weights %s stored (%s): %d bytes for %d", stored.digest[:12], kind, moved, len(data))
+        return stored
 
     def announce(self, weights: Weights, version: int, probe: Probe | None = None) -> StoredWeights:
         """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published.
@@ -137,13 +140,3 @@ def _probe_of(weights: Weights) -> Probe | None:
     from rollq.consumer.weights.probe import probe_of  # needs torch
 
     return probe_of(weights)
-
-
-def keep_newest(parent: Path, pattern: str, count: int, live: str) -> None:
-    """Remove the folders of `parent` that match `pattern`, except the `count` last changed and the one at URI `live`.
-
-    Workers may be reading the live weights until others are published.
-    """
-    for old in sorted(parent.glob(pattern), key=lambda path: path.stat().st_mtime_ns)[:-count]:
-        if old.absolute().as_uri() != live:
-            shutil.rmtree(old)

@@ -1,0 +1,178 @@
+"""A delta: what changed in a safetensors file since the version before, tensor by tensor.
+
+A delta file holds the compressed parts of the tensors that changed, one after the other, then an index in JSON, its
+length in 8 bytes (little-endian), and `MAGIC`. A part is the XOR of at most `PART_BYTES` bytes of a tensor, with the
+bytes of its numbers sorted by significance, compressed with zstd. Both files have the same safetensors header, so
+that names, dtypes, shapes and offsets are the same.
+
+Invariant: `apply_delta` changes nothing outside the tensors of the file it is given, and allocates no more than a few
+times `PART_BYTES` and the index, whatever the delta holds. It raises `WeightsError` for a delta of another base.
+"""
+
+import hashlib
+import mmap
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import zstandard
+from pydantic import BaseModel, Field, ValidationError
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.manifest import MAX_HEADER_BYTES
+
+MAGIC = b"RQDELTA1"
+PART_BYTES = 32 << 20
+LEVEL = 1
+"""Compression level of zstd. Level 9 made the deltas of a real model 13 % smaller, in five times the time."""
+_WIDTHS = {"BF16": 2, "F16": 2, "I16": 2, "U16": 2, "F32": 4, "I32": 4, "U32": 4, "F64": 8, "I64": 8, "U64": 8}
+"""Bytes of one number. Other dtypes count as bytes."""
+_TAIL_BYTES = 8 + len(MAGIC)
+
+Bytes = bytes | mmap.mmap
+ByteArray = npt.NDArray[np.uint8]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Span(NamedTuple):
+    """The bytes of one tensor in its file. `width`: bytes of one of its numbers."""
+
+    name: str
+    width: int
+    start: int
+    stop: int
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """Start and stop of each part of at most `PART_BYTES`."""
+        return ((at, min(at + PART_BYTES, self.stop)) for at in range(self.start, self.stop, PART_BYTES))
+
+
+class ChangedTensor(BaseModel):
+    """The compressed size of each part, and the CRC-32 of the tensor that results."""
+
+    sizes: list[Annotated[int, Field(gt=0)]]
+    crc32: int
+
+
+class DeltaIndex(BaseModel):
+    """`base` and `result` are the digests of two versions; `header` is the SHA-256 of their safetensors header.
+    `tensors` holds those that changed, in the order of their parts."""
+
+    base: Sha256
+    result: Sha256
+    header: Sha256
+    tensors: dict[str, ChangedTensor]
+
+
+def can_encode(base: Bytes, result: Bytes) -> bool:
+    """Whether a delta can lead from one safetensors file to the other: they have the same header."""
+    return len(base) == len(result) and _header(base) == _header(result)
+
+
+def encode_delta(base: Bytes, result: Bytes, digests: tuple[str, str], file: BinaryIO) -> None:
+    """Write the delta between two safetensors files with the same header; `digests` are those of base and result."""
+    old, new = np.frombuffer(base, np.uint8), np.frombuffer(result, np.uint8)
+    tensors = {}
+    for span in _spans(result):
+        if np.array_equal(old[span.start : span.stop], new[span.start : span.stop]):
+            continue
+        sizes = [file.write(_compress(old[at:end] ^ new[at:end], span.width)) for at, end in span.parts()]
+        tensors[span.name] = ChangedTensor(sizes=sizes, crc32=zlib.crc32(new[span.start : span.stop].data))
+    header = hashlib.sha256(_header(result)).hexdigest()
+    index = DeltaIndex(base=digests[0], result=digests[1], header=header, tensors=tensors).model_dump_json().encode()
+    file.write(index + len(index).to_bytes(8, "little") + MAGIC)
+
+
+def apply_delta(weights: Path, delta: Path, base: str, result: str) -> None:
+    """Turn the safetensors file `weights` of version `base` into version `result`, in place; both are digests.
+
+    Raises `WeightsError` for a delta between other versions, a damaged one, and other weights than its base; the file
+    is then of no version.
+    """
+    changes = np.memmap(delta, np.uint8, "r") if delta.stat().st_size else np.zeros(0, np.uint8)
+    index, parts_end = _read_index(changes)
+    if (index.base, index.result) != (base, result):
+        raise _refused(f"it leads from {index.base[:12]} to {index.result[:12]}, not from {base[:12]} to {result[:12]}")
+    try:
+        with weights.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+            _apply(data, index, changes[:parts_end])
+            data.flush()
+    except (ValueError, LookupError, TypeError, zstandard.ZstdError) as error:
+        raise _refused(str(error)) from error
+
+
+def _apply(data: mmap.mmap, index: DeltaIndex, changes: ByteArray) -> None:
+    """Raises `ValueError` and others for a delta that does not fit, or is damaged."""
+    if hashlib.sha256(_header(data)).hexdigest() != index.header:
+        raise ValueError("the tensors of its base have other names, dtypes or shapes")
+    spans = {span.name: span for span in _spans(data)}
+    if sum(size for changed in index.tensors.values() for size in changed.sizes) != len(changes):
+        raise ValueError("the sizes of its parts do not add up")
+    at = 0
+    for name, changed in index.tensors.items():
+        span, crc32 = spans[name], 0
+        for (start, stop), size in zip(span.parts(), changed.sizes, strict=True):
+            difference = _decompress(changes[at : at + size], stop - start, span.width)
+            new = np.frombuffer(data, np.uint8, stop - start, start) ^ difference
+            data[start:stop] = new.tobytes()
+            crc32 = zlib.crc32(new.data, crc32)
+            at += size
+        if crc32 != changed.crc32:
+            raise ValueError(f"tensor {name!r} results in other values than were published")
+
+
+def _compress(difference: ByteArray, width: int) -> bytes:
+    sorted_bytes = np.ascontiguousarray(difference.reshape(-1, width).T)
+    return zstandard.ZstdCompressor(level=LEVEL).compress(sorted_bytes.data)
+
+
+def _decompress(part: ByteArray, size: int, width: int) -> ByteArray:
+    if (claimed := zstandard.frame_content_size(part.data)) != size:
+        raise ValueError(f"a part holds {claimed} bytes, not {size}")
+    raw = zstandard.ZstdDecompressor().decompress(part.data, allow_extra_data=False)
+    return np.ascontiguousarray(np.frombuffer(raw, np.uint8).reshape(width, -1).T).reshape(-1)
+
+
+def _read_index(changes: ByteArray) -> tuple[DeltaIndex, int]:
+    """The index, and where the parts end. Raises `WeightsError`."""
+    tail = changes[-_TAIL_BYTES:].tobytes()
+    length = int.from_bytes(tail[:8], "little")
+    if tail[8:] != MAGIC or length > min(len(changes) - _TAIL_BYTES, MAX_HEADER_BYTES):
+        raise _refused("it is truncated, or not a delta of this version of rollq")
+    end = len(changes) - _TAIL_BYTES - length
+    try:
+        return DeltaIndex.model_validate_json(changes[end : end + length].tobytes()), end
+    except ValidationError as error:
+        raise _refused("its index cannot be read") from error
+
+
+def _header(data: Bytes) -> bytes:
+    """The header of a safetensors file, with its length."""
+    length = int.from_bytes(data[:8], "little")
+    if not 0 < length <= min(len(data) - 8, MAX_HEADER_BYTES):
+        raise ValueError("its base is not a safetensors file")
+    return data[: 8 + length]
+
+
+def _spans(data: Bytes) -> list[Span]:
+    """Where the tensors are in a safetensors file. Raises `ValueError` and others for one that is not whole."""
+    header = _header(data)
+    tensors: dict[str, Any] = orjson.loads(header[8:])
+    tensors.pop("__metadata__", None)
+    return [_span(name, one, len(header), len(data)) for name, one in tensors.items()]
+
+
+def _span(name: str, tensor: dict[str, Any], offset: int, size: int) -> Span:
+    start, stop = (int(at) + offset for at in tensor["data_offsets"])
+    width = _WIDTHS.get(tensor["dtype"], 1)
+    if not offset <= start <= stop <= size or (stop - start) % width:
+        raise ValueError(f"tensor {name!r} of its base lies outside the file")
+    return Span(name, width, start, stop)
+
+
+def _refused(why: str) -> WeightsError:
+    return WeightsError(f"a delta of the weights is refused: {why}; publish a complete copy")

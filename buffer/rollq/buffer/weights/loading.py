@@ -1,0 +1,181 @@
+"""Weights on a worker: found in a shared folder, or fetched into a local one, whole or as deltas.
+
+Invariant: `load_weights` has compared the weights with their manifest, and the manifest with the digest that the
+trainer published. Whatever a delta does, no other weights than those are returned.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from urllib.parse import unquote, urlsplit
+
+from rollq.buffer.core import BufferCore
+from rollq.buffer.durable import atomic_folder
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.chain import Chain, Link, is_chain
+from rollq.buffer.weights.delta import apply_delta
+from rollq.buffer.weights.manifest import WEIGHTS_FILE, Manifest, Verify, verify_folder
+from rollq.buffer.weights.object_store import ObjectStore
+from rollq.buffer.weights.store import read_chain, read_chunks, read_manifest
+
+log = logging.getLogger(__name__)
+
+KEPT_DOWNLOADS = 4
+"""Folders that a worker keeps: engines may come back to an adapter that requests still use."""
+KEPT_MODELS = 2
+"""Folders with models that a worker keeps, which may be large: the last version, and the one before."""
+_COPY_BYTES = 8 << 20
+_URI = re.compile(r"file://(localhost)?/.*|redis:[0-9a-f]{64}/\d+|s3://.+|delta:[0-9a-f]{64}")
+_DELTA_FILE = ".delta"
+
+
+def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: Verify = Verify.FULL) -> Path:
+    """Return a folder that holds the weights `uri`, compared with their manifest, whose sha256 is `digest`.
+
+    A `file://` folder is returned as it is, compared as far as `verify` says; others are written to a folder below
+    `into`, whose oldest go. Raises `WeightsError` when they are missing or others than announced, `ServerError`.
+    """
+    if _URI.fullmatch(uri) is None:
+        raise WeightsError(f"weights {uri!r}: neither file:///path, redis:<digest>/<n>, s3://bucket/... nor delta:<id>")
+    manifest = Manifest.decode(read_manifest(buffer, uri, digest))
+    if uri.startswith("file:"):
+        shared = _local_path(uri)
+        verify_folder(shared, manifest, verify)
+        return shared
+    folder = _folder_of(digest, into)
+    if not folder.exists():
+        chain = read_chain(buffer, uri, digest) if is_chain(uri) else Chain(complete=uri, digest=digest)
+        _Rebuild(buffer, chain, manifest, into).run()
+        kept = KEPT_DOWNLOADS if manifest.kind == "lora" else KEPT_MODELS
+        for old in sorted(into.glob("[!.]*"), key=lambda path: path.stat().st_mtime_ns)[:-kept]:
+            shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+class _Rebuild:
+    """Makes a complete folder of weights below `into`, from a version that is already there or the complete copy."""
+
+    def __init__(self, buffer: BufferCore, chain: Chain, manifest: Manifest, into: Path) -> None:
+        self._buffer = buffer
+        self._chain = chain
+        self._manifest = manifest
+        self._into = into
+        self._moved_bytes = 0
+
+    def run(self) -> None:
+        """Raises `WeightsError`, also for a base in `into` that has changed: it is then removed, and not used."""
+        start = self._newest_here()
+        try:
+            self._build(start)
+        except WeightsError as error:
+            if start is None:
+                raise
+            base = _folder_of(self._chain.versions[start], self._into)
+            log.warning("%s; starting again from the complete copy, not from %s", error, base)
+            shutil.rmtree(base, ignore_errors=True)
+            self._build(None)
+
+    def _newest_here(self) -> int | None:
+        """The last version of the chain that is in `into`, as an index of `Chain.versions`."""
+        here = [_folder_of(version, self._into).exists() for version in self._chain.versions]
+        return max((index for index, exists in enumerate(here) if exists), default=None)
+
+    def _build(self, start: int | None) -> None:
+        started_s, digest = monotonic(), self._chain.versions[-1]
+        folder = _folder_of(digest, self._into)
+        hidden = self._into / f".{folder.name}.{os.getpid()}"  # another worker may fetch the same weights
+        deltas = self._chain.deltas[start or 0 :]
+        with atomic_folder(folder, hidden=hidden, replace=False, durable=False) as unfinished:
+            if start is None:
+                self._fetch_complete(unfinished)
+            else:
+                self._copy(_folder_of(self._chain.versions[start], self._into), unfinished)
+            for link in deltas:
+                self._apply(link, unfinished)
+            verify_folder(unfinished, self._manifest, Verify.FULL)
+        log.info(
+            "weights %s: fetched %d bytes (%s%d deltas) in %.1f s",
+            digest[:12],
+            self._moved_bytes,
+            "a complete copy and " if start is None else "",
+            len(deltas),
+            monotonic() - started_s,
+        )
+
+    def _fetch_complete(self, folder: Path) -> None:
+        uri, files = self._chain.complete, self._manifest.files
+        self._moved_bytes += sum(facts.bytes for facts in files.values())
+        if uri.startswith("file:"):
+            self._copy(_local_path(uri), folder)
+        elif uri.startswith("s3:"):
+            store = ObjectStore(uri)
+            for name, facts in files.items():
+                store.download(name, folder / name, facts.bytes)
+        else:
+            self._write_files(b"".join(read_chunks(self._buffer, uri)), folder)
+
+    def _write_files(self, data: bytes, folder: Path) -> None:
+        """Divide the bytes of all files, in the order of their names."""
+        if len(data) != sum(facts.bytes for facts in self._manifest.files.values()):
+            digest = self._chain.digest[:12]
+            raise WeightsError(f"weights {digest}: Redis holds {len(data)} bytes of them; publish them again")
+        start = 0
+        for name, facts in sorted(self._manifest.files.items()):
+            (folder / name).write_bytes(data[start : start + facts.bytes])
+            start += facts.bytes
+
+    def _copy(self, base: Path, folder: Path) -> None:
+        for name in self._manifest.files:
+            try:
+                shutil.copyfile(base / name, folder / name)
+            except FileNotFoundError as error:
+                raise WeightsError(f"weights {str(base)!r}: {name!r} is gone; publish a complete copy") from error
+
+    def _apply(self, link: Link, folder: Path) -> None:
+        delta, sha256, size = folder / _DELTA_FILE, hashlib.sha256(), 0
+        with delta.open("wb") as file:
+            for piece in self._read(link, folder):
+                sha256.update(piece)
+                size += file.write(piece)
+                if size > link.bytes:
+                    break
+        self._moved_bytes += size
+        if (size, sha256.hexdigest()) != (link.bytes, link.sha256):
+            raise WeightsError(f"the delta {link.uri!r} is not the one that was published; publish a complete copy")
+        apply_delta(folder / WEIGHTS_FILE, delta, link.base, link.result)
+        delta.unlink()
+
+    def _read(self, link: Link, folder: Path) -> Iterator[bytes]:
+        """The bytes of a delta."""
+        if link.uri.startswith("redis:"):
+            yield from read_chunks(self._buffer, link.uri)
+        elif link.uri.startswith("file:"):
+            yield from _read_file(_local_path(link.uri))
+        else:
+            where, _, name = link.uri.rpartition("/")
+            downloaded = folder / f"{_DELTA_FILE}-downloaded"
+            ObjectStore(where).download(name, downloaded, link.bytes)
+            yield from _read_file(downloaded)
+            downloaded.unlink()
+
+
+def _read_file(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_COPY_BYTES):
+                yield piece
+    except FileNotFoundError as error:
+        raise WeightsError(f"the delta {str(path)!r} is gone; publish a complete copy") from error
+
+
+def _local_path(uri: str) -> Path:
+    return Path(unquote(urlsplit(uri).path))
+
+
+def _folder_of(digest: str, into: Path) -> Path:
+    return into / digest[:16]

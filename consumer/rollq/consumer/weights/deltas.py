@@ -1,0 +1,78 @@
+"""The trainer's side of deltas: the version that was stored last, and what changed since."""
+
+import hashlib
+import logging
+import mmap
+import tempfile
+from typing import NamedTuple
+
+from rollq.buffer.weights.chain import Chain, Link
+from rollq.buffer.weights.delta import can_encode, encode_delta
+
+log = logging.getLogger(__name__)
+
+
+class Delta(NamedTuple):
+    """The bytes of a delta, their SHA-256, the chain that it continues, and the digest of the version it leads to."""
+
+    data: mmap.mmap
+    sha256: str
+    chain: Chain
+    result: str
+
+    def at(self, uri: str) -> Chain:
+        """The chain with this delta, which is found at `uri`."""
+        base = self.chain.versions[-1]
+        return self.chain.extended(
+            Link(uri=uri, bytes=len(self.data), sha256=self.sha256, base=base, result=self.result)
+        )
+
+
+class DeltaEncoder:
+    """Encodes versions as deltas, of which at most `full_every - 1` follow a complete copy.
+
+    It keeps a copy of the last version in a file without a name in `TMPDIR`, which ends with the process.
+    """
+
+    def __init__(self, full_every: int) -> None:
+        self._most = full_every - 1
+        self._chain: Chain | None = None  # leads to the last version
+        self._last: mmap.mmap | None = None
+
+    def encode(self, data: bytes, digest: str) -> Delta | None:
+        """The delta to a version, the bytes of a safetensors file; None if a complete copy is due, or needed."""
+        if self._chain is None or self._last is None or len(self._chain.deltas) >= self._most:
+            return None
+        if not can_encode(self._last, data):
+            log.info("weights %s have other tensors than the last ones: they are published complete", digest[:12])
+            return None
+        try:
+            with tempfile.TemporaryFile() as file:
+                encode_delta(self._last, data, (self._chain.versions[-1], digest), file)
+                file.flush()
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            log.warning("no room for a delta in %s: %s; the weights are published complete", _where(), error)
+            return None
+        return Delta(mapped, hashlib.sha256(mapped).hexdigest(), self._chain, digest)
+
+    def note(self, chain: Chain, data: bytes) -> None:
+        """The next delta follows `data`, to which `chain` leads."""
+        if self._most == 0:
+            return
+        try:
+            with tempfile.TemporaryFile() as file:
+                file.write(data)
+                file.flush()
+                self._last, self._chain = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), chain
+        except OSError as error:
+            log.warning("no room for a copy of the weights in %s: %s; the next are published complete", _where(), error)
+            self.forget()
+
+    def forget(self) -> None:
+        """The next version is published complete."""
+        self._chain = self._last = None
+
+
+def _where() -> str:
+    return tempfile.gettempdir()

@@ -1,0 +1,214 @@
+"""Where a trainer stores weights and deltas: in Redis, in a folder that all workers share, or in an object store."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from rollq.buffer.durable import atomic_file
+from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, describe_folder, digest_of, published_files
+from rollq.buffer.weights.object_store import REQUEST_BYTES, ObjectStore
+from rollq.buffer.weights.probe import Probe
+from rollq.buffer.weights.store import (
+    StoredWeights,
+    delta_uri,
+    locate_weights,
+    needed_uris,
+    read_files,
+    record_weights,
+    store_delta,
+    store_weights,
+)
+from rollq.consumer.settings import Transport
+from rollq.consumer.weights.safetensors import write_model
+
+_PREFIX = "weights-"
+_DIGITS = 16
+"""Hexadecimal digits of a hash in the name of a folder or a delta."""
+
+
+class Place(Protocol):
+    """Stores weights under names that follow from their content. The last `kept` versions stay, and what they need."""
+
+    def put_model(self, data: bytes, probe: Probe | None) -> StoredWeights:
+        """Store the bytes of a safetensors file."""
+
+    def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
+        """Store the weights of a folder, or announce them where they are."""
+
+    def delta_uri(self, sha256: str, size_bytes: int) -> str:
+        """The URI that a delta will have."""
+
+    def put_delta(self, uri: str, data: memoryview) -> None:
+        """Store a delta, and remove what is no longer needed."""
+
+
+def make_place(buffer: TrainerBuffer, transport: Transport, where: Path | str | None, kept: int) -> Place:
+    """The place of a transport. `where`: the folder of `path` and `nccl`, or the URL of `s3`. Raises `ConfigError`."""
+    if transport == "redis":
+        return RedisPlace(buffer, kept)
+    if transport == "s3":
+        return BucketPlace(buffer, ObjectStore(str(where)), kept)
+    return FolderPlace(buffer, transport, None if where is None else Path(where), kept)
+
+
+class RedisPlace:
+    """Chunks in Redis. Raises `WeightsError` for what is too large for it."""
+
+    def __init__(self, buffer: TrainerBuffer, kept: int) -> None:
+        self._buffer = buffer
+        self._kept = kept
+
+    def put_model(self, data: bytes, probe: Probe | None) -> StoredWeights:
+        """See `Place`."""
+        return store_weights(self._buffer, {WEIGHTS_FILE: data}, kept=self._kept, probe=probe)
+
+    def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
+        """See `Place`."""
+        return store_weights(self._buffer, read_files(folder), kept=self._kept, probe=probe)
+
+    def delta_uri(self, sha256: str, size_bytes: int) -> str:
+        """See `Place`."""
+        return delta_uri(sha256, size_bytes)
+
+    def put_delta(self, uri: str, data: memoryview) -> None:
+        """See `Place`."""
+        store_delta(self._buffer, uri, data)
+
+
+class FolderPlace:
+    """A folder that the trainer and all workers share. Folders of weights are announced where they are."""
+
+    def __init__(self, buffer: TrainerBuffer, transport: Transport, folder: Path | None, kept: int) -> None:
+        self._buffer = buffer
+        self._transport = transport
+        self._folder = folder
+        self._kept = kept
+
+    def put_model(self, data: bytes, probe: Probe | None) -> StoredWeights:
+        """See `Place`. Raises `ConfigError` without a folder to write to."""
+        folder = self._named(hashlib.sha256(data).hexdigest())
+        if folder.exists():
+            folder.touch()  # the newest again
+        else:
+            write_model(folder, data)
+        self._prune()
+        return locate_weights(self._buffer, folder, kept=self._kept, probe=probe)
+
+    def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
+        """See `Place`. The folder must stay until newer weights are published."""
+        return locate_weights(self._buffer, folder, kept=self._kept, probe=probe)
+
+    def delta_uri(self, sha256: str, size_bytes: int) -> str:
+        """See `Place`."""
+        return self._named(sha256).with_suffix(".delta").absolute().as_uri()
+
+    def put_delta(self, uri: str, data: memoryview) -> None:
+        """See `Place`."""
+        atomic_file(_path_of(uri), data)
+        self._prune()
+
+    def _named(self, sha256: str) -> Path:
+        if self._folder is None:
+            raise ConfigError(
+                f"transport {self._transport!r} needs weights_dir, a folder that the trainer and all workers share"
+            )
+        return self._folder / f"{_PREFIX}{self._buffer.run}-{sha256[:_DIGITS]}"
+
+    def _prune(self) -> None:
+        """Remove old folders and deltas of this run."""
+        if self._folder is not None:
+            needed = {_path_of(uri) for uri in needed_uris(self._buffer, self._kept) if uri.startswith("file:")}
+            prefix = f"{_PREFIX}{self._buffer.run}-" + "[0-9a-f]" * _DIGITS
+            keep_newest(self._folder, (prefix, f"{prefix}.delta"), self._kept, needed)
+
+
+class BucketPlace:
+    """Objects `<run>/<name>/<file>` and `<run>/<name>.delta` below the prefix of an S3-compatible store."""
+
+    def __init__(self, buffer: TrainerBuffer, store: ObjectStore, kept: int) -> None:
+        self._buffer = buffer
+        self._store = store
+        self._kept = kept
+
+    def put_model(self, data: bytes, probe: Probe | None) -> StoredWeights:
+        """See `Place`."""
+        manifest = describe_bytes({WEIGHTS_FILE: data}).encode()
+        name = self._name(digest_of(manifest))
+        self._store.upload(f"{name}/{WEIGHTS_FILE}", _pieces(memoryview(data)), len(data))
+        return self._record(manifest, name, probe)
+
+    def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
+        """See `Place`."""
+        manifest = describe_folder(folder).encode()
+        name = self._name(digest_of(manifest))
+        for path in published_files(folder):
+            self._store.upload(f"{name}/{path.name}", _file_pieces(path), path.stat().st_size)
+        return self._record(manifest, name, probe)
+
+    def delta_uri(self, sha256: str, size_bytes: int) -> str:
+        """See `Place`."""
+        return self._store.uri(f"{self._name(sha256)}.delta")
+
+    def put_delta(self, uri: str, data: memoryview) -> None:
+        """See `Place`."""
+        self._store.upload(uri.removeprefix(self._store.uri("")), _pieces(data), len(data))
+        self._prune()
+
+    def _record(self, manifest: bytes, name: str, probe: Probe | None) -> StoredWeights:
+        stored = record_weights(self._buffer, manifest, self._store.uri(name), kept=self._kept, probe=probe)
+        self._prune()
+        return stored
+
+    def _name(self, sha256: str) -> str:
+        return f"{self._buffer.run}/{sha256[:_DIGITS]}"
+
+    def _prune(self) -> None:
+        """Remove old objects of this run, all of one folder together."""
+        needed = needed_uris(self._buffer, self._kept)
+        objects = self._store.names(self._buffer.run)
+        folders = list(dict.fromkeys(_folder_of(name) for name in reversed(objects)))  # newest first
+        stay = set(folders[: self._kept]) | {name for name in folders if self._store.uri(name) in needed}
+        if old := [name for name in objects if _folder_of(name) not in stay]:
+            self._store.remove(old)
+
+
+def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set[Path]) -> None:
+    """Remove what in `parent` matches the patterns, except the `count` last changed and what is needed.
+
+    Workers may be reading the live weights until others are published.
+    """
+    found = [path for pattern in patterns for path in parent.glob(pattern)]
+    for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-count]:
+        if old.absolute() in needed:
+            continue
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
+
+
+def _folder_of(name: str) -> str:
+    """The part of an object's name that all objects of one version share."""
+    return "/".join(name.split("/")[:2])
+
+
+def _path_of(uri: str) -> Path:
+    return Path(unquote(urlsplit(uri).path))
+
+
+def _pieces(data: memoryview) -> Iterator[memoryview]:
+    return (data[start : start + REQUEST_BYTES] for start in range(0, len(data), REQUEST_BYTES))
+
+
+def _file_pieces(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(REQUEST_BYTES):
+                yield piece
+    except OSError as error:
+        raise WeightsError(f"weights {str(path)!r} cannot be read: {error.strerror}") from error
