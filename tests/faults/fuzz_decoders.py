@@ -17,6 +17,7 @@ import orjson
 import redis
 
 from faults.findings import Tally
+from faults.fuzz_deltas import hostile_delta, refuse_delta
 from faults.mutations import mutate_bytes, mutate_json
 from rollq.buffer.errors import (
     ConfigError,
@@ -250,6 +251,7 @@ def file_targets(folder: Path) -> Iterator[Target]:
 
     yield Target("prompts file", _json(ROW), prompts, (ConfigError, InvalidPrompt), share=4)
     yield Target("rollq.toml", lambda rng: mutate_bytes(rng, SETTINGS), settings, (ConfigError,))
+    yield Target("weights delta", hostile_delta, lambda given: refuse_delta(given, folder), (WeightsError,), share=20)
     yield Target("snapshot index", _json(INDEX_BODY), index, (SnapshotError,), share=4)
 
 

@@ -100,7 +100,6 @@ def apply_delta(weights: Path, delta: Path, base: str, result: str) -> None:
     try:
         with weights.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
             _apply(data, index, changes[:parts_end])
-            data.flush()
     except (ValueError, LookupError, TypeError, zstandard.ZstdError) as error:
         raise _refused(str(error)) from error
 
@@ -114,15 +113,25 @@ def _apply(data: mmap.mmap, index: DeltaIndex, changes: ByteArray) -> None:
         raise ValueError("the sizes of its parts do not add up")
     at = 0
     for name, changed in index.tensors.items():
-        span, crc32 = spans[name], 0
-        for (start, stop), size in zip(span.parts(), changed.sizes, strict=True):
-            difference = _decompress(changes[at : at + size], stop - start, span.width)
-            new = np.frombuffer(data, np.uint8, stop - start, start) ^ difference
-            data[start:stop] = new.tobytes()
-            crc32 = zlib.crc32(new.data, crc32)
-            at += size
-        if crc32 != changed.crc32:
-            raise ValueError(f"tensor {name!r} results in other values than were published")
+        if name not in spans:
+            raise ValueError(f"its base has no tensor {name!r}")
+        end = at + sum(changed.sizes)
+        _apply_tensor(data, spans[name], changed, changes[at:end])
+        at = end
+
+
+def _apply_tensor(data: mmap.mmap, span: Span, changed: ChangedTensor, parts: ByteArray) -> None:
+    ranges, ends = list(span.parts()), np.cumsum(changed.sizes)
+    if len(ranges) != len(ends):
+        raise ValueError(f"tensor {span.name!r} has {len(ranges)} parts, not {len(ends)}")
+    crc32 = 0
+    for (start, stop), part in zip(ranges, np.split(parts, ends[:-1]), strict=True):
+        difference = _decompress(part, stop - start, span.width)
+        new = np.frombuffer(data, np.uint8, stop - start, start) ^ difference
+        data[start:stop] = new.data
+        crc32 = zlib.crc32(new.data, crc32)
+    if crc32 != changed.crc32:
+        raise ValueError(f"tensor {span.name!r} results in other values than were published")
 
 
 def _compress(difference: ByteArray, width: int) -> bytes:

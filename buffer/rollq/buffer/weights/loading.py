@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from urllib.parse import unquote, urlsplit
@@ -68,16 +68,12 @@ class _Rebuild:
         self._moved_bytes = 0
 
     def run(self) -> None:
-        """Raises `WeightsError`, also for a base in `into` that has changed: it is then removed, and not used."""
+        """Raises `WeightsError`. A base in `into` that has changed is removed, and the complete copy used."""
         start = self._newest_here()
         try:
             self._build(start)
-        except WeightsError as error:
-            if start is None:
-                raise
-            base = _folder_of(self._chain.versions[start], self._into)
-            log.warning("%s; starting again from the complete copy, not from %s", error, base)
-            shutil.rmtree(base, ignore_errors=True)
+        except _BaseChanged as error:
+            log.warning("%s; starting again from the complete copy", error)
             self._build(None)
 
     def _newest_here(self) -> int | None:
@@ -89,21 +85,21 @@ class _Rebuild:
         started_s, digest = monotonic(), self._chain.versions[-1]
         folder = _folder_of(digest, self._into)
         hidden = self._into / f".{folder.name}.{os.getpid()}"  # another worker may fetch the same weights
-        deltas = self._chain.deltas[start or 0 :]
+        links = self._chain.deltas[start or 0 :]
         with atomic_folder(folder, hidden=hidden, replace=False, durable=False) as unfinished:
+            for number, link in enumerate(links):
+                self._fetch_delta(link, unfinished / f"{_DELTA_FILE}-{number}")
             if start is None:
                 self._fetch_complete(unfinished)
+                self._apply(links, unfinished)
             else:
-                self._copy(_folder_of(self._chain.versions[start], self._into), unfinished)
-            for link in deltas:
-                self._apply(link, unfinished)
-            verify_folder(unfinished, self._manifest, Verify.FULL)
+                self._continue(_folder_of(self._chain.versions[start], self._into), links, unfinished)
         log.info(
             "weights %s: fetched %d bytes (%s%d deltas) in %.1f s",
             digest[:12],
             self._moved_bytes,
             "a complete copy and " if start is None else "",
-            len(deltas),
+            len(links),
             monotonic() - started_s,
         )
 
@@ -129,6 +125,14 @@ class _Rebuild:
             (folder / name).write_bytes(data[start : start + facts.bytes])
             start += facts.bytes
 
+    def _continue(self, base: Path, links: Sequence[Link], folder: Path) -> None:
+        try:
+            self._copy(base, folder)
+            self._apply(links, folder)
+        except WeightsError as error:
+            shutil.rmtree(base, ignore_errors=True)
+            raise _BaseChanged(f"weights {str(base)!r} have changed since they were loaded: {error}") from error
+
     def _copy(self, base: Path, folder: Path) -> None:
         for name in self._manifest.files:
             try:
@@ -136,32 +140,43 @@ class _Rebuild:
             except FileNotFoundError as error:
                 raise WeightsError(f"weights {str(base)!r}: {name!r} is gone; publish a complete copy") from error
 
-    def _apply(self, link: Link, folder: Path) -> None:
-        delta, sha256, size = folder / _DELTA_FILE, hashlib.sha256(), 0
-        with delta.open("wb") as file:
-            for piece in self._read(link, folder):
-                sha256.update(piece)
-                size += file.write(piece)
-                if size > link.bytes:
-                    break
-        self._moved_bytes += size
-        if (size, sha256.hexdigest()) != (link.bytes, link.sha256):
-            raise WeightsError(f"the delta {link.uri!r} is not the one that was published; publish a complete copy")
-        apply_delta(folder / WEIGHTS_FILE, delta, link.base, link.result)
-        delta.unlink()
+    def _apply(self, links: Sequence[Link], folder: Path) -> None:
+        """Apply the deltas that were fetched, and compare the result with the manifest."""
+        for number, link in enumerate(links):
+            delta = folder / f"{_DELTA_FILE}-{number}"
+            apply_delta(folder / WEIGHTS_FILE, delta, link.base, link.result)
+            delta.unlink()
+        verify_folder(folder, self._manifest, Verify.FULL)
 
-    def _read(self, link: Link, folder: Path) -> Iterator[bytes]:
-        """The bytes of a delta."""
-        if link.uri.startswith("redis:"):
-            yield from read_chunks(self._buffer, link.uri)
-        elif link.uri.startswith("file:"):
-            yield from _read_file(_local_path(link.uri))
-        else:
+    def _fetch_delta(self, link: Link, path: Path) -> None:
+        """Write a delta to a file. Raises `WeightsError` for other bytes than were published."""
+        if link.uri.startswith("s3:"):
             where, _, name = link.uri.rpartition("/")
-            downloaded = folder / f"{_DELTA_FILE}-downloaded"
-            ObjectStore(where).download(name, downloaded, link.bytes)
-            yield from _read_file(downloaded)
-            downloaded.unlink()
+            ObjectStore(where).download(name, path, link.bytes)
+        else:
+            _write(self._read(link.uri), path, link.bytes)
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != link.sha256:
+            raise WeightsError(f"the delta {link.uri!r} is not the one that was published; publish a complete copy")
+        self._moved_bytes += link.bytes
+
+    def _read(self, uri: str) -> Iterable[bytes]:
+        return _read_file(_local_path(uri)) if uri.startswith("file:") else read_chunks(self._buffer, uri)
+
+
+class _BaseChanged(WeightsError):
+    """A version that was rebuilt here before is no longer what it was."""
+
+
+def _write(pieces: Iterable[bytes], path: Path, most: int) -> None:
+    """Write pieces to a file, until there are more than `most` bytes."""
+    size = 0
+    with path.open("wb") as file:
+        for piece in pieces:
+            size += file.write(piece)
+            if size > most:
+                break
 
 
 def _read_file(path: Path) -> Iterator[bytes]:

@@ -5,12 +5,10 @@ them (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...), and are never sent anywhere
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -24,8 +22,10 @@ log = logging.getLogger(__name__)
 URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[\w.=+@-]+)*)/?")
 """`s3://bucket/prefix`."""
 REQUEST_BYTES = 16 << 20
-"""Bytes of one request: of a part of an upload, or of a range of a download."""
+"""Bytes of one request of an upload."""
 CONNECTIONS = 4
+"""Requests of an upload at the same time."""
+STREAM_BYTES = 1 << 20
 RETRIES, RETRY_S = 4, 60.0
 PROGRESS_S = 10.0
 
@@ -38,7 +38,11 @@ class ObjectStore:
         if (found := URL.fullmatch(url)) is None:
             raise ConfigError(f"{url!r} is not the URL of a bucket and a prefix, such as s3://bucket/prefix")
         self._url = url.rstrip("/")
-        self._store = _connect(found[1], found[2].strip("/"))
+        bucket, prefix = found[1], found[2].strip("/")
+        self._store = _connect(bucket, prefix, {"timeout": "120s"})
+        self._reader = _connect(
+            bucket, prefix, {"timeout": "12h", "read_timeout": "60s"}
+        )  # of a whole download, of a read
 
     def uri(self, name: str) -> str:
         """The URI of an object, or of several whose names begin with `name/`."""
@@ -59,29 +63,18 @@ class ObjectStore:
             )
 
     def download(self, name: str, path: Path, size: int) -> None:
-        """Write an object of `size` bytes to a file, several ranges at a time."""
-        progress = _Progress(f"downloading {self.uri(name)}", size)
-
-        def fetch(start: int) -> None:
-            piece = self._read(name, start, min(REQUEST_BYTES, size - start), size)
-            os.pwrite(file.fileno(), piece, start)
-            progress.add(len(piece))
-
-        with _explained(self.uri(name)), path.open("wb") as file, ThreadPoolExecutor(CONNECTIONS) as threads:
-            for _ in threads.map(fetch, range(0, size, REQUEST_BYTES)):
-                pass
-
-    def _read(self, name: str, start: int, length: int, size: int) -> memoryview:
-        """A range of an object; all of it in a plain request, since some servers answer one for that without 206."""
+        """Write an object of `size` bytes to a file, as it comes."""
         import obstore
 
-        if length == size:
-            piece = memoryview(obstore.get(self._store, name).bytes())
-        else:
-            piece = memoryview(obstore.get_range(self._store, name, start=start, length=length))
-        if len(piece) != length:
+        progress, done = _Progress(f"downloading {self.uri(name)}", size), 0
+        with _explained(self.uri(name)), path.open("wb") as file:
+            stream = obstore.get(self._reader, name).stream(min_chunk_size=STREAM_BYTES)
+            for piece in progress.through(memoryview(piece) for piece in stream):
+                done += file.write(piece)
+                if done > size:
+                    break
+        if done != size:
             raise WeightsError(f"weights {self.uri(name)!r} do not have {size} bytes; publish them again")
-        return piece
 
     def names(self, folder: str) -> list[str]:
         """The names of all objects that begin with `folder/`, oldest first."""
@@ -107,23 +100,18 @@ class _Progress:
         self._size = size
         self._done = 0
         self._logged_s = monotonic()
-        self._lock = Lock()
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            if monotonic() - self._logged_s >= PROGRESS_S:
-                self._logged_s = monotonic()
-                log.info("%s: %d of %d MiB", self._what, self._done >> 20, self._size >> 20)
 
     def through(self, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         """The pieces, counted as they are taken."""
         for piece in pieces:
             yield piece
-            self.add(len(piece))
+            self._done += len(piece)
+            if monotonic() - self._logged_s >= PROGRESS_S:
+                self._logged_s = monotonic()
+                log.info("%s: %d of %d MiB", self._what, self._done >> 20, self._size >> 20)
 
 
-def _connect(bucket: str, prefix: str) -> "S3Store":
+def _connect(bucket: str, prefix: str, timeouts: Mapping[str, str]) -> "S3Store":
     try:
         from obstore.store import S3Store
     except ImportError as error:
@@ -132,7 +120,7 @@ def _connect(bucket: str, prefix: str) -> "S3Store":
     return S3Store(
         bucket,
         prefix=prefix or None,
-        client_options={"allow_http": endpoint.startswith("http://"), "connect_timeout": "10s", "timeout": "120s"},
+        client_options={"allow_http": endpoint.startswith("http://"), "connect_timeout": "10s", **timeouts},
         retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
     )
 
