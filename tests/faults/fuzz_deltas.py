@@ -70,8 +70,9 @@ def refuse_delta(given: HostileDelta, folder: Path) -> None:
     Raises `WeightsError` when it is refused, and `AssertionError` when other weights than the result come out.
     """
     weights, delta = folder / WEIGHTS_FILE, folder / "delta"
-    weights.write_bytes(given.base.data)
-    delta.write_bytes(given.delta)
+    for path, data in ((weights, given.base.data), (delta, given.delta)):
+        path.unlink(missing_ok=True)  # writing over a file waits for the disk
+        path.write_bytes(data)
     apply_delta(weights, delta, given.base.digest, given.result.digest)
     if _digest(weights.read_bytes()) != given.result.digest:
         raise WeightsError("other weights than announced")

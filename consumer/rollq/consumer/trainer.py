@@ -178,10 +178,12 @@ class Trainer:
         if self._trained > self._saved:
             self._checkpoint()
 
-    def _publish(self, step: int) -> None:
-        self._consumer.publish(self._learner.model)
+    def _publish(self, step: int) -> int:
+        """Publish the weights; returns the bytes that were stored for them."""
+        stored_bytes = self._consumer.publish(self._learner.model)
         self._published = step
         self._record_weights(step)
+        return stored_bytes
 
     def _evaluate(self, step: int) -> None:
         """Evaluate the live weights if it is time, and append the metrics to `EVALUATIONS_FILE`."""
@@ -212,8 +214,8 @@ class Trainer:
         trained_s = time.monotonic()
         if self._settings.record_dir is not None:
             record_batch(self._settings.record_dir, batch)
-        if batch.step % consumer.sync_weights_interval == 0:
-            self._publish(batch.step)
+        is_due = batch.step % consumer.sync_weights_interval == 0
+        weights_bytes = self._publish(batch.step) if is_due else 0
         consumer.commit(batch)
         self._trained = batch.step
         seconds = {
@@ -229,6 +231,7 @@ class Trainer:
             "mismatch": describe_mismatch(batch, metrics),
             "gradient_norm": norm,
             **seconds,
+            "weights_bytes": weights_bytes,
             "produced": produced,
         }
         self._report(line)
