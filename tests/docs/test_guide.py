@@ -12,7 +12,7 @@ from rollq.workers.judging.judges import BUILT_IN, make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from support.documented_commands import ROOT, blocks
 
-PAGES = ("tasks", "evaluation", "judges")
+PAGES = ("tasks", "evaluation", "judges", "weights")
 SHOWN = [
     (page, block.code)
     for page in PAGES

@@ -1,4 +1,4 @@
-"""What Redis holds of weights: the manifest, probe and chain of every version, and chunks of small ones. No torch.
+"""The part of weights that is in Redis: manifest, probe and chain of every version, and chunks of small ones. No torch.
 
 Weights are named by the digest of their manifest, so storing the same ones again changes nothing.
 """
