@@ -21,7 +21,7 @@ from rollq.consumer.weights.safetensors import to_safetensors
 from rollq.monitor.tables import aligned
 
 PROMPTS = 4
-STEPS = (1, 2, 10)
+STEPS = (1, 2)
 """The steps after which a delta is made."""
 RATES = (1e-6, 1e-5)
 DIGESTS = "0" * 64, "1" * 64

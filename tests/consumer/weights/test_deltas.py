@@ -114,8 +114,7 @@ def stored_names(run: Run, s3_server: S3Server) -> set[str]:
     if isinstance(run.where, Path):
         if run.where.exists():
             return {path.name for path in run.where.iterdir()}
-        held = run.buffer.client.lrange(run.buffer.keys.weights_held, 0, -1)
-        return {entry.decode() for entry in held}
+        return {str(entry) for entry in run.buffer.client.lrange(run.buffer.keys.weights_held, 0, -1)}
     folder = s3_server.bucket / "some/prefix" / run.buffer.run
     return {path.name for path in folder.iterdir()}
 
@@ -350,7 +349,7 @@ class TestObjectStore:
             run.publish(state(version))
         client = run.buffer.client
         for name in client.scan_iter(match=f"rollq:{{{run.buffer.run}}}*", count=1000):
-            assert s3_server.environment["AWS_SECRET_ACCESS_KEY"].encode() not in client.dump(name)
+            assert s3_server.environment["AWS_SECRET_ACCESS_KEY"].encode() not in (client.dump(name) or b"")
 
     def test_objects_of_other_runs_stay(self, run: Run, s3_server: S3Server) -> None:
         others = [s3_server.bucket / "some/prefix" / f"{run.buffer.run}{more}" for more in ("-2", "x")]

@@ -14,8 +14,8 @@ rollq:{run}:trainer              hash    epoch, nonce, trainer_id, launch_id, re
 rollq:{run}:launches             zset    launches that were replaced, by their epoch   functions  the last 1,000
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
-rollq:{run}:weights              list    digests of the weights held here, oldest first trainer   run
-rollq:{run}:weights:<digest>:<n> string  weights: manifest (0), their bytes, probe     trainer    last few versions
+rollq:{run}:weights              list    names of the weights held here, oldest first  trainer   run
+rollq:{run}:weights:<digest>:<n> string  manifest (0), bytes, probe, chain; deltas     trainer    last few versions
 rollq:{run}:rounds               string  number of weight broadcasts so far             functions  run
 rollq:{run}:round:<n>            stream  who takes part in one, entry by entry         functions  1 day
 rollq:{run}:events               channel wake-ups: put, publish, commit, admit         all        -

@@ -5,7 +5,7 @@ them (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...), and are never sent anywhere
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rollq.buffer.errors import ConfigError, WeightsError
 
 if TYPE_CHECKING:
-    from obstore.store import S3Store
+    from obstore.store import ClientConfig, S3Store
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class _Progress:
                 log.info("%s: %d of %d MiB", self._what, self._done >> 20, self._size >> 20)
 
 
-def _connect(bucket: str, prefix: str, timeouts: Mapping[str, str]) -> "S3Store":
+def _connect(bucket: str, prefix: str, timeouts: "ClientConfig") -> "S3Store":
     try:
         from obstore.store import S3Store
     except ImportError as error:
@@ -120,7 +120,7 @@ def _connect(bucket: str, prefix: str, timeouts: Mapping[str, str]) -> "S3Store"
     return S3Store(
         bucket,
         prefix=prefix or None,
-        client_options={"allow_http": endpoint.startswith("http://"), "connect_timeout": "10s", **timeouts},
+        client_options={**timeouts, "allow_http": endpoint.startswith("http://"), "connect_timeout": "10s"},
         retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
     )
 
