@@ -23,11 +23,10 @@ from rollq.consumer.weights.probe import probe_of
 from rollq.consumer.weights.sender import Sender
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode
+from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver
 from rollq.workers.engines.registry import make_engine
-from support.model_families import FAMILIES, VOCABULARY, make_model
-from support.vllm_run import make_qwen3, version
+from support.model_families import FAMILIES, VOCABULARY, make_model  # not vllm_run, which sets vLLM up for CPUs
 
 CONTEXT_TOKENS = 1024
 MOST_SHOWN = 200
@@ -101,6 +100,14 @@ async def compare(host: EngineHost, reference: Reference) -> Differences:
     requests = [Request(prompt, Sampling(max_tokens=100, ignore_eos=True)) for prompt in prompts]
     made = await asyncio.gather(*map(host.generate, requests))
     return np.concatenate([reference.differences(*pair) for pair in zip(prompts, made, strict=True)])
+
+
+def version(number: int) -> WeightsVersion:
+    return WeightsVersion(1, number, f"digest-{number}")
+
+
+def make_qwen3(folder: Path, seed: int) -> Path:
+    return make_model(folder, "qwen3", seed)
 
 
 @contextmanager
