@@ -132,6 +132,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.report_worker("w", {"state": "busy"})
     yield lambda: buffer.forget_worker("w")
     yield lambda: buffer.renew_trainer(held)
+    yield lambda: buffer.report_trainer(held, {"step": 1})
     batch = buffer.open_batch("math", "new", "train", step=1)
     yield lambda: buffer.fill_batch("math", batch.handle, 0, prompts, last=True)
     yield lambda: buffer.begin_finalize("math", batch.handle, "mine", lease_s=60)

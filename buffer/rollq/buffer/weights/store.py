@@ -160,7 +160,7 @@ def needed_uris(buffer: BufferCore, kept: int) -> set[str]:
     live = buffer.live_model()
     digests = [_name(entry) for entry in _versions(held)[-kept:]] + ([] if live is None else [live.digest])
     names = [buffer.keys.weights(digest, CHAIN_PART) for digest in digests]
-    chains = [Chain.decode(raw) for raw in (buffer.send(partial(buffer.client.mget, names)) if names else ()) if raw]
+    chains = [Chain.decode(raw) for name in names if (raw := buffer.send(partial(buffer.client.get, name)))]
     return set[str]().union(*(chain.uris for chain in chains), () if live is None else [live.uri])
 
 

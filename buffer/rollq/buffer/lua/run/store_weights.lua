@@ -4,7 +4,7 @@
 -- ARGV: incarnation, digest, chunks, number, ttl_s, chunk
 --   chunks: how many there are in all   number: of this one, from 0
 -- Returns: the weights held ("digest/chunks"), oldest first
--- Caller: _store; the trainer, rank 0
+-- Caller: _put; the trainer, rank 0
 -- Repeat: writes the same again
 --
 -- This is a function so that a full server still takes weights: without them nothing would ever drain it.
