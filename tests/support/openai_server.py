@@ -6,6 +6,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import orjson
 from aiohttp import web
 
@@ -29,6 +30,9 @@ class CompletionsServer:
         self.models: Any = {"data": [{"id": "tiny", "max_model_len": 64}]}
         self.retry_after = "0"
         self.fingerprint = -0.5  # largest logprob of the weights that it serves
+        self.prompt_logprob: float | None = -0.5  # of each token of a prompt; None: it does not say
+        self.longest_prompt = 64  # whose logprobs it does not refuse
+        self.dtype: str | None = "float32"  # None: it does not say
         self.plan_of_first: deque[str] = deque()  # of the sample that comes first, known by its seed
         self.priorities = True  # whether it takes any
         self.weight_routes = False
@@ -92,6 +96,8 @@ class CompletionsServer:
             self.weight_version = body["new_version"]
         if route == "collective_rpc":
             route = body["method"]
+            if route == "rollq_dtype":
+                return web.json_response({"results": [self.dtype]}) if self.dtype else web.Response(status=500)
             word = self.weight_plan.popleft() if self.weight_plan else "ok"
             if word.isdigit():
                 return web.Response(status=int(word), text=f"said {word}")
@@ -107,6 +113,8 @@ class CompletionsServer:
         body = await request.json()
         if "priority" in body and not self.priorities:
             return web.Response(status=400, text="priorities are off")
+        if "prompt_logprobs" in body:
+            return self._score(body["prompt"])
         probe = body["prompt"] == PROBE.prompt_ids.tolist()
         plan = self.probe_plan if probe else self.plan
         word = plan.popleft() if plan else "ok"
@@ -122,6 +130,15 @@ class CompletionsServer:
                 self.freed.release()
                 raise
         return await self._answer(word, body, request)
+
+    def _score(self, prompt: list[int]) -> web.Response:
+        if len(prompt) > self.longest_prompt:
+            return web.Response(status=400, text="too long")
+        if self.prompt_logprob is None:
+            return web.json_response({"choices": [{"token_ids": [1]}]})
+        logprob = self.prompt_logprob if np.isfinite(self.prompt_logprob) else None
+        entries = [None, *({str(token): {"logprob": logprob}} for token in prompt[1:])]
+        return web.json_response({"choices": [{"prompt_logprobs": entries}]})
 
     async def _answer(self, word: str, body: dict[str, Any], request: web.Request) -> web.StreamResponse:
         if body["logprobs"] > 1:  # the fingerprint of the weights

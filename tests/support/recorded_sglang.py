@@ -33,6 +33,7 @@ class RecordedServer:
         self.weight_version = "default"
         self.paused = False
         self.top_nats = 0.0  # added to logprobs that identify the weights
+        self.prompt_logprob: float | None = -0.5  # of each token of a prompt
         self.info = dict(EXCHANGES["server_info"]["answer"])
         self.probe = EXCHANGES["probe"]["answer"]
         self.hanging, self.freed = threading.Semaphore(0), threading.Semaphore(0)
@@ -96,6 +97,8 @@ class RecordedServer:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         assert not self.paused
+        if "logprob_start_len" in body:
+            return web.json_response(self._score(body))
         if body["input_ids"] == PROBE.prompt_ids.tolist():
             return web.json_response(self._check(body))
         self.bodies.append(body)
@@ -103,6 +106,16 @@ class RecordedServer:
         if word.isdigit():
             return web.Response(status=int(word), text=f"said {word}")
         return await self._stream(word, request)
+
+    def _score(self, body: dict[str, Any]) -> Any:
+        """As in the exchange `scores`, with other logprobs."""
+        recorded = EXCHANGES["scores"]
+        assert recorded["request"].keys() <= body.keys()
+        assert recorded["request"]["sampling_params"].items() <= body["sampling_params"].items()
+        first, *rest = body["input_ids"]
+        entries = [[None, first, None], *([self.prompt_logprob, token, None] for token in rest)]
+        info = {**recorded["answer"]["meta_info"], "input_token_logprobs": entries}
+        return {**recorded["answer"], "meta_info": info}
 
     def _check(self, body: dict[str, Any]) -> Any:
         """The answer to a request that checks the server."""

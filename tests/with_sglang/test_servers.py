@@ -8,11 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason, Int32Array
+from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode
 from rollq.workers.engines.sglang.engine import SglangEngine, SglangSettings
+from rollq.workers.engines.weights_check import WeightsRejected
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.engine_contract import *  # noqa: F403 - its tests run here
 from support.engine_contract import World
@@ -209,3 +214,27 @@ def test_a_server_with_the_models_own_logprobs_is_refused(
 
         with pytest.raises(ConfigError, match="start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB"):
             asyncio.run(start())
+
+
+def test_weights_with_an_old_layer_are_rejected_and_the_next_ones_serve(
+    servers: Three, models: list[Path], tmp_path: Path
+) -> None:
+    old, new = (load_file(models[number] / "model.safetensors") for number in (0, 1))
+    mixed = {name: old[name] if ".layers.1." in name else tensor for name, tensor in new.items()}
+    save_file(mixed, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_bytes((models[0] / "config.json").read_bytes())
+    probes = [probe_of(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)) for model in models]
+
+    async def scenario(engine: SglangEngine) -> None:
+        engine.expect(probes[1])
+        with pytest.raises(WeightsRejected, match="no server serves weights of version 1 rightly"):
+            await engine.swap(tmp_path, version(1), SwapMode.ABORT)
+        engine.expect(probes[2])
+        await engine.swap(models[2], version(2), SwapMode.ABORT)
+        assert engine.check is not None
+        assert engine.check.difference < engine.check.tolerance / 10
+        assert engine.check.tolerance == 1e-3, "the servers report their dtype"
+        request = Request(random_prompt(np.random.default_rng(7), 20), Sampling(max_tokens=20))
+        assert check(request, await engine.generate(request), models) < TOLERANCE
+
+    pushing(servers, models, scenario)

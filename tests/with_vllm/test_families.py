@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer.weights.probe import probe_of
-from rollq.workers.engines.host import EngineHost, WeightsRejected
+from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Request, Sampling, SwapMode
 from rollq.workers.engines.registry import make_engine
+from rollq.workers.engines.weights_check import WeightsRejected
 from support.adapters import lora, merged
 from support.model_families import FAMILIES, make_model
 from support.vllm_run import TOLERANCE, check, free_port, options, random_prompt, version

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.rollouts import FinishReason, Int32Array
+from rollq.consumer.weights.probe import probe_of
+from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode
+from rollq.workers.engines.weights_check import WeightsRejected
 from support.engine_contract import *  # noqa: F403 - its tests run here
 from support.engine_contract import World
 from support.vllm_run import TOLERANCE, check, make_qwen3, random_prompt, version
@@ -148,6 +154,46 @@ def test_a_server_whose_weights_were_changed_meanwhile_gets_its_own_before_the_n
     pushing(servers, models, scenario, used=1)
     assert max(check(request, completion, models) for completion in seen) < TOLERANCE
     assert [completion.versions[0].version for completion in seen] == [2, 1, 2]
+
+
+def test_weights_with_an_old_layer_are_rejected_before_a_group_is_leased_and_the_next_ones_serve(
+    servers: Pair, models: list[Path], tmp_path: Path
+) -> None:
+    old, new = (load_file(models[number] / "model.safetensors") for number in (0, 1))
+    mixed = {name: old[name] if ".layers.1." in name else tensor for name, tensor in new.items()}
+    save_file(mixed, tmp_path / "model.safetensors", {"format": "pt"})
+    probes = [probe_of(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)) for model in models]
+    requests = [Request(random_prompt(np.random.default_rng(6), 20), Sampling(max_tokens=600)) for _ in range(4)]
+    ready: list[bool] = []
+
+    async def run() -> list[Completion]:
+        urls = tuple(server.url for server in servers[:2])
+        settings = OpenAISettings(urls=urls, push_model=models[0], retry_first_s=0.1, retry_longest_s=1)
+        engine = OpenAIEngine(settings)
+        host = EngineHost(lambda: engine, restarts=0)
+        await host.start()
+        try:
+            await host.swap(models[0], version(0), SwapMode.WAIT, probes[0])
+            running = [asyncio.create_task(host.generate(request)) for request in requests]
+            while not any(call.tokens.ids for call in engine._gate.calls):
+                await asyncio.sleep(0.001)
+            with pytest.raises(WeightsRejected, match="no server serves weights of version 1 rightly"):
+                await host.swap(tmp_path, version(1), SwapMode.KEEP, probes[1])
+            ready.append(host.ready)
+            await host.swap(models[2], version(2), SwapMode.ABORT, probes[2])
+            ready.append(host.ready)
+            assert host.check is not None
+            assert host.check.difference < host.check.tolerance / 10
+            assert host.check.tolerance == 1e-3, "the servers report their dtype"
+            again = [host.generate(Request(one.prompt_ids, Sampling(max_tokens=20))) for one in requests]
+            return [*await asyncio.gather(*running), *await asyncio.gather(*again)]
+        finally:
+            await host.close()
+
+    completions = asyncio.run(run())
+    assert ready == [False, True]
+    assert {span.version for completion in completions for span in completion.versions} == {0, 2}
+    assert max(map(check, requests * 2, completions, [models] * 8)) < TOLERANCE
 
 
 def test_weights_that_are_not_the_models_or_not_there_leave_the_old_ones_serving(

@@ -14,10 +14,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.weights.probe import probe_of
-from rollq.workers.engines.host import EngineHost, WeightsRejected
+from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Request, Sampling, SwapMode
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.engines.vllm import scoring
+from rollq.workers.engines.weights_check import WeightsRejected
 from support.adapters import lora, merged
 from support.vllm_run import make_qwen3, options, random_prompt, version
 

@@ -16,13 +16,15 @@ from rollq.buffer.weights.store import StoredWeights, locate_weights, read_files
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import SwapMode, WeightsVersion
+from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
+from rollq.workers.engines.protocol import Engine, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.signals import Signals
 from rollq.workers.weight_follower import WeightFollower
 from support.model_families import make_model
+from support.openai_server import CompletionsServer
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +68,14 @@ class Run:
             return store_weights(self._buffer, read_files(folder), probe=probe)
         return locate_weights(self._buffer, folder, probe=probe)
 
-    def follow(self, scenario: Callable[[WeightFollower, EngineHost], Any]) -> None:
+    def follow(
+        self, scenario: Callable[[WeightFollower, EngineHost], Any], make: Callable[[], Engine] | None = None
+    ) -> None:
         """Run `scenario` with the worker's follower and the host of its engine."""
 
         async def run() -> None:
             options = TransformersSettings(model=self._models[0], device="cpu")
-            host = EngineHost(lambda: TransformersEngine(options), restarts=0)
+            host = EngineHost(make or (lambda: TransformersEngine(options)), restarts=0)
             await host.start()
             follower = WeightFollower(BufferCalls(self._buffer), host, Signals(), WorkerSettings(), worker="w")
             try:
@@ -113,6 +117,26 @@ def test_a_worker_goes_back_to_the_weights_before_and_on_to_the_next(run: Run) -
         assert follower.refused is None
 
     run.follow(scenario)
+
+
+def test_servers_that_others_load_late_are_waited_for(run: Run) -> None:
+    """The server gives all tokens the same logprob, and so does no model: its version is known to be wrong."""
+
+    async def scenario(follower: WeightFollower, host: EngineHost) -> None:
+        run.publish(0, probe_of_model=0)
+        for _ in range(2):
+            assert not await follower.catch_up()
+            assert not host.ready
+        assert follower.refused is not None
+        assert follower.refused.startswith("weights of version 0 refused, there are no others: no server serves")
+        server.prompt_logprob = None  # it says nothing any more, and is trusted
+        assert await follower.catch_up()
+        assert served(host) == (0, True)
+        assert follower.refused is None
+
+    with CompletionsServer() as server:
+        settings = OpenAISettings(urls=(server.url,), server_follows=True)
+        run.follow(scenario, lambda: OpenAIEngine(settings))
 
 
 def test_without_weights_before_nothing_is_leased(run: Run) -> None:

@@ -36,9 +36,11 @@ RollqError
  |- WeightsError         weights are missing, truncated or not the ones that were announced
  |   |- TooLate             a weight broadcast started without this worker
  |   |- WeightsRejected     an engine has loaded weights, and gives other logprobs with them than it should
+ |   |   |- WeightsLate     servers that others load weights into do not serve the published ones yet
  |- EngineDead           the inference engine died; the worker restarts it or exits
  |- ContextFull          a prompt and its prefix leave no room for a token
  |- TransientError       an inference server failed for a reason that may pass
+ |   |- WrongWeights        a server gives other logprobs than its weights should
  |- RequestFailed        a request to the engine's servers failed at every try
  |- JudgeFailed          a judge in a separate process ended without a reward
  |- FilterError          a filter failed; names it and the reason
@@ -46,8 +48,8 @@ RollqError
  |- CallError            the model called a tool incorrectly; the message answers the model
  |- RoleFailed           a role of the demo died more often than it is restarted
 
-`TooLate`, `WeightsRejected` and the errors from `EngineDead` to `CallError` are defined in `rollq.workers`,
-`RoleFailed` in `rollq.cli`; all others are defined here.
+`TooLate`, `WeightsRejected`, `WeightsLate` and the errors from `EngineDead` to `CallError` are defined in
+`rollq.workers`, `RoleFailed` in `rollq.cli`; all others are defined here.
 """
 
 

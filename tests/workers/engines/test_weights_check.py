@@ -15,10 +15,11 @@ from rollq.buffer.errors import WeightsError
 from rollq.buffer.rollouts import FinishReason, VersionSpan
 from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of
 from rollq.consumer.weights.probe import probe_of
-from rollq.workers.engines.host import EngineHost, WeightsRejected
+from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.engines.trial import before
+from rollq.workers.engines.weights_check import WeightsRejected
 from support.model_families import make_model
 
 Tensors = dict[str, torch.Tensor]

@@ -18,9 +18,10 @@ from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import read_probe
 from rollq.workers.buffer_calls import BufferCalls
-from rollq.workers.engines.host import EngineHost, WeightsRejected
+from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver, TooLate
+from rollq.workers.engines.weights_check import WeightsLate, WeightsRejected
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.signals import Signals
 
@@ -89,6 +90,9 @@ class WeightFollower:
             return False
         try:
             swap_pause_s = await self._swap(live, wanted, self._settings.swap)
+        except WeightsLate as error:
+            self._refuse(wanted, error)
+            return False
         except WeightsRejected as error:
             self._rejected = wanted
             await self._go_back()

@@ -13,11 +13,13 @@ from safetensors.numpy import save_file
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import FinishReason, VersionSpan
+from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.openai.servers import RequestFailed
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine
 from rollq.workers.engines.sglang.engine import SglangEngine
-from rollq.workers.engines.sglang.generate_api import read_context, read_part
+from rollq.workers.engines.sglang.generate_api import read_context, read_dtype, read_part, read_scores, score_body
+from rollq.workers.engines.weights_check import WeightsRejected
 from rollq.workers.run import make_tokenizer
 from rollq.workers.settings import WorkerSettings
 from support.recorded_sglang import EXCHANGES, STREAM, RecordedServer
@@ -328,3 +330,54 @@ def test_a_server_restarted_with_other_weights_stays_out_where_none_are_pushed(t
         assert len(other.bodies) == 3
 
     with_engine(scenario, one, other)
+
+
+def test_logprobs_of_a_prompt_are_read_as_sglang_gives_them() -> None:
+    recorded, prompt = EXCHANGES["scores"], np.array([40, 50, 60], np.int32)
+    body = score_body(prompt)
+    assert {name: body[name] for name in ("return_logprob", "logprob_start_len")} == {
+        "return_logprob": True, "logprob_start_len": 0,
+    }  # fmt: skip
+    assert body["sampling_params"]["max_new_tokens"] == recorded["request"]["sampling_params"]["max_new_tokens"] == 0
+    np.testing.assert_allclose(read_scores(recorded["answer"], prompt), [-6.5662093, -5.6000695])
+    for answer in (EXCHANGES["answer"]["answer"], {}, None, {"meta_info": {"input_token_logprobs": [1, 2, 3]}}):
+        with pytest.raises(ValueError, match="no input_token_logprobs for every token"):
+            read_scores(answer, prompt)
+    with pytest.raises(ValueError, match="no input_token_logprobs for every token"):
+        read_scores(recorded["answer"], prompt[:2])
+
+
+@pytest.mark.parametrize(
+    ("info", "dtype"),
+    [
+        ({"dtype": "float32", "quantization": None}, "float32"),
+        ({"dtype": "half"}, "float16"),
+        ({"dtype": "auto"}, None),
+        ({}, None),
+        ({"dtype": "auto", "quantization": "fp8"}, "fp8"),
+    ],
+)
+def test_the_dtype_is_the_one_that_the_server_reports(info: dict[str, Any], dtype: str | None) -> None:
+    assert read_dtype(info) == dtype
+
+
+def test_a_server_with_other_logprobs_than_the_weights_gets_no_requests(two: Two, model: Path) -> None:
+    one, other = two
+    prompts = [np.arange(20, 30, dtype=np.int32)]
+    probe = Probe("float32", prompts, [np.full(9, -0.5, np.float32)])
+
+    async def scenario(engine: SglangEngine) -> None:
+        one.prompt_logprob = None  # as SGLang writes NaN
+        engine.expect(probe)
+        await engine.swap(model, SECOND, SwapMode.WAIT)
+        for _ in range(3):
+            assert (await engine.generate(ASK)).versions == (VersionSpan(1, 1, 3),)
+        assert (len(one.bodies), len(other.bodies)) == (0, 3)
+        assert engine.check is not None
+        assert (engine.check.difference, engine.check.tolerance) == (0, 1e-3)
+        other.prompt_logprob = -0.6
+        engine.expect(probe)
+        with pytest.raises(WeightsRejected, match="no server serves weights of version 2 rightly"):
+            await engine.swap(model, WeightsVersion(1, 2, "c" * 64), SwapMode.WAIT)
+
+    with_engine(scenario, *two, push_model=model)

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,11 +22,13 @@ from rollq.workers.engines.protocol import (
     EngineDead,
     Request,
     Scorer,
+    SelfChecking,
     SwapMode,
     WeightsVersion,
 )
 from rollq.workers.engines.receiver import Incoming, Receiver
 from rollq.workers.engines.trial import Trials
+from rollq.workers.engines.weights_check import WeightsCheck, WeightsRejected
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +36,6 @@ T = TypeVar("T")
 
 YOUNG_OBJECTS = 10_000
 """Objects made between two collections of young ones; at Python's 700 they take 0.02 of a core in a busy worker."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsCheck:
-    """How far the engine's logprobs were from those it should give, in the mean, and how far they may be; in nats."""
-
-    difference: float
-    tolerance: float
-
-
-class WeightsRejected(WeightsError):
-    """The engine has loaded weights, and gives other logprobs with them than it should: it serves nothing now."""
 
 
 class EngineHost:
@@ -161,14 +151,23 @@ class EngineHost:
     async def _change(
         self, engine: Engine, change: Awaitable[float], version: WeightsVersion, probe: Probe | None
     ) -> float:
-        """Await a change of weights, and check them. Until then, no token of theirs leaves."""
+        """Await a change of weights, and check them. Until then, no token of theirs leaves. All requests end when the
+        weights are rejected."""
         passed = False
         self._trials.begin(version)
+        if isinstance(engine, SelfChecking):
+            engine.expect(probe)
         try:
             swap_pause_s = await self._ask(engine, change)
+            if isinstance(engine, SelfChecking):
+                self.check = engine.check
             if isinstance(engine, Scorer):
                 await self._check(engine, version, probe)
             passed = True
+        except WeightsRejected:
+            self.published.clear()
+            await self.abort(list(self._running))
+            raise
         finally:
             self._trials.end(version, passed=passed)
         if engine is self._engine:
@@ -176,14 +175,14 @@ class EngineHost:
         return swap_pause_s
 
     async def _check(self, engine: Any, version: WeightsVersion, probe: Probe | None) -> None:
-        """Raise `WeightsRejected`, and end all requests, unless the engine's logprobs are those of the probe, and its
-        cache is of these weights."""
+        """Raise `WeightsRejected` unless the engine's logprobs are those of the probe, and its cache is of these
+        weights."""
         number, dtype = version.version, engine.dtype
         prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
         try:
             found = await self._ask(engine, engine.score(prompts))
         except WeightsError as error:
-            raise await self._reject(f"weights of version {number} cannot be checked: {error}") from error
+            raise WeightsRejected(f"weights of version {number} cannot be checked: {error}") from error
         if found is None:
             self.check = None
             return
@@ -191,7 +190,7 @@ class EngineHost:
         dtypes = (dtype,) if probe is None else (dtype, probe.dtype)
         self.check = check = WeightsCheck(difference(expected, found), tolerance_of(*dtypes))
         if check.difference > check.tolerance:
-            raise await self._reject(
+            raise WeightsRejected(
                 f"the engine gives other logprobs with weights of version {number} than the trainer: "
                 f"{check.difference:.2g} nats apart in the mean, where {check.tolerance:g} are allowed "
                 f"(trainer {dtypes[-1]}, engine {dtype})"
@@ -199,16 +198,10 @@ class EngineHost:
         if isinstance(engine, CachingEngine):
             apart = await self._ask(engine, engine.cache_error())
             if apart > tolerance_of(dtype):
-                raise await self._reject(
+                raise WeightsRejected(
                     f"the engine's cache of prompts is not of weights of version {number}: logprobs after a cached "
                     f"prompt are {apart:.2g} nats off in the mean"
                 )
-
-    async def _reject(self, problem: str) -> WeightsRejected:
-        """End all requests, and serve nothing; returns the error to raise."""
-        self.published.clear()
-        await self.abort(list(self._running))
-        return WeightsRejected(problem)
 
     async def sleep(self) -> None:
         """See `Engine.sleep`."""

@@ -85,19 +85,24 @@ class ModelPool:
 
 def read_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
     """Logprobs of `ids[start:]` in a server's answer. Raises `ValueError` when it has not one for each."""
+    logprobs = read_prompt_logprobs(answer, ids, start)
+    if not np.isfinite(logprobs).all():
+        raise ValueError("some prompt_logprobs are not finite")
+    return logprobs
+
+
+def read_prompt_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Array:
+    """As `read_logprobs`, with those that are not finite."""
     try:
         entries = answer["choices"][0]["prompt_logprobs"]
         if len(entries) != len(ids):
             raise ValueError(f"{len(entries)} entries for {len(ids)} tokens")
         values = [entries[index][str(ids[index])]["logprob"] for index in range(start, len(ids))]
-        logprobs = np.array(values, dtype=np.float32)
+        return np.array(values, dtype=np.float32)
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"no prompt_logprobs for every token ({type(error).__name__}: {error}) in {answer!r:.200}"
         ) from error
-    if not np.isfinite(logprobs).all():
-        raise ValueError("some prompt_logprobs are not finite")
-    return logprobs
 
 
 async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[str]) -> Sample:

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from rollq.buffer.rollouts import Float32Array
+from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.openai.dialect import NO_LIMIT_TOKENS, NO_VERSION, PROBE_IDS, TOP_LOGPROBS
 from rollq.workers.engines.openai.tokens import Part, Tokens, float32_array
 from rollq.workers.engines.protocol import Completion, Request, Sampling, WeightsVersion
+from rollq.workers.http.pools import read_prompt_logprobs
 
 NEEDED = "a server with return_token_ids is needed, such as vLLM's"
 PROBE = Request(PROBE_IDS, Sampling(max_tokens=8, top_k=1))
@@ -90,6 +91,16 @@ def probe_body(most_tokens: int) -> dict[str, Any]:
 def check_probe(answer: Any) -> None:
     """Raise `ValueError` unless the tokens of `PROBE` came back with the logprobs of what was sampled."""
     check_logprobs(read_completion(answer, NO_VERSION))
+
+
+def score_body(prompt: Int32Array) -> dict[str, Any]:
+    """A request for the logprobs of a prompt's tokens, int32 [T]."""
+    return {**request_body(Request(prompt, Sampling(max_tokens=1)), 1, NO_VERSION), "prompt_logprobs": 0}
+
+
+def read_scores(answer: Any, prompt: Int32Array) -> Float32Array:
+    """The logprobs float32 [T - 1] in nats of a prompt's tokens but the first. Raises `ValueError` if it has none."""
+    return read_prompt_logprobs(answer, prompt, 1)
 
 
 def fingerprint_body() -> dict[str, Any]:

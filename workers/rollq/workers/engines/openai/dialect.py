@@ -3,15 +3,15 @@
 The pool, its retries and checks are the same for every kind. Each protocol here is implemented by modules.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 import numpy as np
 
-from rollq.buffer.rollouts import Float32Array
+from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.openai.tokens import Part
 from rollq.workers.engines.protocol import Request, WeightsVersion
 
@@ -65,6 +65,14 @@ class Api(Protocol):
     def check_probe(self, answer: Any, /) -> None:
         """Raise `ValueError` unless the answer to `probe_body` has the logprobs of what was sampled."""
 
+    def score_body(self, prompt: Int32Array, /) -> dict[str, Any]:
+        """A request for the logprobs of a prompt's tokens, int32 [T]."""
+
+    def read_scores(self, answer: Any, prompt: Int32Array, /) -> Float32Array:
+        """The logprobs float32 [T - 1] in nats of a prompt's tokens but the first, NaN where they make no sense.
+
+        Raises `ValueError` if the answer has none."""
+
     def fingerprint_body(self) -> dict[str, Any]:
         """A request whose answer identifies the weights."""
 
@@ -85,13 +93,29 @@ class WeightRoutes(Protocol):
     def check(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[None]:
         """Fail unless the server can read the folder, where it has a route for that. Nothing changes there."""
 
-    def load(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[None]:
-        """Make a server without requests serve `weights`, if it does not yet."""
+    def load(self, http: aiohttp.ClientSession, url: str, weights: Weights, /) -> Awaitable[bool]:
+        """Make a server without requests serve `weights`. False if it did already."""
 
 
-Describe = Callable[[aiohttp.ClientSession, str, str | None], Awaitable[tuple[str, int]]]
-"""Asks a server for the name of its model (empty: requests need none), which may be given, and the context in tokens.
-Raises `TransientError`, or `ValueError` for a server that cannot serve training."""
+class Description(NamedTuple):
+    """The name of a server's model (empty: requests need none), and its context. `dtype` is that of its forward pass,
+    as torch calls it, or the name of its quantization; None: it is not known."""
+
+    model: str
+    context_tokens: int
+    dtype: str | None
+
+
+class Describe(Protocol):
+    """Asks a server for its description."""
+
+    def __call__(
+        self, http: aiohttp.ClientSession, url: str, model: str | None, /, *, pushes: bool
+    ) -> Awaitable[Description]:
+        """Describe the server at `url`; `model`: the name that it should serve, `pushes`: it should take weights.
+
+        Raises `TransientError`, or `ValueError` for a server that cannot serve training.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,12 @@ from pydantic import Field, model_validator
 
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import check_supported, token_limit
 from rollq.workers.engines.openai import completions_api, weight_routes
-from rollq.workers.engines.openai.dialect import NO_VERSION, Dialect, Weights
+from rollq.workers.engines.openai.dialect import NO_VERSION, Description, Dialect, Weights
+from rollq.workers.engines.openai.server import WrongWeights
 from rollq.workers.engines.openai.servers import Servers
 from rollq.workers.engines.openai.tokens import Tokens, join_parts
 from rollq.workers.engines.protocol import (
@@ -45,6 +47,7 @@ from rollq.workers.engines.protocol import (
     WeightsVersion,
 )
 from rollq.workers.engines.tensors import read_model
+from rollq.workers.engines.weights_check import WeightsCheck, WeightsLate, WeightsRejected
 from rollq.workers.http.client import exchange
 from rollq.workers.http.settings import RetrySettings
 from rollq.workers.seeds import turn_seed
@@ -93,9 +96,10 @@ class OpenAISettings(ServerSettings):
         return self.served_model
 
 
-async def describe(http: aiohttp.ClientSession, url: str, model: str | None) -> tuple[str, int]:
-    """See `Describe`."""
-    return completions_api.choose_model(await exchange(http, "GET", f"{url}/models", None), model)
+async def describe(http: aiohttp.ClientSession, url: str, model: str | None, *, pushes: bool) -> Description:
+    """See `Describe`. Only servers that take weights can be asked for their dtype."""
+    name, context_tokens = completions_api.choose_model(await exchange(http, "GET", f"{url}/models", None), model)
+    return Description(name, context_tokens, await weight_routes.dtype_of(http, url) if pushes else None)
 
 
 OPENAI = Dialect("openai", completions_api, weight_routes, describe)
@@ -152,6 +156,8 @@ class OpenAIEngine:
         pushes = settings.push_model is not None
         self._servers = Servers(self.dialect, settings.urls, settings.model_name, settings.retry_policy, pushes=pushes)
         self._gate: RequestGate[_Call] = RequestGate()
+        self._probe: Probe | None = None
+        self._rejected = False
 
     async def start(self) -> None:
         """Wait for a server, and see that it returns what training needs.
@@ -196,20 +202,36 @@ class OpenAIEngine:
                 return reason
 
     async def _ask(self, call: _Call) -> None:
+        """Collect the answer in the call's tokens; none while no server serves rightly."""
         call.version = self.version
+        if self._rejected:
+            call.tokens.reason = FinishReason.ABORT
+            return
         if call.request.report is not None:
             call.tokens.added = call.report
         body = {**self.dialect.api.request_body(call.rest(), call.tokens_left, call.version), "stream": True}
         await self._servers.ask(body, call.request.session, call.tokens)
 
+    @property
+    def check(self) -> WeightsCheck | None:
+        """See `SelfChecking.check`."""
+        checks = [server.check for server in self._servers.serving if server.check is not None]
+        return max(checks, key=lambda check: check.difference, default=None)
+
+    def expect(self, probe: Probe | None) -> None:
+        """See `SelfChecking.expect`."""
+        self._probe = probe
+
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Load `weights` into the servers, or note that they serve `version` from now on; see `Engine.swap`.
 
-        Raises `WeightsError` also when no server can read the folder, `EngineDead` when none took the weights.
+        Raises `WeightsError` also when no server can read the folder, `WeightsRejected` when none serves the weights
+        rightly (`WeightsLate` if something else loads them), `EngineDead` when none took them.
         """
         async with self._gate.swap():
+            probe, self._probe = self._probe, None
             if self._settings.push_model is not None:
-                return await self._push(weights, version, mode)
+                return await self._push(weights, version, mode, probe)
             if version.version and not self._settings.server_follows:
                 raise WeightsError(
                     f"{self._settings.urls[0]} was not given the weights of version {version.version}: this engine "
@@ -218,33 +240,36 @@ class OpenAIEngine:
                     "an engine that loads weights"
                 )
             async with self._gate.closed(mode):
-                self.version = version
-            return 0.0
+                return await self._serve(None, version, probe)
 
-    async def _push(self, folder: Path, version: WeightsVersion, mode: SwapMode) -> float:
+    async def _push(self, folder: Path, version: WeightsVersion, mode: SwapMode, probe: Probe | None) -> float:
         weights = Weights(folder.absolute(), version, self._model.copies)
         await asyncio.to_thread(self._model.check, folder)
         await self._servers.check(weights)
         async with self._gate.closed(mode, interrupt=True):
-            started_s = monotonic()
             await self._servers.check(weights)  # the folder may have gone while requests ended
-            await self._load(weights)
-            return monotonic() - started_s
+            return await self._serve(weights, version, probe)
 
-    async def _load(self, weights: Weights) -> None:
-        limit_s = self._settings.start_timeout_s
+    async def _serve(self, weights: Weights | None, version: WeightsVersion, probe: Probe | None) -> float:
+        """Have the servers serve `version`, whose weights they have already if there are no `weights`. Returns for how
+        many seconds."""
+        limit_s, started_s = self._settings.start_timeout_s, monotonic()
         try:
             async with asyncio.timeout(limit_s):
-                await self._servers.serve(weights)
+                await self._servers.serve(weights, probe)
         except asyncio.CancelledError:
             self._gate.fail("a swap was cancelled half-way")
             raise
+        except WrongWeights as error:
+            self.version, self._rejected = version, True
+            rejected = WeightsLate if weights is None else WeightsRejected
+            raise rejected(f"no server serves weights of version {version.version} rightly: {error}") from error
         except (TimeoutError, ValueError) as error:
-            version = weights.version.version
-            reason = f"no server took the weights of version {version} within {limit_s:g} s: {error}"
+            reason = f"no server took the weights of version {version.version} within {limit_s:g} s: {error}"
             self._gate.fail(reason)
             raise EngineDead(reason) from error
-        self.version = weights.version
+        self.version, self._rejected = version, False
+        return monotonic() - started_s
 
     async def abort(self, requests: Collection[Request]) -> None:
         """End requests with the tokens that have come; see `Engine.abort`."""

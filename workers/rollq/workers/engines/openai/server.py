@@ -1,6 +1,7 @@
 """One server of a model: its state, and the exchanges with it."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,16 +11,25 @@ import aiohttp
 import numpy as np
 import orjson
 
-from rollq.buffer.rollouts import Float32Array
+from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.limits import token_limit
-from rollq.workers.engines.openai.dialect import NO_LIMIT_TOKENS, PROBE_IDS, Dialect, Weights
+from rollq.workers.engines.openai.dialect import NO_LIMIT_TOKENS, PROBE_IDS, Dialect
 from rollq.workers.engines.openai.tokens import Part
 from rollq.workers.engines.protocol import Request, Sampling
-from rollq.workers.http.client import exchange, refusal, stream
+from rollq.workers.engines.weights_check import WeightsCheck
+from rollq.workers.http.client import TransientError, exchange, refusal, stream
 from rollq.workers.http.server_pool import PooledServer
+
+log = logging.getLogger(__name__)
 
 SAME_NATS = 0.05
 """Logprobs of equal weights differ by less than this, across machines and kernels."""
+ASSUMED_DTYPE = "bfloat16"
+"""Of a server that does not report its dtype."""
+
+
+class WrongWeights(TransientError):
+    """A server gives other logprobs than its weights should."""
 
 
 class ServerState(StrEnum):
@@ -42,7 +52,9 @@ class ServerState(StrEnum):
 class Server(PooledServer):
     """One server. `model` is its name for the model; `priorities`: it accepts the parameter `priority`.
 
-    `weights_verified` while nothing can have changed the weights that were pushed into it.
+    `weights_verified` while nothing can have changed the weights that were pushed into it. `checked`: its logprobs are
+    those of the live weights, or cannot be compared; `check` says how far they are off, if they were compared.
+    `accused`: it has been logged that they are wrong.
     """
 
     dialect: Dialect = field(kw_only=True)
@@ -51,7 +63,11 @@ class Server(PooledServer):
     priorities: bool = False
     state: ServerState = ServerState.JOINING
     weights_verified: bool = False
-    _verifying: asyncio.Lock = field(default_factory=asyncio.Lock)
+    checked: bool = False
+    check: WeightsCheck | None = None
+    dtype: str = ASSUMED_DTYPE
+    accused: bool = False
+    verifying: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def serving(self) -> bool:
@@ -79,9 +95,10 @@ class Server(PooledServer):
         """The answer to a request for a completion."""
         return await exchange(http, "POST", self._address, self._named(body))
 
-    async def describe(self, http: aiohttp.ClientSession, model: str | None) -> None:
-        """Ask for the model and its context. Raises `TransientError` or `ValueError`."""
-        self.model, self.context_tokens = await self.dialect.describe(http, self.url, model)
+    async def describe(self, http: aiohttp.ClientSession, model: str | None, *, pushes: bool) -> None:
+        """Ask for the model, its context and its dtype. Raises `TransientError` or `ValueError`."""
+        self.model, self.context_tokens, dtype = await self.dialect.describe(http, self.url, model, pushes=pushes)
+        self.dtype = dtype or ASSUMED_DTYPE
 
     async def probe(self, http: aiohttp.ClientSession) -> None:
         """Send the simplest request. Raises `ValueError` if its answer has not what training needs."""
@@ -108,12 +125,17 @@ class Server(PooledServer):
             return False
         return True
 
-    async def verify_weights(self, http: aiohttp.ClientSession, weights: Weights | None) -> None:
-        """See that the server has the weights that are pushed, if any. Concurrent callers wait for one check."""
-        async with self._verifying:
-            if weights is not None and not self.weights_verified:
-                await self.dialect.weights.load(http, self.url, weights)
-                self.weights_verified = True
+    def accuse(self, error: WrongWeights) -> None:
+        """Log once that the server is kept out for its weights."""
+        if not self.accused:
+            log.error("%s gets no requests: %s", self.url, error)
+        self.accused = True
+
+    async def score(self, http: aiohttp.ClientSession, prompt: Int32Array) -> Float32Array:
+        """The logprobs of a prompt's tokens; see `read_scores`. Raises `TransientError`, and `ValueError` if there are
+        none."""
+        api = self.dialect.api
+        return api.read_scores(await self.complete(http, api.score_body(prompt)), prompt)
 
     @property
     def _address(self) -> str:

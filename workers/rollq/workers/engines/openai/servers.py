@@ -6,6 +6,8 @@ server is never ejected: its failures are for the caller to judge.
 
 Where weights are pushed, a server gets requests only with the weights that are wanted. It is asked for their name
 before the first request after a failure or an idle time, since it may have been restarted.
+
+A server that has been given weights, or comes back, must give the logprobs of the live weights; see `LiveWeights`.
 """
 
 import asyncio
@@ -19,8 +21,10 @@ from typing import Any, NoReturn
 import aiohttp
 
 from rollq.buffer.errors import RollqError, WeightsError
+from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.openai.dialect import Dialect, Weights
-from rollq.workers.engines.openai.server import Server, ServerState
+from rollq.workers.engines.openai.live_weights import LiveWeights
+from rollq.workers.engines.openai.server import Server, ServerState, WrongWeights
 from rollq.workers.engines.openai.tokens import Tokens
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.http.client import TransientError, open_session
@@ -63,7 +67,7 @@ class Servers(ServerPool[Server]):
         super().__init__([Server(url.rstrip("/"), dialect=dialect) for url in urls], policy)
         self._routes = dialect.weights
         self._pushes = pushes
-        self._weights: Weights | None = None
+        self._live = LiveWeights()
         self._wanted_model = model
         self._sessions = _Sessions()
         self._joining: dict[asyncio.Task[None], Server] = {}
@@ -91,7 +95,7 @@ class Servers(ServerPool[Server]):
     async def check(self, weights: Weights) -> None:
         """Raise `WeightsError` unless a server can read `weights`."""
         refusals = []
-        for server in self.serving:
+        for server in self.serving or self.servers:
             try:
                 return await self._routes.check(self._session(), server.url, weights)
             except (TransientError, ValueError) as error:
@@ -101,32 +105,33 @@ class Servers(ServerPool[Server]):
             f"every server sees under the same path; {self._routes.NEEDED}"
         )
 
-    async def serve(self, weights: Weights) -> None:
-        """Load `weights` into all servers, while there are no requests.
+    async def serve(self, weights: Weights | None, probe: Probe | None) -> None:
+        """Load `weights`, if there are any to load, into all servers, and check them, while there are no requests.
 
         Returns when the first server has them and the others have them too or have had as much time again; the others
-        join when they are ready. Raises `ValueError` when all servers refuse the weights.
+        join when they are ready. Raises `ValueError` when all servers refuse the weights, and `WrongWeights` when the
+        servers that took them have other logprobs than `probe`.
         """
-        self._weights = weights
+        self._live.change(weights, probe)
         for task in self._joining:
             task.cancel()
         for server in self.servers:
             server.state, server.weights_verified = ServerState.JOINING, False
         started_s = monotonic()
-        joining = await self._first_serving([self._start_joining(server) for server in self.servers])
+        joining = await self._first_serving([self._start_joining(server, judge=True) for server in self.servers])
         if joining:
             await asyncio.wait(joining, timeout=monotonic() - started_s)
 
     async def _first_serving(self, joining: Sequence[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-        """Wait until a server serves; returns the tasks of those that do not yet. Raises `ValueError` if all fail."""
+        """Wait until a server serves; returns the tasks of those that do not yet. Raises `ValueError` or `WrongWeights`
+        if all fail."""
         waiting = set(joining)
         while not self.serving:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not waiting and not self.serving:
-                for task in joining:
-                    if not task.cancelled():
-                        task.result()  # raises why
-                raise EngineDead("the engine is closed")
+                errors = [error for task in joining if not task.cancelled() and (error := task.exception())]
+                wrong = [error for error in errors if isinstance(error, WrongWeights)]
+                raise next(iter(wrong + errors), EngineDead("the engine is closed"))
         return waiting
 
     async def close(self) -> None:
@@ -148,10 +153,10 @@ class Servers(ServerPool[Server]):
                 tokens.begin(server.url)
                 if server.in_flight == 1:  # it was idle and may have been restarted meanwhile
                     server.weights_verified = False
-                await server.verify_weights(self._session(), self._weights)
+                await self._live.verify(self._session(), server)
                 async for event in server.stream(self._session(), body):
                     part = server.read(event, len(tokens.ids))
-                    self._check_name(part.weights)
+                    self._live.check_name(part.weights)
                     tokens.add(part)
                 if tokens.reason is None:
                     raise TransientError("the answer ended without a finish_reason")
@@ -160,11 +165,6 @@ class Servers(ServerPool[Server]):
                 raise
 
         await self.send(ask_one, session)
-
-    def _check_name(self, name: str | None) -> None:
-        """Raise `TransientError` for tokens of other weights than those that are pushed, by the name in the answer."""
-        if name is not None and self._weights is not None and name != self._weights.name:
-            raise TransientError(f"its answer is of weights {name!r}, not of {self._weights.name!r}")
 
     def choose(self, session: str | None, failed: Server | None) -> Server:
         """The server of this session, else the least loaded; another one than `failed` if possible."""
@@ -199,43 +199,54 @@ class Servers(ServerPool[Server]):
         urls = ", ".join(server.url for server in self.servers)
         raise EngineDead(f"{urls}: {error}; the simplest request failed too: {last}") from error
 
-    def _start_joining(self, server: Server) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._join(server))
+    def _start_joining(self, server: Server, *, judge: bool = False) -> asyncio.Task[None]:
+        """Have a server join. With `judge`, the task ends with `WrongWeights`, and another one tries on."""
+        task = asyncio.create_task(self._join(server, judge=judge))
         self._joining[task] = server
 
         def joined(task: asyncio.Task[None]) -> None:
             del self._joining[task]
-            if not task.cancelled() and (error := task.exception()) is not None:
+            error = None if task.cancelled() else task.exception()
+            if isinstance(error, WrongWeights):
+                self._start_joining(server)
+            elif error is not None:
                 log.error("%s cannot be used: %s", server.url, error)
 
         task.add_done_callback(joined)
         return task
 
-    async def _join(self, server: Server) -> None:
-        """Try until the server serves. Raises `ValueError` when it is unfit for training."""
+    async def _join(self, server: Server, *, judge: bool) -> None:
+        """Try until the server serves. Raises `ValueError` when it is unfit for training, and `WrongWeights` when it is
+        judged."""
         failures = 0
         while True:
             try:
                 await self._meet(server)
             except TransientError as error:
+                if isinstance(error, WrongWeights):
+                    server.accuse(error)
+                    if judge:
+                        raise
                 failures += 1
                 log.log(logging.INFO if failures == 1 else logging.DEBUG, "waiting for %s: %s", server.url, error)
                 await asyncio.sleep(growing_pause_s(self.policy, failures, error.retry_after_s, random.random()))
             else:
                 log.info("%s serves", server.url)
+                server.accused = False
                 return
 
     async def _meet(self, server: Server) -> None:
         """Check everything about a server, then let it serve. Raises `TransientError` or `ValueError`."""
         http = self._session()
-        await server.describe(http, self._wanted_model)
-        if self._pushes and self._weights is None:  # a worker that died in a swap may have left it paused
+        await server.describe(http, self._wanted_model, pushes=self._pushes)
+        if self._pushes and self._live.pushed is None:  # a worker that died in a swap may have left it paused
             await self._routes.resume(http, server.url)
-        await server.verify_weights(http, self._weights)
+        server.checked = False
+        await self._live.verify(self._session(), server)
         await server.probe(http)
         server.priorities = await server.accepts_priorities(http)
         async with self._comparing:  # two servers that join together must not both pass as the first
-            other = None if self._weights is not None else next(iter(self.serving), None)
+            other = None if self._live.pushed is not None else next(iter(self.serving), None)
             if other is not None and not await server.has_weights_of(http, other):
                 raise TransientError(f"its answers are not those of {other.url}: it serves other weights")
             server.state = ServerState.SERVING

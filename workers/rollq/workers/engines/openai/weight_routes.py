@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from rollq.workers.engines.openai.dialect import Weights
-from rollq.workers.http.client import exchange
+from rollq.workers.http.client import TransientError, exchange
 
 LOADING = "loading"
 NEEDED = (
@@ -35,27 +35,37 @@ async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None
     await _call(http, url, "rollq_check", str(weights.folder))
 
 
-async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
-    """Make a server without requests serve `weights`, if it does not yet.
+async def dtype_of(http: aiohttp.ClientSession, url: str) -> str | None:
+    """The dtype of a server, as torch calls it, or the name of its quantization; None if it does not say."""
+    try:
+        answer = await _call(http, url, "rollq_dtype")
+        return str(answer["results"][0])
+    except (TransientError, LookupError, TypeError, ValueError):
+        return None
+
+
+async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
+    """Make a server without requests serve `weights`. False if it did already.
 
     Raises `TransientError` or `ValueError` when it does not take them; it is left paused then, under another name.
     """
     if await exchange(http, "GET", f"{_root(url)}/weight_info", None) == {"weight_version": weights.name}:
-        return
+        return False
     await _post(http, url, "update_weight_version", {"new_version": LOADING})
     await _post(http, url, "pause?mode=abort&clear_cache=true")
     await _call(http, url, "rollq_load", str(weights.folder), dict(weights.copies))
     await _post(http, url, "resume")
     await _post(http, url, "update_weight_version", {"new_version": weights.name})
+    return True
 
 
-async def _call(http: aiohttp.ClientSession, url: str, method: str, *args: Any) -> None:
+async def _call(http: aiohttp.ClientSession, url: str, method: str, *args: Any) -> Any:
     """Call a method of `LoadExtension` in every worker of the server."""
-    await _post(http, url, "collective_rpc", {"method": method, "args": args})
+    return await _post(http, url, "collective_rpc", {"method": method, "args": args})
 
 
-async def _post(http: aiohttp.ClientSession, url: str, route: str, body: Mapping[str, Any] | None = None) -> None:
-    await exchange(http, "POST", f"{_root(url)}/{route}", body)
+async def _post(http: aiohttp.ClientSession, url: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
+    return await exchange(http, "POST", f"{_root(url)}/{route}", body)
 
 
 def _root(url: str) -> str:

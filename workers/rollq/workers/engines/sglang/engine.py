@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import aiohttp
 
-from rollq.workers.engines.openai.dialect import Dialect
+from rollq.workers.engines.openai.dialect import Description, Dialect
 from rollq.workers.engines.openai.engine import OpenAIEngine, ServerSettings
 from rollq.workers.engines.sglang import generate_api, weight_routes
 from rollq.workers.http.client import exchange
@@ -14,10 +14,10 @@ class SglangSettings(ServerSettings):
     """SGLang servers; their URLs may end with `/v1` or not."""
 
 
-async def describe(http: aiohttp.ClientSession, url: str, _: str | None) -> tuple[str, int]:
+async def describe(http: aiohttp.ClientSession, url: str, _: str | None, *, pushes: bool) -> Description:
     """See `Describe`. SGLang serves one model, and renames it at each update."""
     info = await exchange(http, "GET", f"{generate_api.root_of(url)}/server_info", None)
-    return "", generate_api.read_context(info)
+    return Description("", generate_api.read_context(info), generate_api.read_dtype(info))
 
 
 SGLANG = Dialect(

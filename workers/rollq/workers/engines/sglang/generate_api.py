@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from rollq.buffer.rollouts import Float32Array
+from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.workers.engines.openai.dialect import NO_VERSION, PROBE_IDS, TOP_LOGPROBS
 from rollq.workers.engines.openai.tokens import Part, float32_array
 from rollq.workers.engines.protocol import Request, Sampling, WeightsVersion
@@ -20,6 +20,8 @@ NEEDED = "SGLang 0.5.23 is known to return them"
 PROBE = Request(PROBE_IDS, Sampling(max_tokens=8, temperature=0.01, top_k=20))
 """At this temperature its filter has no effect, so SGLang's two logprobs must be equal."""
 SAME_NATS = 0.01
+DTYPES = {"auto": None, "half": "float16", "float": "float32"}
+"""SGLang's names of dtypes that are not torch's. With `auto`, it does not report which one it has chosen."""
 
 
 def root_of(server: str) -> str:
@@ -122,6 +124,27 @@ def check_probe(answer: Any) -> None:
         )
 
 
+def score_body(prompt: Int32Array) -> dict[str, Any]:
+    """A request for the logprobs of a prompt's tokens, int32 [T]."""
+    return {**request_body(Request(prompt, Sampling(max_tokens=0)), 0, NO_VERSION), "logprob_start_len": 0}
+
+
+def read_scores(answer: Any, prompt: Int32Array) -> Float32Array:
+    """The logprobs float32 [T - 1] in nats of a prompt's tokens but the first, NaN where SGLang has null.
+
+    Raises `ValueError` if the answer has none.
+    """
+    try:
+        entries = answer["meta_info"]["input_token_logprobs"]
+        if [token for _, token, *_ in entries] != prompt.tolist():
+            raise ValueError(f"{len(entries)} entries for {len(prompt)} tokens")
+        return float32_array([logprob for logprob, *_ in entries[1:]])
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"no input_token_logprobs for every token ({type(error).__name__}: {error}) in {answer!r:.200}"
+        ) from error
+
+
 def fingerprint_body() -> dict[str, Any]:
     """A request whose answer identifies the weights: the largest logprobs of the token after `PROBE`'s prompt."""
     body = request_body(Request(PROBE_IDS, Sampling(max_tokens=1)), 1, NO_VERSION)
@@ -160,3 +183,11 @@ def read_context(info: Any) -> int:
             "the server repeats all tokens in each event: start SGLang with --incremental-streaming-output"
         )
     return context_tokens
+
+
+def read_dtype(info: Any) -> str | None:
+    """The dtype, as torch calls it, or the quantization, from the answer of `/server_info`; None if it is not there."""
+    if info.get("quantization"):
+        return str(info["quantization"])
+    dtype = str(info.get("dtype", "auto"))
+    return DTYPES.get(dtype, dtype)

@@ -26,15 +26,15 @@ async def check(http: aiohttp.ClientSession, url: str, weights: Weights) -> None
     """Nothing: SGLang has no route that reads a folder without loading it."""
 
 
-async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
-    """Make a server without requests serve `weights`, if it does not yet.
+async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> bool:
+    """Make a server without requests serve `weights`. False if it did already.
 
     Raises `TransientError`, also when the server cannot load them, or `ValueError`; it is left paused then, under
     another name.
     """
     info = await exchange(http, "GET", f"{root_of(url)}/model_info", None)
     if isinstance(info, dict) and info.get("weight_version") == weights.name:
-        return
+        return False
     await _post(http, url, "update_weight_version", {"new_version": LOADING})
     await _post(http, url, "pause_generation", {"mode": "abort"})
     try:
@@ -43,6 +43,7 @@ async def load(http: aiohttp.ClientSession, url: str, weights: Weights) -> None:
         raise TransientError(str(error)) from error
     await _post(http, url, "continue_generation", {})
     await _post(http, url, "update_weight_version", {"new_version": weights.name})
+    return True
 
 
 async def _post(http: aiohttp.ClientSession, url: str, route: str, body: Mapping[str, Any]) -> None:

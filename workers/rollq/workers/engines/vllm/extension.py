@@ -14,6 +14,7 @@ from rollq.workers.engines.tensors import read_tensors
 class LoadExtension:
     """Mixed into vLLM's worker, whose methods it calls."""
 
+    model_config: Any
     get_model: Any
     reload_weights: Any
     weight_transfer_engine: Any
@@ -21,6 +22,10 @@ class LoadExtension:
     start_weight_update: Any
     update_weights: Any
     finish_weight_update: Any
+
+    def rollq_dtype(self) -> str:
+        """The dtype of the forward pass, as torch calls it, or the name of the quantization."""
+        return str(self.model_config.quantization or self.model_config.dtype).removeprefix("torch.")
 
     def rollq_check(self, folder: str) -> None:
         """Raise `WeightsError` unless this machine can read the weights in `folder`."""

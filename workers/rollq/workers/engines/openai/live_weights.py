@@ -1,0 +1,94 @@
+"""The weights that servers should serve: having them loaded, and seeing that a server gives their logprobs.
+
+Invariant: a server that passed `verify` holds the weights that are pushed, if any, and gives the logprobs of the live
+weights' probe. Without a probe, servers into which weights were loaded agree with the first of them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+
+from rollq.buffer.log_once import LogOnce
+from rollq.buffer.rollouts import Float32Array, Int32Array
+from rollq.buffer.weights.probe import Probe, probe_prompts
+from rollq.workers.engines.openai.dialect import PROBE_IDS, Weights
+from rollq.workers.engines.openai.server import Server, WrongWeights
+from rollq.workers.engines.weights_check import WeightsCheck, compare
+from rollq.workers.http.client import TransientError
+
+log = logging.getLogger(__name__)
+
+COMMON_TOKENS = 256
+"""Tokens that every model has. Prompts are made of them where no probe was published."""
+
+
+class LiveWeights:
+    """The weights that are pushed into servers; None: something else loads them, or none have been pushed yet."""
+
+    def __init__(self) -> None:
+        self.pushed: Weights | None = None
+        self._expected: Probe | None = None
+        self._unchecked = LogOnce(log)
+
+    def change(self, pushed: Weights | None, probe: Probe | None) -> None:
+        """Other weights are live from now on. No server has been verified."""
+        self.pushed, self._expected = pushed, probe
+
+    def check_name(self, name: str | None) -> None:
+        """Raise `TransientError` for tokens of other weights than those that are pushed, by the name in the answer."""
+        if name is not None and self.pushed is not None and name != self.pushed.name:
+            raise TransientError(f"its answer is of weights {name!r}, not of {self.pushed.name!r}")
+
+    async def verify(self, http: aiohttp.ClientSession, server: Server) -> None:
+        """See that a server has the weights that are pushed, if any, and gives the logprobs of the live ones.
+
+        Concurrent callers wait for one check. Raises `TransientError`, `WrongWeights` or `ValueError`.
+        """
+        async with server.verifying:
+            if self.pushed is not None and not server.weights_verified:
+                if await server.dialect.weights.load(http, server.url, self.pushed):
+                    server.checked = False
+                server.weights_verified = True
+            if not server.checked:
+                server.check = await self._check(http, server)
+                server.checked = True
+
+    async def _check(self, http: aiohttp.ClientSession, server: Server) -> WeightsCheck | None:
+        """Compare a server's logprobs with those that are expected. Raises `WrongWeights` if they differ.
+
+        None for a server that gives no logprobs of prompts, and where there is nothing to compare with.
+        """
+        if (self._expected is None and self.pushed is None) or not await self._scores(http, server):
+            return None
+        prompts = probe_prompts(COMMON_TOKENS) if self._expected is None else self._expected.prompts
+        found = await _score(http, server, prompts)
+        if self._expected is None:
+            self._expected = Probe(server.dtype, prompts, found)
+        check = compare(self._expected, found, server.dtype)
+        if not check.passed:
+            raise WrongWeights(
+                f"it gives other logprobs than it should with the live weights: {check.difference:.2g} nats apart in "
+                f"the mean, where {check.tolerance:g} are allowed (expected in {self._expected.dtype}, "
+                f"server {server.dtype})"
+            )
+        return check
+
+    async def _scores(self, http: aiohttp.ClientSession, server: Server) -> bool:
+        """Whether a server gives logprobs of prompts. Logs once if it does not."""
+        try:
+            await server.score(http, PROBE_IDS)
+        except ValueError as error:
+            message = "%s gives no logprobs of prompts, by which its weights could be checked: it serves unchecked: %s"
+            self._unchecked.warning(server.url, message, server.url, error)
+            return False
+        return True
+
+
+async def _score(http: aiohttp.ClientSession, server: Server, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
+    """The logprobs of each prompt, from a server that gives them. Raises `WrongWeights` if it refuses these prompts."""
+    try:
+        return await asyncio.gather(*(server.score(http, prompt) for prompt in prompts))
+    except ValueError as error:
+        raise WrongWeights(f"its weights cannot be checked: {error}") from error
