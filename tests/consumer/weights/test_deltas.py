@@ -380,6 +380,18 @@ class TestObjectStore:
             WeightPublisher(buffer, "s3", "s3://bucket/prefix", 3)
 
 
+def test_the_name_of_a_run_may_have_dots(
+    server_url: str, run_name: str, transport: Transport, s3_server: S3Server, tmp_path: Path
+) -> None:
+    where = s3_server.url if transport == "s3" else tmp_path / "shared"
+    with Buffer.connect(server_url, f"{run_name}.v1") as buffer:
+        buffer.create_run()
+        run = Run(buffer, transport, where, tmp_path / "worker")
+        for version in range(3):
+            run.publish(state(version))
+            assert_same(run.load(folder=tmp_path / f"late-{version}"), state(version))
+
+
 def test_broadcasts_have_no_deltas() -> None:
     with pytest.raises(ValueError, match="leave full_every out"):
         ConsumerSettings(transport="nccl", full_every=2)

@@ -105,7 +105,8 @@ class FolderPlace:
 
     def delta_uri(self, sha256: str, size_bytes: int) -> str:
         """See `Place`."""
-        return self._named(sha256).with_suffix(".delta").absolute().as_uri()
+        named = self._named(sha256)
+        return named.with_name(f"{named.name}.delta").absolute().as_uri()  # the name of a run may have dots
 
     def put_delta(self, uri: str, data: memoryview) -> None:
         """See `Place`."""
