@@ -4,6 +4,7 @@ import errno
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
 from rollq.buffer.weights.object_store import ObjectStore
 from rollq.buffer.weights.store import StoredWeights, read_chain
 from rollq.consumer.settings import ConsumerSettings, Transport
+from rollq.consumer.weights.places import BucketPlace, FolderPlace, RedisPlace
 from rollq.consumer.weights.publisher import WeightPublisher
 from support.s3_server import S3Server
 
@@ -211,6 +213,37 @@ def test_a_trainer_that_was_replaced_removes_nothing_that_the_live_weights_need(
         assert_same(run.load(folder=tmp_path / f"late-{version}"), state(version))
 
 
+def test_live_weights_that_are_published_again_stay_whole_if_their_delta_cannot_be_stored(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in range(2):
+        run.publish(state(version))
+    with monkeypatch.context() as patched:
+        for place in (RedisPlace, FolderPlace, BucketPlace):
+            patched.setattr(place, "put_delta", store_is_away)
+        with suppress(WeightsError):
+            run.publisher.put(state(1))
+    assert_same(run.load(folder=tmp_path / "late"), state(1))
+    run.publish(state(1))
+    run.publish(state(2))
+    assert_same(run.load(), state(2))
+
+
+def store_is_away(*_: object) -> None:
+    raise WeightsError("the store is away")
+
+
+def test_a_trainer_that_was_replaced_and_has_the_live_weights_too_leaves_them_whole(run: Run, tmp_path: Path) -> None:
+    old = run.publisher
+    run.publish(state(0))
+    run.publish(state(1))
+    run.restart()
+    run.publish(state(1))
+    run.publish(state(2))
+    old.put(state(2))
+    assert_same(run.load(folder=tmp_path / "late"), state(2))
+
+
 def test_going_back_to_older_weights_and_publishing_the_same_twice(run: Run, tmp_path: Path) -> None:
     for number, version in enumerate((0, 1, 1, 0, 1, 0, 0, 2, 0)):
         run.publish(state(version))
@@ -290,6 +323,14 @@ def test_folders_are_published_complete_and_so_is_what_follows(run: Run, tmp_pat
     assert not is_chain(run.publish(state(2)).uri)
     assert is_chain(run.publish(state(3)).uri)
     assert_same(run.load(), state(3))
+
+
+def test_without_deltas_nothing_is_hashed_for_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.restart(full_every=1)
+    monkeypatch.delattr("rollq.consumer.weights.publisher.describe_bytes")
+    for version in range(2):
+        run.publish(state(version))
+        assert_same(run.load(), state(version))
 
 
 def test_a_worker_keeps_the_last_models(run: Run) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import WeightsError
-from rollq.buffer.weights.chain import Chain
+from rollq.buffer.weights.chain import Chain, is_chain
 from rollq.buffer.weights.manifest import describe_bytes, describe_folder, digest_of, published_files
 from rollq.buffer.weights.probe import Probe
 
@@ -68,10 +68,15 @@ def record_chain(
 ) -> StoredWeights:
     """Put the encoded manifest of weights into Redis, with their probe and the chain that leads to them.
 
-    Do it before their delta is stored: what a chain names is not removed.
+    Do it before their delta is stored: what a chain names is not removed. Live weights that another chain leads to keep
+    that chain and its URI, since workers may not have them yet.
     """
+    live, digest = buffer.live_model(), digest_of(manifest)
+    if live is not None and live.digest == digest and is_chain(live.uri):
+        _store(buffer, manifest, kept, probe)
+        return StoredWeights(live.uri, digest)
     _store(buffer, manifest, kept, probe, chain)
-    return StoredWeights(chain.uri, digest_of(manifest))
+    return StoredWeights(chain.uri, digest)
 
 
 def store_weights(

@@ -39,9 +39,14 @@ class DeltaEncoder:
         self._chain: Chain | None = None  # leads to the last version
         self._last: mmap.mmap | None = None
 
+    @property
+    def is_complete_due(self) -> bool:
+        """Whether the next version is published complete, whatever it is."""
+        return self._chain is None or len(self._chain.deltas) >= self._most
+
     def encode(self, data: bytes, digest: str) -> Delta | None:
         """The delta to a version, the bytes of a safetensors file; None if a complete copy is due, or needed."""
-        if self._chain is None or self._last is None or len(self._chain.deltas) >= self._most:
+        if self.is_complete_due or self._chain is None or self._last is None:
             return None
         if not can_encode(self._last, data):
             log.info("weights %s have other tensors than the last ones: they are published complete", digest[:12])

@@ -18,7 +18,7 @@ from rollq.consumer.weights.checkpoint_format import (
     model_shapes,
     publishable,
 )
-from rollq.consumer.weights.deltas import DeltaEncoder
+from rollq.consumer.weights.deltas import Delta, DeltaEncoder
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.places import make_place
 from rollq.consumer.weights.safetensors import shared_once, to_safetensors
@@ -84,21 +84,31 @@ class WeightPublisher:
 
     def _put_bytes(self, data: bytes, probe: Probe | None) -> StoredWeights:
         """Store the bytes of a safetensors file, as a delta unless a complete copy is due."""
-        manifest = describe_bytes({WEIGHTS_FILE: data}).encode()
-        delta = self._deltas.encode(data, digest_of(manifest))
-        if delta is None:
-            stored = self._place.put_model(data, probe)
-            chain, moved = Chain(complete=stored.uri, digest=stored.digest), len(data)
-        else:
-            uri, moved = self._place.delta_uri(delta.sha256, len(delta.data)), len(delta.data)
-            chain = delta.at(uri)
-            stored = record_chain(self._buffer, manifest, chain, kept=self._kept, probe=probe)
-            self._place.put_delta(uri, memoryview(delta.data))
+        if not self._deltas.is_complete_due:  # otherwise nobody needs the digest yet, which takes time
+            manifest = describe_bytes({WEIGHTS_FILE: data}).encode()
+            if delta := self._deltas.encode(data, digest_of(manifest)):
+                return self._put_delta(delta, data, manifest, probe)
+        stored = self._place.put_model(data, probe)
+        self._note(Chain(complete=stored.uri, digest=stored.digest), data, len(data))
+        return stored
+
+    def _put_delta(self, delta: Delta, data: bytes, manifest: bytes, probe: Probe | None) -> StoredWeights:
+        uri = self._place.delta_uri(delta.sha256, len(delta.data))
+        chain = delta.at(uri)
+        stored = record_chain(self._buffer, manifest, chain, kept=self._kept, probe=probe)
+        if stored.uri != chain.uri:
+            log.info("weights %s are live already: nothing was stored", stored.digest[:12])
+            return stored
+        self._place.put_delta(uri, memoryview(delta.data))
+        self._note(chain, data, len(delta.data))
+        return stored
+
+    def _note(self, chain: Chain, data: bytes, moved: int) -> None:
+        """The version that `chain` leads to has been stored, for `moved` bytes."""
         self._deltas.note(chain, data)
         self.stored_bytes += moved
         kind = f"delta {len(chain.deltas)}" if chain.deltas else "complete"
-        log.info("weights %s stored (%s): %d bytes for %d", stored.digest[:12], kind, moved, len(data))
-        return stored
+        log.info("weights %s stored (%s): %d bytes for %d", chain.versions[-1][:12], kind, moved, len(data))
 
     def announce(self, weights: Weights, version: int, probe: Probe | None = None) -> StoredWeights:
         """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published.
