@@ -410,10 +410,19 @@ class TestObjectStore:
         run.publish(weights)
         assert_same(run.load(), weights)
 
-    @pytest.mark.parametrize("url", [None, "bucket/prefix", "s3://", "s3://B/x", "https://host/bucket"])
+    @pytest.mark.parametrize(
+        "url",
+        [None, "bucket/prefix", "s3://", "s3://B/x", "https://host/bucket", "s3://bucket/a/../b", "s3://bucket/."],
+    )
     def test_the_url_names_a_bucket(self, url: str | None) -> None:
         with pytest.raises(ValueError, match="s3_url = 's3://bucket/prefix'"):
             ConsumerSettings(transport="s3", s3_url=url)
+
+    @pytest.mark.parametrize("endpoint", ["10.0.0.5:9000", "store", "ftp://store"])
+    def test_an_endpoint_is_a_url(self, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(ConfigError, match=r"AWS_ENDPOINT_URL is .* must begin with http://"):
+            WeightPublisher(buffer, "s3", "s3://bucket/prefix", 3)
 
     def test_without_obstore_the_extra_is_named(self, buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "obstore.store", None)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/[\w.=+@-]+)*)/?")
+URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|\Z))[\w.=+@-]+)*)/?")
 """`s3://bucket/prefix`."""
 REQUEST_BYTES = 16 << 20
 """Bytes of one request of an upload."""
@@ -34,7 +34,7 @@ class ObjectStore:
     """The objects of a bucket below a prefix. Every method raises `WeightsError` for a store that cannot do it."""
 
     def __init__(self, url: str) -> None:
-        """Raises `ConfigError` for a URL that is not `s3://bucket/prefix`, and without obstore."""
+        """Raises `ConfigError` for a URL that is not `s3://bucket/prefix`, a wrong endpoint, and without obstore."""
         if (found := URL.fullmatch(url)) is None:
             raise ConfigError(f"{url!r} is not the URL of a bucket and a prefix, such as s3://bucket/prefix")
         self._url = url.rstrip("/")
@@ -117,6 +117,8 @@ def _connect(bucket: str, prefix: str, timeouts: "ClientConfig") -> "S3Store":
     except ImportError as error:
         raise ConfigError(f"weights in an object store need obstore ({error}): pip install 'rollq[s3]'") from error
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"AWS_ENDPOINT_URL is {endpoint!r}: it must begin with http:// or https://")
     return S3Store(
         bucket,
         prefix=prefix or None,
