@@ -170,6 +170,17 @@ def test_a_base_that_changed_on_the_workers_disk_is_not_used(run: Run, caplog: p
     assert_same(run.load(), state(3))
 
 
+def test_a_base_that_cannot_be_read_is_not_used(run: Run) -> None:
+    for version in range(2):
+        run.publish(state(version))
+        run.load()
+    weights = run.folder / live(run).digest[:16] / "model.safetensors"
+    weights.unlink()
+    weights.mkdir()
+    run.publish(state(2))
+    assert_same(run.load(), state(2))
+
+
 def test_a_damaged_delta_is_refused_and_leaves_nothing_behind(run: Run, s3_server: S3Server) -> None:
     for version, damage in enumerate((flip, truncate, lengthen, remove, empty), 1):
         run.restart()

@@ -33,6 +33,7 @@ _COPY_BYTES = 8 << 20
 _URI = re.compile(r"file://(localhost)?/.*|redis:[0-9a-f]{64}/\d+|s3://.+|delta:[0-9a-f]{64}")
 _DELTA_FILE = ".delta"
 
+_UNREADABLE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: Verify = Verify.FULL) -> Path:
     """Return a folder that holds the weights `uri`, compared with their manifest, whose sha256 is `digest`.
@@ -137,8 +138,9 @@ class _Rebuild:
         for name in self._manifest.files:
             try:
                 shutil.copyfile(base / name, folder / name)
-            except FileNotFoundError as error:
-                raise WeightsError(f"weights {str(base)!r}: {name!r} is gone; publish a complete copy") from error
+            except _UNREADABLE as error:
+                problem = f"{name!r} cannot be read ({error.strerror})"
+                raise WeightsError(f"weights {str(base)!r}: {problem}; publish a complete copy") from error
 
     def _apply(self, links: Sequence[Link], folder: Path) -> None:
         """Apply the deltas that were fetched, and compare the result with the manifest."""
@@ -184,8 +186,10 @@ def _read_file(path: Path) -> Iterator[bytes]:
         with path.open("rb") as file:
             while piece := file.read(_COPY_BYTES):
                 yield piece
-    except FileNotFoundError as error:
-        raise WeightsError(f"the delta {str(path)!r} is gone; publish a complete copy") from error
+    except _UNREADABLE as error:
+        raise WeightsError(
+            f"the delta {str(path)!r} cannot be read ({error.strerror}); publish a complete copy"
+        ) from error
 
 
 def _local_path(uri: str) -> Path:
