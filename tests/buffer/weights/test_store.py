@@ -305,7 +305,7 @@ def test_folders_without_weights_and_strange_places_are_refused(buffer: Buffer, 
             load_weights(buffer, strange, "0" * 64, into=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", ".hidden", "a/b", "", ".."])
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", ".hidden", "a/b", "", "..", "a\0b"])
 def test_a_manifest_names_no_file_outside_its_folder(name: str) -> None:
     content = orjson.loads(describe_bytes(model()).encode())
     content["files"] = {name: content["files"][WEIGHTS_FILE]}
@@ -317,6 +317,14 @@ def test_a_manifest_names_no_file_outside_its_folder(name: str) -> None:
 def test_a_manifest_that_is_none_is_refused(raw: bytes) -> None:
     with pytest.raises(WeightsError, match="manifest"):
         Manifest.decode(raw)
+
+
+@pytest.mark.parametrize("size", [-1, "10", None, 1.5, [1]])
+def test_a_manifest_with_a_strange_size_is_refused(size: object) -> None:
+    content = orjson.loads(describe_bytes(model()).encode())
+    content["files"][WEIGHTS_FILE]["bytes"] = size
+    with pytest.raises(WeightsError, match="manifest of weights cannot be read"):
+        Manifest.decode(orjson.dumps(content))
 
 
 def test_a_manifest_comes_back_as_it_was() -> None:

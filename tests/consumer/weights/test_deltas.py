@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.replies import TrainerEpoch
-from rollq.buffer.weights.chain import is_chain
+from rollq.buffer.weights.chain import Chain, is_chain
 from rollq.buffer.weights.loading import KEPT_MODELS, load_weights
 from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
 from rollq.buffer.weights.object_store import ObjectStore
-from rollq.buffer.weights.store import StoredWeights, read_chain
+from rollq.buffer.weights.store import CHAIN_PART, StoredWeights, read_chain
 from rollq.consumer.settings import ConsumerSettings, Transport
 from rollq.consumer.weights.places import BucketPlace, FolderPlace, RedisPlace
 from rollq.consumer.weights.publisher import WeightPublisher
@@ -368,6 +368,25 @@ def test_without_room_for_a_copy_weights_are_published_complete(
 
 def no_room() -> object:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["s3://BAD", "s3://", "s3://weights/../x", "file:///%00", "file:///\0", "file://[x/y", "http://x", "../x", ""],
+)
+def test_strange_places_in_a_chain_are_refused(run: Run, tmp_path: Path, uri: str) -> None:
+    run.publish(state(0))
+    stored = run.publish(state(1))
+    chain = read_chain(run.buffer, *stored)
+    (link,) = chain.deltas
+    for strange in (
+        Chain(complete=uri, digest=chain.digest, deltas=chain.deltas),
+        Chain(complete=chain.complete, digest=chain.digest, deltas=[link.model_copy(update={"uri": uri})]),
+    ):
+        run.buffer.client.set(run.buffer.keys.weights(stored.digest, CHAIN_PART), strange.encode())
+        with pytest.raises(WeightsError, match="weights"):
+            run.load(StoredWeights(strange.uri, stored.digest))
+    assert list(run.folder.iterdir()) == []
 
 
 class TestObjectStore:

@@ -20,7 +20,7 @@ from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.chain import Chain, Link, is_chain
 from rollq.buffer.weights.delta import apply_delta
 from rollq.buffer.weights.manifest import WEIGHTS_FILE, Manifest, Verify, verify_folder
-from rollq.buffer.weights.object_store import ObjectStore
+from rollq.buffer.weights.object_store import URL, ObjectStore
 from rollq.buffer.weights.store import read_chain, read_chunks, read_manifest
 
 log = logging.getLogger(__name__)
@@ -30,10 +30,11 @@ KEPT_DOWNLOADS = 4
 KEPT_MODELS = 2
 """Folders with models that a worker keeps, which may be large: the last version, and the one before."""
 _COPY_BYTES = 8 << 20
-_URI = re.compile(r"file://(localhost)?/.*|redis:[0-9a-f]{64}/\d+|s3://.+|delta:[0-9a-f]{64}")
+_FILE_URI = re.compile(r"file://(localhost)?/.*")
+_URI = re.compile(rf"{_FILE_URI.pattern}|redis:[0-9a-f]{{64}}/\d+|s3://.+|delta:[0-9a-f]{{64}}")
 _DELTA_FILE = ".delta"
-
 _UNREADABLE = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
 
 def load_weights(buffer: BufferCore, uri: str, digest: str, into: Path, verify: Verify = Verify.FULL) -> Path:
     """Return a folder that holds the weights `uri`, compared with their manifest, whose sha256 is `digest`.
@@ -110,7 +111,7 @@ class _Rebuild:
         if uri.startswith("file:"):
             self._copy(_local_path(uri), folder)
         elif uri.startswith("s3:"):
-            store = ObjectStore(uri)
+            store = _store_at(uri)
             for name, facts in files.items():
                 store.download(name, folder / name, facts.bytes)
         else:
@@ -154,7 +155,7 @@ class _Rebuild:
         """Write a delta to a file. Raises `WeightsError` for other bytes than were published."""
         if link.uri.startswith("s3:"):
             where, _, name = link.uri.rpartition("/")
-            ObjectStore(where).download(name, path, link.bytes)
+            _store_at(where).download(name, path, link.bytes)
         else:
             _write(self._read(link.uri), path, link.bytes)
         with path.open("rb") as file:
@@ -193,7 +194,15 @@ def _read_file(path: Path) -> Iterator[bytes]:
 
 
 def _local_path(uri: str) -> Path:
-    return Path(unquote(urlsplit(uri).path))
+    if _FILE_URI.fullmatch(uri) is None or "\0" in (path := unquote(urlsplit(uri).path)):
+        raise WeightsError(f"weights {uri!r}: not file:///path; publish them again")
+    return Path(path)
+
+
+def _store_at(url: str) -> ObjectStore:
+    if URL.fullmatch(url) is None:
+        raise WeightsError(f"weights {url!r}: not below s3://bucket/prefix; publish them again")
+    return ObjectStore(url)
 
 
 def _folder_of(digest: str, into: Path) -> Path:

@@ -75,15 +75,23 @@ class Manifest:
                 raise WeightsError(
                     f"weights were published with manifest schema {content['schema']!r}, not {MANIFEST_VERSION}"
                 )
-            files = {name: FileFacts(**facts) for name, facts in content["files"].items()}
+            files = {name: _facts_of(one) for name, one in content["files"].items()}
             tensors = {name: Tensor(one["dtype"], tuple(one["shape"])) for name, one in content["tensors"].items()}
             kind = str(content["kind"])
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as error:
             raise WeightsError(f"the manifest of weights cannot be read: {error!r}; publish them again") from error
         for name in files:
-            if not name or name != Path(name).name or name.startswith("."):
+            if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
                 raise WeightsError(f"the manifest of weights names the file {name!r}, which is none of a folder")
         return cls(kind, files, tensors)
+
+
+def _facts_of(content: Any) -> FileFacts:
+    """Raises `TypeError` for other fields, and for a size that is not a number of bytes."""
+    facts = FileFacts(**content)
+    if not isinstance(facts.bytes, int) or facts.bytes < 0:
+        raise TypeError(f"a file of {facts.bytes!r} bytes")
+    return facts
 
 
 def digest_of(encoded: bytes) -> str:
