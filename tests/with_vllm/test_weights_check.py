@@ -146,3 +146,24 @@ def test_a_check_does_not_wait_for_requests_of_an_engine_that_is_full(
         await asyncio.gather(*running, return_exceptions=True)
 
     with_host(folders[0], scenario, max_num_seqs=2)
+
+
+def test_a_probe_may_have_other_prompts(folders: list[Path], probes: list[Probe]) -> None:
+    """Fewer than those that are always the same, more, and too long for the engine, which runs one at a time."""
+    all_of = probes[1]
+    first = Probe(all_of.dtype, all_of.prompts[:1], all_of.logprobs[:1])
+    twice = Probe(all_of.dtype, [*all_of.prompts, *all_of.prompts], [*all_of.logprobs, *all_of.logprobs])
+    long = Probe(all_of.dtype, [np.ones(600, np.int32)], [np.ones(599, np.float32)])
+
+    async def scenario(host: EngineHost) -> None:
+        for number, probe in enumerate((all_of, first, twice), 1):
+            await host.swap(folders[1], version(number), SwapMode.KEEP, probe)
+            assert host.ready
+            assert host.check is not None
+            assert host.check.difference < host.check.tolerance / 10
+        with pytest.raises(WeightsRejected, match="version 4 cannot be checked: vLLM refuses the prompts"):
+            await host.swap(folders[1], version(4), SwapMode.KEEP, long)
+        await host.swap(folders[1], version(5), SwapMode.KEEP, all_of)
+        assert host.ready
+
+    with_host(folders[0], scenario, max_num_seqs=1, max_model_len=512, enable_prefix_caching=False)

@@ -120,6 +120,18 @@ def test_a_trainer_does_not_publish_weights_that_are_not_finite(models: Sequence
         probe_of(model)
 
 
+def test_a_probe_of_tokens_that_the_engine_lacks_is_refused(models: Sequence[Path]) -> None:
+    probe = probe_in(models[1])
+    probe = Probe(probe.dtype, [prompt + 100_000 for prompt in probe.prompts], probe.logprobs)
+
+    async def scenario(host: EngineHost) -> None:
+        with pytest.raises(WeightsRejected, match=r"version 1 cannot be checked: their probe holds token 1\d{5}"):
+            await host.swap(models[1], version(1), SwapMode.ABORT, probe)
+        assert not host.ready
+
+    with_host(models[0], scenario)
+
+
 def test_weights_that_are_not_finite_are_noticed_without_a_probe(models: Sequence[Path], tmp_path: Path) -> None:
     old = load_file(models[0] / "model.safetensors")
     save_file(one_nan(old, old), tmp_path / "model.safetensors")

@@ -7,13 +7,13 @@ are leased only then, so that no token claims a version that its engine never lo
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.rollouts import VersionSpan
+from rollq.buffer.rollouts import Float32Array, Int32Array, VersionSpan
 from rollq.buffer.weights.probe import Probe, difference, probe_prompts, tolerance_of
 from rollq.workers.engines.protocol import (
     CachingEngine,
@@ -180,7 +180,7 @@ class EngineHost:
         number, dtype = version.version, engine.dtype
         prompts = probe_prompts(engine.vocabulary) if probe is None else probe.prompts
         try:
-            found = await self._ask(engine, engine.score(prompts))
+            found = await self._ask(engine, _score(engine, prompts))
         except WeightsError as error:
             raise WeightsRejected(f"weights of version {number} cannot be checked: {error}") from error
         if found is None:
@@ -254,6 +254,13 @@ class EngineHost:
             self.published.clear()
             self.asleep = False
             self._death.set()
+
+
+async def _score(engine: Scorer, prompts: Sequence[Int32Array]) -> Sequence[Float32Array] | None:
+    """See `Scorer.score`. Raises `WeightsError` for tokens that the engine does not have."""
+    if (token := max(int(prompt.max()) for prompt in prompts)) >= engine.vocabulary:
+        raise WeightsError(f"their probe holds token {token}, and the engine's tokens end at {engine.vocabulary - 1}")
+    return await engine.score(prompts)
 
 
 def freeze_heap() -> None:

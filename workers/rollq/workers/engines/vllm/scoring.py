@@ -86,9 +86,12 @@ class PromptScores:
 
     async def score(self, prompts: Sequence[Int32Array], served: Served) -> Sequence[Float32Array]:
         """See `Scorer.score`. Raises `WeightsError` for prompts that vLLM refuses."""
-        if self._queued is not None and self._queued_for == served and all(map(np.array_equal, prompts, self._probes)):
+        if self._queued is not None and self._queued_for == served and self._are_queued(prompts):
             return (await self._queued).logprobs
         return await self._score_all(prompts, served)
+
+    def _are_queued(self, prompts: Sequence[Int32Array]) -> bool:
+        return len(prompts) == len(self._probes) and all(map(np.array_equal, prompts, self._probes))
 
     async def cache_error(self, served: Served) -> float:
         """See `CachingEngine.cache_error`; 0 without a cache of prompts."""
