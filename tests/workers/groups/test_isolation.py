@@ -123,7 +123,8 @@ def test_sb06_a_server_that_dies_hands_its_groups_back_and_they_are_made_on_the_
         await completed(world, 1)
 
     with CompletionsServer("503", "503", "503", "503") as server:
-        server.probe_plan.extend(["ok", "ok", "503", "503"])
+        server.probe_plan.extend(["ok", "ok"] * 2)  # at the start, and when it is to serve version 0
+        server.probe_plan.extend(["503", "503"])
         world.play(scene, engine=f"{__name__}.served_engine", options={"urls": [server.url]})
     assert world.buffer.inspect("math", 1)["attempt"] == "2"
     world.world.check()
