@@ -18,10 +18,10 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.wire.parts import join_spans
+from rollq.buffer.wire.parts import join_parts, join_spans, rest_of
 from rollq.buffer.wire.samples import decode_sample, encode_sample
-from rollq.workers.agents.continuation import spent
-from rollq.workers.agents.conversation import Conversation
+from rollq.workers.agents.continuation import join, spent
+from rollq.workers.agents.conversation import Conversation, with_environment
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling, parse_reason
 from rollq.workers.seeds import sample_seed
@@ -199,6 +199,74 @@ def test_xd02_arrays_that_do_not_continue_each_other_are_refused(first: Mapping[
         ValueError, match=r"'routed' of the engine is uint8 \[2, 2\]; it cannot continue that of the first 2 tokens"
     ):
         run(engine, previous=partial(b"ab", **first))
+
+
+def whole(*entries: int) -> np.ndarray[Any, Any]:
+    """An array over prompt and response, whose prompt is `what?`, with one value per token."""
+    return np.array(entries, np.uint8).reshape(-1, 1, 1)
+
+
+def routed(segment: Segment) -> list[int]:
+    """The entries of the array `routed` of a segment."""
+    array = segment.arrays["routed"]
+    assert isinstance(array, np.ndarray)
+    return [int(entry) for entry in array.ravel()]
+
+
+def test_an_array_over_the_whole_context_fills_only_what_was_unknown() -> None:
+    engine = Engine(list(b"cd"))
+    engine.completion = replace(engine.completion, arrays={"routed": whole(9, 9, 9, 9, 9, 9, 7, 8, 0)})
+    [segment] = run(engine, previous=partial(b"ab", routed=whole(1, 2, 3, 4, 5, 6, 0))).segments
+    assert routed(segment) == [1, 2, 3, 4, 5, 6, 7, 8, 0]
+
+
+def test_an_array_that_the_engine_no_longer_reports_is_unknown_until_it_is_read_again() -> None:
+    interrupted = run(Engine(list(b"c"), FinishReason.ABORT), previous=partial(b"ab", routed=whole(*range(1, 8))))
+    assert routed(interrupted.segments[0]) == [*range(1, 8), 0]
+    engine = Engine(list(b"d"))
+    engine.completion = replace(engine.completion, arrays={"routed": whole(*[9] * 8, 0)})
+    [segment] = run(engine, previous=interrupted).segments
+    assert routed(segment) == [*range(1, 8), 9, 0]
+
+
+def test_an_array_over_the_whole_context_can_be_new() -> None:
+    engine = Engine(list(b"cd"))
+    engine.completion = replace(engine.completion, arrays={"routed": whole(*range(1, 10))})
+    [segment] = run(engine, previous=partial(b"ab")).segments
+    assert routed(segment) == [*range(1, 10)]
+
+
+def test_an_array_over_the_whole_context_ends_where_a_stop_string_does() -> None:
+    engine = Engine(list(b"nd and on"), FinishReason.LENGTH)
+    engine.completion = replace(engine.completion, arrays={"routed": whole(*range(1, 20))})
+    [segment] = run(engine, previous=partial(b"the e"), stop=("end",)).segments
+    assert routed(segment) == [*range(1, 13)]
+
+
+def test_an_array_over_the_whole_context_is_salvaged_in_parts() -> None:
+    sample = partial(b"abcd", routed=whole(*range(1, 10)))
+    joined = join_parts([replace(sample, segments=(cut(sample.segments[0], 3),)), rest_of(sample, 3)])
+    assert routed(joined.segments[0]) == [*range(1, 10)]
+
+
+def cut(segment: Segment, tokens: int) -> Segment:
+    """The first response tokens of a segment of one version."""
+    return replace(
+        segment,
+        response_ids=segment.response_ids[:tokens],
+        logprobs=segment.logprobs[:tokens],
+        versions=(segment.versions[0]._replace(tokens=tokens),),
+        arrays={"routed": whole(*routed(segment)[: len(segment.prompt_ids) + tokens])},
+    )
+
+
+def test_the_next_turn_fills_in_the_entries_of_what_the_environment_wrote() -> None:
+    first = replace(Engine(list(b"ab")).completion, arrays={"routed": whole(1, 1, 1, 1, 0)})
+    prompt_ids, from_environment = np.array([7, 8, 9], np.int32), np.array([5, 6], np.int32)
+    asked = with_environment(join(prompt_ids, None, first), from_environment)
+    assert routed(asked) == [1, 1, 1, 1, 0, 0, 0]
+    second = replace(Engine(list(b"c")).completion, arrays={"routed": whole(2, 2, 2, 2, 2, 2, 2, 0)})
+    assert routed(join(prompt_ids, asked, second)) == [1, 1, 1, 1, 2, 2, 2, 0]
 
 
 def test_xd02_an_array_that_does_not_cover_the_tokens_is_refused() -> None:

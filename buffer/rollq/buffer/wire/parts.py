@@ -100,7 +100,7 @@ def join_spans(first: tuple[VersionSpan, ...], second: tuple[VersionSpan, ...]) 
 
 def _after(segment: Segment, tokens: int) -> Segment:
     """The tokens of a segment after its first `tokens`, without a prompt."""
-    count = len(segment.response_ids)
+    prompt, count = len(segment.prompt_ids), len(segment.response_ids)
     return Segment(
         prompt_ids=segment.prompt_ids[:0],
         response_ids=segment.response_ids[tokens:],
@@ -108,9 +108,9 @@ def _after(segment: Segment, tokens: int) -> Segment:
         versions=_spans_after(segment.versions, tokens),
         loss_mask=None if segment.loss_mask is None else segment.loss_mask[tokens:],
         arrays={
-            name: array[tokens:]
+            name: array[len(array) - count + tokens :]
             for name, array in segment.arrays.items()
-            if isinstance(array, np.ndarray) and array.shape[:1] == (count,)
+            if isinstance(array, np.ndarray) and array.ndim and len(array) in (count, prompt + count)
         },
     )
 

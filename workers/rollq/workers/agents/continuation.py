@@ -1,6 +1,9 @@
 """Tokens of an interrupted response joined with those that continue it. Pure."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from rollq.buffer.rollouts import FinishReason, Int32Array, NamedArrays, Segment
 from rollq.buffer.wire.parts import join_spans
@@ -22,7 +25,7 @@ def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Seg
     Named arrays per token are joined too; arrays per sample stay as they are. Raises `ValueError` when the engine's
     logprobs, versions or arrays do not cover its tokens.
     """
-    check_covered(new)
+    check_covered(new, len(prompt_ids) + (0 if before is None else len(before.response_ids)))
     if before is None or len(before.response_ids) == 0:
         return Segment(prompt_ids, new.ids, new.logprobs, new.versions, arrays=new.arrays)
     loss_mask = before.loss_mask
@@ -38,36 +41,62 @@ def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Seg
     )
 
 
-def check_covered(new: Completion) -> None:
-    """Raise `ValueError` unless every new token has a logprob, a version, and an entry in every array."""
+def check_covered(new: Completion, context: int) -> None:
+    """Raise `ValueError` unless every new token has a logprob, a version, and an entry in every array.
+
+    An array may also cover the `context` tokens before them.
+    """
     covered = sum(span.tokens for span in new.versions)
     if len(new.logprobs) != len(new.ids) or covered != len(new.ids):
         raise ValueError(
             f"the engine gave {len(new.ids)} tokens with {len(new.logprobs)} logprobs and versions for {covered}"
         )
     for name, array in new.arrays.items():
-        if len(array) != len(new.ids):
+        if len(array) not in (len(new.ids), context + len(new.ids)):
             raise ValueError(f"the engine gave {len(new.ids)} tokens with {len(array)} entries of array {name!r}")
 
 
 def join_arrays(before: Segment, new: Completion) -> NamedArrays:
-    """The arrays of `before`, with those of `new` appended to their namesakes.
+    """The arrays of `before`, with those of `new` appended to their namesakes; zeros where `new` has no array.
 
-    Raises `ValueError` for an array of `new` that does not cover the tokens of `before` in the same dtype and shape.
+    Of an array of `new` that also covers the tokens of `before`, those entries count where `before` has only zeros.
+    Raises `ValueError` for an array of `new` that does not continue that of `before` in the same dtype and shape.
     """
-    joined = dict(before.arrays)
     if len(new.ids) == 0:
-        return joined
-    for name, array in new.arrays.items():
-        first = before.arrays.get(name)
-        if (
-            not isinstance(first, np.ndarray)
-            or first.dtype != array.dtype
-            or first.shape != (len(before.response_ids), *array.shape[1:])
-        ):
-            raise ValueError(
-                f"array {name!r} of the engine is {array.dtype} {list(array.shape)}; it cannot continue "
-                f"that of the first {len(before.response_ids)} tokens: {first!r:.80}"
-            )
-        joined[name] = np.concatenate([first, array])
-    return joined
+        return before.arrays
+    continued = {name: _continued(name, array, before, new) for name, array in new.arrays.items()}
+    return {**padded_arrays(before, len(new.ids)), **continued}
+
+
+def padded_arrays(segment: Segment, added: int) -> NamedArrays:
+    """The segment's arrays, with `added` zeros appended to those per token."""
+    response = len(segment.response_ids)
+    lengths = (response, len(segment.prompt_ids) + response)
+    return {
+        name: np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
+        if isinstance(array, np.ndarray) and array.ndim and len(array) in lengths
+        else array
+        for name, array in segment.arrays.items()
+    }
+
+
+def _continued(name: str, array: npt.NDArray[Any], before: Segment, new: Completion) -> npt.NDArray[Any]:
+    tokens, context = len(before.response_ids), len(array) - len(new.ids)
+    first = before.arrays.get(name)
+    if first is None and context:
+        return array
+    expected = (context or tokens, *array.shape[1:])
+    if not isinstance(first, np.ndarray) or first.dtype != array.dtype or first.shape != expected:
+        raise ValueError(
+            f"array {name!r} of the engine is {array.dtype} {list(array.shape)}; it cannot continue "
+            f"that of the first {tokens} tokens: {first!r:.80}"
+        )
+    return np.concatenate([_filled(first, array[:context]), array[context:]])
+
+
+def _filled(first: npt.NDArray[Any], again: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array `first` [T, ...], with entries from `again` [T, ...], if it is not empty, in place of all-zero ones."""
+    if len(again) == 0:
+        return first
+    known = first.reshape(len(first), -1).any(axis=1)
+    return np.where(known.reshape(-1, *[1] * (first.ndim - 1)), first, again)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from rollq.buffer.rollouts import Int32Array, Segment, VersionSpan
-from rollq.workers.agents.continuation import join
+from rollq.workers.agents.continuation import join, padded_arrays
 from rollq.workers.engines.protocol import Completion, Tokenizer
 
 Message = Mapping[str, Any]
@@ -171,15 +171,8 @@ def with_environment(segment: Segment, ids: Int32Array) -> Segment:
         logprobs=np.concatenate([segment.logprobs, np.zeros(added, np.float32)]),
         loss_mask=np.concatenate([mask, np.zeros(added, np.bool_)]),
         versions=(*segment.versions[:-1], VersionSpan(epoch, version, tokens + added)),
-        arrays={name: _padded(array, before, added) for name, array in segment.arrays.items()},
+        arrays=padded_arrays(segment, added),
     )
-
-
-def _padded(array: Any, tokens: int, added: int) -> Any:
-    """An array per token, [tokens, ...], with `added` zeros appended; other values unchanged."""
-    if not isinstance(array, np.ndarray) or array.shape[:1] != (tokens,):
-        return array
-    return np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> Int32Array:

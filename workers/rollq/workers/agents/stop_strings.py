@@ -44,5 +44,5 @@ def _first(new: Completion, tokens: int) -> Completion:
         logprobs=new.logprobs[:tokens],
         versions=tuple(versions),
         finish_reason=FinishReason.STOP,
-        arrays={name: array[:tokens] for name, array in new.arrays.items()},
+        arrays={name: array[: len(array) - len(new.ids) + tokens] for name, array in new.arrays.items()},
     )

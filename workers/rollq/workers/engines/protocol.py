@@ -110,7 +110,8 @@ class Completion:
     """New tokens of one request: `ids` int32 [R], EOS included; `logprobs` float32 [R] in nats; `versions` cover R.
 
     `versions` are empty if the engine does not report them: then all tokens count as of the version that served at the
-    request's start. `arrays` hold further values per new token (routed experts, top-k logprobs), each [R, ...].
+    request's start. `arrays` hold further values per token (routed experts, top-k logprobs): each [R, ...] over the new
+    tokens, or [P + R, ...] over the P tokens of prompt and prefix too; 0 where a token has no value.
     """
 
     ids: Int32Array

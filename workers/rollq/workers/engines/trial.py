@@ -60,7 +60,9 @@ def before(completion: Completion, failed: Collection[Version]) -> Completion:
                 logprobs=completion.logprobs[:kept],
                 versions=completion.versions[:number],
                 finish_reason=FinishReason.ABORT,
-                arrays={name: array[:kept] for name, array in completion.arrays.items()},
+                arrays={
+                    name: array[: len(array) - len(completion.ids) + kept] for name, array in completion.arrays.items()
+                },
             )
         kept += span.tokens
     return completion
