@@ -14,8 +14,10 @@ from torch.nn import functional
 from transformers import DynamicCache
 
 from rollq.buffer.rollouts import FinishReason
+from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion
 from rollq.workers.engines.spans import version_spans
+from rollq.workers.engines.transformers.expert_recorder import ExpertArray, ExpertRecorder
 from rollq.workers.engines.transformers.sampling import SamplingRows, sample, token_logprobs, uniforms
 
 _MAX_SEED = 2**64 - 1
@@ -24,7 +26,8 @@ _MAX_SEED = 2**64 - 1
 @dataclass(slots=True, eq=False)
 class ActiveSequence:
     """One sequence under way. `context` are the tokens given (prompt, then prefix), `prefix_tokens` how many of them
-    are response tokens; `ids` and `logprobs` what was generated; `versions` (version, index of its first token)."""
+    are response tokens; `ids` and `logprobs` what was generated; `versions` (version, index of its first token);
+    `experts` [layers, top_k] of each token that was read, of the pass that gave the next token's logprob."""
 
     context: list[int]
     prefix_tokens: int
@@ -34,6 +37,7 @@ class ActiveSequence:
     versions: list[tuple[WeightsVersion, int]]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    experts: list[ExpertArray] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def completion(self, finish_reason: FinishReason) -> Completion:
@@ -43,7 +47,20 @@ class ActiveSequence:
             np.array(self.logprobs, dtype=np.float32),
             version_spans(self.versions, len(self.ids)),
             finish_reason,
+            {ROUTED_EXPERTS: self._routed_experts()} if self.experts else {},
         )
+
+    def read(self, experts: ExpertArray) -> None:
+        """Record the experts of a pass over all tokens, [tokens, layers, top_k].
+
+        Tokens whose successor exists already keep those of the pass that made it.
+        """
+        self.experts[-1:] = experts[max(len(self.experts) - 1, 0) :]
+
+    def _routed_experts(self) -> ExpertArray:
+        """The experts of all tokens; those of the last are unknown until its successor is made."""
+        before_last = len(self.context) + len(self.ids) - 1
+        return np.stack([*self.experts[:before_last], np.zeros_like(self.experts[0])])
 
 
 @dataclass(slots=True, eq=False)
@@ -59,12 +76,20 @@ class _State:
 class DecodeBatch:
     """Sequences that are decoded together. Not thread-safe: one thread calls its methods."""
 
-    def __init__(self, model: Any, eos_ids: frozenset[int], decode: Callable[[list[int]], str]) -> None:
-        """`decode` turns response ids into text; it is called only for sequences with stop strings."""
+    def __init__(
+        self,
+        model: Any,
+        eos_ids: frozenset[int],
+        decode: Callable[[list[int]], str],
+        recorder: ExpertRecorder | None = None,
+    ) -> None:
+        """`decode` turns response ids into text; it is called only for sequences with stop strings. `recorder` records
+        the experts of `model`."""
         self.sequences: list[ActiveSequence] = []
         self._model = model
         self._eos_ids = eos_ids
         self._decode = decode
+        self._recorder = recorder
         self._state: _State | None = None
         self._set_rows()
 
@@ -73,7 +98,7 @@ class DecodeBatch:
         """Read the tokens of `sequences` and let them join."""
         if not sequences:
             return
-        state = prefill(self._model, [sequence.context + sequence.ids for sequence in sequences])
+        state = self._prefill(sequences)
         self._state = state if self._state is None else merge(self._state, state)
         self.sequences.extend(sequences)
         self._set_rows()
@@ -94,6 +119,7 @@ class DecodeBatch:
         rows = self.remove(finished)
         if self._state is not None:
             decode(self._model, self._state, ids if rows is None else ids[rows])
+            self._record_step()
         return finished
 
     def remove(self, leaving: Sequence[ActiveSequence]) -> torch.Tensor | None:
@@ -117,7 +143,26 @@ class DecodeBatch:
         for sequence in self.sequences:
             sequence.versions.append((version, len(sequence.ids)))
         if self.sequences:
-            self._state = prefill(self._model, [sequence.context + sequence.ids for sequence in self.sequences])
+            self._state = self._prefill(self.sequences)
+
+    def _prefill(self, sequences: Sequence[ActiveSequence]) -> _State:
+        """Read all tokens of `sequences`. Equal ones (the samples of a group) are read once."""
+        unique: dict[tuple[int, ...], int] = {}
+        index = [unique.setdefault(tuple(one.context + one.ids), len(unique)) for one in sequences]
+        state = prefill(self._model, list(unique))
+        if self._recorder is not None:
+            experts = self._recorder.take(len(unique))
+            for sequence, row in zip(sequences, index, strict=True):
+                sequence.read(experts[row, -len(sequence.context) - len(sequence.ids) :])
+        return select(state, torch.tensor(index, device=self._model.device))
+
+    def _record_step(self) -> None:
+        """Record the experts of the tokens that were read in a decode step, one per sequence."""
+        if self._recorder is None:
+            return
+        experts = self._recorder.take(len(self.sequences))
+        for sequence, (row,) in zip(self.sequences, experts, strict=True):
+            sequence.experts.append(row)
 
     def _set_rows(self) -> None:
         """Collect what sampling needs of each row; called whenever rows join or leave."""
@@ -139,13 +184,11 @@ class DecodeBatch:
         return FinishReason.LENGTH if len(sequence.ids) >= sequence.token_limit else None
 
 
-def prefill(model: Any, rows: Sequence[list[int]]) -> _State:
-    """Read whole sequences. Equal ones (the samples of a group) are read once."""
-    unique: dict[tuple[int, ...], int] = {}
-    index = [unique.setdefault(tuple(row), len(unique)) for row in rows]
-    width = max(map(len, unique))
-    ids = torch.tensor([(0,) * (width - len(row)) + row for row in unique], device=model.device)
-    lengths = torch.tensor([len(row) for row in unique], device=model.device)
+def prefill(model: Any, rows: Sequence[tuple[int, ...]]) -> _State:
+    """Read whole sequences."""
+    width = max(map(len, rows))
+    ids = torch.tensor([(0,) * (width - len(row)) + row for row in rows], device=model.device)
+    lengths = torch.tensor([len(row) for row in rows], device=model.device)
     mask = (torch.arange(width, device=model.device) >= width - lengths[:, None]).long()
     cache = DynamicCache()
     logits = model(
@@ -156,7 +199,7 @@ def prefill(model: Any, rows: Sequence[list[int]]) -> _State:
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
-    return select(_State(cache, mask, logits), torch.tensor(index, device=model.device))
+    return _State(cache, mask, logits)
 
 
 def decode(model: Any, state: _State, ids: torch.Tensor) -> None:

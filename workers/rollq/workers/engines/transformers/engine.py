@@ -24,6 +24,7 @@ from rollq.workers.engines.limits import check_ids, check_supported, token_limit
 from rollq.workers.engines.protocol import Completion, Request, SwapMode, WeightsVersion
 from rollq.workers.engines.transformers.decode_batch import ActiveSequence, DecodeBatch
 from rollq.workers.engines.transformers.driver import DecodeDriver, Job
+from rollq.workers.engines.transformers.expert_recorder import ExpertRecorder
 from rollq.workers.engines.transformers.weights import read_weights
 from rollq.workers.tokenizers.hugging_face import HfTokenizer, model_eos_ids
 
@@ -35,6 +36,9 @@ class TransformersSettings(Settings):
     device: str = Field(default="auto", description="auto (cuda if there is one), cpu, cuda, cuda:1, ...")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_batch: int = Field(default=512, gt=0, description="sequences decoded together")
+    return_routed_experts: bool = Field(
+        default=False, description="return the experts of every token, for [trainer] replay_experts"
+    )
 
 
 class TransformersEngine:
@@ -52,12 +56,15 @@ class TransformersEngine:
         return self._driver.version
 
     async def start(self) -> None:
-        """Load the model. Raises `ConfigError` if the folder has no model or the device does not exist."""
+        """Load the model. Raises `ConfigError` if the folder has no model, the device does not exist, or experts are to
+        be returned and the model has none that can be recorded."""
         self._model = await self._driver.compute(load_model, self._settings)
         self._device: torch.device = self._model.device
         self.vocabulary = int(self._model.config.get_text_config().vocab_size)
         eos_ids = model_eos_ids(self._settings.model)
-        self._driver.start(self._model, DecodeBatch(self._model, eos_ids, lambda ids: self._tokenizer.decode(ids)))
+        recorder = ExpertRecorder(self._model) if self._settings.return_routed_experts else None
+        batch = DecodeBatch(self._model, eos_ids, lambda ids: self._tokenizer.decode(ids), recorder)
+        self._driver.start(self._model, batch)
         self._gate.start()
 
     async def generate(self, request: Request) -> Completion:
