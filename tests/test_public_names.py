@@ -17,7 +17,7 @@ PUBLIC = {
     },
     "rollq.consumer": {
         "AdvantageSettings", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "GrpoSettings", "MicroBatch",
-        "TokenSequence", "grpo_loss", "probe_of", "to_checkpoint_format",
+        "TokenSequence", "grpo_loss", "probe_of", "replay_experts", "to_checkpoint_format",
     },
     "rollq.producer": {
         "BatchCoordinator", "BatchHandle", "BatchResult", "Operator", "OverRollout", "PromptOrder", "ScoredGroup",

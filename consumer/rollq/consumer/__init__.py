@@ -20,6 +20,7 @@ __all__ = [
     "TokenSequence",
     "grpo_loss",
     "probe_of",
+    "replay_experts",
     "to_checkpoint_format",
 ]
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from rollq.buffer.advantages import AdvantageSettings
     from rollq.consumer.batch import Batch
     from rollq.consumer.consumer import Consumer
+    from rollq.consumer.expert_replay import replay_experts
     from rollq.consumer.grpo import grpo_loss
     from rollq.consumer.micro_batch import MicroBatch
     from rollq.consumer.sequences import BatchCounts, TokenSequence
@@ -40,6 +42,7 @@ else:
             "rollq.buffer.advantages": "AdvantageSettings",
             "rollq.consumer.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",
+            "rollq.consumer.expert_replay": "replay_experts",
             "rollq.consumer.grpo": "grpo_loss",
             "rollq.consumer.micro_batch": "MicroBatch",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",

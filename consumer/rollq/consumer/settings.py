@@ -168,6 +168,9 @@ class TrainerSettings(ClientSettings):
         gt=0,
         description="stop when a batch's logprobs differ from the engine's by more than this in the mean, in nats",
     )
+    replay_experts: bool = Field(
+        default=False, description="route tokens to the experts that the engine chose, in a mixture of experts"
+    )
     shuffle_rewards: bool = Field(
         default=False, description="shuffle the rewards within each batch: a control run that must not learn"
     )

@@ -9,6 +9,7 @@ import math
 import threading
 import time
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -19,9 +20,11 @@ from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
 from rollq.buffer.log_once import LogOnce
+from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
 from rollq.consumer.consumer import Consumer
+from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
 from rollq.consumer.grpo import grpo_loss, token_logprobs
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
@@ -83,6 +86,8 @@ class Learner:
         self._settings = settings
         source = settings.model if checkpoint is None else checkpoint.folder
         self.model = _load_model(source, settings)
+        if settings.replay_experts:
+            routers_of(self.model)  # raises if it has none
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
@@ -94,19 +99,16 @@ class Learner:
         """Accumulate the gradients of all micro-batches; None if `stop` was set before the last one."""
         metrics = LossMetrics()
         self.optimizer.zero_grad()
-        padded = self._settings.layout == "padded"
-        for micro in batch.micro_batches(self._settings.micro_batch_tokens, padded=padded):
+        for micro in self._micro_batches(batch):
             if stop.is_set():
                 return None
             micro = micro.to(self._settings.device)
-            loss = grpo_loss(
-                self.model,
-                micro,
-                self._settings.loss,
-                reference_logprobs=self._reference_logprobs(micro),
-                metrics=metrics,
-            )
-            loss.backward()  # type: ignore[no-untyped-call]
+            reference_logprobs = self._reference_logprobs(micro)
+            with self._routing(micro):
+                loss = grpo_loss(
+                    self.model, micro, self._settings.loss, reference_logprobs=reference_logprobs, metrics=metrics
+                )
+                loss.backward()  # type: ignore[no-untyped-call]
         return metrics
 
     def update(self) -> float | None:
@@ -116,6 +118,16 @@ class Learner:
             return None
         self.optimizer.step()
         return norm
+
+    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
+        padded, tokens = self._settings.layout == "padded", self._settings.micro_batch_tokens
+        if not self._settings.replay_experts:
+            return batch.micro_batches(tokens, padded=padded)
+        check_recorded(batch)
+        return batch.micro_batches(tokens, padded=padded, arrays=[ROUTED_EXPERTS])
+
+    def _routing(self, micro: MicroBatch) -> AbstractContextManager[None]:
+        return replay_experts(self.model, micro) if self._settings.replay_experts else nullcontext()
 
     @torch.no_grad()
     def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
