@@ -13,6 +13,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -27,6 +28,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
+from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.weights.manifest import published_files
 from rollq.buffer.weights.probe import difference, probe_prompts, tolerance_of
 from rollq.workers.engines.gate import RequestGate
@@ -42,6 +44,7 @@ from rollq.workers.engines.vllm.api import (
     sampling_parameters,
 )
 from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess
+from rollq.workers.engines.vllm.routed_experts import ARGUMENT, ExpertShape
 from rollq.workers.engines.vllm.scoring import PromptScores, Served
 from rollq.workers.engines.vllm.settings import VllmSettings
 from rollq.workers.tokenizers.hugging_face import CONFIG_FILE, model_eos_ids
@@ -86,6 +89,7 @@ class VllmEngine:
         self._copies = tied_heads(self._tensors) if tied else {}
         self._context_tokens = int(config.max_model_len)
         self._layers = int(config.hf_text_config.num_hidden_layers)
+        self._expert_shape = ExpertShape.of(config) if self._settings.engine_args.get(ARGUMENT) else None
         self.dtype = config.quantization or str(config.dtype).removeprefix("torch.")
         self.vocabulary = int(config.get_vocab_size())
         self._eos_ids = model_eos_ids(self._settings.model)
@@ -157,7 +161,11 @@ class VllmEngine:
             raise process.failed(f"vLLM died: {error}") from error
         except VLLMClientError as error:
             raise ValueError(f"vLLM refuses the request: {error}") from error
-        return reader.final(output, spans=call.adapter is None)
+        completion = reader.final(output, spans=call.adapter is None)
+        if self._expert_shape is None:
+            return completion
+        experts = self._expert_shape.read(output, len(ids) + len(completion.ids))
+        return replace(completion, arrays={ROUTED_EXPERTS: experts})
 
     async def score(self, prompts: Sequence[Int32Array]) -> Sequence[Float32Array]:
         """Give the logprobs of prompts; see `Scorer.score`. After a swap of all weights no request comes before."""

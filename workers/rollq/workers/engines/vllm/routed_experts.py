@@ -1,0 +1,41 @@
+"""The array `routed_experts` from vLLM's outputs. Pure, and without vLLM."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from rollq.buffer.routed_experts import number_experts
+
+ARGUMENT = "enable_return_routed_experts"
+"""The argument of vLLM with which it returns them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """How a model chooses experts: in all of its `layers`, those without experts included, `top_k` of `experts`."""
+
+    layers: int
+    top_k: int
+    experts: int
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """That of the model with vLLM's `ModelConfig`."""
+        return cls(
+            config.get_total_num_hidden_layers(), int(config.get_num_experts_per_tok()), int(config.get_num_experts())
+        )
+
+    def read(self, output: Any, tokens: int) -> npt.NDArray[Any]:
+        """The array [tokens, layers, top_k] of a request with `tokens` tokens, prompt included, from its last
+        `CompletionOutput`.
+
+        vLLM returns indices from 0 of all tokens that it has read or found in its prefix cache, so not of the last one.
+        What it does not return is unknown.
+        """
+        found = number_experts(np.full((tokens, self.layers, self.top_k), -1), self.experts)
+        if output.routed_experts is not None:
+            known = output.routed_experts[: tokens - 1]
+            found[: len(known)] = number_experts(known, self.experts)
+        return found
