@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import LiveModel
-from rollq.buffer.rollouts import Int32Array
+from rollq.buffer.rollouts import Int32Array, Segment
+from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.weights.probe import Probe, tolerance_of
+from rollq.consumer import Batch, MicroBatch, replay_experts
+from rollq.consumer.grpo import token_logprobs
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.probe import probe_of
@@ -26,6 +29,7 @@ from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.receiver import BroadcastReceiver
 from rollq.workers.engines.registry import make_engine
+from support.consumer_groups import make_group, make_sample
 from support.model_families import FAMILIES, VOCABULARY, make_model  # not vllm_run, which sets vLLM up for CPUs
 
 CONTEXT_TOKENS = 1024
@@ -93,13 +97,18 @@ class Reference:
         return differences
 
 
-async def compare(host: EngineHost, reference: Reference) -> Differences:
-    """The differences of all tokens of a few answers."""
+async def answers(host: EngineHost) -> list[tuple[Int32Array, Completion]]:
+    """A few prompts with their answers."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, VOCABULARY, length, dtype=np.int32) for length in (5, 50, 200, 400)]
     requests = [Request(prompt, Sampling(max_tokens=100, ignore_eos=True)) for prompt in prompts]
     made = await asyncio.gather(*map(host.generate, requests))
-    return np.concatenate([reference.differences(*pair) for pair in zip(prompts, made, strict=True)])
+    return list(zip(prompts, made, strict=True))
+
+
+async def compare(host: EngineHost, reference: Reference) -> Differences:
+    """The differences of all tokens of a few answers."""
+    return np.concatenate([reference.differences(*pair) for pair in await answers(host)])
 
 
 def version(number: int) -> WeightsVersion:
@@ -203,6 +212,32 @@ def families(machine: Machine) -> dict[str, str]:
     return measured
 
 
+def experts(machine: Machine) -> dict[str, str]:
+    """Replay the experts that vLLM returns, twice, the second time with prompts from its cache: a trainer in float32
+    must come closer to vLLM in bfloat16."""
+    folder = make_model(machine.folder / "experts", "qwen3_moe", 0)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(machine.device)
+
+    def off(micro: MicroBatch, routing: AbstractContextManager[None]) -> float:
+        with torch.no_grad(), routing:
+            logprobs = token_logprobs(model, micro).logprobs
+        return float((logprobs - micro.behaviour_logprobs[micro.loss_mask]).abs().mean())
+
+    async def scenario(host: EngineHost, measured: dict[str, str]) -> None:
+        for prompts in ("new prompts", "cached prompts"):
+            segments = [
+                Segment(prompt, one.ids, one.logprobs, one.versions, arrays=one.arrays)
+                for prompt, one in await answers(host)
+            ]
+            batch = Batch.build(1, [make_group(*map(make_sample, segments))])
+            micro = batch.to_torch(arrays=[ROUTED_EXPERTS]).to(machine.device)
+            without, replayed = off(micro, nullcontext()), off(micro, replay_experts(model, micro))
+            measured[prompts] = f"{without:.2g} nats off in the mean, {replayed:.2g} with replay"
+            assert replayed < without, measured[prompts]
+
+    return with_host(machine, folder, "bfloat16", scenario, enable_return_routed_experts=True)
+
+
 def broadcast(machine: Machine) -> dict[str, str]:
     """Send weights from the second GPU into vLLM on the first one, over NCCL."""
     torch.cuda.set_device(1)
@@ -243,6 +278,7 @@ CASES: Mapping[str, Case] = {
     ),
     "sleep": Case("sleep, wake, and then a swap", 1, sleep_and_wake),
     "families": Case("every model family in float32", 1, families),
+    "experts": Case("routed experts that a trainer replays", 1, experts),
     "broadcast": Case("weights sent from one GPU into vLLM on another, over NCCL", 2, broadcast),
     "two ranks": Case(
         "tensor parallelism over two GPUs", 2, lambda at: swaps(at, make_qwen3, "bfloat16", tensor_parallel_size=2)
