@@ -46,6 +46,7 @@ __all__ = [
     "Buffer",
     "FinishReason",
     "Group",
+    "ImageRef",
     "Prompt",
     "Sample",
     "SampleStatus",
@@ -59,7 +60,17 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
-    from rollq.buffer.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
+    from rollq.buffer.rollouts import (
+        FinishReason,
+        Group,
+        ImageRef,
+        Prompt,
+        Sample,
+        SampleStatus,
+        Segment,
+        Status,
+        VersionSpan,
+    )
     from rollq.buffer.tickets import open_queue
     from rollq.buffer.wire.arrays import load_array, store_array
 else:
@@ -67,7 +78,9 @@ else:
         __name__,
         {
             "rollq.buffer.buffer": "Buffer",
-            "rollq.buffer.rollouts": ("FinishReason Group Prompt Sample SampleStatus Segment Status VersionSpan"),
+            "rollq.buffer.rollouts": (
+                "FinishReason Group ImageRef Prompt Sample SampleStatus Segment Status VersionSpan"
+            ),
             "rollq.buffer.tickets": "open_queue",
             "rollq.buffer.wire.arrays": "load_array store_array",
         },

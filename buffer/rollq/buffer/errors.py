@@ -32,6 +32,7 @@ RollqError
  |- ClaimTimeout         a batch did not fill in time; says what holds it back
  |- TicketRefused        a job in the queue is not a ticket of this run
  |- ArrayError           a named array outside Redis is missing, changed, or cannot be written
+ |- ImageError           an image of a prompt cannot be read, is another than was meant, or does not fit the model
  |- SnapshotError        a saved buffer is missing, damaged or of another version; names the file
  |- WeightsError         weights are missing, truncated or not the ones that were announced
  |   |- TooLate             a weight broadcast started without this worker
@@ -187,6 +188,10 @@ class TicketRefused(RollqError, ValueError):
 
 class ArrayError(RollqError):
     """A named array outside Redis is missing, changed, or cannot be written."""
+
+
+class ImageError(RollqError, ValueError):
+    """An image of a prompt cannot be read, is another than was meant, or does not fit the model."""
 
 
 class SnapshotError(RollqError):

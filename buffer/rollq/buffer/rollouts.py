@@ -87,18 +87,32 @@ class VersionSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRef:
+    """The image file at `url`, with this `sha256` in hex, if it is known; see `rollq.buffer.wire.images`.
+
+    `url`: `file:///...`, `https://...`, or `data:;base64,...`, which is the file itself.
+    """
+
+    url: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt.
 
     `content` is the text, or a tuple of chat messages (`{"role": ..., "content": ...}`). `ids` are optional token
     ids that win over it. `answer` is the reference that a judge compares with. `metadata` is free. `row` is its place
     among the task's prompts, where the producer knows it: the buffer keeps statistics by it, workers do not see it.
+    `images` fill the placeholders for images, in order; `image_options` are arguments of the model's image processor.
     """
 
     content: str | tuple[Mapping[str, Any], ...]
     answer: Any = None
     ids: tuple[int, ...] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[ImageRef, ...] = ()
+    image_options: Mapping[str, Any] = field(default_factory=dict)
     row: int | None = field(default=None, compare=False)
 
 

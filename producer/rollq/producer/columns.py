@@ -5,6 +5,7 @@ setting of the task     column                                             field
                         (default if it is absent: `messages`)
 `answer_field`          the reference answer, any value; "": none          `answer`
 `ids_field`             token ids that replace the text; may be absent     `ids`
+`images_field`          an image, or a list of images; may be absent       `images`
 `metadata_fields`       values for judges and agent loops;                 `metadata`
                         default: all other columns
 
@@ -12,6 +13,11 @@ A name may be a path into nested columns: `answer_field = "reward_model.ground_t
 dots takes precedence. In `metadata` a path appears under its full name, and a column of which only a part was used is
 kept whole. A null counts as absent, also in the fields of a message, because tables with one type per column fill gaps
 with nulls. Only an answer and the content of a message may be null.
+
+An image is a path, an https or `data:` URL, or an object with one of them under `image`, `url` or `path`, and perhaps
+the `sha256` of the file; in files of `datasets` also its bytes. It is named in the column, or in the messages' parts of
+type `image` or `image_url`. Images of the column take the place of the texts `<image>` in the messages, or come before
+the first text of the user if there are none.
 
 With `chat`, a text becomes a user's message, so that the model's chat template is applied to it. `system_prompt` adds a
 system message at the start, unless the row has one, and turns texts into messages.
@@ -21,8 +27,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.rollouts import ImageRef, Prompt
 from rollq.buffer.wire.prompts import ids_problem, message_problem
+from rollq.producer.image_parts import collect_images, image_of, place_images
 from rollq.producer.settings import PromptSettings
 
 _MESSAGES: Final = "messages"
@@ -38,6 +45,7 @@ class Columns:
     prompt_field: str = "prompt"
     answer_field: str = "answer"
     ids_field: str = "prompt_ids"
+    images_field: str = "images"
     metadata_fields: tuple[str, ...] | None = None
     chat: bool = False
     system_prompt: str = ""
@@ -49,6 +57,7 @@ class Columns:
             prompt_field=task.prompt_field,
             answer_field=task.answer_field,
             ids_field=task.ids_field,
+            images_field=task.images_field,
             metadata_fields=task.metadata_fields,
             chat=task.chat,
             system_prompt=task.system_prompt,
@@ -58,11 +67,13 @@ class Columns:
         """Whether a top-level column, or a part of it, is used; the others need not be read."""
         if self.metadata_fields is None:
             return True
-        names = (self.prompt_field, _MESSAGES, self.answer_field, self.ids_field, *self.metadata_fields)
+        fields = (self.prompt_field, _MESSAGES, self.answer_field, self.ids_field, self.images_field)
+        names = fields + self.metadata_fields
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
     def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """Convert a row to a prompt. Raises `ValueError` with the column and its problem."""
+        """Convert a row to a prompt, whose images are named as in the row. Raises `ValueError` with the column and its
+        problem."""
         content, ids = look_up(row, self.prompt_field), look_up(row, self.ids_field)
         field = self.prompt_field
         if content is None and (content := row.get(_MESSAGES)) is not None:
@@ -74,12 +85,26 @@ class Columns:
                 f"no field {self.answer_field!r} (answer_field); the row has {_names(row)}; "
                 'set answer_field = "" when prompts have no answer'
             )
+        prompt, images = self._with_images(row, self._with_system_prompt(_content(field, content)))
         return Prompt(
-            content=self._with_system_prompt(_content(field, content)),
+            content=prompt,
             answer=look_up(row, self.answer_field),
             ids=None if ids is None else _token_ids(f"field {self.ids_field!r}", ids),
             metadata=self._metadata(row, field),
+            images=images,
         )
+
+    def _with_images(self, row: Mapping[str, Any], content: Content) -> tuple[Content, tuple[ImageRef, ...]]:
+        """The content with a part per image, and the images that the column or the messages name."""
+        column = look_up(row, self.images_field)
+        named = [] if column is None else column if isinstance(column, list) else [column]
+        images = [image_of(f"field {self.images_field!r}", image) for image in named]
+        if isinstance(content, str):
+            return content, tuple(images)
+        content, inside = collect_images(content)
+        if inside and images:
+            raise ValueError(f"images are named by field {self.images_field!r} and in the messages: name them once")
+        return (content, inside) if not images else (place_images(content, len(images)), tuple(images))
 
     def _with_system_prompt(self, content: Content) -> Content:
         """Turn a text into messages, and add the system message, as far as the settings ask for it."""
@@ -94,7 +119,8 @@ class Columns:
     def _metadata(self, row: Mapping[str, Any], used: str) -> dict[str, Any]:
         if self.metadata_fields is not None:
             return {name: look_up(row, name) for name in self.metadata_fields}
-        return {name: value for name, value in row.items() if name not in {used, self.answer_field, self.ids_field}}
+        used_names = {used, self.answer_field, self.ids_field, self.images_field}
+        return {name: value for name, value in row.items() if name not in used_names}
 
 
 def look_up(row: Any, path: str, default: Any = None) -> Any:

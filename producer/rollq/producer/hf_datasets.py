@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 import orjson
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.wire.images import inline_image
 from rollq.producer.columns import Columns
 
 MAX_ROW_BYTES: Final = 10 * 2**20
@@ -20,10 +21,11 @@ PROGRESS_BYTES: Final = 256 * 2**20  # smaller files are read too fast for a pro
 class DatasetRows:
     """The rows of an open `datasets.Dataset`."""
 
-    def __init__(self, path: Path, data: Any) -> None:
+    def __init__(self, path: Path, data: Any, images_field: str) -> None:
         """Use `open`."""
         self._path = path
         self._data = data
+        self._images_field = images_field
 
     @classmethod
     def open(cls, path: Path, columns: Columns) -> Self:
@@ -41,7 +43,7 @@ class DatasetRows:
         if not data.num_rows:
             raise ConfigError(f"prompts file {str(path)!r} is empty")
         used = [name for name in data.column_names if columns.uses(name)]
-        return cls(path, data.select_columns(used).with_format("arrow"))
+        return cls(path, data.select_columns(used).with_format("arrow"), columns.images_field)
 
     def close(self) -> None:
         """Release the data and its memory map."""
@@ -57,9 +59,12 @@ class DatasetRows:
         return f"{self._path}[{row}]"
 
     def read(self, row: int) -> dict[str, Any]:
-        """Return the values of row `row` (from 0) as JSON types. Raises `ValueError` for values without a JSON type."""
+        """Return the values of row `row` (from 0) as JSON types; bytes in the column of images as a `data:` URL.
+
+        Raises `ValueError` for values without a JSON type.
+        """
         (values,) = self._data[row].to_pylist()
-        row_as_json = {name: _as_json(name, value) for name, value in values.items()}
+        row_as_json = {name: _as_json(name, value, images=name == self._images_field) for name, value in values.items()}
         size_bytes = sum(map(len, row_as_json.values()))
         if size_bytes > MAX_ROW_BYTES:
             raise ValueError(f"{size_bytes} bytes in one row; at most {MAX_ROW_BYTES} are allowed")
@@ -93,10 +98,17 @@ def _load(package: Any, path: Path) -> Any:
     return data
 
 
-def _as_json(column: str, value: Any) -> bytes:
+def _as_json(column: str, value: Any, *, images: bool) -> bytes:
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, default=_image_url if images else None)
     except TypeError as error:
         raise ValueError(
             f"column {column!r} cannot be written as JSON ({error}); list the needed columns in metadata_fields"
         ) from error
+
+
+def _image_url(value: Any) -> str:
+    """The URL that holds an image, for the column's bytes. Raises `TypeError` for anything else."""
+    if not isinstance(value, bytes):
+        raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
+    return inline_image(value).url

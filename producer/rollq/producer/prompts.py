@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.rollouts import Prompt
 from rollq.producer.columns import Columns
+from rollq.producer.image_parts import ImageFiles
 from rollq.producer.jsonl import JsonLines
 from rollq.producer.settings import PromptSettings
 
@@ -52,6 +53,8 @@ class PromptFile:
     def __init__(self, task: PromptSettings) -> None:
         self.path = task.prompts
         self._columns = Columns.from_task(task)
+        self._images = ImageFiles(task.prompts.parent, task.inline_image_bytes)
+        self._image_options = task.image_options
         self._table: Table | None = None
 
     def __enter__(self) -> Self:
@@ -77,8 +80,10 @@ class PromptFile:
         """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` with the file and the line or row."""
         table = self._opened
         try:
-            return replace(self._columns.prompt(table.read(row)), row=row)
-        except ValueError as error:
+            prompt = self._columns.prompt(table.read(row))
+            images = tuple(map(self._images.resolve, prompt.images))
+            return replace(prompt, row=row, images=images, image_options=self._image_options if images else {})
+        except ValueError as error:  # an image that cannot be read is one, too
             raise InvalidPrompt(f"{table.place(row)}: {error}") from error
 
     @property

@@ -44,6 +44,18 @@ class PromptSettings(Settings):
     ids_field: str = Field(
         default="prompt_ids", description="column with token ids, which take precedence over the text; may be absent"
     )
+    images_field: str = Field(
+        default="images", min_length=1, description="column with the images of the prompt; may be absent"
+    )
+    inline_image_bytes: int = Field(
+        default=16_384,
+        ge=0,
+        le=1 << 20,
+        description="images up to this size travel in Redis, others by path",
+    )
+    image_options: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the model's image processor, such as its size limits"
+    )
     metadata_fields: tuple[str, ...] | None = Field(
         default=None, description="columns passed to judges and agent loops; default: all other columns"
     )

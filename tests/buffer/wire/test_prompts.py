@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollq.buffer.errors import CorruptFrame, InvalidPrompt
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.rollouts import ImageRef, Prompt
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
 
 PROFILE = settings(derandomize=True, max_examples=200, deadline=None, database=None)
@@ -26,6 +26,8 @@ CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": 
         Prompt("", ids=(0, 5, 2**31 - 1)),
         Prompt((), ids=(1,)),
         Prompt("x", answer=[1.5, True, None, ""]),
+        Prompt("<image>", images=(ImageRef("file:///a.png", "0" * 64),), image_options={"size": {"width": 3}}),
+        Prompt(CHAT, images=(ImageRef("https://x/y.png"), ImageRef("data:;base64,AAAA", "f" * 64))),
     ],
 )
 def test_a_prompt_comes_back_as_it_was(prompt: Prompt) -> None:
@@ -105,3 +107,28 @@ def test_a_changed_byte_gives_a_prompt_or_corrupt(position: int, value: int) -> 
     except CorruptFrame:
         return
     assert orjson.loads(encode_prompt(prompt)) == orjson.loads(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("image", "problem"),
+    [
+        (ImageRef("http://x/y.png"), r"images\[0\]: the URL must begin with file:///, https://, data:;base64,"),
+        (ImageRef("relative.png"), "the URL must begin with"),
+        (ImageRef("file:///a.png", "0" * 63), "sha256 must be 64 hex digits"),
+        (ImageRef("file:///a.png", 5), "sha256 must be 64 hex digits"),  # type: ignore[arg-type]
+        (ImageRef(None), "the URL must begin with"),  # type: ignore[arg-type]
+    ],
+)
+def test_images_are_references(image: ImageRef, problem: str) -> None:
+    with pytest.raises(InvalidPrompt, match=problem):
+        encode_prompt(Prompt("x", images=(image,)))
+
+
+@pytest.mark.parametrize(
+    ("images", "options"),
+    [("a.png", {}), (["a.png"], {}), ([{"url": "file:///a"}], {}), ([{"url": "file:///a", "sha256": None}], [])],
+)
+def test_damaged_images_are_noticed(images: Any, options: Any) -> None:
+    fields: dict[str, Any] = {"content": "x", "answer": None, "ids": None, "metadata": {}}
+    with pytest.raises(CorruptFrame):
+        decode_prompt(orjson.dumps(fields | {"images": images, "image_options": options}))

@@ -1,17 +1,23 @@
 """One prompt as JSON, the form in which Redis keeps it and people can read it there."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
 import orjson
 
 from rollq.buffer.errors import CorruptFrame, InvalidPrompt
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.rollouts import ImageRef, Prompt
 
 MAX_ID = (1 << 31) - 1
 """Token ids are int32."""
 
+IMAGE_SCHEMES = ("file:///", "https://", "data:;base64,")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
 _FIELDS = {"content", "answer", "ids", "metadata"}
+_IMAGE_FIELDS = {"images", "image_options"}  # only of prompts with images
+_IMAGE = {"url", "sha256"}
 
 
 def encode_prompt(prompt: Prompt) -> bytes:
@@ -28,6 +34,9 @@ def encode_prompt(prompt: Prompt) -> bytes:
         "ids": prompt.ids,
         "metadata": dict(prompt.metadata),
     }
+    if prompt.images:
+        fields["images"] = [{"url": image.url, "sha256": image.sha256} for image in prompt.images]
+        fields["image_options"] = dict(prompt.image_options)
     try:
         return orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
@@ -40,14 +49,18 @@ def decode_prompt(data: bytes) -> Prompt:
         fields = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise CorruptFrame(f"prompt of {len(data)} bytes is not JSON: {error}") from None
-    if not isinstance(fields, dict) or fields.keys() != _FIELDS:
+    if not isinstance(fields, dict) or fields.keys() not in (_FIELDS, _FIELDS | _IMAGE_FIELDS):
         raise CorruptFrame(f"prompt of {len(data)} bytes is not an object with the fields {sorted(_FIELDS)}")
-    content, ids = fields["content"], fields["ids"]
+    content, ids, images = fields["content"], fields["ids"], fields.get("images", [])
+    if not isinstance(images, list) or not all(isinstance(image, dict) and image.keys() == _IMAGE for image in images):
+        raise CorruptFrame(f"prompt of {len(data)} bytes: images are not objects with the fields {sorted(_IMAGE)}")
     prompt = Prompt(
         content=tuple(content) if isinstance(content, list) else content,
         answer=fields["answer"],
         ids=tuple(ids) if isinstance(ids, list) else ids,
         metadata=fields["metadata"],
+        images=tuple(ImageRef(**image) for image in images),
+        image_options=fields.get("image_options", {}),
     )
     problem = _problem(prompt)
     if problem is not None:
@@ -78,6 +91,8 @@ def _problem(prompt: Prompt) -> str | None:
     metadata: object = prompt.metadata
     if not isinstance(metadata, Mapping):
         return f"metadata must be a mapping, not {type(metadata).__name__}"
+    if problem := _images_problem(prompt):
+        return problem
     if prompt.ids is None:
         return _content_problem(prompt.content) or (None if prompt.content else "both content and ids are empty")
     ids: object = prompt.ids
@@ -93,3 +108,15 @@ def _content_problem(content: object) -> str | None:
         return None
     problems = (message_problem(f"content[{index}]", message) for index, message in enumerate(content))
     return next((problem for problem in problems if problem), None)
+
+
+def _images_problem(prompt: Prompt) -> str | None:
+    for number, image in enumerate(prompt.images):
+        url: object = image.url
+        if not isinstance(url, str) or not url.startswith(IMAGE_SCHEMES):
+            return f"images[{number}]: the URL must begin with {', '.join(IMAGE_SCHEMES)}, and is {url!r:.80}"
+        digest: object = image.sha256
+        if digest is not None and (not isinstance(digest, str) or SHA256.fullmatch(digest) is None):
+            return f"images[{number}]: sha256 must be 64 hex digits, not {digest!r:.80}"
+    options: object = prompt.image_options
+    return None if isinstance(options, Mapping) else f"image_options must be a mapping, not {type(options).__name__}"

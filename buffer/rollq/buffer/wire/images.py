@@ -1,0 +1,68 @@
+"""Reading the images that prompts refer to.
+
+Redis holds a reference per group: the place of a file and its checksum, or a small file itself. The
+worker reads it from there for its engine, and the trainer for its model. rollq never deletes these files; keep
+them for as long as groups that name them may be trained or replayed.
+"""
+
+import base64
+import binascii
+import hashlib
+import urllib.request
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from rollq.buffer.errors import ImageError
+from rollq.buffer.rollouts import ImageRef
+
+MOST_IMAGE_BYTES: Final = 64 << 20
+"""Bytes of the largest file that is read."""
+INLINE: Final = "data:;base64,"
+"""Before the base64 form of a file that is its own URL."""
+TIMEOUT_S: Final = 30
+
+
+def read_image(image: ImageRef) -> bytes:
+    """Read an image's file, and compare its checksum if it is known.
+
+    Raises `ImageError` if it cannot be read, is larger than `MOST_IMAGE_BYTES`, or is another file.
+    """
+    name = image.url if len(image.url) < 200 else f"{image.url[:60]}..."
+    try:
+        data = _read(image.url)
+    except (OSError, ValueError) as error:  # a URL or base64 that is malformed is a ValueError
+        raise ImageError(f"image {name!r} cannot be read: {error}") from error
+    if len(data) > MOST_IMAGE_BYTES:
+        raise ImageError(f"image {name!r} is larger than {MOST_IMAGE_BYTES >> 20} MiB")
+    if image.sha256 is not None and (found := digest_of_image(data)) != image.sha256:
+        raise ImageError(f"image {name!r}: sha256 is {found[:12]}..., the prompt was made with {image.sha256[:12]}...")
+    return data
+
+
+def inline_image(data: bytes) -> ImageRef:
+    """The reference to a file that holds the file itself."""
+    return ImageRef(INLINE + base64.b64encode(data).decode(), digest_of_image(data))
+
+
+def digest_of_image(data: bytes) -> str:
+    """The sha256 of a file in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _read(url: str) -> bytes:
+    """Bytes of a file, one more than `MOST_IMAGE_BYTES` at most. Raises `OSError` and `ValueError`."""
+    if url.startswith(INLINE):
+        try:
+            return base64.b64decode(url[len(INLINE) :], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"not base64: {error}") from error
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        with Path(unquote(parts.path)).open("rb") as file:
+            return file.read(MOST_IMAGE_BYTES + 1)
+    if parts.scheme != "https":
+        raise ValueError("only file:///, https:// and data:;base64, can be read")
+    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+        data: bytes = response.read(MOST_IMAGE_BYTES + 1)
+        return data

@@ -1,0 +1,110 @@
+"""Images are read from where prompts say, and only if they are the files that were meant."""
+
+import http.server
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollq.buffer.errors import ImageError
+from rollq.buffer.rollouts import ImageRef
+from rollq.buffer.wire.images import MOST_IMAGE_BYTES, digest_of_image, inline_image, read_image
+
+DATA = b"\x89PNG any bytes"
+
+
+def test_a_file_is_read_from_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "with space é.png"
+    path.write_bytes(DATA)
+    assert read_image(ImageRef(path.as_uri())) == DATA
+    assert read_image(ImageRef(path.as_uri(), digest_of_image(DATA))) == DATA
+
+
+def test_a_file_is_read_from_the_reference_itself() -> None:
+    image = inline_image(DATA)
+    assert image.sha256 == digest_of_image(DATA)
+    assert read_image(image) == DATA
+
+
+@pytest.mark.parametrize("image", [inline_image(DATA), inline_image(DATA * 100)])
+def test_another_file_is_refused(image: ImageRef) -> None:
+    with pytest.raises(ImageError, match=r"sha256 is \w{12}\.\.\., the prompt was made with 0{12}\.\.\."):
+        read_image(ImageRef(image.url, "0" * 64))
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("file:///does/not/exist.png", "No such file"),
+        ("file:///", "Is a directory"),
+        ("http://localhost/image.png", "only file:///, https:// and data:;base64, can be read"),
+        ("ftp://localhost/image.png", "only file:///"),
+        ("/image.png", "only file:///"),
+        ("data:;base64,not base64!", "not base64"),
+        ("https://127.0.0.1:1/image.png", "refused"),
+        ("https://[", "Invalid"),
+        ("file:///a%00b", "null"),
+    ],
+)
+def test_what_cannot_be_read_is_named(url: str, problem: str) -> None:
+    with pytest.raises(ImageError, match=problem) as caught:
+        read_image(ImageRef(url))
+    assert str(caught.value).startswith(f"image {url!r} cannot be read")
+
+
+def test_a_huge_file_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(MOST_IMAGE_BYTES + 1)
+    with pytest.raises(ImageError, match="is larger than 64 MiB"):
+        read_image(ImageRef((tmp_path / "huge").as_uri()))
+
+
+@contextmanager
+def https_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that serves `folder`, with a certificate that this process trusts; its URL."""
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    )
+    subprocess.run([*command.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "cert.pem"))
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments: object) -> None:
+            super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
+
+        def do_GET(self) -> None:
+            if self.path.startswith("/moved/"):
+                self.send_response(302)
+                self.send_header("Location", self.path.removeprefix("/moved"))
+                self.end_headers()
+            else:
+                super().do_GET()
+
+    server = http.server.ThreadingHTTPServer(("localhost", 0), Files)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    with server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"https://localhost:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_file_is_read_over_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(DATA)
+    with https_server(tmp_path, monkeypatch) as url:
+        assert read_image(ImageRef(f"{url}/a.png", digest_of_image(DATA))) == DATA
+        assert read_image(ImageRef(f"{url}/moved/a.png")) == DATA
+        with pytest.raises(ImageError, match="404"):
+            read_image(ImageRef(f"{url}/b.png"))
+        with pytest.raises(ImageError, match="sha256 is"):
+            read_image(ImageRef(f"{url}/a.png", "0" * 64))
+        monkeypatch.delenv("SSL_CERT_FILE")
+        with pytest.raises(ImageError, match="certificate verify failed"):
+            read_image(ImageRef(f"{url}/a.png"))

@@ -1,0 +1,137 @@
+"""Images in rows: however they are named, the prompt gets references with checksums, and a part for each."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from rollq.buffer.errors import InvalidPrompt
+from rollq.buffer.rollouts import ImageRef, Prompt
+from rollq.buffer.wire.images import digest_of_image, inline_image
+from rollq.producer.prompts import PromptFile
+from rollq.producer.settings import PromptSettings
+
+SMALL, LARGE = b"small", b"large" * 1000
+DIGEST = digest_of_image(LARGE)
+PART = {"type": "image"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "small.png").write_bytes(SMALL)
+    (tmp_path / "large.png").write_bytes(LARGE)
+    return tmp_path
+
+
+def read(folder: Path, row: Any, **settings: Any) -> Prompt:
+    """The prompt of a row of a file in `folder`."""
+    (folder / "prompts.jsonl").write_text(json.dumps(row) + "\n")
+    given = {"prompts": folder / "prompts.jsonl", "answer_field": "", "inline_image_bytes": 100, **settings}
+    with PromptFile(PromptSettings.model_validate(given)) as file:
+        return file.prompt(0)
+
+
+def text(content: str) -> dict[str, str]:
+    return {"type": "text", "text": content}
+
+
+def test_small_files_travel_in_the_prompt_and_large_ones_by_path(folder: Path) -> None:
+    prompt = read(folder, {"prompt": "x", "images": ["small.png", str(folder / "large.png")]})
+    assert prompt.images == (inline_image(SMALL), ImageRef((folder / "large.png").as_uri(), DIGEST))
+    assert prompt.metadata == {}
+
+
+def test_urls_are_left_to_the_worker(folder: Path) -> None:
+    images = ["https://x/y.png", {"url": "https://x/z.png", "sha256": DIGEST}]
+    prompt = read(folder, {"prompt": "x", "images": images})
+    assert prompt.images == (ImageRef("https://x/y.png"), ImageRef("https://x/z.png", DIGEST))
+
+
+def test_data_urls_lose_their_type(folder: Path) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(SMALL).decode()}"
+    assert read(folder, {"prompt": "x", "images": url}).images == (inline_image(SMALL),)
+
+
+def test_marks_in_texts_are_the_places_of_images(folder: Path) -> None:
+    row = {"prompt": "<image>is <image>?", "images": ["small.png", "small.png"]}
+    content = [PART, text("is "), PART, text("?")]
+    assert read(folder, row, chat=True).content == ({"role": "user", "content": content},)
+
+
+def test_without_marks_images_come_before_the_users_first_text(folder: Path) -> None:
+    row = {"prompt": "why?", "images": ["small.png", "small.png"]}
+    assert read(folder, row, chat=True, system_prompt="Be brief.").content == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [PART, PART, text("why?")]},
+    )
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "large.png"},
+        {"type": "image", "path": "large.png", "text": None},
+        {"type": "image_url", "image_url": {"url": "large.png"}},
+        {"type": "image_url", "image_url": "large.png"},
+    ],
+)
+def test_parts_of_messages_may_name_images(folder: Path, part: Any) -> None:
+    prompt = read(folder, {"messages": [{"role": "user", "content": [text("a"), part]}]})
+    assert prompt.content == ({"role": "user", "content": [text("a"), PART]},)
+    assert [image.sha256 for image in prompt.images] == [DIGEST]
+
+
+def test_parts_may_be_places_for_images_of_the_column(folder: Path) -> None:
+    row = {"messages": [{"role": "user", "content": [text("a"), PART]}], "images": "large.png"}
+    prompt = read(folder, row)
+    assert prompt.content == ({"role": "user", "content": [text("a"), PART]},)
+    assert [image.sha256 for image in prompt.images] == [DIGEST]
+
+
+def test_options_belong_to_prompts_with_images(folder: Path) -> None:
+    options = {"size": {"longest_edge": 64}}
+    assert read(folder, {"prompt": "x", "images": "small.png"}, image_options=options).image_options == options
+    assert read(folder, {"prompt": "x"}, image_options=options).image_options == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"prompt": "x", "images": "gone.png"}, "gone.png' cannot be read"),
+        ({"prompt": "x", "images": [3]}, "field 'images': an image is a path"),
+        ({"prompt": "x", "images": {"sha256": "0" * 64}}, "an image is a path"),
+        ({"prompt": "x", "images": {"path": "large.png", "sha256": "0" * 64}}, "the prompt was made with 0"),
+        ({"prompt": "x", "images": "http://x/y.png"}, None),
+        ({"prompt": "<image>", "images": ["small.png"] * 2}, "1 places for 2 images"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "path": ""}]}]}, "an image is a path"),
+        (
+            {
+                "messages": [{"role": "user", "content": [{"type": "image", "path": "small.png"}]}],
+                "images": "small.png",
+            },
+            "name them once",
+        ),
+        ({"messages": [{"role": "system", "content": "x"}], "images": "small.png"}, "no message of the user"),
+        ({"prompt": "x", "images": inline_image(LARGE).url}, "holds an image of 5000 bytes: raise inline_image_bytes"),
+    ],
+)
+def test_bad_images_make_the_row_unusable(folder: Path, row: Any, problem: str | None) -> None:
+    if problem is None:  # refused by the buffer
+        assert read(folder, row).images == (ImageRef("http://x/y.png"),)
+        return
+    with pytest.raises(InvalidPrompt, match=problem):
+        read(folder, row, chat=True)
+
+
+def test_files_of_datasets_may_hold_the_bytes(folder: Path) -> None:
+    rows = {"prompt": ["x"], "images": [[{"bytes": SMALL, "path": "name.png"}]]}
+    features = datasets.Features(
+        {"prompt": datasets.Value("string"), "images": datasets.List(datasets.Image(decode=False))}
+    )
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(folder / "prompts.parquet"))
+    settings = PromptSettings(prompts=folder / "prompts.parquet", answer_field="")
+    with PromptFile(settings) as file:
+        assert file.prompt(0).images == (inline_image(SMALL),)
