@@ -14,6 +14,7 @@ import numpy as np
 
 from rollq.buffer.rollouts import FinishReason, Int32Array, Prompt, Sample, SampleStatus, Segment
 from rollq.workers.agents.continuation import join, spent
+from rollq.workers.agents.image_prompts import ImageTokenizer
 from rollq.workers.agents.stop_strings import cut_at_stop_string
 from rollq.workers.engines.protocol import Completion, Request, Sampling, Tokenizer, parse_reason
 
@@ -126,7 +127,8 @@ def failed(reason: str) -> Sample:
 def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer) -> Int32Array:
     """Ids int32 [P] of a prompt: its own, else its text, or its messages through the chat template."""
     if prompt.ids is not None:
-        return np.array(prompt.ids, dtype=np.int32)
+        ids = list(prompt.ids)
+        return np.array(tokenizer.expand(ids) if isinstance(tokenizer, ImageTokenizer) else ids, dtype=np.int32)
     if isinstance(prompt.content, str):
         return np.array(tokenizer.encode(prompt.content), dtype=np.int32)
     return np.array(tokenizer.chat([dict(message) for message in prompt.content]), dtype=np.int32)

@@ -20,6 +20,7 @@ from rollq.workers.engines.protocol import (
     Completion,
     Engine,
     EngineDead,
+    ImageEngine,
     Request,
     Scorer,
     SelfChecking,
@@ -93,6 +94,8 @@ class EngineHost:
     async def generate(self, request: Request) -> Completion:
         """See `Engine.generate`. Tokens whose version the engine does not report get the one at the request's start."""
         engine = self._living()
+        if request.images is not None and not (isinstance(engine, ImageEngine) and engine.takes_images):
+            raise ValueError("the engine takes no images: use 'vllm' or 'transformers' with a model that reads them")
         started = engine.version
         self._running.add(request)
         try:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy.typing as npt
 
 from rollq.buffer.errors import RollqError
+from rollq.buffer.image_processor import PlacedImages
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 from rollq.buffer.weights.probe import Probe
 from rollq.workers.engines.weights_check import WeightsCheck
@@ -103,6 +104,7 @@ class Request:
     must_finish: bool = False
     report: "Callable[[Completion], None] | None" = None
     session: str | None = None  # requests of one conversation share it, and are best served by the same server
+    images: PlacedImages | None = None  # whose tokens `prompt_ids` hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -197,6 +199,16 @@ class CachingEngine(Engine, Protocol):
     async def cache_error(self) -> float:
         """How far logprobs of next tokens, after a prompt that was also used before the last swap, are from those
         without any cache, in the mean, in nats. Stale keys and values show here. Raises `EngineDead`."""
+        ...
+
+
+@runtime_checkable
+class ImageEngine(Protocol):
+    """The additional member of an `Engine` whose model reads images."""
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model that is served reads `Request.images`. Without this, requests with images are refused."""
         ...
 
 

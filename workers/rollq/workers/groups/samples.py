@@ -7,15 +7,19 @@ happens to the others.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from rollq.buffer.errors import ImageError
+from rollq.buffer.image_processor import PlacedImages
 from rollq.buffer.log_once import LogOnce
-from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Sample, SampleStatus
+from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Prompt, Sample, SampleStatus
+from rollq.buffer.wire.images import digest_of_image
+from rollq.workers.agents.image_prompts import ImageTokenizer, read_images
 from rollq.workers.agents.loops import Rollout, failed, prompt_tokens
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
@@ -30,6 +34,30 @@ log = logging.getLogger(__name__)
 
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPrompt:
+    """A prompt's ids int32 [P], with the tokens of its images, and the tokenizer of its conversation."""
+
+    ids: Int32Array
+    tokenizer: Tokenizer
+    images: PlacedImages | None = None
+
+    def digests(self) -> dict[str, Any]:
+        """The sha256 of the image files, as samples keep them for the trainer."""
+        return {} if self.images is None else {"images": list(map(digest_of_image, self.images.images.files))}
+
+
+async def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> ReadPrompt:
+    """Tokenise a prompt, and read its images. Raises `ImageError`, and what the tokenizer raises."""
+    if not prompt.images:
+        return ReadPrompt(prompt_tokens(prompt, tokenizer), tokenizer)
+    images = await asyncio.to_thread(read_images, prompt, tokenizer)
+    with_images = ImageTokenizer(tokenizer, images)
+    ids = prompt_tokens(prompt, with_images)
+    images.collapse(ids.tolist())  # raises unless all images are there
+    return ReadPrompt(ids, with_images, images)
 
 
 class SampleMaker:
@@ -54,17 +82,17 @@ class SampleMaker:
         if not missing:
             return
         try:
-            prompt_ids = prompt_tokens(lease.prompt, self._tokenizer)
+            prompt = await read_prompt(lease.prompt, self._tokenizer)
         except Exception as error:
             log.exception("the prompt of group %d of task %r has no tokens", lease.group_id, lease.task)
             for index in missing:
                 samples[index] = failed(f"prompt: {type(error).__name__}: {error}")
             return
         held.looping.update(missing)
-        await all_of([self._make_sample(recipe, held, prompt_ids, samples, index) for index in missing])
+        await all_of([self._make_sample(recipe, held, prompt, samples, index) for index in missing])
 
     async def _make_sample(
-        self, recipe: Recipe, held: HeldLease, prompt_ids: Int32Array, samples: list[Sample], index: int
+        self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int
     ) -> None:
         lease = held.lease
         resumes = recipe.resumes(lease)
@@ -72,13 +100,13 @@ class SampleMaker:
         salvage = self._salvage.of(held, index, previous) if recipe.salvages(lease) else None
         rollout = Rollout(
             prompt=lease.prompt,
-            prompt_ids=prompt_ids,
+            prompt_ids=prompt.ids,
             previous=previous,
             sampling=recipe.sampling(lease, index),
             max_prompt_tokens=recipe.settings.max_prompt_tokens,
             priority=priority(lease),
-            tokenizer=self._tokenizer,
-            generate=partial(self._generate, held),
+            tokenizer=prompt.tokenizer,
+            generate=partial(self._generate, held, prompt.images),
             session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
             keep=salvage.keep if salvage and resumes else None,
         )
@@ -97,7 +125,7 @@ class SampleMaker:
             return
         if made.status is SampleStatus.COMPLETED:
             made = await self._judge(recipe, lease, made)
-        samples[index] = replace(made, extra={**made.extra, **self._extra, **self._weights_check()})
+        samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.digests(), **self._weights_check()})
         if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
 
@@ -132,13 +160,16 @@ class SampleMaker:
             judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
         return mask_truncated(judged) if task.overlong_filter else judged
 
-    async def _generate(self, held: HeldLease, request: Request) -> Completion:
-        """Generate for a group; aborts at once when the group is being stopped."""
+    async def _generate(self, held: HeldLease, images: PlacedImages | None, request: Request) -> Completion:
+        """Generate for a group with `images`; aborts at once when the group is being stopped.
+
+        Raises `ImageError` for a response with tokens that mean an image: a trainer would look for an image there.
+        """
         if held.finished:
             return ABORTED
         must_finish = held.lease.must_finish or held.lease.evaluation
         report = None if request.report is None else partial(self._report, request.report)
-        request = replace(request, must_finish=must_finish, report=report)
+        request = replace(request, must_finish=must_finish, report=report, images=images)
         held.requests.add(request)
         try:
             completion = await self._host.generate(request)
@@ -146,6 +177,8 @@ class SampleMaker:
             held.requests.discard(request)
         self.tokens += len(completion.ids)
         self.recomputed_tokens += recomputed(request, completion)
+        if images is not None and (made := images.reserved.intersection(completion.ids.tolist())):
+            raise ImageError(f"the model made the token {min(made)}, which means an image")
         return completion
 
     def _report(self, report: Callable[[Completion], None], so_far: Completion) -> None:

@@ -6,12 +6,14 @@ The run compares fingerprints at registration; nothing here uses the network.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.image_processor import ImageProcessor
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "config.json"
@@ -36,6 +38,11 @@ class HfTokenizer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer_eos = self._tokenizer.eos_token_id
         self._eos_ids = model_eos_ids(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
+
+    @cached_property
+    def images(self) -> ImageProcessor:
+        """The image processor of the same folder. Raises `ConfigError` if there is none."""
+        return ImageProcessor(self._folder)
 
     @property
     def backend(self) -> Any:

@@ -4,15 +4,16 @@ Invariant: a sequence's logits are those of a plain forward pass over its own to
 it is batched with. Rows are padded on the left; the mask hides the padding and positions do not count it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import DynamicCache
 
+from rollq.buffer.image_processor import ImageProcessor, Images
 from rollq.buffer.rollouts import FinishReason
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion
@@ -27,7 +28,8 @@ _MAX_SEED = 2**64 - 1
 class ActiveSequence:
     """One sequence under way. `context` are the tokens given (prompt, then prefix), `prefix_tokens` how many of them
     are response tokens; `ids` and `logprobs` what was generated; `versions` (version, index of its first token);
-    `experts` [layers, top_k] of each token that was read, of the pass that gave the next token's logprob."""
+    `experts` [layers, top_k] of each token that was read, of the pass that gave the next token's logprob; `images` are
+    those of the prompt."""
 
     context: list[int]
     prefix_tokens: int
@@ -35,6 +37,7 @@ class ActiveSequence:
     seed: int
     token_limit: int
     versions: list[tuple[WeightsVersion, int]]
+    images: Images | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     experts: list[ExpertArray] = field(default_factory=list)
@@ -82,14 +85,16 @@ class DecodeBatch:
         eos_ids: frozenset[int],
         decode: Callable[[list[int]], str],
         recorder: ExpertRecorder | None = None,
+        processor: ImageProcessor | None = None,
     ) -> None:
         """`decode` turns response ids into text; it is called only for sequences with stop strings. `recorder` records
-        the experts of `model`."""
+        the experts of `model`, `processor` processes the images that it reads."""
         self.sequences: list[ActiveSequence] = []
         self._model = model
         self._eos_ids = eos_ids
         self._decode = decode
         self._recorder = recorder
+        self._processor = processor
         self._state: _State | None = None
         self._set_rows()
 
@@ -146,15 +151,33 @@ class DecodeBatch:
             self._state = self._prefill(self.sequences)
 
     def _prefill(self, sequences: Sequence[ActiveSequence]) -> _State:
-        """Read all tokens of `sequences`. Equal ones (the samples of a group) are read once."""
-        unique: dict[tuple[int, ...], int] = {}
-        index = [unique.setdefault(tuple(one.context + one.ids), len(unique)) for one in sequences]
-        state = prefill(self._model, list(unique))
-        if self._recorder is not None:
-            experts = self._recorder.take(len(unique))
-            for sequence, row in zip(sequences, index, strict=True):
-                sequence.read(experts[row, -len(sequence.context) - len(sequence.ids) :])
-        return select(state, torch.tensor(index, device=self._model.device))
+        """Read all tokens of `sequences`: equal ones (the samples of a group) once, those with images alone."""
+        unique: dict[_Row, int] = {}
+        index = [unique.setdefault(_Row.of(sequence), len(unique)) for sequence in sequences]
+        rows = list(unique)
+        texts = [number for number, row in enumerate(rows) if row.images is None]
+        passes = [[number] for number, row in enumerate(rows) if row.images is not None] + [texts] * bool(texts)
+        state: _State | None = None
+        read: dict[int, ExpertArray] = {}
+        for numbers in passes:
+            one = self._read([rows[number] for number in numbers])
+            state = one if state is None else merge(state, one)
+            if self._recorder is not None:
+                read |= dict(zip(numbers, self._recorder.take(len(numbers)), strict=True))
+        for sequence, number in zip(sequences, index, strict=True):
+            if read:
+                sequence.read(read[number][-len(rows[number].ids) :])
+        order = [number for numbers in passes for number in numbers]
+        assert state is not None
+        return select(state, torch.tensor([order.index(number) for number in index], device=self._model.device))
+
+    def _read(self, rows: Sequence["_Row"]) -> _State:
+        ids, images = [row.ids for row in rows], rows[0].images
+        if images is None:
+            return prefill(self._model, ids)
+        assert self._processor is not None
+        input_ids = torch.tensor(ids, device=self._model.device)
+        return prefill(self._model, ids, self._processor.inputs(input_ids, [images]))
 
     def _record_step(self) -> None:
         """Record the experts of the tokens that were read in a decode step, one per sequence."""
@@ -184,8 +207,19 @@ class DecodeBatch:
         return FinishReason.LENGTH if len(sequence.ids) >= sequence.token_limit else None
 
 
-def prefill(model: Any, rows: Sequence[tuple[int, ...]]) -> _State:
-    """Read whole sequences."""
+class _Row(NamedTuple):
+    """All ids of a sequence, and its images, as a forward pass reads them."""
+
+    ids: tuple[int, ...]
+    images: Images | None
+
+    @classmethod
+    def of(cls, sequence: ActiveSequence) -> Self:
+        return cls(tuple(sequence.context + sequence.ids), sequence.images)
+
+
+def prefill(model: Any, rows: Sequence[tuple[int, ...]], inputs: Mapping[str, torch.Tensor] | None = None) -> _State:
+    """Read whole sequences. `inputs` are further ones of the model, for rows of equal length."""
     width = max(map(len, rows))
     ids = torch.tensor([(0,) * (width - len(row)) + row for row in rows], device=model.device)
     lengths = torch.tensor([len(row) for row in rows], device=model.device)
@@ -198,6 +232,7 @@ def prefill(model: Any, rows: Sequence[tuple[int, ...]]) -> _State:
         past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **(inputs or {}),
     ).logits[:, -1]
     return _State(cache, mask, logits)
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.image_processor import ImageProcessor, has_images, model_class
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.buffer.settings import Settings
 from rollq.workers.engines.gate import RequestGate
@@ -47,6 +47,7 @@ class TransformersEngine:
     def __init__(self, settings: TransformersSettings) -> None:
         self._settings = settings
         self.dtype, self.vocabulary = settings.dtype, 0  # the latter is known once it has started
+        self.takes_images = has_images(settings.model)
         self._gate: RequestGate[Job] = RequestGate(self._stop, opened=self._look_for_work)
         self._driver = DecodeDriver(self._gate, settings.max_batch)
 
@@ -63,7 +64,8 @@ class TransformersEngine:
         self.vocabulary = int(self._model.config.get_text_config().vocab_size)
         eos_ids = model_eos_ids(self._settings.model)
         recorder = ExpertRecorder(self._model) if self._settings.return_routed_experts else None
-        batch = DecodeBatch(self._model, eos_ids, lambda ids: self._tokenizer.decode(ids), recorder)
+        processor = self._image_processor() if self.takes_images else None
+        batch = DecodeBatch(self._model, eos_ids, lambda ids: self._tokenizer.decode(ids), recorder, processor)
         self._driver.start(self._model, batch)
         self._gate.start()
 
@@ -117,6 +119,14 @@ class TransformersEngine:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _image_processor(self) -> ImageProcessor:
+        if hasattr(self._model.model, "get_rope_index"):
+            raise ConfigError(
+                f"engine 'transformers' cannot serve {type(self._model).__name__}, whose positions depend on images: "
+                "use engine 'vllm'"
+            )
+        return ImageProcessor(self._settings.model)
+
     @cached_property
     def _tokenizer(self) -> HfTokenizer:
         """Only stop strings need it."""
@@ -130,7 +140,7 @@ def load_model(settings: TransformersSettings) -> Any:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     transformers_logging.disable_progress_bar()
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        model: Any = model_class(settings.model).from_pretrained(
             settings.model, dtype=getattr(torch, settings.dtype), local_files_only=True
         )
         return model.to(device).eval().requires_grad_(False)
@@ -146,7 +156,8 @@ def make_sequence(request: Request, config: Any) -> ActiveSequence:
     context = request.prompt_ids.tolist() + prefix
     check_ids(context, config.vocab_size)
     seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
-    return ActiveSequence(context, len(prefix), request.sampling, seed, limit, versions=[])
+    images = None if request.images is None else request.images.images
+    return ActiveSequence(context, len(prefix), request.sampling, seed, limit, versions=[], images=images)
 
 
 @torch.no_grad()

@@ -5,11 +5,38 @@ from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
+from vllm.inputs import TokensPrompt, tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from rollq.buffer.errors import ImageError
+from rollq.buffer.image_processor import PlacedImages, open_image
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array, VersionSpan
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion, parse_reason
 from rollq.workers.engines.spans import version_spans
+
+
+def prompt_input(ids: list[int], images: PlacedImages | None, *, salt: str) -> Any:
+    """vLLM's input for a request with these ids, and the tokens of `images` among them. vLLM places these itself.
+
+    Raises `ImageError` for ids without the images, and files that are not images.
+    """
+    if images is None:
+        return tokens_input(ids, cache_salt=salt)
+    return TokensPrompt(
+        prompt_token_ids=images.collapse(ids),
+        multi_modal_data={"image": list(map(open_image, images.images.files))},
+        mm_processor_kwargs=dict(images.images.options),
+        cache_salt=salt,
+    )
+
+
+def check_prompt(ids: list[int], answer: Any) -> None:
+    """Raise `ImageError` unless vLLM read these ids, images placed. A trainer would read others."""
+    if answer.prompt_token_ids != ids:
+        raise ImageError(
+            f"vLLM placed the images otherwise: its prompt has {len(answer.prompt_token_ids or ())} tokens, and "
+            f"{len(ids)} by the processor in the model's folder"
+        )
 
 
 def sampling_parameters(

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 from vllm.exceptions import VLLMClientError
-from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -40,7 +39,9 @@ from rollq.workers.engines.vllm.adapter_files import check_adapter
 from rollq.workers.engines.vllm.adapters import Adapters, VllmCall, outlives, used_adapters
 from rollq.workers.engines.vllm.api import (
     OutputReader,
+    check_prompt,
     name_of,
+    prompt_input,
     sampling_parameters,
 )
 from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess
@@ -64,7 +65,7 @@ class VllmEngine:
 
     def __init__(self, settings: VllmSettings) -> None:
         self.version = WeightsVersion(0, 0, "")
-        self.dtype, self.vocabulary = "", 0  # known once it has started
+        self.dtype, self.vocabulary, self.takes_images = "", 0, False  # known once it has started
         self._settings = settings
         self._process: VllmProcess | None = None
         self._names = count()
@@ -92,6 +93,7 @@ class VllmEngine:
         self._expert_shape = ExpertShape.of(config) if self._settings.engine_args.get(ARGUMENT) else None
         self.dtype = config.quantization or str(config.dtype).removeprefix("torch.")
         self.vocabulary = int(config.get_vocab_size())
+        self.takes_images = bool(config.is_multimodal_model)
         self._eos_ids = model_eos_ids(self._settings.model)
         self._no_reload = await self._try_reload(process)
 
@@ -144,7 +146,8 @@ class VllmEngine:
         call.version, call.adapter = self.version, self._adapters.current
         report = call.request.report
         # The salt keeps cached prompts of other weights away, also where running requests keep theirs.
-        prompt = tokens_input(ids, cache_salt=name_of(call.version))
+        images = call.request.images
+        prompt = prompt_input(ids, images, salt=name_of(call.version))
         reader, reported = OutputReader(call.version), 0
         try:
             parameters = sampling_parameters(call.request.sampling, tokens, self._eos_ids, streamed=report is not None)
@@ -152,6 +155,8 @@ class VllmEngine:
                 prompt, parameters, call.name, lora_request=call.adapter, priority=call.request.priority
             )
             async for answer in answers:  # only the final one, unless they are to be reported
+                if images is not None:
+                    check_prompt(ids, answer)
                 output = answer.outputs[0]
                 reader.add(output)
                 if report is not None and not answer.finished and reader.tokens - reported >= REPORT_TOKENS:

@@ -1,0 +1,131 @@
+"""The engine's logprobs after prompts with images are those of a plain forward pass over the same files."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.image_processor import ImageProcessor, Images, PlacedImages, model_class
+from rollq.workers.agents.image_prompts import ImageTokenizer
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import Completion, Engine, Request, Sampling, WeightsVersion
+from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
+from rollq.workers.engines.transformers.decode_batch import ActiveSequence, DecodeBatch
+from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from support.model_families import make_model
+from support.pictures import picture
+from support.vision_families import PLACEHOLDERS, make_vision_model
+
+FAMILIES = sorted(PLACEHOLDERS)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folders(family: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of a family with different weights."""
+    return [make_vision_model(tmp_path_factory.mktemp(f"{family}-{seed}"), family, seed=seed) for seed in range(2)]
+
+
+def images_of(folder: Path, *files: bytes) -> PlacedImages:
+    return ImageProcessor(folder).place(Images(files, {}))
+
+
+def request(folder: Path, text: str, images: PlacedImages | None, tokens: int = 12, seed: int = 0) -> Request:
+    tokenizer = HfTokenizer(folder)
+    ids = tokenizer.encode(text) if images is None else ImageTokenizer(tokenizer, images).encode(text)
+    sampling = Sampling(max_tokens=tokens, seed=seed, ignore_eos=True)
+    return Request(np.array(ids, np.int32), sampling, images=images)
+
+
+def plain_logprobs(folder: Path, one: Request, made: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The logprobs float32 [R] of response tokens by one forward pass of transformers."""
+    model = model_class(folder).from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.tensor([[*one.prompt_ids.tolist(), *made]])
+    inputs: Mapping[str, Any] = {}
+    if one.images is not None:
+        inputs = ImageProcessor(folder).inputs(ids, [one.images.images])
+    with torch.no_grad():
+        logprobs = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0].log_softmax(-1)
+    places = torch.arange(len(one.prompt_ids) - 1, ids.shape[1] - 1)
+    found: np.ndarray[Any, Any] = logprobs[places, torch.tensor(made)].numpy()
+    return found
+
+
+async def started(folder: Path) -> TransformersEngine:
+    engine = TransformersEngine(TransformersSettings(model=folder, device="cpu"))
+    await engine.start()
+    return engine
+
+
+def test_samples_of_prompts_with_and_without_images_are_exact(folders: list[Path], family: str) -> None:
+    mark = PLACEHOLDERS[family]
+    one, two = picture(20, 30, seed=1), picture(64, 16, seed=2)
+    requests = [
+        request(folders[0], f"{mark}what?", images_of(folders[0], one)),
+        request(folders[0], f"a {mark} and a {mark}{mark}: why?", images_of(folders[0], one, two, one), seed=1),
+        request(folders[0], "no image at all", None, seed=2),
+        request(folders[0], f"{mark}what?", images_of(folders[0], two), seed=3),
+    ]
+
+    async def run() -> list[Completion]:
+        engine = await started(folders[0])
+        completions = await asyncio.gather(*map(engine.generate, requests))
+        await engine.close()
+        return completions
+
+    for asked, completion in zip(requests, asyncio.run(run()), strict=True):
+        expected = plain_logprobs(folders[0], asked, completion.ids.tolist())
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+    shown, other = (plain_logprobs(folders[0], requests[place], [65, 66, 67]) for place in (0, 3))
+    assert np.abs(shown - other).max() > 0.01, "what is on the image matters"
+
+
+def test_running_samples_see_their_images_with_new_weights(folders: list[Path], family: str) -> None:
+    asked = request(folders[0], f"{PLACEHOLDERS[family]}?", images_of(folders[0], picture(9, 9, seed=1)))
+    assert asked.images is not None
+    serving, new = (model_class(folder).from_pretrained(folder, dtype=torch.float32).eval() for folder in folders)
+    batch = DecodeBatch(serving, frozenset(), lambda ids: "", processor=ImageProcessor(folders[0]))
+    versions = [(WeightsVersion(1, 0, ""), 0)]
+    sequence = ActiveSequence(asked.prompt_ids.tolist(), 0, asked.sampling, 5, 12, versions, asked.images.images)
+    batch.add([sequence])
+    for _ in range(5):
+        batch.step()
+    serving.load_state_dict(new.state_dict())
+    batch.recompute(WeightsVersion(1, 1, ""))
+    while not batch.step():
+        pass
+    before, after = (plain_logprobs(folder, asked, sequence.ids) for folder in folders)
+    np.testing.assert_allclose(sequence.logprobs, [*before[:5], *after[5:]], atol=1e-4)
+    assert np.abs(before - after).max() > 0.1
+
+
+def test_engines_without_images_refuse_them(tmp_path: Path) -> None:
+    folder = make_vision_model(tmp_path / "model", "llava", seed=0)
+    asked = request(folder, "<image>", images_of(folder, picture(9, 9, seed=1)))
+    text_only = make_model(tmp_path / "text", "llama", seed=0)
+    engines: list[Callable[[], Engine]] = [
+        lambda: SimulatedEngine(SimulatedSettings()),
+        lambda: TransformersEngine(TransformersSettings(model=text_only, device="cpu")),
+    ]
+
+    async def run() -> None:
+        for make in engines:
+            host = EngineHost(make, restarts=0)
+            await host.start()
+            with pytest.raises(ValueError, match="the engine takes no images: use 'vllm' or 'transformers'"):
+                await host.generate(asked)
+            await host.close()
+
+    asyncio.run(run())
+    with pytest.raises(ConfigError, match=r"prompts have images, and '.*text' has no processor_config.json"):
+        _ = HfTokenizer(text_only).images

@@ -1,0 +1,56 @@
+"""The tokenizer of a prompt with images: text whose placeholders for images become the tokens of these images."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollq.buffer.errors import ImageError
+from rollq.buffer.image_processor import Images, PlacedImages
+from rollq.buffer.rollouts import Prompt
+from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
+
+
+def read_images(prompt: Prompt, tokenizer: Tokenizer) -> PlacedImages:
+    """Read and process the images of a prompt, which takes a while.
+
+    Raises `ImageError`, and `ConfigError` for a model without images.
+    """
+    if not isinstance(tokenizer, HfTokenizer):
+        raise ImageError("prompts with images need the tokenizer of a model's folder, by [worker] tokenizer")
+    return tokenizer.images.place(Images.read(prompt.images, prompt.image_options))
+
+
+class ImageTokenizer:
+    """`Tokenizer` for the conversation that begins with a prompt with `images`.
+
+    Invariant: ids hold the tokens of all images, or of none. All come with the prompt; none can be added later.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, images: PlacedImages) -> None:
+        self._tokenizer = tokenizer
+        self._images = images
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`. Raises `ImageError` for some, but not all, of the placeholders for images."""
+        return self.expand(self._tokenizer.encode(text))
+
+    def expand(self, ids: list[int]) -> list[int]:
+        """The ids with the tokens of the images in place of their placeholders. Raises `ImageError` as `encode`."""
+        return self._images.expand(ids) if self._images.placeholder_id in ids else ids
+
+    def decode(self, ids: list[int], *, special: bool = False) -> str:
+        """See `Tokenizer.decode`."""
+        return self._tokenizer.decode(ids, special=special)
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """See `Tokenizer.render`. Each image is a placeholder in the text."""
+        return self._tokenizer.render(messages, tools)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Ids of `render`. Raises `ImageError` as `encode`."""
+        return self.encode(self.render(messages, tools))
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """See `Tokenizer.eos_ids`."""
+        return self._tokenizer.eos_ids
