@@ -12,12 +12,13 @@ ROOT = Path(__file__).parent.parent
 
 PUBLIC = {
     "rollq.buffer": {
-        "Buffer", "FinishReason", "Group", "Prompt", "Sample", "SampleStatus", "Segment", "Status", "VersionSpan",
-        "load_array", "open_queue", "store_array",
+        "Buffer", "FinishReason", "Group", "ImageRef", "Prompt", "Sample", "SampleStatus", "Segment", "Status",
+        "VersionSpan", "load_array", "open_queue", "store_array",
     },
     "rollq.consumer": {
-        "AdvantageSettings", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "GrpoSettings", "MicroBatch",
-        "TokenSequence", "grpo_loss", "probe_of", "replay_experts", "to_checkpoint_format",
+        "AdvantageSettings", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "GrpoSettings", "ImageInputs",
+        "ImageProcessor", "MicroBatch", "TokenSequence", "grpo_loss", "probe_of", "replay_experts",
+        "to_checkpoint_format",
     },
     "rollq.producer": {
         "BatchCoordinator", "BatchHandle", "BatchResult", "Operator", "OverRollout", "PromptOrder", "ScoredGroup",

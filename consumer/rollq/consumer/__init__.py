@@ -16,6 +16,8 @@ __all__ = [
     "Consumer",
     "ConsumerSettings",
     "GrpoSettings",
+    "ImageInputs",
+    "ImageProcessor",
     "MicroBatch",
     "TokenSequence",
     "grpo_loss",
@@ -26,10 +28,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rollq.buffer.advantages import AdvantageSettings
+    from rollq.buffer.image_processor import ImageProcessor
     from rollq.consumer.batch import Batch
     from rollq.consumer.consumer import Consumer
     from rollq.consumer.expert_replay import replay_experts
     from rollq.consumer.grpo import grpo_loss
+    from rollq.consumer.images import ImageInputs
     from rollq.consumer.micro_batch import MicroBatch
     from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings, GrpoSettings
@@ -40,10 +44,12 @@ else:
         __name__,
         {
             "rollq.buffer.advantages": "AdvantageSettings",
+            "rollq.buffer.image_processor": "ImageProcessor",
             "rollq.consumer.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",
             "rollq.consumer.expert_replay": "replay_experts",
             "rollq.consumer.grpo": "grpo_loss",
+            "rollq.consumer.images": "ImageInputs",
             "rollq.consumer.micro_batch": "MicroBatch",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings GrpoSettings",

@@ -33,9 +33,10 @@ def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False) -> T
     """
     logits = model(
         input_ids=micro.input_ids,
-        position_ids=micro.position_ids,
+        position_ids=None if micro.inputs else micro.position_ids,  # with images, some models count otherwise
         attention_mask=micro.attention_mask,
         use_cache=False,
+        **micro.inputs,
     ).logits
     row, column = micro.loss_mask.nonzero(as_tuple=True)
     # only the loss tokens in float32: most tokens are prompts, and the vocabulary is large

@@ -1,7 +1,7 @@
 """Token sequences as torch tensors, packed into one row or padded into one row each. Needs torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class MicroBatch:
     sample_loss_tokens float32  [B, T]  loss tokens of the token's sample, over all its segments
     sequence_index     int64    [B, T]  index into `Batch.sequences`; -1 on padding
     arrays             any      [B, T, ...] named arrays per token, 0 where they have no entry
+    inputs             any      any     further inputs of the model, by name: the pixels of images
 
     `sequences` are the indices into `Batch.sequences` in order; `counts` are those of the whole batch over all ranks.
     """
@@ -51,15 +52,18 @@ class MicroBatch:
     arrays: Mapping[str, torch.Tensor]
     sequences: tuple[int, ...]
     counts: BatchCounts
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> "MicroBatch":
         """A copy with all tensors on `device`."""
         moved: dict[str, Any] = {}
-        for name in (field.name for field in fields(self)):
+        for name in (one.name for one in fields(self)):
             value = getattr(self, name)
             if isinstance(value, torch.Tensor):
                 moved[name] = value.to(device)
-        return replace(self, **moved, arrays={name: array.to(device) for name, array in self.arrays.items()})
+        for name in ("arrays", "inputs"):
+            moved[name] = {key: tensor.to(device) for key, tensor in getattr(self, name).items()}
+        return replace(self, **moved)
 
 
 def assemble(

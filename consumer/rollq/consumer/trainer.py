@@ -11,14 +11,15 @@ import time
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import orjson
 import torch
-from transformers import AutoModelForCausalLM
 
 from rollq.buffer.errors import ConfigError, InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
+from rollq.buffer.image_processor import ImageProcessor, model_class
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.consumer.batch import Batch
@@ -26,6 +27,7 @@ from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkp
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
 from rollq.consumer.grpo import grpo_loss, token_logprobs
+from rollq.consumer.images import ImageInputs
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.production import describe_production
@@ -102,7 +104,7 @@ class Learner:
         for micro in self._micro_batches(batch):
             if stop.is_set():
                 return None
-            micro = micro.to(self._settings.device)
+            micro = self._with_images(micro, batch).to(self._settings.device)
             reference_logprobs = self._reference_logprobs(micro)
             with self._routing(micro):
                 loss = grpo_loss(
@@ -125,6 +127,15 @@ class Learner:
             return batch.micro_batches(tokens, padded=padded)
         check_recorded(batch)
         return batch.micro_batches(tokens, padded=padded, arrays=[ROUTED_EXPERTS])
+
+    def _with_images(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
+        if not any(group.prompt.images for group in batch.groups):
+            return micro
+        return self._images.add(micro, batch)
+
+    @cached_property
+    def _images(self) -> ImageInputs:
+        return ImageInputs(ImageProcessor(self._settings.model))
 
     def _routing(self, micro: MicroBatch) -> AbstractContextManager[None]:
         return replay_experts(self.model, micro) if self._settings.replay_experts else nullcontext()
@@ -363,7 +374,7 @@ def describe_mismatch(batch: Batch, metrics: LossMetrics) -> dict[str, Any]:
 
 def _load_model(folder: Any, settings: TrainerSettings) -> Any:
     """Load a model in `eval` mode: without dropout, its forward pass is that of the engines."""
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, settings.dtype))
+    model: Any = model_class(folder).from_pretrained(folder, dtype=getattr(torch, settings.dtype))
     try:
         return model.to(settings.device).eval()
     except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA

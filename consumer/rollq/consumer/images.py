@@ -1,0 +1,36 @@
+"""The images of a micro-batch, as the inputs that its model reads. Needs transformers, torch and Pillow."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.image_processor import ImageProcessor, Images
+from rollq.buffer.wire.images import read_image
+from rollq.consumer.batch import Batch
+from rollq.consumer.micro_batch import MicroBatch
+
+KEPT = 256
+"""Image files that are kept in memory."""
+
+
+class ImageInputs:
+    """Adds the pixels of images to micro-batches, by the processor in a model's folder."""
+
+    def __init__(self, processor: ImageProcessor) -> None:
+        self._processor = processor
+        self._read = lru_cache(KEPT)(read_image)
+
+    def add(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
+        """The micro-batch of `batch` with the inputs for its images; as it is if it has none.
+
+        Raises `ConfigError` for packed rows, and `ImageError` for a file that cannot be read, or is not the one that
+        the engine read.
+        """
+        chosen = [batch.sequences[index] for index in micro.sequences]
+        rows = [sequence for sequence in chosen if sequence.images and self._processor.image_token_id in sequence.ids]
+        if not rows:
+            return micro
+        if micro.attention_mask is None:
+            raise ConfigError("prompts with images need one sequence per row: set [trainer] layout = 'padded'")
+        images = [Images(tuple(map(self._read, row.images)), row.image_options) for row in rows]
+        return replace(micro, inputs=self._processor.inputs(micro.input_ids, images))

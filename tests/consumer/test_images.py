@@ -1,0 +1,103 @@
+"""The trainer's model gets the images that the engine read, or the batch is refused."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rollq.buffer.errors import ConfigError, ImageError
+from rollq.buffer.image_processor import ImageProcessor, Images, model_class
+from rollq.buffer.rollouts import Group, ImageRef, Prompt
+from rollq.buffer.wire.images import digest_of_image, inline_image
+from rollq.consumer import Batch, ImageInputs
+from rollq.consumer.grpo import token_logprobs
+from rollq.consumer.micro_batch import MicroBatch
+from support.consumer_groups import make_group, make_sample, make_segment
+from support.pictures import picture
+from support.vision_families import PLACEHOLDERS, make_vision_model
+
+ONE, TWO = picture(9, 9, seed=1), picture(30, 9, seed=2)
+
+
+@pytest.fixture(scope="module", params=sorted(PLACEHOLDERS))
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_vision_model(tmp_path_factory.mktemp(request.param), request.param, seed=0)
+
+
+def group(folder: Path, *files: bytes, refs: tuple[ImageRef, ...] | None = None, options: Any = None) -> Group:
+    """A group of one sample: two letters, and the images of `files`."""
+    processor = ImageProcessor(folder)
+    placed = processor.place(Images(files, options or {}))
+    ids = placed.expand([66, *[placed.placeholder_id] * len(files), 67])
+    sample = make_sample(make_segment(ids, [68, 69, 70]))
+    digests = {"images": [digest_of_image(file) for file in files]} if files else {}
+    prompt = Prompt("?", images=tuple(map(inline_image, files)) if refs is None else refs, image_options=options or {})
+    return replace(make_group(replace(sample, extra={**sample.extra, **digests})), prompt=prompt)
+
+
+def micro_batch(batch: Batch, folder: Path, *, padded: bool = True) -> MicroBatch:
+    [micro] = batch.micro_batches(10_000, padded=padded)
+    return ImageInputs(ImageProcessor(folder)).add(micro, batch)
+
+
+def alone(model: Any, processor: ImageProcessor, one: Group) -> list[float]:
+    """The logprobs of a group's response, by a forward pass of its own."""
+    segment = one.samples[0].segments[0]
+    ids = torch.tensor([[*segment.prompt_ids.tolist(), *segment.response_ids.tolist()]])
+    images = Images.read(one.prompt.images, one.prompt.image_options)
+    inputs: Mapping[str, Any] = processor.inputs(ids, [images]) if images.files else {}
+    logprobs = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0].log_softmax(-1)
+    places = torch.arange(len(segment.prompt_ids) - 1, ids.shape[1] - 1)
+    found: list[float] = logprobs[places, torch.from_numpy(segment.response_ids).long()].tolist()
+    return found
+
+
+@torch.no_grad()
+def test_rows_with_one_two_and_no_images_are_read_together(folder: Path) -> None:
+    groups = [group(folder, ONE), group(folder), group(folder, TWO, ONE), group(folder, TWO)]
+    batch = Batch.build(1, groups)
+    model = model_class(folder).from_pretrained(folder, dtype=torch.float32).eval()
+    micro = micro_batch(batch, folder)
+    found = token_logprobs(model, micro).logprobs
+    expected = [logprob for one in micro.sequences for logprob in alone(model, ImageProcessor(folder), groups[one])]
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+
+
+def test_a_batch_without_images_is_left_as_it_is(folder: Path) -> None:
+    batch = Batch.build(1, [group(folder)])
+    assert micro_batch(batch, folder, padded=False).inputs == {}
+
+
+def test_packed_rows_are_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set \[trainer\] layout = 'padded'"):
+        micro_batch(Batch.build(1, [group(folder, ONE)]), folder, padded=False)
+
+
+def test_a_file_that_has_changed_since_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The producer did not know the checksum; the sample tells what the engine read."""
+    path = tmp_path / "image.png"
+    path.write_bytes(ONE)
+    batch = Batch.build(1, [group(folder, ONE, refs=(ImageRef(path.as_uri()),))])
+    assert micro_batch(batch, folder).inputs
+    path.write_bytes(TWO)
+    with pytest.raises(ImageError, match="sha256 is"):
+        micro_batch(batch, folder)
+    path.unlink()
+    with pytest.raises(ImageError, match="No such file"):
+        micro_batch(batch, folder)
+
+
+def test_sequences_name_the_images_and_how_they_are_processed(folder: Path) -> None:
+    batch = Batch.build(1, [group(folder, ONE, TWO, options={"do_convert_rgb": True})])
+    [sequence] = batch.sequences
+    assert sequence.images == (inline_image(ONE), inline_image(TWO))
+    assert sequence.image_options == {"do_convert_rgb": True}
+
+
+def test_moving_a_micro_batch_moves_the_pixels(folder: Path) -> None:
+    micro = micro_batch(Batch.build(1, [group(folder, ONE)]), folder).to("meta")
+    assert {tensor.device.type for tensor in micro.inputs.values()} == {"meta"}
