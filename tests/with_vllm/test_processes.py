@@ -176,6 +176,7 @@ def test_an_engine_that_fails_after_vllm_has_started_closes_it(
     models: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = AsyncMock(llm=MagicMock())
+    process.llm.vllm_config.model_config.max_model_len = 4096
     process.name_version.side_effect = EngineDead("it died")
     monkeypatch.setattr(VllmProcess, "start", AsyncMock(return_value=process))
     engine = VllmEngine(VllmSettings(model=models[0]))
