@@ -1,19 +1,17 @@
 """The engine's logprobs after prompts with images are those of a plain forward pass over the same files."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.image_processor import ImageProcessor, Images, PlacedImages, model_class
-from rollq.workers.agents.image_prompts import ImageTokenizer
+from rollq.buffer.image_processor import ImageProcessor, model_class
 from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import Completion, Engine, Request, Sampling, WeightsVersion
+from rollq.workers.engines.protocol import Completion, Engine, WeightsVersion
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
 from rollq.workers.engines.transformers.decode_batch import ActiveSequence, DecodeBatch
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
@@ -21,6 +19,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.model_families import make_model
 from support.pictures import picture
 from support.vision_families import PLACEHOLDERS, make_vision_model
+from support.vision_runs import images_of, plain_logprobs, request
 
 FAMILIES = sorted(PLACEHOLDERS)
 
@@ -34,31 +33,6 @@ def family(request: pytest.FixtureRequest) -> str:
 def folders(family: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two models of a family with different weights."""
     return [make_vision_model(tmp_path_factory.mktemp(f"{family}-{seed}"), family, seed=seed) for seed in range(2)]
-
-
-def images_of(folder: Path, *files: bytes) -> PlacedImages:
-    return ImageProcessor(folder).place(Images(files, {}))
-
-
-def request(folder: Path, text: str, images: PlacedImages | None, tokens: int = 12, seed: int = 0) -> Request:
-    tokenizer = HfTokenizer(folder)
-    ids = tokenizer.encode(text) if images is None else ImageTokenizer(tokenizer, images).encode(text)
-    sampling = Sampling(max_tokens=tokens, seed=seed, ignore_eos=True)
-    return Request(np.array(ids, np.int32), sampling, images=images)
-
-
-def plain_logprobs(folder: Path, one: Request, made: Sequence[int]) -> np.ndarray[Any, Any]:
-    """The logprobs float32 [R] of response tokens by one forward pass of transformers."""
-    model = model_class(folder).from_pretrained(folder, dtype=torch.float32).eval()
-    ids = torch.tensor([[*one.prompt_ids.tolist(), *made]])
-    inputs: Mapping[str, Any] = {}
-    if one.images is not None:
-        inputs = ImageProcessor(folder).inputs(ids, [one.images.images])
-    with torch.no_grad():
-        logprobs = model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits[0].log_softmax(-1)
-    places = torch.arange(len(one.prompt_ids) - 1, ids.shape[1] - 1)
-    found: np.ndarray[Any, Any] = logprobs[places, torch.tensor(made)].numpy()
-    return found
 
 
 async def started(folder: Path) -> TransformersEngine:

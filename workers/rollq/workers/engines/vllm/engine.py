@@ -269,6 +269,8 @@ class VllmEngine:
         started_s = monotonic()
         await process.change(process.llm.pause_generation(mode="keep", clear_cache=self._settings.recompute_cache))
         await process.change(process.llm.collective_rpc(load, args=args))
+        if self.takes_images:  # what the old weights made of images; a pause that clears the cache drops it too
+            await process.change(process.llm.reset_encoder_cache())
         await process.name_version(version)
         await self._scores.queue(version)
         await process.change(process.llm.resume_generation())

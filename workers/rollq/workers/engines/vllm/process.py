@@ -42,11 +42,12 @@ def start_vllm(settings: VllmSettings, guard: ProcessGuard) -> AsyncLLM:
     Raises `ConfigError` if vLLM cannot serve the model.
     """
     model = str(settings.model)
-    ours = {
+    ours: dict[str, Any] = {
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "scheduling_policy": "priority",
         "worker_extension_cls": f"{LoadExtension.__module__}.{LoadExtension.__qualname__}",
+        "mm_processor_cache_gb": 0,  # cleared while a request of a cached image is on its way, vLLM dies
     }
     chosen = {**(CPU_ARGS if current_platform.is_cpu() else {}), **settings.engine_args}
     args = {"disable_log_stats": True, "dtype": settings.dtype, "stream_interval": REPORT_TOKENS, **chosen, **ours}

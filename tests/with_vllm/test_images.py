@@ -1,0 +1,85 @@
+"""Prompts with images in vLLM: their logprobs are right after every swap.
+
+Of the families with tiny models, only this one runs without torchvision, whose wheels need CUDA.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.buffer.errors import ImageError
+from rollq.buffer.image_processor import model_class
+from rollq.consumer.weights.probe import probe_of
+from rollq.workers.engines.host import EngineHost
+from rollq.workers.engines.protocol import SwapMode
+from rollq.workers.engines.registry import make_engine
+from support.pictures import picture
+from support.vision_families import PLACEHOLDERS, make_vision_model
+from support.vision_runs import images_of, request, worst_error
+from support.vllm_run import TOLERANCE, options, version
+
+FAMILY = "idefics3"
+MARK = PLACEHOLDERS[FAMILY]
+SWAPS = ((0, SwapMode.ABORT), (1, SwapMode.ABORT), (2, SwapMode.KEEP), (1, SwapMode.WAIT))
+
+
+def with_host(folder: Path, scenario: Callable[[EngineHost], Awaitable[None]], **changes: Any) -> None:
+    given: Mapping[str, Any] = options(folder, max_model_len=512, limit_mm_per_prompt={"image": 2})
+
+    async def run() -> None:
+        host = EngineHost(lambda: make_engine("vllm", {**given, **changes}), restarts=0)
+        await host.start()
+        try:
+            await scenario(host)
+        finally:
+            await host.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_every_token_after_an_image_has_the_logprob_of_its_weights(recompute: bool, tmp_path: Path) -> None:
+    folders = [make_vision_model(tmp_path / str(seed), FAMILY, seed=seed) for seed in range(3)]
+    probes = [probe_of(model_class(folder).from_pretrained(folder)) for folder in folders]
+    files = picture(20, 30, seed=1), picture(64, 16, seed=2)
+    one, two = images_of(folders[0], files[0]), images_of(folders[0], *files)
+    requests = [
+        request(folders[0], f"{MARK}what?", one),
+        request(folders[0], f"a {MARK} and {MARK}: why?", two, seed=1),
+        request(folders[0], "no image", None, seed=2),
+        request(folders[0], f"{MARK}what?", images_of(folders[0], files[1]), seed=3),
+    ]
+    long = request(folders[0], f"{MARK}what?", one, tokens=300, seed=4)
+
+    async def scenario(host: EngineHost) -> None:
+        for number, mode in SWAPS:
+            running = asyncio.create_task(host.generate(long)) if mode is SwapMode.KEEP and recompute else None
+            await asyncio.sleep(0.2 if running else 0)
+            await host.swap(folders[number], version(number), mode, probes[number])
+            made = await asyncio.gather(*map(host.generate, requests))
+            worst = max(worst_error(folders, *pair) for pair in zip(requests, made, strict=True))
+            if running is not None:
+                worst = max(worst, worst_error(folders, long, await running))
+            print(f"{mode}: largest error {worst:.1e}")
+            assert worst < TOLERANCE
+
+    with_host(folders[0], scenario, recompute_cache=recompute)
+
+
+def test_images_that_vllm_places_otherwise_are_refused(tmp_path: Path) -> None:
+    """The trainer would see another prompt."""
+    folder = make_vision_model(tmp_path, FAMILY, seed=0)
+    placed = images_of(folder, picture(20, 30, seed=1))
+    shorter = replace(placed, tokens=(placed.tokens[0][:-1],))
+
+    async def scenario(host: EngineHost) -> None:
+        with pytest.raises(ImageError, match="vLLM placed the images otherwise"):
+            await host.generate(request(folder, f"{MARK}?", shorter))
+        made = await host.generate(request(folder, f"{MARK}?", placed))
+        assert len(made.ids) == 12
+
+    with_host(folder, scenario)
