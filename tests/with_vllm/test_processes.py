@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from unittest.mock import AsyncMock, MagicMock
 
@@ -64,7 +64,10 @@ class Killed:
     def mark(self) -> str | None:
         """The mark of the engine that was started last: the watchdog's last argument."""
         for child in psutil.Process(self.process.pid).children():
-            words = child.cmdline()
+            try:
+                words = child.cmdline()
+            except psutil.NoSuchProcess:  # it has just ended
+                continue
             if len(words) > 2 and words[-3].endswith("watchdog.py") and words[-1] not in self._ended:
                 return str(words[-1])
         return None
@@ -90,16 +93,33 @@ class Killed:
     def until_gone(self, mark: str, segments: set[str], why: str) -> None:
         began_s = time.monotonic()
         self._ended.add(mark)
-        wait_until(lambda: not marked(mark), otherwise=lambda: [psutil.Process(pid).cmdline() for pid in marked(mark)])
+        wait_until(lambda: not marked(mark), otherwise=lambda: marked(mark))
         print(f"{why}: the engine's processes ended after {time.monotonic() - began_s:.1f} s")
         wait_until(lambda: not left(segments), otherwise=lambda: left(segments))
 
     def _pid(self, victim: str, mark: str) -> int:
+        """The victim's process; waits until it has begun. Other processes may come and go while vLLM starts."""
         if victim == "worker":
             return self.process.pid
-        parents = {pid: psutil.Process(pid).ppid() for pid in marked(mark)}
-        core = next(pid for pid, parent in parents.items() if parent == self.process.pid)
-        return core if victim == "core" else max(pid for pid, parent in parents.items() if parent == core)
+        found: list[int] = []
+
+        def begun() -> bool:
+            cores = children(self.process.pid, marked(mark))
+            found[:] = cores if victim == "core" else [pid for core in cores for pid in children(core, marked(mark))]
+            return bool(found)
+
+        wait_while_alive(begun, {"worker": self.process}, lambda _: self.text())
+        return max(found)
+
+
+def children(parent: int, pids: Collection[int]) -> list[int]:
+    """Those of `pids` that are children of `parent`."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).ppid() == parent:
+                found.append(pid)
+    return found
 
 
 def left(segments: set[str]) -> list[str]:
