@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -21,13 +22,15 @@ IMAGE_PIXELS, PATCH_PIXELS = 56, 14
 PATCHES = (IMAGE_PIXELS // PATCH_PIXELS) ** 2
 SPECIAL = ("<image>", "<boi>", "<eoi>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 """Tokens that surround images or stand for them; their ids come after those of the bytes."""
+NEWLINES = ("\n", "\n\n", "\n\n\n", "\n\n\n\n")
+"""Tokens of one to four newlines, which vLLM looks for in the vocabulary of Gemma 3."""
 IMAGE, BEGIN, END = range(VOCABULARY, VOCABULARY + 3)
 PLACEHOLDERS = {"llava": "<image>", "idefics3": "<image>", "gemma3": "<boi>"}
 """Stands for one image in the text of a prompt, before the processor expands it."""
 SHARPER = 3.0
 """Added to the weight of the last norm, so that the special tokens, whose logits are zero, are hardly ever sampled."""
 
-TEXT: Mapping[str, Any] = {**SHAPE, "vocab_size": VOCABULARY + len(SPECIAL)}
+TEXT: Mapping[str, Any] = {**SHAPE, "vocab_size": VOCABULARY + len(SPECIAL) + len(NEWLINES)}
 TOWER: Mapping[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -77,8 +80,19 @@ def make_vision_model(folder: Path, family: str, *, seed: int) -> Path:
         model.get_output_embeddings().weight[VOCABULARY:] = 0
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = TEXT["eos_token_id"], 0
     model.save_pretrained(folder)
+    _rename_tower(folder / "model.safetensors")
     make_processor(family).save_pretrained(folder)
     return folder
+
+
+def _rename_tower(file: Path) -> None:
+    """Name the tensors of the vision tower as published models do, and as vLLM wants them.
+
+    transformers writes these names again when it saves a model that it has loaded with them.
+    """
+    tensors = load_file(file)
+    renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in tensors.items()}
+    save_file(renamed, file, metadata={"format": "pt"})
 
 
 def make_processor(family: str) -> Any:
@@ -114,9 +128,10 @@ def make_processor(family: str) -> Any:
 
 
 def make_vision_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, and `SPECIAL`."""
+    """One token per byte, then `SPECIAL` and `NEWLINES`."""
     tokenizer = make_tokenizer()
     tokenizer.add_special_tokens({"extra_special_tokens": list(SPECIAL)})
+    tokenizer.add_tokens(list(NEWLINES))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer,
         pad_token=PAD,
