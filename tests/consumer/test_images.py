@@ -91,6 +91,14 @@ def test_a_file_that_has_changed_since_is_refused(folder: Path, tmp_path: Path) 
         micro_batch(batch, folder)
 
 
+def test_images_that_another_class_processed_are_refused(folder: Path) -> None:
+    """Where torchvision is installed, transformers takes another one, whose pixels differ."""
+    one = group(folder, ONE)
+    sample = replace(one.samples[0], extra={**one.samples[0].extra, "image_processor": "OtherImageProcessor"})
+    with pytest.raises(ConfigError, match="workers processed images by OtherImageProcessor, the trainer would by"):
+        micro_batch(Batch.build(1, [replace(one, samples=(sample,))]), folder)
+
+
 def test_sequences_name_the_images_and_how_they_are_processed(folder: Path) -> None:
     batch = Batch.build(1, [group(folder, ONE, TWO, options={"do_convert_rgb": True})])
     [sequence] = batch.sequences

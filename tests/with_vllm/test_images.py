@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode
 from rollq.workers.engines.registry import make_engine
+from rollq.workers.engines.vllm.api import images_problem
 from support.pictures import picture
 from support.vision_families import PLACEHOLDERS, make_vision_model
 from support.vision_runs import images_of, request, worst_error
@@ -83,3 +85,13 @@ def test_images_that_vllm_places_otherwise_are_refused(tmp_path: Path) -> None:
         assert len(made.ids) == 12
 
     with_host(folder, scenario)
+
+
+@pytest.mark.parametrize(
+    ("bidirectional", "on_cpu", "refused"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_models_whose_images_vllm_reads_wrongly_are_refused(bidirectional: bool, on_cpu: bool, refused: bool) -> None:
+    config = SimpleNamespace(is_mm_prefix_lm=bidirectional, architectures=["Gemma3ForConditionalGeneration"])
+    problem = images_problem(config, on_cpu=on_cpu)
+    assert (problem is not None) == refused
+    assert problem is None or "Gemma3ForConditionalGeneration wrongly on the CPU" in problem

@@ -39,7 +39,7 @@ class PlacedImages:
     """Images, and the tokens that each of them is in a prompt.
 
     `placeholder`, with the id `placeholder_id`, is in the text of a prompt for each image. The tokens in
-    `reserved` mean an image, and responses must not have them.
+    `reserved` mean an image, and responses must not have them. `processor` names the class of the image processor.
     """
 
     images: Images
@@ -47,6 +47,7 @@ class PlacedImages:
     placeholder: str
     placeholder_id: int
     reserved: frozenset[int]
+    processor: str
 
     def expand(self, ids: Sequence[int]) -> list[int]:
         """The ids with each placeholder replaced by the tokens of its image.
@@ -104,6 +105,8 @@ class ImageProcessor:
             self._processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(f"the image processor in {str(folder)!r} cannot be loaded: {error}") from error
+        self.name = type(self._processor.image_processor).__name__
+        """The class of the image processor: without torchvision another one, whose pixels differ a little."""
         # Some models mark the place of an image by another token than those that it becomes.
         self._placeholder = str(getattr(self._processor, "boi_token", None) or self._processor.image_token)
         self._placeholder_id = int(self._processor.tokenizer.convert_tokens_to_ids(self._placeholder))
@@ -116,7 +119,8 @@ class ImageProcessor:
             self._process(self._placeholder, [image], images.options)["input_ids"][0].tolist() for image in images.files
         ]
         reserved = frozenset({self._placeholder_id, self.image_token_id})
-        return PlacedImages(images, tuple(map(tuple, tokens)), self._placeholder, self._placeholder_id, reserved)
+        tokens_of_each = tuple(map(tuple, tokens))
+        return PlacedImages(images, tokens_of_each, self._placeholder, self._placeholder_id, reserved, self.name)
 
     def inputs(self, input_ids: Any, rows: Sequence[Images]) -> dict[str, Any]:
         """The model's inputs beside ids int64 [B, T]. `rows` are the images of those rows that have any, in order.

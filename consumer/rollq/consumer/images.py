@@ -23,8 +23,8 @@ class ImageInputs:
     def add(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
         """The micro-batch of `batch` with the inputs for its images; as it is if it has none.
 
-        Raises `ConfigError` for packed rows, and `ImageError` for a file that cannot be read, or is not the one that
-        the engine read.
+        Raises `ConfigError` for packed rows, and where the workers processed the images by another class, `ImageError`
+        for a file that cannot be read, or is not the one that the engine read.
         """
         chosen = [batch.sequences[index] for index in micro.sequences]
         rows = [sequence for sequence in chosen if sequence.images and self._processor.image_token_id in sequence.ids]
@@ -32,5 +32,11 @@ class ImageInputs:
             return micro
         if micro.attention_mask is None:
             raise ConfigError("prompts with images need one sequence per row: set [trainer] layout = 'padded'")
+        by = {batch.samples[row.sample].extra.get("image_processor", self._processor.name) for row in rows}
+        if other := by - {self._processor.name}:
+            raise ConfigError(
+                f"workers processed images by {min(other)}, the trainer would by {self._processor.name}: install "
+                "torchvision for both or for neither"
+            )
         images = [Images(tuple(map(self._read, row.images)), row.image_options) for row in rows]
         return replace(micro, inputs=self._processor.inputs(micro.input_ids, images))

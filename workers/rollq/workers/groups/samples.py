@@ -44,9 +44,12 @@ class ReadPrompt:
     tokenizer: Tokenizer
     images: PlacedImages | None = None
 
-    def digests(self) -> dict[str, Any]:
-        """The sha256 of the image files, as samples keep them for the trainer."""
-        return {} if self.images is None else {"images": list(map(digest_of_image, self.images.images.files))}
+    def seen(self) -> dict[str, Any]:
+        """The sha256 of the image files, and what processed them, as samples keep them for the trainer."""
+        if self.images is None:
+            return {}
+        digests = list(map(digest_of_image, self.images.images.files))
+        return {"images": digests, "image_processor": self.images.processor}
 
 
 async def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> ReadPrompt:
@@ -125,7 +128,7 @@ class SampleMaker:
             return
         if made.status is SampleStatus.COMPLETED:
             made = await self._judge(recipe, lease, made)
-        samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.digests(), **self._weights_check()})
+        samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.seen(), **self._weights_check()})
         if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
 

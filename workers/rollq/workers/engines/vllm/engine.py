@@ -24,7 +24,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.buffer.errors import ConfigError, ImageError, WeightsError
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
@@ -40,6 +40,7 @@ from rollq.workers.engines.vllm.adapters import Adapters, VllmCall, outlives, us
 from rollq.workers.engines.vllm.api import (
     OutputReader,
     check_prompt,
+    images_problem,
     name_of,
     prompt_input,
     sampling_parameters,
@@ -94,6 +95,7 @@ class VllmEngine:
         self.dtype = config.quantization or str(config.dtype).removeprefix("torch.")
         self.vocabulary = int(config.get_vocab_size())
         self.takes_images = bool(config.is_multimodal_model)
+        self._images_problem = images_problem(config, on_cpu=current_platform.is_cpu())
         self._eos_ids = model_eos_ids(self._settings.model)
         self._no_reload = await self._try_reload(process)
 
@@ -135,6 +137,8 @@ class VllmEngine:
         ids = request.prompt_ids.tolist() + prefix
         tokens = token_limit(request, self._context_tokens)
         check_ids(ids, self.vocabulary)
+        if request.images is not None and self._images_problem is not None:
+            raise ImageError(self._images_problem)
         call = VllmCall(request, name=f"rollq-{next(self._names)}")
         completion = await self._gate.serve(call, lambda call: self._ask(call, ids, tokens))
         if completion is None:
