@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollq.buffer.errors import ConfigError, ImageError
+from rollq.buffer.errors import ConfigError, ImageError, InvalidGroup
 from rollq.buffer.image_processor import ImageProcessor, Images, model_class
 from rollq.buffer.rollouts import Group, ImageRef, Prompt
 from rollq.buffer.wire.images import digest_of_image, inline_image
@@ -34,9 +34,8 @@ def group(folder: Path, *files: bytes, refs: tuple[ImageRef, ...] | None = None,
     placed = processor.place(Images(files, options or {}))
     ids = placed.expand([66, *[placed.placeholder_id] * len(files), 67])
     sample = make_sample(make_segment(ids, [68, 69, 70]))
-    digests = {"images": [digest_of_image(file) for file in files]} if files else {}
     prompt = Prompt("?", images=tuple(map(inline_image, files)) if refs is None else refs, image_options=options or {})
-    return replace(make_group(replace(sample, extra={**sample.extra, **digests})), prompt=prompt)
+    return replace(make_group(sample), prompt=prompt)
 
 
 def micro_batch(batch: Batch, folder: Path, *, padded: bool = True) -> MicroBatch:
@@ -78,17 +77,28 @@ def test_packed_rows_are_refused(folder: Path) -> None:
 
 
 def test_a_file_that_has_changed_since_is_refused(folder: Path, tmp_path: Path) -> None:
-    """The producer did not know the checksum; the sample tells what the engine read."""
     path = tmp_path / "image.png"
     path.write_bytes(ONE)
-    batch = Batch.build(1, [group(folder, ONE, refs=(ImageRef(path.as_uri()),))])
+    batch = Batch.build(1, [group(folder, ONE, refs=(ImageRef(path.as_uri(), digest_of_image(ONE)),))])
     assert micro_batch(batch, folder).inputs
     path.write_bytes(TWO)
-    with pytest.raises(ImageError, match="sha256 is"):
+    with pytest.raises(ImageError, match=r"group 0 of task 'math': image .* sha256 is .* restore it"):
         micro_batch(batch, folder)
     path.unlink()
     with pytest.raises(ImageError, match="No such file"):
         micro_batch(batch, folder)
+
+
+def test_tokens_of_an_image_without_one_are_refused(folder: Path) -> None:
+    one = replace(group(folder, ONE), prompt=Prompt("?"))
+    with pytest.raises(InvalidGroup, match="group 0 of task 'math' has tokens of an image, and its prompt has none"):
+        micro_batch(Batch.build(1, [one]), folder)
+
+
+def test_a_loss_without_the_images_is_refused(folder: Path) -> None:
+    [micro] = Batch.build(1, [group(folder, ONE)]).micro_batches(10_000, padded=True)
+    with pytest.raises(ConfigError, match=r"add them with rollq\.consumer\.ImageInputs"):
+        token_logprobs(None, micro)
 
 
 def test_images_that_another_class_processed_are_refused(folder: Path) -> None:

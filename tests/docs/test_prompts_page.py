@@ -29,7 +29,7 @@ GSM8K = {"question": "2+2?", "answer": "2+2=4 #### 4"}
 @pytest.mark.parametrize(("number", "row", "answer"), [(0, VERL, "4"), (1, GSM8K, "2+2=4 #### 4")])
 def test_the_mappings_fit_the_data_that_they_are_for(number: int, row: dict[str, object], answer: str) -> None:
     (_, task), *_ = tomllib.loads([block.code for block in BLOCKS if block.language == "toml"][number])["tasks"].items()
-    prompt = Columns.from_task(TaskSettings(batch_groups=1, **task)).prompt(row)
+    prompt = Columns.from_task(TaskSettings(batch_groups=1, **task)).prompt(row)[0]
     assert prompt.content[-1] == {"role": "user", "content": "2+2?"}
     assert prompt.answer == answer
 

@@ -44,10 +44,25 @@ def test_small_files_travel_in_the_prompt_and_large_ones_by_path(folder: Path) -
     assert prompt.metadata == {}
 
 
-def test_urls_are_left_to_the_worker(folder: Path) -> None:
-    images = ["https://x/y.png", {"url": "https://x/z.png", "sha256": DIGEST}]
-    prompt = read(folder, {"prompt": "x", "images": images})
-    assert prompt.images == (ImageRef("https://x/y.png"), ImageRef("https://x/z.png", DIGEST))
+def test_urls_with_a_checksum_are_left_to_the_worker(folder: Path) -> None:
+    prompt = read(folder, {"prompt": "x", "images": {"url": "https://x/z.png", "sha256": DIGEST}})
+    assert prompt.images == (ImageRef("https://x/z.png", DIGEST),)
+
+
+def test_files_may_have_urls(folder: Path) -> None:
+    images = [(folder / name).as_uri() for name in ("small.png", "large.png")]
+    assert read(folder, {"prompt": "x", "images": images}).images == (inline_image(SMALL), ImageRef(images[1], DIGEST))
+
+
+def test_texts_without_images_may_have_marks(folder: Path) -> None:
+    assert read(folder, {"prompt": "an <image> tag"}, chat=True).content == (
+        {"role": "user", "content": "an <image> tag"},
+    )
+
+
+def test_marks_in_parts_are_the_places_of_images(folder: Path) -> None:
+    row = {"messages": [{"role": "user", "content": [text("a <image>"), text("b")]}], "images": "small.png"}
+    assert read(folder, row).content == ({"role": "user", "content": [text("a "), PART, text("b")]},)
 
 
 def test_data_urls_lose_their_type(folder: Path) -> None:
@@ -103,8 +118,16 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
         ({"prompt": "x", "images": "gone.png"}, "gone.png' cannot be read"),
         ({"prompt": "x", "images": [3]}, "field 'images': an image is a path"),
         ({"prompt": "x", "images": {"sha256": "0" * 64}}, "an image is a path"),
-        ({"prompt": "x", "images": {"path": "large.png", "sha256": "0" * 64}}, "the prompt was made with 0"),
-        ({"prompt": "x", "images": "http://x/y.png"}, None),
+        ({"prompt": "x", "images": {"path": "large.png", "sha256": "0" * 64}}, "the row says 0"),
+        ({"prompt": "x", "images": "http://x/y.png"}, "only file:///, https:// and data:;base64, can be read"),
+        ({"prompt": "x", "images": "https://127.0.0.1:1/y.png"}, "refused"),
+        ({"prompt": "x", "images": {"url": "https://x/y.png", "sha256": "ABC"}}, "sha256 must be 64 hex digits"),
+        ({"prompt": "x", "images": {"url": "https://x/y.png", "sha256": 5}}, "sha256 must be 64 hex digits"),
+        ({"prompt": "x", "images": "data:image/svg+xml,<svg/>"}, "must have base64 data"),
+        ({"prompt": "x", "images": "data:image/png;base64,"}, "is empty"),
+        ({"prompt": "x", "images": "file:///gone.png"}, "No such file"),
+        ({"messages": [{"role": "user", "content": [PART]}]}, "names no image: set images_field"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "image": None}]}]}, "names no image"),
         ({"prompt": "<image>", "images": ["small.png"] * 2}, "1 places for 2 images"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "path": ""}]}]}, "an image is a path"),
         (
@@ -118,10 +141,7 @@ def test_options_belong_to_prompts_with_images(folder: Path) -> None:
         ({"prompt": "x", "images": inline_image(LARGE).url}, "holds an image of 5000 bytes: raise inline_image_bytes"),
     ],
 )
-def test_bad_images_make_the_row_unusable(folder: Path, row: Any, problem: str | None) -> None:
-    if problem is None:  # refused by the buffer
-        assert read(folder, row).images == (ImageRef("http://x/y.png"),)
-        return
+def test_bad_images_make_the_row_unusable(folder: Path, row: Any, problem: str) -> None:
     with pytest.raises(InvalidPrompt, match=problem):
         read(folder, row, chat=True)
 

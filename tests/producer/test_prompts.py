@@ -5,6 +5,7 @@ import orjson
 import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
+from rollq.buffer.rollouts import Prompt
 from rollq.producer.columns import Columns
 from rollq.producer.jsonl import MAX_LINE_BYTES
 from rollq.producer.prompts import PromptFile
@@ -18,6 +19,13 @@ def task(path: Path, **changes: Any) -> ProducerTask:
 def written(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
     return path
+
+
+def prompt_of(columns: Columns, row: dict[str, Any]) -> Prompt:
+    """The prompt of a row without images."""
+    prompt, images = columns.prompt(row)
+    assert images == ()
+    return prompt
 
 
 def test_xs02_rows_are_read_by_number_in_any_order(tmp_path: Path) -> None:
@@ -52,25 +60,25 @@ def test_lines_that_cross_read_chunks_keep_their_offsets(tmp_path: Path, monkeyp
 
 def test_xs05_columns_are_mapped_and_the_rest_is_metadata() -> None:
     row = {"q": "2+2?", "a": "4", "level": 3, "prompt_ids": [1, 2]}
-    prompt = Columns(prompt_field="q", answer_field="a").prompt(row)
+    prompt = prompt_of(Columns(prompt_field="q", answer_field="a"), row)
     assert (prompt.content, prompt.answer, prompt.ids, prompt.metadata) == ("2+2?", "4", (1, 2), {"level": 3})
 
 
 def test_xs05_messages_replace_a_missing_prompt_field() -> None:
     row = {"prompt": None, "messages": [{"role": "user", "content": "hi", "name": None}], "answer": None}
-    prompt = Columns().prompt(row)
+    prompt = prompt_of(Columns(), row)
     assert prompt.content == ({"role": "user", "content": "hi"},)
     assert prompt.metadata == {"prompt": None}
 
 
 def test_the_content_of_a_message_that_calls_tools_may_be_null() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "name": None}
-    content = Columns(answer_field="").prompt({"prompt": [call]}).content
+    content = prompt_of(Columns(answer_field=""), {"prompt": [call]}).content
     assert content == ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},)
 
 
 def test_an_empty_answer_field_means_no_answer() -> None:
-    prompt = Columns(answer_field="").prompt({"prompt": "hi", "answer": 3})
+    prompt = prompt_of(Columns(answer_field=""), {"prompt": "hi", "answer": 3})
     assert (prompt.answer, prompt.metadata) == (None, {"answer": 3})
 
 
@@ -83,22 +91,22 @@ VERL_ROW = {
 
 
 def test_xs05_a_path_leads_into_nested_columns() -> None:
-    prompt = Columns(answer_field="reward_model.ground_truth").prompt(VERL_ROW)
+    prompt = prompt_of(Columns(answer_field="reward_model.ground_truth"), VERL_ROW)
     assert (prompt.content, prompt.answer) == (tuple(VERL_ROW["prompt"]), "4")
     assert prompt.metadata.keys() == {"data_source", "reward_model", "extra_info"}, "a part was used, the whole is kept"
-    chosen = Columns(answer_field="", metadata_fields=("data_source", "extra_info.index", "none")).prompt(VERL_ROW)
+    chosen = prompt_of(Columns(answer_field="", metadata_fields=("data_source", "extra_info.index", "none")), VERL_ROW)
     assert chosen.metadata == {"data_source": "openai/gsm8k", "extra_info.index": 7, "none": None}
 
 
 def test_a_column_with_dots_in_its_name_wins_over_a_path() -> None:
-    assert Columns(answer_field="a.b").prompt({"prompt": "x", "a.b": 1, "a": {"b": 2}}).answer == 1
-    assert Columns(answer_field="a.b").prompt({"prompt": "x", "a": {"b": {"c": 2}}}).answer == {"c": 2}
+    assert prompt_of(Columns(answer_field="a.b"), {"prompt": "x", "a.b": 1, "a": {"b": 2}}).answer == 1
+    assert prompt_of(Columns(answer_field="a.b"), {"prompt": "x", "a": {"b": {"c": 2}}}).answer == {"c": 2}
 
 
 @pytest.mark.parametrize("row", [{"prompt": "x"}, {"prompt": "x", "a": 3}, {"prompt": "x", "a": None}])
 def test_a_path_that_leads_nowhere_is_named(row: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"no field 'a\.b' \(answer_field\)"):
-        Columns(answer_field="a.b").prompt(row)
+        prompt_of(Columns(answer_field="a.b"), row)
 
 
 SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}
@@ -116,7 +124,7 @@ SYSTEM, USER = {"role": "system", "content": "Be brief."}, {"role": "user", "con
     ],
 )
 def test_texts_become_messages_and_get_a_system_prompt_by_setting(columns: Columns, asked: Any, content: Any) -> None:
-    assert columns.prompt({"prompt": asked, "answer": 1}).content == content
+    assert prompt_of(columns, {"prompt": asked, "answer": 1}).content == content
 
 
 @pytest.mark.parametrize(

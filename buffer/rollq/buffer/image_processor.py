@@ -6,8 +6,8 @@ Worker and trainer use the same folder and options, so the network gets the same
 """
 
 import io
-import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +17,11 @@ from rollq.buffer.rollouts import ImageRef
 from rollq.buffer.wire.images import read_image
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+"""Formats of image files that are read; of animations only the first picture."""
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV", "LAB")
+"""Modes of PIL with at most 8 bits per channel: PIL clips the others."""
+MOST_PIXELS = 1 << 26
 _TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 _TEXT = ("input_ids", "attention_mask", *_TOKEN_TYPES)
 
@@ -63,13 +68,24 @@ class PlacedImages:
         return [one for token in ids for one in (next(tokens) if token == self.placeholder_id else (token,))]
 
     def collapse(self, ids: Sequence[int]) -> list[int]:
-        """The ids before `expand`, for an engine that expands them itself. Raises `ImageError` for other ids."""
-        collapsed, place = [], 0
+        """The ids before `expand`, for an engine that expands them itself.
+
+        Raises `ImageError` unless they hold each image once, in order, and no other token that means an image.
+        """
+        ids = list(ids)
+        collapsed: list[int] = []
+        place = 0
         for tokens in self.tokens:
-            start = _find(ids, tokens, place)
+            start = _find(ids, list(tokens), place)
             collapsed += [*ids[place:start], self.placeholder_id]
             place = start + len(tokens)
-        return [*collapsed, *ids[place:]]
+        collapsed += ids[place:]
+        if sum(map(self.reserved.__contains__, collapsed)) != len(self.tokens):
+            raise ImageError(
+                "the prompt, or what followed it, has tokens that mean an image beside those of its images: all images "
+                "come with the prompt, and texts must not name such tokens"
+            )
+        return collapsed
 
 
 def has_images(folder: Path) -> bool:
@@ -103,24 +119,29 @@ class ImageProcessor:
             from transformers import AutoProcessor
 
             self._processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, ImportError) as error:
-            raise ConfigError(f"the image processor in {str(folder)!r} cannot be loaded: {error}") from error
-        self.name = type(self._processor.image_processor).__name__
+            images = self._processor.image_processor
+            # Some models mark the place of an image by another token than those that it becomes.
+            self._placeholder = str(getattr(self._processor, "boi_token", None) or self._processor.image_token)
+            self._placeholder_id = int(self._processor.tokenizer.convert_tokens_to_ids(self._placeholder))
+            self.image_token_id = int(self._processor.image_token_id)
+            """The id of an image's tokens among those of a prompt, or of most of them."""
+        except (OSError, ValueError, ImportError, AttributeError, TypeError) as error:
+            raise ConfigError(f"the image processor in {str(folder)!r} cannot be used: {error}") from error
+        self.name = type(images).__name__
         """The class of the image processor: without torchvision another one, whose pixels differ a little."""
-        # Some models mark the place of an image by another token than those that it becomes.
-        self._placeholder = str(getattr(self._processor, "boi_token", None) or self._processor.image_token)
-        self._placeholder_id = int(self._processor.tokenizer.convert_tokens_to_ids(self._placeholder))
-        self.image_token_id = int(self._processor.image_token_id)
-        """The id of an image's tokens among those of a prompt, or of most of them."""
+        self.reserved = frozenset({self._placeholder_id, self.image_token_id})
+        """Tokens that mean an image."""
+        self._options = frozenset(images.valid_kwargs.__annotations__) - {"device", "return_tensors"}
 
     def place(self, images: Images) -> PlacedImages:
         """The tokens of images. Raises `ImageError` for a file that is not an image, and options that do not fit."""
+        if unknown := images.options.keys() - self._options:
+            raise ImageError(f"image_options: {self.name} does not take {', '.join(sorted(unknown))}")
         tokens = [
             self._process(self._placeholder, [image], images.options)["input_ids"][0].tolist() for image in images.files
         ]
-        reserved = frozenset({self._placeholder_id, self.image_token_id})
         tokens_of_each = tuple(map(tuple, tokens))
-        return PlacedImages(images, tokens_of_each, self._placeholder, self._placeholder_id, reserved, self.name)
+        return PlacedImages(images, tokens_of_each, self._placeholder, self._placeholder_id, self.reserved, self.name)
 
     def inputs(self, input_ids: Any, rows: Sequence[Images]) -> dict[str, Any]:
         """The model's inputs beside ids int64 [B, T]. `rows` are the images of those rows that have any, in order.
@@ -158,20 +179,30 @@ def _stack(tensors: Sequence[Any]) -> Any:
 
 
 def open_image(data: bytes) -> Any:
-    """The PIL image in RGB in a file. Raises `ImageError` for another file, and for very many pixels."""
-    from PIL import Image
+    """The PIL image in a file, in RGB, turned as its camera noted, and with white behind what is transparent.
+
+    Raises `ImageError` for a file that is not an image, and for more than `MOST_PIXELS`.
+    """
+    from PIL import Image, ImageOps
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return Image.open(io.BytesIO(data)).convert("RGB")
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MOST_PIXELS:
+            raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {MOST_PIXELS} are read")
+        if image.mode not in MODES:
+            raise ValueError(f"its pixels are of mode {image.mode!r}; write it with 8 bits per channel")
+        picture = ImageOps.exif_transpose(image).convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
     except Exception as error:
         raise ImageError(f"a file of {len(data)} bytes is not an image that can be read: {error}") from error
 
 
-def _find(ids: Sequence[int], wanted: Sequence[int], start: int) -> int:
+def _find(ids: list[int], wanted: list[int], start: int) -> int:
     """Where `wanted` begins in `ids`, from `start` on. Raises `ImageError` if it does not occur."""
-    for place in range(start, len(ids) - len(wanted) + 1):
-        if list(ids[place : place + len(wanted)]) == list(wanted):
-            return place
-    raise ImageError("the tokens of an image do not occur in the prompt's ids")
+    with suppress(ValueError):
+        while True:
+            start = ids.index(wanted[0], start)
+            if ids[start : start + len(wanted)] == wanted:
+                return start
+            start += 1
+    raise ImageError("the tokens of an image are not in the prompt")

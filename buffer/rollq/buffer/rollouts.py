@@ -88,13 +88,13 @@ class VersionSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageRef:
-    """The image file at `url`, with this `sha256` in hex, if it is known; see `rollq.buffer.wire.images`.
+    """The image file at `url`, with this `sha256` in hex; see `rollq.buffer.wire.images`.
 
     `url`: `file:///...`, `https://...`, or `data:;base64,...`, which is the file itself.
     """
 
     url: str
-    sha256: str | None = None
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,10 +66,10 @@ def check_recorded(batch: Batch) -> None:
             )
 
 
-def _route(forward: Any, recorded: torch.Tensor, *inputs: torch.Tensor) -> Any:
+def _route(forward: Any, recorded: torch.Tensor, *inputs: torch.Tensor, **options: Any) -> Any:
     """Call a router's `forward`, with the experts in `recorded` int64 [T, top_k] in place of those that it chooses."""
     with _ChosenExperts(recorded) as chosen:
-        output = forward(*inputs)
+        output = forward(*inputs, **options)
     if chosen.calls != 1:
         raise ConfigError(
             f"a router called torch.topk {chosen.calls} times where one call is known: set [trainer] "

@@ -29,8 +29,11 @@ def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False) -> T
 
     `model` is a Hugging Face causal LM, or a callable with its signature. For packed rows it must find the sequence
     boundaries in `position_ids`; transformers >= 5 builds the block-diagonal mask if neither an attention mask nor a
-    cache is given. `entropy` also computes the entropy of each token's distribution.
+    cache is given. `entropy` also computes the entropy of each token's distribution. Raises `ConfigError` for
+    images that were not added.
     """
+    if micro.lacks_images:
+        raise ConfigError("the prompts have images: add them with rollq.consumer.ImageInputs before the forward pass")
     logits = model(
         input_ids=micro.input_ids,
         position_ids=None if micro.inputs else micro.position_ids,  # with images, some models count otherwise

@@ -35,6 +35,7 @@ class MicroBatch:
     inputs             any      any     further inputs of the model, by name: the pixels of images
 
     `sequences` are the indices into `Batch.sequences` in order; `counts` are those of the whole batch over all ranks.
+    `lacks_images`: some have images, which `rollq.consumer.ImageInputs` adds.
     """
 
     input_ids: torch.Tensor
@@ -53,6 +54,7 @@ class MicroBatch:
     sequences: tuple[int, ...]
     counts: BatchCounts
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    lacks_images: bool = False
 
     def to(self, device: torch.device | str) -> "MicroBatch":
         """A copy with all tensors on `device`."""
@@ -99,6 +101,7 @@ def assemble(
         arrays={name: layout.tensor(_named_array(rows, name)) for name in arrays} if chosen else {},
         sequences=tuple(chosen),
         counts=counts,
+        lacks_images=any(row.images for row in rows),
     )
 
 

@@ -34,8 +34,8 @@ class TokenSequence:
     train steps, 0 on the prompt. `sample` indexes the batch's flat samples; `task` and `group_id` name its group.
     `sample_loss_tokens` counts the loss tokens of all segments of the sample. `temperature` is the sampling temperature
     of the response. `arrays` are the segment's named arrays, per token or per sample; large ones are references that
-    `rollq.buffer.wire.arrays.load_array` reads. `images` are those of the prompt, with the checksums of the files that
-    the engine read, and `image_options` the arguments of the image processor; see `rollq.consumer.images`.
+    `rollq.buffer.wire.arrays.load_array` reads. `images` are those of the prompt, and `image_options` the arguments
+    of the image processor; see `rollq.consumer.images`.
     """
 
     ids: Int32Array
@@ -115,16 +115,9 @@ def _sequence(group: Group, sample: Sample, segment: Segment, index: int, stalen
         # 0 means greedy: engines then report logprobs of the untempered distribution
         temperature=float(sample.sampling.get("temperature", 1.0)) or 1.0,
         arrays=segment.arrays,
-        images=_images(group, sample),
+        images=group.prompt.images,
         image_options=group.prompt.image_options,
     )
-
-
-def _images(group: Group, sample: Sample) -> tuple[ImageRef, ...]:
-    """The images of the prompt. A custom worker's sample may have no checksums."""
-    images = group.prompt.images
-    seen = sample.extra.get("images", [image.sha256 for image in images])
-    return tuple(replace(image, sha256=digest) for image, digest in zip(images, seen, strict=True))
 
 
 def _loss_mask(segment: Segment, staleness: TokenStaleness | None) -> BoolArray:

@@ -27,9 +27,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from rollq.buffer.rollouts import ImageRef, Prompt
+from rollq.buffer.rollouts import Prompt
 from rollq.buffer.wire.prompts import ids_problem, message_problem
-from rollq.producer.image_parts import collect_images, image_of, place_images
+from rollq.producer.image_parts import NamedImage, collect_images, image_of, place_images
 from rollq.producer.settings import PromptSettings
 
 _MESSAGES: Final = "messages"
@@ -71,8 +71,8 @@ class Columns:
         names = fields + self.metadata_fields
         return any(column == name or name.startswith(f"{column}.") for name in names)
 
-    def prompt(self, row: Mapping[str, Any]) -> Prompt:
-        """Convert a row to a prompt, whose images are named as in the row. Raises `ValueError` with the column and its
+    def prompt(self, row: Mapping[str, Any]) -> tuple[Prompt, tuple[NamedImage, ...]]:
+        """Convert a row to a prompt without its images, and these. Raises `ValueError` with the column and its
         problem."""
         content, ids = look_up(row, self.prompt_field), look_up(row, self.ids_field)
         field = self.prompt_field
@@ -85,16 +85,16 @@ class Columns:
                 f"no field {self.answer_field!r} (answer_field); the row has {_names(row)}; "
                 'set answer_field = "" when prompts have no answer'
             )
-        prompt, images = self._with_images(row, self._with_system_prompt(_content(field, content)))
-        return Prompt(
-            content=prompt,
+        content, images = self._with_images(row, self._with_system_prompt(_content(field, content)))
+        prompt = Prompt(
+            content=content,
             answer=look_up(row, self.answer_field),
             ids=None if ids is None else _token_ids(f"field {self.ids_field!r}", ids),
             metadata=self._metadata(row, field),
-            images=images,
         )
+        return prompt, images
 
-    def _with_images(self, row: Mapping[str, Any], content: Content) -> tuple[Content, tuple[ImageRef, ...]]:
+    def _with_images(self, row: Mapping[str, Any], content: Content) -> tuple[Content, tuple[NamedImage, ...]]:
         """The content with a part per image, and the images that the column or the messages name."""
         column = look_up(row, self.images_field)
         named = [] if column is None else column if isinstance(column, list) else [column]
@@ -104,7 +104,9 @@ class Columns:
         content, inside = collect_images(content)
         if inside and images:
             raise ValueError(f"images are named by field {self.images_field!r} and in the messages: name them once")
-        return (content, inside) if not images else (place_images(content, len(images)), tuple(images))
+        if inside:
+            return content, inside
+        return place_images(content, len(images)), tuple(images)
 
     def _with_system_prompt(self, content: Content) -> Content:
         """Turn a text into messages, and add the system message, as far as the settings ask for it."""

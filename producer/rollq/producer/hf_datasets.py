@@ -25,7 +25,7 @@ class DatasetRows:
         """Use `open`."""
         self._path = path
         self._data = data
-        self._images_field = images_field
+        self._images_column = images_field.partition(".")[0]
 
     @classmethod
     def open(cls, path: Path, columns: Columns) -> Self:
@@ -64,7 +64,9 @@ class DatasetRows:
         Raises `ValueError` for values without a JSON type.
         """
         (values,) = self._data[row].to_pylist()
-        row_as_json = {name: _as_json(name, value, images=name == self._images_field) for name, value in values.items()}
+        row_as_json = {
+            name: _as_json(name, value, images=name == self._images_column) for name, value in values.items()
+        }
         size_bytes = sum(map(len, row_as_json.values()))
         if size_bytes > MAX_ROW_BYTES:
             raise ValueError(f"{size_bytes} bytes in one row; at most {MAX_ROW_BYTES} are allowed")

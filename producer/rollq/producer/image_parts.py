@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rollq.buffer.errors import ImageError
 from rollq.buffer.rollouts import ImageRef
-from rollq.buffer.wire.images import INLINE, digest_of_image, inline_image, read_image
+from rollq.buffer.wire.images import INLINE, inline_image, read_file
 
 Messages = tuple[Mapping[str, Any], ...]
 
@@ -18,23 +18,31 @@ PART: Final[Mapping[str, Any]] = {"type": "image"}
 _NAMES = ("bytes", "image", "url", "path")  # in rows of `datasets`, `path` is a mere name beside `bytes`
 
 
-def image_of(name: str, value: Any) -> ImageRef:
+@dataclass(frozen=True, slots=True)
+class NamedImage:
+    """An image as a row names it: a path or a URL, and the file's sha256 if the row gives it."""
+
+    place: str
+    sha256: str | None = None
+
+
+def image_of(name: str, value: Any) -> NamedImage:
     """The image that a value of the row names. Raises `ValueError`, which calls it `name`."""
     if isinstance(value, str) and value:
-        return ImageRef(value)
+        return NamedImage(value)
     if isinstance(value, Mapping):
         where = next((value[key] for key in _NAMES if value.get(key)), None)
         if isinstance(where, str):
-            return ImageRef(where, value.get("sha256"))
+            return NamedImage(where, value.get("sha256"))
     raise ValueError(f"{name}: an image is a path, an https URL, or an object with one of both, not {value!r:.80}")
 
 
-def collect_images(messages: Messages) -> tuple[Messages, tuple[ImageRef, ...]]:
+def collect_images(messages: Messages) -> tuple[Messages, tuple[NamedImage, ...]]:
     """The messages with `PART` in place of each part that names an image, and these images in order.
 
     Raises `ValueError` for a part of type `image` that names none.
     """
-    images: list[ImageRef] = []
+    images: list[NamedImage] = []
 
     def plain(part: Any) -> Any:
         if not isinstance(part, Mapping) or part.get("type") not in ("image", "image_url"):
@@ -42,7 +50,7 @@ def collect_images(messages: Messages) -> tuple[Messages, tuple[ImageRef, ...]]:
         named = {name: value for name, value in part.items() if value is not None}  # tables fill gaps with nulls
         named = named.get("image_url", named)
         if named == PART:  # its image is in the column
-            return part
+            return PART
         images.append(image_of(f"a part of type {part['type']!r}", named))
         return PART
 
@@ -60,6 +68,10 @@ def place_images(messages: Messages, count: int) -> Messages:
 
     Raises `ValueError` for another number of places than images.
     """
+    if not count:  # then marks are texts like any other
+        if any(PART in message["content"] for message in messages if isinstance(message.get("content"), list)):
+            raise ValueError("the messages have places for images, and the row names no image: set images_field")
+        return messages
     parts = [_parts(message.get("content")) for message in messages]
     places = sum(part == PART for content in parts for part in content)
     if not places:
@@ -77,11 +89,13 @@ def place_images(messages: Messages, count: int) -> Messages:
 
 def _parts(content: Any) -> list[Any]:
     """The content of a message as parts. A text is split where it has marks."""
-    if not isinstance(content, str):
-        return list(content or ())
     parts: list[Any] = []
-    for number, text in enumerate(content.split(MARK)):
-        parts += [PART] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
+    for part in [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ()):
+        if not isinstance(part, Mapping) or part.get("type") != "text" or MARK not in str(part.get("text")):
+            parts.append(part)
+            continue
+        for number, text in enumerate(part["text"].split(MARK)):
+            parts += [PART] * (number > 0) + [{"type": "text", "text": text}] * bool(text)
     return parts
 
 
@@ -93,26 +107,32 @@ class ImageFiles:
     folder: Path
     inline_bytes: int
 
-    def resolve(self, image: ImageRef) -> ImageRef:
-        """The reference to an image as workers and trainers read it, with its checksum.
+    def resolve(self, image: NamedImage) -> ImageRef:
+        """The reference to an image as workers and trainers read it.
 
-        A URL is not read here: its checksum is unknown unless the row gives it. Raises `ImageError` for a file that
-        cannot be read.
+        A URL whose checksum the row gives is not read here. Raises `ImageError` for a file that cannot be read, or has
+        another checksum.
         """
-        if "://" in image.url:
-            return image
-        if image.url.startswith("data:"):  # whatever it says about its type
-            return self._inline(read_image(ImageRef(INLINE + image.url.partition(";base64,")[2], image.sha256)))
-        path = (self.folder / image.url).absolute()
-        data = read_image(ImageRef(path.as_uri(), image.sha256))
-        if not data:
-            raise ImageError(f"image {str(path)!r} is empty")
-        return inline_image(data) if len(data) <= self.inline_bytes else ImageRef(path.as_uri(), digest_of_image(data))
+        if image.place.startswith("data:"):  # whatever it says about its type
+            header, mark, encoded = image.place.partition(";base64,")
+            if not mark:
+                raise ImageError(f"image {header[:40]!r}...: a data: URL must have base64 data")
+            return self._reference(read_file(INLINE + encoded), image, None)
+        if image.place.startswith("https://") and image.sha256 is not None:
+            return ImageRef(image.place, image.sha256)
+        url = image.place if "://" in image.place else (self.folder / image.place).absolute().as_uri()
+        return self._reference(read_file(url), image, url)
 
-    def _inline(self, data: bytes) -> ImageRef:
-        if len(data) > self.inline_bytes:
+    def _reference(self, data: bytes, image: NamedImage, url: str | None) -> ImageRef:
+        """The reference to `data`, which is at `url`, or only in the row."""
+        inline = inline_image(data)
+        if image.sha256 not in (None, inline.sha256):
+            raise ImageError(f"image {image.place[:80]!r}: sha256 is {inline.sha256}, the row says {image.sha256}")
+        if len(data) <= self.inline_bytes:
+            return inline
+        if url is None:
             raise ImageError(
-                f"the row holds an image of {len(data)} bytes: raise inline_image_bytes to send it through Redis, or "
-                "write images to files and name their paths"
+                f"the row holds an image of {len(data)} bytes: raise inline_image_bytes (up to 1 MiB), or name "
+                "the paths of files"
             )
-        return inline_image(data)
+        return ImageRef(url, inline.sha256)

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.buffer.rollouts import Prompt
+from rollq.buffer.wire.prompts import prompt_problem
 from rollq.producer.columns import Columns
 from rollq.producer.image_parts import ImageFiles
 from rollq.producer.jsonl import JsonLines
@@ -80,9 +81,12 @@ class PromptFile:
         """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` with the file and the line or row."""
         table = self._opened
         try:
-            prompt = self._columns.prompt(table.read(row))
-            images = tuple(map(self._images.resolve, prompt.images))
-            return replace(prompt, row=row, images=images, image_options=self._image_options if images else {})
+            prompt, named = self._columns.prompt(table.read(row))
+            images = tuple(map(self._images.resolve, named))
+            prompt = replace(prompt, row=row, images=images, image_options=self._image_options if images else {})
+            if problem := prompt_problem(prompt):
+                raise ValueError(problem)
+            return prompt
         except ValueError as error:  # an image that cannot be read is one, too
             raise InvalidPrompt(f"{table.place(row)}: {error}") from error
 

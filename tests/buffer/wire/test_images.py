@@ -12,7 +12,7 @@ import pytest
 
 from rollq.buffer.errors import ImageError
 from rollq.buffer.rollouts import ImageRef
-from rollq.buffer.wire.images import MOST_IMAGE_BYTES, digest_of_image, inline_image, read_image
+from rollq.buffer.wire.images import MOST_IMAGE_BYTES, digest_of_image, inline_image, read_file, read_image
 
 DATA = b"\x89PNG any bytes"
 
@@ -20,7 +20,6 @@ DATA = b"\x89PNG any bytes"
 def test_a_file_is_read_from_its_path(tmp_path: Path) -> None:
     path = tmp_path / "with space é.png"
     path.write_bytes(DATA)
-    assert read_image(ImageRef(path.as_uri())) == DATA
     assert read_image(ImageRef(path.as_uri(), digest_of_image(DATA))) == DATA
 
 
@@ -40,19 +39,21 @@ def test_another_file_is_refused(image: ImageRef) -> None:
     ("url", "problem"),
     [
         ("file:///does/not/exist.png", "No such file"),
-        ("file:///", "Is a directory"),
+        ("file:///", "it is not a file"),
+        ("file:///dev/zero", "it is not a file"),
         ("http://localhost/image.png", "only file:///, https:// and data:;base64, can be read"),
         ("ftp://localhost/image.png", "only file:///"),
         ("/image.png", "only file:///"),
         ("data:;base64,not base64!", "not base64"),
         ("https://127.0.0.1:1/image.png", "refused"),
         ("https://[", "Invalid"),
+        ("https://localhost:abc/", "nonnumeric port"),
         ("file:///a%00b", "null"),
     ],
 )
 def test_what_cannot_be_read_is_named(url: str, problem: str) -> None:
     with pytest.raises(ImageError, match=problem) as caught:
-        read_image(ImageRef(url))
+        read_file(url)
     assert str(caught.value).startswith(f"image {url!r} cannot be read")
 
 
@@ -60,7 +61,7 @@ def test_a_huge_file_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "huge").open("wb") as file:
         file.truncate(MOST_IMAGE_BYTES + 1)
     with pytest.raises(ImageError, match="is larger than 64 MiB"):
-        read_image(ImageRef((tmp_path / "huge").as_uri()))
+        read_file((tmp_path / "huge").as_uri())
 
 
 @contextmanager
@@ -77,9 +78,10 @@ def https_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
             super().__init__(*arguments, directory=str(folder))  # type: ignore[arg-type]
 
         def do_GET(self) -> None:
-            if self.path.startswith("/moved/"):
+            target = "http://localhost/a.png" if self.path == "/to-http" else self.path.removeprefix("/moved")
+            if target != self.path:
                 self.send_response(302)
-                self.send_header("Location", self.path.removeprefix("/moved"))
+                self.send_header("Location", target)
                 self.end_headers()
             else:
                 super().do_GET()
@@ -100,11 +102,19 @@ def test_a_file_is_read_over_https(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "a.png").write_bytes(DATA)
     with https_server(tmp_path, monkeypatch) as url:
         assert read_image(ImageRef(f"{url}/a.png", digest_of_image(DATA))) == DATA
-        assert read_image(ImageRef(f"{url}/moved/a.png")) == DATA
+        assert read_file(f"{url}/moved/a.png") == DATA
         with pytest.raises(ImageError, match="404"):
-            read_image(ImageRef(f"{url}/b.png"))
+            read_file(f"{url}/b.png")
+        with pytest.raises(ImageError, match=r"redirects to 'http://localhost/a\.png', which is not https"):
+            read_file(f"{url}/to-http")
         with pytest.raises(ImageError, match="sha256 is"):
             read_image(ImageRef(f"{url}/a.png", "0" * 64))
         monkeypatch.delenv("SSL_CERT_FILE")
         with pytest.raises(ImageError, match="certificate verify failed"):
-            read_image(ImageRef(f"{url}/a.png"))
+            read_file(f"{url}/a.png")
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(ImageError, match="is empty"):
+        read_file((tmp_path / "empty").as_uri())

@@ -27,7 +27,7 @@ CHAT = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": 
         Prompt((), ids=(1,)),
         Prompt("x", answer=[1.5, True, None, ""]),
         Prompt("<image>", images=(ImageRef("file:///a.png", "0" * 64),), image_options={"size": {"width": 3}}),
-        Prompt(CHAT, images=(ImageRef("https://x/y.png"), ImageRef("data:;base64,AAAA", "f" * 64))),
+        Prompt(CHAT, images=(ImageRef("https://x/y.png", "1" * 64), ImageRef("data:;base64,AAAA", "f" * 64))),
     ],
 )
 def test_a_prompt_comes_back_as_it_was(prompt: Prompt) -> None:
@@ -112,11 +112,14 @@ def test_a_changed_byte_gives_a_prompt_or_corrupt(position: int, value: int) -> 
 @pytest.mark.parametrize(
     ("image", "problem"),
     [
-        (ImageRef("http://x/y.png"), r"images\[0\]: the URL must begin with file:///, https://, data:;base64,"),
-        (ImageRef("relative.png"), "the URL must begin with"),
+        (
+            ImageRef("http://x/y.png", "0" * 64),
+            r"images\[0\]: the URL must begin with file:///, https://, data",
+        ),
+        (ImageRef("relative.png", "0" * 64), "the URL must begin with"),
         (ImageRef("file:///a.png", "0" * 63), "sha256 must be 64 hex digits"),
         (ImageRef("file:///a.png", 5), "sha256 must be 64 hex digits"),  # type: ignore[arg-type]
-        (ImageRef(None), "the URL must begin with"),  # type: ignore[arg-type]
+        (ImageRef(None, "0" * 64), "the URL must begin with"),  # type: ignore[arg-type]
     ],
 )
 def test_images_are_references(image: ImageRef, problem: str) -> None:
@@ -126,7 +129,7 @@ def test_images_are_references(image: ImageRef, problem: str) -> None:
 
 @pytest.mark.parametrize(
     ("images", "options"),
-    [("a.png", {}), (["a.png"], {}), ([{"url": "file:///a"}], {}), ([{"url": "file:///a", "sha256": None}], [])],
+    [("a.png", {}), (["a.png"], {}), ([{"url": "file:///a"}], {}), ([{"url": "file:///a", "sha256": "0" * 64}], [])],
 )
 def test_damaged_images_are_noticed(images: Any, options: Any) -> None:
     fields: dict[str, Any] = {"content": "x", "answer": None, "ids": None, "metadata": {}}

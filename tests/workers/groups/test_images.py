@@ -1,15 +1,18 @@
 """Prompts with images in a worker: all images are in the ids, or the sample fails and says why."""
 
 import asyncio
+import io
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from rollq.buffer.errors import ImageError
+from rollq.buffer.image_processor import open_image
 from rollq.buffer.rollouts import ImageRef, Prompt
-from rollq.buffer.wire.images import digest_of_image, inline_image
+from rollq.buffer.wire.images import inline_image
 from rollq.workers.agents.conversation import Conversation
 from rollq.workers.groups.samples import ReadPrompt, read_prompt
 from rollq.workers.tokenizers.byte import ByteTokenizer
@@ -41,8 +44,7 @@ def test_each_image_is_as_many_tokens_as_the_model_wants(tokenizer: HfTokenizer)
     text = tokenizer.encode("user: "), tokenizer.encode("or"), tokenizer.encode("\nassistant: ")
     images = [IMAGE] * PATCHES
     assert found.ids.tolist() == [*text[0], *images, *text[1], *images, *text[2]]
-    digests = [digest_of_image(ONE), digest_of_image(TWO)]
-    assert found.seen() == {"images": digests, "image_processor": "CLIPImageProcessorPil"}
+    assert found.seen() == {"image_processor": "CLIPImageProcessorPil"}
     assert found.images is not None
     assert found.images.collapse(found.ids.tolist()).count(IMAGE) == 2
 
@@ -55,12 +57,16 @@ def test_ids_that_are_given_have_a_placeholder_per_image(tokenizer: HfTokenizer)
 @pytest.mark.parametrize(
     ("prompt", "problem"),
     [
-        (Prompt("no place", images=(inline_image(ONE),)), "tokens of an image do not occur"),
+        (Prompt("no place", images=(inline_image(ONE),)), "tokens of an image are not in the prompt"),
         (Prompt("<image>", images=(inline_image(ONE),) * 2), "1 placeholders '<image>' for 2 images"),
         (Prompt("<image><image>", images=(inline_image(ONE),)), "2 placeholders '<image>' for 1 images"),
         (Prompt("<image>", images=(inline_image(b"no image"),)), "a file of 8 bytes is not an image"),
-        (Prompt("<image>", images=(ImageRef("file:///gone.png"),)), "No such file"),
+        (Prompt("<image>", images=(ImageRef("file:///gone.png", "0" * 64),)), "No such file"),
         (Prompt("<image>", images=(inline_image(ONE),), image_options={"size": 3.5}), "the image processor fails"),
+        (
+            Prompt("<image>", images=(inline_image(ONE),), image_options={"sise": 3}),
+            "image_options: CLIPImageProcessorPil does not take sise",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(tokenizer: HfTokenizer, prompt: Prompt, problem: str) -> None:
@@ -87,3 +93,49 @@ def test_later_turns_continue_after_the_images(tokenizer: HfTokenizer) -> None:
     np.testing.assert_array_equal(conversation.prompt_ids, found.ids)
     with pytest.raises(ImageError, match="2 placeholders '<image>' for 1 images"):
         Conversation.begin(found.tokenizer, chat("image", "image"), ())
+
+
+def test_a_request_may_hold_all_images_or_none(tokenizer: HfTokenizer) -> None:
+    found = read(Prompt("<image>", images=(inline_image(ONE),)), tokenizer)
+    assert found.images_in([65, 66]) is None
+    assert found.images_in([*found.ids.tolist(), 66]) is found.images
+    for ids in ([IMAGE], [*found.ids.tolist(), IMAGE], found.ids.tolist() * 2):
+        with pytest.raises(ImageError, match=r"tokens of an image are not|tokens that mean an image beside"):
+            found.images_in(ids)
+    with pytest.raises(ImageError, match=f"the model made the token {IMAGE}, which means an image"):
+        found.check_response([65, IMAGE])
+
+
+def test_a_prompt_without_images_has_no_place_for_one(tokenizer: HfTokenizer) -> None:
+    found = read(Prompt("an <image> tag"), tokenizer)
+    with pytest.raises(ImageError, match="names no image: set images_field"):
+        found.images_in(found.ids.tolist())
+    with pytest.raises(ImageError, match="which means an image"):
+        found.check_response([IMAGE])
+
+
+@pytest.mark.parametrize("mode", ["I;16", "F", "I"])
+def test_pixels_that_would_be_clipped_are_refused(mode: str) -> None:
+    file = io.BytesIO()
+    Image.new(mode, (3, 3)).save(file, "TIFF")
+    with pytest.raises(ImageError, match="write it with 8 bits per channel"):
+        open_image(file.getvalue())
+
+
+def test_images_are_turned_and_transparent_ones_have_a_white_ground() -> None:
+    file, upright = io.BytesIO(), Image.Exif()
+    upright[0x0112] = 6  # the camera was turned
+    Image.new("RGB", (3, 5)).save(file, "PNG", exif=upright)
+    assert open_image(file.getvalue()).size == (5, 3)
+    file = io.BytesIO()
+    Image.new("RGBA", (1, 1), (9, 9, 9, 0)).save(file, "PNG")
+    assert open_image(file.getvalue()).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_other_formats_and_huge_pictures_are_refused() -> None:
+    with pytest.raises(ImageError, match="not an image"):
+        open_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    file = io.BytesIO()
+    Image.new("1", (9_000, 9_000)).save(file, "PNG")
+    with pytest.raises(ImageError, match="9000 x 9000 pixels, and at most"):
+        open_image(file.getvalue())

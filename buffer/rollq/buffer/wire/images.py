@@ -8,10 +8,11 @@ them for as long as groups that name them may be trained or replayed.
 import base64
 import binascii
 import hashlib
-import urllib.request
+from http.client import HTTPException
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, build_opener
 
 from rollq.buffer.errors import ImageError
 from rollq.buffer.rollouts import ImageRef
@@ -24,19 +25,28 @@ TIMEOUT_S: Final = 30
 
 
 def read_image(image: ImageRef) -> bytes:
-    """Read an image's file, and compare its checksum if it is known.
+    """Read an image's file, and compare its checksum.
 
     Raises `ImageError` if it cannot be read, is larger than `MOST_IMAGE_BYTES`, or is another file.
     """
-    name = image.url if len(image.url) < 200 else f"{image.url[:60]}..."
+    data = read_file(image.url)
+    if (found := digest_of_image(data)) != image.sha256:
+        raise ImageError(
+            f"image {_short(image.url)!r}: sha256 is {found[:12]}..., the prompt was made with {image.sha256[:12]}..."
+        )
+    return data
+
+
+def read_file(url: str) -> bytes:
+    """Read the file at a URL. Raises `ImageError` if it cannot be read, is empty, or larger than `MOST_IMAGE_BYTES`."""
     try:
-        data = _read(image.url)
-    except (OSError, ValueError) as error:  # a URL or base64 that is malformed is a ValueError
-        raise ImageError(f"image {name!r} cannot be read: {error}") from error
+        data = _read(url)
+    except (OSError, ValueError, HTTPException) as error:  # a URL or base64 that is malformed is a ValueError
+        raise ImageError(f"image {_short(url)!r} cannot be read: {error}") from error
+    if not data:
+        raise ImageError(f"image {_short(url)!r} is empty")
     if len(data) > MOST_IMAGE_BYTES:
-        raise ImageError(f"image {name!r} is larger than {MOST_IMAGE_BYTES >> 20} MiB")
-    if image.sha256 is not None and (found := digest_of_image(data)) != image.sha256:
-        raise ImageError(f"image {name!r}: sha256 is {found[:12]}..., the prompt was made with {image.sha256[:12]}...")
+        raise ImageError(f"image {_short(url)!r} is larger than {MOST_IMAGE_BYTES >> 20} MiB")
     return data
 
 
@@ -59,10 +69,26 @@ def _read(url: str) -> bytes:
             raise ValueError(f"not base64: {error}") from error
     parts = urlsplit(url)
     if parts.scheme == "file":
-        with Path(unquote(parts.path)).open("rb") as file:
+        path = Path(unquote(parts.path))
+        if not path.is_file() and path.exists():  # a pipe or a device would never end
+            raise ValueError("it is not a file")
+        with path.open("rb") as file:
             return file.read(MOST_IMAGE_BYTES + 1)
     if parts.scheme != "https":
         raise ValueError("only file:///, https:// and data:;base64, can be read")
-    with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+    with build_opener(_OnlyHttps).open(url, timeout=TIMEOUT_S) as response:
         data: bytes = response.read(MOST_IMAGE_BYTES + 1)
         return data
+
+
+class _OnlyHttps(HTTPRedirectHandler):
+    """Follows redirects to https alone."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not newurl.startswith("https://"):
+            raise ValueError(f"it redirects to {newurl!r}, which is not https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _short(url: str) -> str:
+    return url if len(url) < 200 else f"{url[:60]}..."

@@ -25,7 +25,7 @@ def encode_prompt(prompt: Prompt) -> bytes:
 
     Raises `InvalidPrompt`, naming the field, for an empty prompt or one that cannot be written as JSON.
     """
-    problem = _problem(prompt)
+    problem = prompt_problem(prompt)
     if problem is not None:
         raise InvalidPrompt(problem)
     fields = {
@@ -62,7 +62,7 @@ def decode_prompt(data: bytes) -> Prompt:
         images=tuple(ImageRef(**image) for image in images),
         image_options=fields.get("image_options", {}),
     )
-    problem = _problem(prompt)
+    problem = prompt_problem(prompt)
     if problem is not None:
         raise CorruptFrame(f"prompt of {len(data)} bytes: {problem}")
     return prompt
@@ -86,7 +86,7 @@ def ids_problem(name: str, ids: object) -> str | None:
     return None
 
 
-def _problem(prompt: Prompt) -> str | None:
+def prompt_problem(prompt: Prompt) -> str | None:
     """Return what is wrong with a prompt's fields, or None."""
     metadata: object = prompt.metadata
     if not isinstance(metadata, Mapping):
@@ -116,7 +116,7 @@ def _images_problem(prompt: Prompt) -> str | None:
         if not isinstance(url, str) or not url.startswith(IMAGE_SCHEMES):
             return f"images[{number}]: the URL must begin with {', '.join(IMAGE_SCHEMES)}, and is {url!r:.80}"
         digest: object = image.sha256
-        if digest is not None and (not isinstance(digest, str) or SHA256.fullmatch(digest) is None):
+        if not isinstance(digest, str) or SHA256.fullmatch(digest) is None:
             return f"images[{number}]: sha256 must be 64 hex digits, not {digest!r:.80}"
     options: object = prompt.image_options
     return None if isinstance(options, Mapping) else f"image_options must be a mapping, not {type(options).__name__}"

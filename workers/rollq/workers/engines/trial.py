@@ -7,6 +7,9 @@ until it has ended.
 import asyncio
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
+
+import numpy.typing as npt
 
 from rollq.buffer.rollouts import FinishReason, VersionSpan
 from rollq.workers.engines.protocol import Completion, WeightsVersion
@@ -60,12 +63,22 @@ def before(completion: Completion, failed: Collection[Version]) -> Completion:
                 logprobs=completion.logprobs[:kept],
                 versions=completion.versions[:number],
                 finish_reason=FinishReason.ABORT,
-                arrays={
-                    name: array[: len(array) - len(completion.ids) + kept] for name, array in completion.arrays.items()
-                },
+                arrays={name: _cut(array, len(completion.ids), kept) for name, array in completion.arrays.items()},
             )
         kept += span.tokens
     return completion
+
+
+def _cut(array: npt.NDArray[Any], tokens: int, kept: int) -> npt.NDArray[Any]:
+    """The entries of an array for the first `kept` of `tokens` response tokens.
+
+    In an array over prompt and response, an entry is of the pass that read the token and made the next one, so that of
+    the last token is unknown again.
+    """
+    entries = array[: len(array) - tokens + kept].copy()
+    if len(array) > tokens:
+        entries[-1:] = 0
+    return entries
 
 
 def _of(span: VersionSpan) -> Version:

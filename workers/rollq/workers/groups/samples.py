@@ -18,7 +18,6 @@ from rollq.buffer.errors import ImageError
 from rollq.buffer.image_processor import PlacedImages
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Prompt, Sample, SampleStatus
-from rollq.buffer.wire.images import digest_of_image
 from rollq.workers.agents.image_prompts import ImageTokenizer, read_images
 from rollq.workers.agents.loops import Rollout, failed, prompt_tokens
 from rollq.workers.engines.host import EngineHost
@@ -28,6 +27,7 @@ from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage
 from rollq.workers.http.pools import score
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from rollq.workers.user_code import contained
 
 log = logging.getLogger(__name__)
@@ -38,29 +38,50 @@ ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishR
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadPrompt:
-    """A prompt's ids int32 [P], with the tokens of its images, and the tokenizer of its conversation."""
+    """A prompt's ids int32 [P], with the tokens of its images, and the tokenizer of its conversation.
+
+    Tokens `reserved` mean an image.
+    """
 
     ids: Int32Array
     tokenizer: Tokenizer
     images: PlacedImages | None = None
+    reserved: frozenset[int] = frozenset()
+
+    def images_in(self, ids: Sequence[int]) -> PlacedImages | None:
+        """The images whose tokens are among `ids`, the prompt and prefix of a request; None if there are none.
+
+        Raises `ImageError` for tokens that mean another image.
+        """
+        if self.reserved.isdisjoint(ids):
+            return None
+        if self.images is None:
+            raise ImageError("the prompt has a place for an image, and names no image: set images_field of the task")
+        self.images.collapse(ids)  # raises unless all images are there
+        return self.images
+
+    def check_response(self, ids: Sequence[int]) -> None:
+        """Raise `ImageError` for a response with tokens that mean an image: a trainer would look for an image there."""
+        if made := self.reserved.intersection(ids):
+            raise ImageError(f"the model made the token {min(made)}, which means an image")
 
     def seen(self) -> dict[str, Any]:
-        """The sha256 of the image files, and what processed them, as samples keep them for the trainer."""
+        """The class that processed the images, as samples keep it for the trainer."""
         if self.images is None:
             return {}
-        digests = list(map(digest_of_image, self.images.images.files))
-        return {"images": digests, "image_processor": self.images.processor}
+        return {"image_processor": self.images.processor}
 
 
 async def read_prompt(prompt: Prompt, tokenizer: Tokenizer) -> ReadPrompt:
     """Tokenise a prompt, and read its images. Raises `ImageError`, and what the tokenizer raises."""
     if not prompt.images:
-        return ReadPrompt(prompt_tokens(prompt, tokenizer), tokenizer)
+        reserved = tokenizer.reserved if isinstance(tokenizer, HfTokenizer) else frozenset()
+        return ReadPrompt(prompt_tokens(prompt, tokenizer), tokenizer, reserved=reserved)
     images = await asyncio.to_thread(read_images, prompt, tokenizer)
     with_images = ImageTokenizer(tokenizer, images)
     ids = prompt_tokens(prompt, with_images)
     images.collapse(ids.tolist())  # raises unless all images are there
-    return ReadPrompt(ids, with_images, images)
+    return ReadPrompt(ids, with_images, images, images.reserved)
 
 
 class SampleMaker:
@@ -109,7 +130,7 @@ class SampleMaker:
             max_prompt_tokens=recipe.settings.max_prompt_tokens,
             priority=priority(lease),
             tokenizer=prompt.tokenizer,
-            generate=partial(self._generate, held, prompt.images),
+            generate=partial(self._generate, held, prompt),
             session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
             keep=salvage.keep if salvage and resumes else None,
         )
@@ -163,15 +184,17 @@ class SampleMaker:
             judged = punish(judged, task.max_tokens, task.overlong_buffer_tokens, task.overlong_penalty)
         return mask_truncated(judged) if task.overlong_filter else judged
 
-    async def _generate(self, held: HeldLease, images: PlacedImages | None, request: Request) -> Completion:
-        """Generate for a group with `images`; aborts at once when the group is being stopped.
+    async def _generate(self, held: HeldLease, prompt: ReadPrompt, request: Request) -> Completion:
+        """Generate for a group with this prompt; aborts at once when the group is being stopped.
 
-        Raises `ImageError` for a response with tokens that mean an image: a trainer would look for an image there.
+        Raises `ImageError` for tokens that mean an image where there is none.
         """
         if held.finished:
             return ABORTED
         must_finish = held.lease.must_finish or held.lease.evaluation
         report = None if request.report is None else partial(self._report, request.report)
+        prefix = [] if request.prefix_ids is None else request.prefix_ids.tolist()
+        images = prompt.images_in(request.prompt_ids.tolist() + prefix) if prompt.reserved else None
         request = replace(request, must_finish=must_finish, report=report, images=images)
         held.requests.add(request)
         try:
@@ -180,8 +203,7 @@ class SampleMaker:
             held.requests.discard(request)
         self.tokens += len(completion.ids)
         self.recomputed_tokens += recomputed(request, completion)
-        if images is not None and (made := images.reserved.intersection(completion.ids.tolist())):
-            raise ImageError(f"the model made the token {min(made)}, which means an image")
+        prompt.check_response(completion.ids.tolist())
         return completion
 
     def _report(self, report: Callable[[Completion], None], so_far: Completion) -> None:

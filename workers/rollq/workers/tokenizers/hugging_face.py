@@ -5,6 +5,7 @@ The run compares fingerprints at registration; nothing here uses the network.
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 import orjson
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.image_processor import ImageProcessor
+from rollq.buffer.image_processor import ImageProcessor, has_images
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "config.json"
@@ -38,6 +41,15 @@ class HfTokenizer:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer_eos = self._tokenizer.eos_token_id
         self._eos_ids = model_eos_ids(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
+
+    @cached_property
+    def reserved(self) -> frozenset[int]:
+        """Tokens that mean an image; none for models that read no images, or whose processor cannot be used."""
+        try:
+            return self.images.reserved if has_images(self._folder) else frozenset()
+        except ConfigError as error:
+            log.warning("prompts can have no images: %s", error)
+            return frozenset()
 
     @cached_property
     def images(self) -> ImageProcessor:

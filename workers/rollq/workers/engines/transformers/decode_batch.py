@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 from transformers import DynamicCache
 
-from rollq.buffer.image_processor import ImageProcessor, Images
+from rollq.buffer.image_processor import ImageProcessor, PlacedImages
 from rollq.buffer.rollouts import FinishReason
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion
@@ -37,7 +37,7 @@ class ActiveSequence:
     seed: int
     token_limit: int
     versions: list[tuple[WeightsVersion, int]]
-    images: Images | None = None
+    images: PlacedImages | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     experts: list[ExpertArray] = field(default_factory=list)
@@ -85,10 +85,10 @@ class DecodeBatch:
         eos_ids: frozenset[int],
         decode: Callable[[list[int]], str],
         recorder: ExpertRecorder | None = None,
-        processor: ImageProcessor | None = None,
+        processor: Callable[[], ImageProcessor] | None = None,
     ) -> None:
         """`decode` turns response ids into text; it is called only for sequences with stop strings. `recorder` records
-        the experts of `model`, `processor` processes the images that it reads."""
+        the experts of `model`, `processor` gives the one for images that it reads."""
         self.sequences: list[ActiveSequence] = []
         self._model = model
         self._eos_ids = eos_ids
@@ -177,7 +177,7 @@ class DecodeBatch:
             return prefill(self._model, ids)
         assert self._processor is not None
         input_ids = torch.tensor(ids, device=self._model.device)
-        return prefill(self._model, ids, self._processor.inputs(input_ids, [images]))
+        return prefill(self._model, ids, self._processor().inputs(input_ids, [images.images]))
 
     def _record_step(self) -> None:
         """Record the experts of the tokens that were read in a decode step, one per sequence."""
@@ -197,6 +197,8 @@ class DecodeBatch:
         )
 
     def _finish_reason(self, sequence: ActiveSequence) -> FinishReason | None:
+        if sequence.images is not None and sequence.ids[-1] in sequence.images.reserved:
+            return FinishReason.ERROR  # the model cannot read it again: it would look for one more image
         if sequence.ids[-1] in sequence.sampling.end_ids(self._eos_ids):
             return FinishReason.STOP
         if sequence.sampling.stop:
@@ -211,7 +213,7 @@ class _Row(NamedTuple):
     """All ids of a sequence, and its images, as a forward pass reads them."""
 
     ids: tuple[int, ...]
-    images: Images | None
+    images: PlacedImages | None
 
     @classmethod
     def of(cls, sequence: ActiveSequence) -> Self:

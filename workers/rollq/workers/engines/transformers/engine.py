@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 import torch
 from pydantic import Field
+from transformers import AutoModelForImageTextToText
 from transformers.utils import logging as transformers_logging
 
-from rollq.buffer.errors import ConfigError
-from rollq.buffer.image_processor import ImageProcessor, has_images, model_class
+from rollq.buffer.errors import ConfigError, ImageError
+from rollq.buffer.image_processor import ImageProcessor, model_class
 from rollq.buffer.rollouts import FinishReason, Float32Array, Int32Array
 from rollq.buffer.settings import Settings
 from rollq.workers.engines.gate import RequestGate
@@ -47,7 +48,7 @@ class TransformersEngine:
     def __init__(self, settings: TransformersSettings) -> None:
         self._settings = settings
         self.dtype, self.vocabulary = settings.dtype, 0  # the latter is known once it has started
-        self.takes_images = has_images(settings.model)
+        self.takes_images = False  # so until it has started
         self._gate: RequestGate[Job] = RequestGate(self._stop, opened=self._look_for_work)
         self._driver = DecodeDriver(self._gate, settings.max_batch)
 
@@ -64,14 +65,21 @@ class TransformersEngine:
         self.vocabulary = int(self._model.config.get_text_config().vocab_size)
         eos_ids = model_eos_ids(self._settings.model)
         recorder = ExpertRecorder(self._model) if self._settings.return_routed_experts else None
-        processor = self._image_processor() if self.takes_images else None
-        batch = DecodeBatch(self._model, eos_ids, lambda ids: self._tokenizer.decode(ids), recorder, processor)
+        self.takes_images = model_class(self._settings.model) is AutoModelForImageTextToText
+        batch = DecodeBatch(
+            self._model, eos_ids, lambda ids: self._tokenizer.decode(ids), recorder, lambda: self._image_processor
+        )
         self._driver.start(self._model, batch)
         self._gate.start()
 
     async def generate(self, request: Request) -> Completion:
         """Generate one sequence; see `Engine.generate`."""
         self._gate.check_alive()
+        if request.images is not None and hasattr(self._model.model, "get_rope_index"):
+            raise ImageError(
+                f"engine 'transformers' cannot read images for {type(self._model).__name__}, whose positions depend on "
+                "them: use engine 'vllm'"
+            )
         job = Job(request, sequence=make_sequence(request, self._model.config.get_text_config()))
         completion = await self._gate.serve(job, self._driver.decode)
         return job.sequence.completion(FinishReason.ABORT) if completion is None else completion
@@ -119,12 +127,8 @@ class TransformersEngine:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    @cached_property
     def _image_processor(self) -> ImageProcessor:
-        if hasattr(self._model.model, "get_rope_index"):
-            raise ConfigError(
-                f"engine 'transformers' cannot serve {type(self._model).__name__}, whose positions depend on images: "
-                "use engine 'vllm'"
-            )
         return ImageProcessor(self._settings.model)
 
     @cached_property
@@ -156,8 +160,7 @@ def make_sequence(request: Request, config: Any) -> ActiveSequence:
     context = request.prompt_ids.tolist() + prefix
     check_ids(context, config.vocab_size)
     seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed
-    images = None if request.images is None else request.images.images
-    return ActiveSequence(context, len(prefix), request.sampling, seed, limit, versions=[], images=images)
+    return ActiveSequence(context, len(prefix), request.sampling, seed, limit, versions=[], images=request.images)
 
 
 @torch.no_grad()

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
-from vllm.inputs import TokensPrompt, tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from rollq.buffer.errors import ImageError
@@ -15,19 +14,16 @@ from rollq.workers.engines.protocol import Completion, Sampling, WeightsVersion,
 from rollq.workers.engines.spans import version_spans
 
 
-def prompt_input(ids: list[int], images: PlacedImages | None, *, salt: str) -> Any:
-    """vLLM's input for a request with these ids, and the tokens of `images` among them. vLLM places these itself.
+def image_input(ids: list[int], images: PlacedImages) -> dict[str, Any]:
+    """The fields of vLLM's prompt with these ids, and the tokens of `images` among them. vLLM places these itself.
 
     Raises `ImageError` for ids without the images, and files that are not images.
     """
-    if images is None:
-        return tokens_input(ids, cache_salt=salt)
-    return TokensPrompt(
-        prompt_token_ids=images.collapse(ids),
-        multi_modal_data={"image": list(map(open_image, images.images.files))},
-        mm_processor_kwargs=dict(images.images.options),
-        cache_salt=salt,
-    )
+    return {
+        "prompt_token_ids": images.collapse(ids),
+        "multi_modal_data": {"image": list(map(open_image, images.images.files))},
+        "mm_processor_kwargs": dict(images.images.options),
+    }
 
 
 def images_problem(config: Any, *, on_cpu: bool) -> str | None:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from vllm.exceptions import VLLMClientError
+from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -40,9 +41,9 @@ from rollq.workers.engines.vllm.adapters import Adapters, VllmCall, outlives, us
 from rollq.workers.engines.vllm.api import (
     OutputReader,
     check_prompt,
+    image_input,
     images_problem,
     name_of,
-    prompt_input,
     sampling_parameters,
 )
 from rollq.workers.engines.vllm.process import SUPPORTS_REJOINING, SUPPORTS_VERSIONS, VllmProcess
@@ -140,18 +141,19 @@ class VllmEngine:
         if request.images is not None and self._images_problem is not None:
             raise ImageError(self._images_problem)
         call = VllmCall(request, name=f"rollq-{next(self._names)}")
-        completion = await self._gate.serve(call, lambda call: self._ask(call, ids, tokens))
+        images = None if request.images is None else await asyncio.to_thread(image_input, ids, request.images)
+        completion = await self._gate.serve(call, lambda call: self._ask(call, ids, tokens, images))
         if completion is None:
             return Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
         return completion
 
-    async def _ask(self, call: VllmCall, ids: list[int], tokens: int) -> Completion:
+    async def _ask(self, call: VllmCall, ids: list[int], tokens: int, images: Mapping[str, Any] | None) -> Completion:
         process = self._living()
         call.version, call.adapter = self.version, self._adapters.current
         report = call.request.report
         # The salt keeps cached prompts of other weights away, also where running requests keep theirs.
-        images = call.request.images
-        prompt = prompt_input(ids, images, salt=name_of(call.version))
+        salt = name_of(call.version)
+        prompt = tokens_input(ids, cache_salt=salt) if images is None else {**images, "cache_salt": salt}
         reader, reported = OutputReader(call.version), 0
         try:
             parameters = sampling_parameters(call.request.sampling, tokens, self._eos_ids, streamed=report is not None)
