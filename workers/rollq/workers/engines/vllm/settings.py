@@ -17,6 +17,8 @@ RESERVED_ARGS = {
     "generation_config": "every sampling parameter is sent with each request",
     "scheduling_policy": "evaluations overtake training",
     "worker_extension_cls": "it loads weights",
+    "mm_processor_kwargs": "set image_options of the task, which the trainer needs too",
+    "mm_processor_cache_gb": "vLLM can die when it is cleared at a swap",
 }
 """Arguments of vLLM that rollq sets itself, each with the reason."""
 
