@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.image_processor import ImageProcessor, model_class
+from rollq.buffer.rollouts import FinishReason
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, WeightsVersion
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
@@ -80,6 +82,23 @@ def test_running_samples_see_their_images_with_new_weights(folders: list[Path], 
     before, after = (plain_logprobs(folder, asked, sequence.ids) for folder in folders)
     np.testing.assert_allclose(sequence.logprobs, [*before[:5], *after[5:]], atol=1e-4)
     assert np.abs(before - after).max() > 0.1
+
+
+def test_a_sample_ends_where_its_model_makes_a_token_that_means_an_image(folders: list[Path], family: str) -> None:
+    """Read again after a swap, such a token would lack its image, and end the engine."""
+    placed = images_of(folders[0], picture(9, 9, seed=1))
+    asked = request(folders[0], f"{PLACEHOLDERS[family]}?", placed)
+    any_token = replace(asked, images=replace(placed, reserved=frozenset(range(1000))))
+
+    async def run() -> list[Completion]:
+        engine = await started(folders[0])
+        completions = await asyncio.gather(*map(engine.generate, (any_token, asked)))
+        await engine.close()
+        return completions
+
+    ended, other = asyncio.run(run())
+    assert (ended.finish_reason, len(ended.ids)) == (FinishReason.ERROR, 1)
+    assert (other.finish_reason, len(other.ids)) == (FinishReason.LENGTH, 12)
 
 
 def test_engines_without_images_refuse_them(tmp_path: Path) -> None:
