@@ -5,7 +5,7 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from rollq.buffer.rollouts import Float32Array, Int32Array
 from rollq.cli.demo.tiny_model import make_tokenizer
+from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, Engine, Request, Sampling, SwapMode, WeightsVersion
 from rollq.workers.engines.registry import make_engine
 from support.model_families import SHAPE, VOCABULARY
@@ -40,6 +41,20 @@ def make_qwen3(folder: Path, seed: int, **changes: Any) -> Path:
 def options(folder: Path, **engine_args: Any) -> dict[str, Any]:
     """Options of an engine over the model in `folder`."""
     return {"model": folder, "dtype": "float32", "engine_args": ENGINE_ARGS | engine_args}
+
+
+def with_host(given: Mapping[str, Any], scenario: Callable[[EngineHost], Awaitable[Any]]) -> None:
+    """Run `scenario` with the host of an engine with the options `given`, and close it."""
+
+    async def run() -> None:
+        host = EngineHost(lambda: make_engine("vllm", given), restarts=0)
+        await host.start()
+        try:
+            await scenario(host)
+        finally:
+            await host.close()
+
+    asyncio.run(run())
 
 
 class SharedEngine:

@@ -5,7 +5,6 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Request, Sampling, SwapMode
-from rollq.workers.engines.registry import make_engine
 from rollq.workers.engines.weights_check import WeightsRejected
 from support.adapters import lora, merged
 from support.model_families import FAMILIES, make_model
-from support.vllm_run import TOLERANCE, check, free_port, options, random_prompt, version
+from support.vllm_run import TOLERANCE, check, free_port, options, random_prompt, version, with_host
 from support.vllm_server import VllmServer
 
 RESTARTED = {"gpt_oss"}
@@ -34,20 +32,6 @@ TESTED = tuple(FAMILIES) if ALL else ONCE_WRONG
 SWAPS = ((0, SwapMode.ABORT), (1, SwapMode.ABORT), (2, SwapMode.KEEP), (1, SwapMode.WAIT))
 RESTART = ((1, SwapMode.RESTART),)
 CONTEXT_TOKENS = 1024
-
-
-def with_host(folder: Path, scenario: Callable[[EngineHost], Awaitable[Any]], **engine_args: Any) -> None:
-    async def run() -> None:
-        host = EngineHost(
-            lambda: make_engine("vllm", options(folder, max_model_len=CONTEXT_TOKENS, **engine_args)), restarts=0
-        )
-        await host.start()
-        try:
-            await scenario(host)
-        finally:
-            await host.close()
-
-    asyncio.run(run())
 
 
 def probe_in(folder: Path) -> Any:
@@ -81,7 +65,7 @@ def test_every_token_has_the_logprob_of_the_weights_that_it_claims(family: str, 
             with pytest.raises(WeightsRejected):
                 await host.swap(folders[0], version(9), SwapMode.ABORT, probes[1])
 
-    with_host(folders[0], scenario)
+    with_host(options(folders[0], max_model_len=CONTEXT_TOKENS), scenario)
 
 
 @pytest.mark.parametrize("family", TESTED if ALL else ("gemma2",))
@@ -97,7 +81,7 @@ def test_every_token_has_the_logprob_of_the_adapter_that_it_claims(family: str, 
             print(f"\n{family}, adapter: largest error {worst:.1e}")
             assert worst < TOLERANCE
 
-    with_host(base, scenario, enable_lora=True, max_lora_rank=8)
+    with_host(options(base, max_model_len=CONTEXT_TOKENS, enable_lora=True, max_lora_rank=8), scenario)
 
 
 @pytest.mark.parametrize("family", [one for one in TESTED if one not in RESTARTED] if ALL else ["qwen3_moe"])

@@ -4,7 +4,6 @@ Of the families with tiny models, only this one runs without torchvision, whose 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,30 +16,19 @@ from rollq.buffer.image_processor import model_class
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode
-from rollq.workers.engines.registry import make_engine
 from rollq.workers.engines.vllm.api import images_problem
 from support.pictures import picture
 from support.vision_families import PLACEHOLDERS, make_vision_model
 from support.vision_runs import images_of, request, worst_error
-from support.vllm_run import TOLERANCE, options, version
+from support.vllm_run import TOLERANCE, options, version, with_host
 
 FAMILY = "idefics3"
 MARK = PLACEHOLDERS[FAMILY]
 SWAPS = ((0, SwapMode.ABORT), (1, SwapMode.ABORT), (2, SwapMode.KEEP), (1, SwapMode.WAIT))
 
 
-def with_host(folder: Path, scenario: Callable[[EngineHost], Awaitable[None]], **changes: Any) -> None:
-    given: Mapping[str, Any] = options(folder, max_model_len=512, limit_mm_per_prompt={"image": 2})
-
-    async def run() -> None:
-        host = EngineHost(lambda: make_engine("vllm", {**given, **changes}), restarts=0)
-        await host.start()
-        try:
-            await scenario(host)
-        finally:
-            await host.close()
-
-    asyncio.run(run())
+def engine_options(folder: Path) -> dict[str, Any]:
+    return options(folder, max_model_len=512, limit_mm_per_prompt={"image": 2})
 
 
 @pytest.mark.parametrize("recompute", [True, False])
@@ -69,7 +57,7 @@ def test_every_token_after_an_image_has_the_logprob_of_its_weights(recompute: bo
             print(f"{mode}: largest error {worst:.1e}")
             assert worst < TOLERANCE
 
-    with_host(folders[0], scenario, recompute_cache=recompute)
+    with_host({**engine_options(folders[0]), "recompute_cache": recompute}, scenario)
 
 
 def test_images_that_vllm_places_otherwise_are_refused(tmp_path: Path) -> None:
@@ -84,7 +72,7 @@ def test_images_that_vllm_places_otherwise_are_refused(tmp_path: Path) -> None:
         made = await host.generate(request(folder, f"{MARK}?", placed))
         assert len(made.ids) == 12
 
-    with_host(folder, scenario)
+    with_host(engine_options(folder), scenario)
 
 
 @pytest.mark.parametrize(

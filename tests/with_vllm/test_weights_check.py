@@ -1,7 +1,6 @@
 """Faults planted into a real vLLM are noticed before its tokens leave, ten times of ten."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ from rollq.buffer.weights.probe import Probe
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Request, Sampling, SwapMode
-from rollq.workers.engines.registry import make_engine
 from rollq.workers.engines.vllm import scoring
 from rollq.workers.engines.weights_check import WeightsRejected
 from support.adapters import lora, merged
-from support.vllm_run import make_qwen3, options, random_prompt, version
+from support.vllm_run import make_qwen3, options, random_prompt, version, with_host
 
 Tensors = dict[str, torch.Tensor]
 TIMES = 10
@@ -51,18 +49,6 @@ def probes(folders: list[Path]) -> list[Probe]:
     return [probe_of(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)) for folder in folders]
 
 
-def with_host(folder: Path, scenario: Callable[[EngineHost], Awaitable[Any]], **engine_args: Any) -> None:
-    async def run() -> None:
-        host = EngineHost(lambda: make_engine("vllm", options(folder, **engine_args)), restarts=0)
-        await host.start()
-        try:
-            await scenario(host)
-        finally:
-            await host.close()
-
-    asyncio.run(run())
-
-
 def test_weights_that_are_loaded_wrongly_are_noticed(folders: list[Path], probes: list[Probe], tmp_path: Path) -> None:
     old = load_file(folders[0] / "model.safetensors")
 
@@ -75,7 +61,7 @@ def test_weights_that_are_loaded_wrongly_are_noticed(folders: list[Path], probes
                     await host.swap(tmp_path, version(number), SwapMode.ABORT, probes[number])
                 assert not host.ready
 
-    with_host(folders[0], scenario)
+    with_host(options(folders[0]), scenario)
 
 
 def test_a_stale_cache_of_prompts_is_noticed(
@@ -99,7 +85,7 @@ def test_a_stale_cache_of_prompts_is_noticed(
             with pytest.raises(WeightsRejected, match=f"cache of prompts is not of weights of version {number}:"):
                 await host.swap(folders[number], version(number), SwapMode.ABORT, probes[number])
 
-    with_host(folders[0], scenario, enable_prefix_caching=True)
+    with_host(options(folders[0], enable_prefix_caching=True), scenario)
 
 
 def test_an_adapter_on_another_base_is_noticed(folders: list[Path], tmp_path: Path) -> None:
@@ -119,7 +105,7 @@ def test_an_adapter_on_another_base_is_noticed(folders: list[Path], tmp_path: Pa
             with pytest.raises(WeightsRejected, match=f"other logprobs with weights of version {number} "):
                 await host.swap(adapters[number], version(number), SwapMode.KEEP, probe)
 
-    with_host(folders[0], scenario, enable_lora=True, max_lora_rank=8)
+    with_host(options(folders[0], enable_lora=True, max_lora_rank=8), scenario)
 
 
 @pytest.mark.parametrize("mode", [SwapMode.KEEP, SwapMode.ABORT])
@@ -145,7 +131,7 @@ def test_a_check_does_not_wait_for_requests_of_an_engine_that_is_full(
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    with_host(folders[0], scenario, max_num_seqs=2)
+    with_host(options(folders[0], max_num_seqs=2), scenario)
 
 
 def test_a_probe_may_have_other_prompts(folders: list[Path], probes: list[Probe]) -> None:
@@ -166,4 +152,4 @@ def test_a_probe_may_have_other_prompts(folders: list[Path], probes: list[Probe]
         await host.swap(folders[1], version(5), SwapMode.KEEP, all_of)
         assert host.ready
 
-    with_host(folders[0], scenario, max_num_seqs=1, max_model_len=512, enable_prefix_caching=False)
+    with_host(options(folders[0], max_num_seqs=1, max_model_len=512, enable_prefix_caching=False), scenario)

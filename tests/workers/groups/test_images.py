@@ -44,7 +44,7 @@ def test_each_image_is_as_many_tokens_as_the_model_wants(tokenizer: HfTokenizer)
     text = tokenizer.encode("user: "), tokenizer.encode("or"), tokenizer.encode("\nassistant: ")
     images = [IMAGE] * PATCHES
     assert found.ids.tolist() == [*text[0], *images, *text[1], *images, *text[2]]
-    assert found.seen() == {"image_processor": "CLIPImageProcessorPil"}
+    assert found.extra() == {"image_processor": "CLIPImageProcessorPil"}
     assert found.images is not None
     assert found.images.collapse(found.ids.tolist()).count(IMAGE) == 2
 

@@ -65,7 +65,7 @@ class ReadPrompt:
         if made := self.reserved.intersection(ids):
             raise ImageError(f"the model made the token {min(made)}, which means an image")
 
-    def seen(self) -> dict[str, Any]:
+    def extra(self) -> dict[str, Any]:
         """The class that processed the images, as samples keep it for the trainer."""
         if self.images is None:
             return {}
@@ -149,7 +149,7 @@ class SampleMaker:
             return
         if made.status is SampleStatus.COMPLETED:
             made = await self._judge(recipe, lease, made)
-        samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.seen(), **self._weights_check()})
+        samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
         if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
 
