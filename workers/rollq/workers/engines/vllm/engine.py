@@ -88,6 +88,11 @@ class VllmEngine:
 
     async def _prepare(self, process: VllmProcess) -> None:
         config = process.llm.vllm_config.model_config
+        if process.max_adapters and config.get_num_experts() and current_platform.is_cpu():
+            raise ConfigError(
+                f"vLLM on the CPU cannot run adapters on experts, which {', '.join(config.architectures)} has: it "
+                "would die at its first request. Leave enable_lora out of engine_args, or use GPUs"
+            )
         tied = getattr(config.hf_text_config, "tie_word_embeddings", False)
         self._copies = tied_heads(self._tensors) if tied else {}
         self._context_tokens = int(config.max_model_len)
