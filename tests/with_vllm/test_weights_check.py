@@ -14,7 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.host import EngineHost
-from rollq.workers.engines.protocol import Request, Sampling, SwapMode
+from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMode
 from rollq.workers.engines.vllm import scoring
 from rollq.workers.engines.weights_check import WeightsRejected
 from support.adapters import lora, merged
@@ -86,6 +86,23 @@ def test_a_stale_cache_of_prompts_is_noticed(
                 await host.swap(folders[number], version(number), SwapMode.ABORT, probes[number])
 
     with_host(options(folders[0], enable_prefix_caching=True), scenario)
+
+
+def test_a_vllm_that_breaks_while_it_is_checked_counts_as_dead(
+    folders: list[Path], probes: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose worker was killed just after its start answers the first request with an error of another class."""
+
+    async def fail(_: AsyncLLM) -> None:
+        raise RuntimeError("its worker is gone")
+
+    async def scenario(host: EngineHost) -> None:
+        monkeypatch.setattr(AsyncLLM, "get_supported_tasks", fail)
+        with pytest.raises(EngineDead, match="its worker is gone"):
+            await host.swap(folders[0], version(0), SwapMode.RESTART, probes[0])
+        assert not host.ready
+
+    with_host(options(folders[0]), scenario)
 
 
 def test_an_adapter_on_another_base_is_noticed(folders: list[Path], tmp_path: Path) -> None:

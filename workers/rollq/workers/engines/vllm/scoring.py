@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import tokens_input
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.rollouts import Float32Array, Int32Array
@@ -142,6 +142,8 @@ class PromptScores:
             (output,) = [answer async for answer in answers]
         except EngineDeadError as error:
             raise self._process.failed(f"vLLM died: {error}") from error
+        except EngineGenerateError as error:  # the prompts are sound, so vLLM is not: it may be about to die
+            raise self._process.failed(f"vLLM broke: {error.__cause__!r}") from error
         except VLLMClientError as error:
             raise WeightsError(f"vLLM refuses the prompts by which its weights are checked: {error}") from error
         return output
