@@ -11,9 +11,11 @@ from benchmarks.results import Result, ratios, take_turns
 from benchmarks.world import TASK, admit_and_lease, make_sample, results_of, run, server
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import Claimed, TrainerEpoch
-from rollq.buffer.rollouts import Group, GroupResult, Sample
+from rollq.buffer.rollouts import WHOLE, Group, GroupResult, Sample
+from rollq.buffer.samples import Samples
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.wire.samples import decode_sample, encode_group
+from rollq.buffer.wire.payload import encode_payload
+from rollq.buffer.wire.samples import decode_samples
 
 TARGET = 0.5
 GROUP_SIZE = 8
@@ -109,7 +111,7 @@ class RollqSide:
             claimed = timed("claim", partial(self._claim, self.step + i))
             parts.setdefault("functions on the server", []).append((self._server_us() - before_us) / len(self.groups))
             fetched = timed("fetch", partial(self.buffer.fetch, claimed.groups))
-            frames = timed("check and encode", lambda: [encode_group(g, group_size=len(g)) for g in self.groups])
+            frames = timed("check and encode", lambda: list(map(_encode, self.groups)))
             timed("decode", partial(_decode, frames))
         self._commit(fetched)
         return {part: float(np.median(values)) for part, values in parts.items()}
@@ -137,8 +139,12 @@ class RollqSide:
         return float(self.buffer.client.info("commandstats")["cmdstat_fcall"]["usec"])
 
 
-def _decode(frames: Sequence[Sequence[bytes]]) -> list[Sample]:
-    return [decode_sample(frame) for group in frames for frame in group]
+def _encode(group: Sequence[Sample]) -> bytes:
+    return encode_payload(group, range(len(group)), group_size=len(group))[WHOLE]
+
+
+def _decode(frames: Sequence[bytes]) -> list[Samples]:
+    return list(map(decode_samples, frames))
 
 
 class RawSide:
@@ -146,7 +152,7 @@ class RawSide:
 
     def __init__(self, buffer: Buffer, groups: Sequence[Sequence[Sample]], calls: int) -> None:
         self.client = buffer.client
-        self.blob = b"".join(encode_group(groups[0], group_size=GROUP_SIZE))
+        self.blob = _encode(groups[0])
         self.count = len(groups)
         self.calls = calls
         self.arrival = 0

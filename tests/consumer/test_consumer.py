@@ -391,7 +391,7 @@ def test_a_rank_that_reads_a_batch_while_it_is_released_gets_the_next_one(
 def test_a_group_that_cannot_be_read_harms_only_itself(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:
     with connect() as consumer:
         worker.produce(3)
-        buffer.client.hset(task_keys(buffer.run, "math").rollout(2), "1", b"bytes that are not a frame")
+        buffer.client.hset(task_keys(buffer.run, "math").rollout(2), "all", b"bytes that are not a frame")
         batch = next(consumer)
         assert ids(batch) == [1, 3]
         consumer.commit(batch)
@@ -507,7 +507,7 @@ def test_a_release_that_the_server_did_not_answer_can_be_repeated(
         worker.produce(3)
         batch = next(consumer)
         if unreadable:
-            buffer.client.hset(task_keys(buffer.run, "math").rollout(2), "1", b"bytes that are not a frame")
+            buffer.client.hset(task_keys(buffer.run, "math").rollout(2), "all", b"bytes that are not a frame")
         with monkeypatch.context() as patch:
             patch.setattr(Buffer, "release", fail)
             with pytest.raises(ServerUnavailable):

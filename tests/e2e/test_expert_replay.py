@@ -10,7 +10,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
-from rollq.buffer.wire.samples import encode_sample
+from rollq.buffer.wire.samples import encode_samples
 from rollq.cli.settings_file import load_settings
 from rollq.consumer import Batch, Consumer
 from rollq.consumer.settings import TrainerSettings
@@ -95,7 +95,7 @@ def describe(batch: Batch) -> str:
     """How many bytes the experts are per token, and what part they are of the samples in the buffer."""
     tokens = sum(len(sequence.ids) for sequence in batch.sequences)
     experts = sum(sequence.arrays[ROUTED_EXPERTS].nbytes for sequence in batch.sequences)  # type: ignore[union-attr,misc]
-    frames = sum(len(encode_sample(sample)) for sample in batch.samples)
+    frames = sum(len(encode_samples([sample])) for sample in batch.samples)
     assert experts == tokens * 2 * 2, "2 layers, 2 experts per token, 1 byte each"
     return f"{experts // tokens} B of experts per token, {experts / frames:.0%} of {frames / tokens:.1f} B"
 

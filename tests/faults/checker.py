@@ -12,9 +12,11 @@ from faults.dump import STATUSES, Dump, TaskDump
 from faults.history import OK, UNKNOWN, Event
 
 PENDING_LETTER = "p"
-WHOLE = {"completed", "gathered", "cooling", "claimed", "archived"}
+WHOLE = "all"
+"""The name of a frame of all samples."""
+FINISHED = {"completed", "gathered", "cooling", "claimed", "archived"}
 """Statuses of groups whose generated samples are all stored."""
-KEPT = WHOLE | {"filtered", "failed"}
+KEPT = FINISHED | {"filtered", "failed"}
 """Where a group may be that was acknowledged as completed, while it is fresh."""
 FENCED_CALLS = ("claim", "release", "publish", "commit", "checkpoint")
 
@@ -92,17 +94,18 @@ def check_payloads(task: TaskDump) -> Iterator[str]:
     for group_id, group in task.groups.items():
         letters = group.get("letters", "")
         made = {index for index, letter in enumerate(letters) if letter != PENDING_LETTER}
-        stored = task.frames.get(group_id, frozenset())
-        frames = frozenset(field for field in stored if field < len(letters))
+        names = task.frames.get(group_id, frozenset())
+        stored = {int(name) for name in names if name != WHOLE}
+        frames = {field for field in stored if field < len(letters)}
         parts = {field - len(letters) for field in stored - frames}  # salvaged, of samples that are still being made
         if not parts <= set(range(int(group.get("parts", 0)))):
             yield f"group {group_id} has parts {sorted(parts)}, and counts {group.get('parts', 0)}"
-        elif parts and (group.get("status") in WHOLE or not made):
+        elif parts and (group.get("status") in FINISHED or not made):
             yield f"group {group_id} is {group.get('status')} with samples {letters!r}, and has parts {sorted(parts)}"
-        elif not frames <= made:
-            yield f"group {group_id} has samples {sorted(frames)}, but its letters are {letters!r}"
-        elif group.get("status") in WHOLE and frames != made:
-            yield f"group {group_id} is {group.get('status')}, but has only samples {sorted(frames)} of {sorted(made)}"
+        elif not frames <= made or (WHOLE in names and not made):
+            yield f"group {group_id} has samples {sorted(names)}, but its letters are {letters!r}"
+        elif group.get("status") in FINISHED and names != {WHOLE}:
+            yield f"group {group_id} is {group.get('status')}, but has samples {sorted(names)}, not all in one frame"
     sets = {name: set(members) for name, members in task.sets.items()}
     if sets["by_version"] != sets["completed"] | sets["aborted"]:
         yield f"by_version differs by {sorted(sets['by_version'] ^ (sets['completed'] | sets['aborted']))}"

@@ -14,13 +14,13 @@ STATUSES = (
 
 @dataclass(frozen=True, slots=True)
 class TaskDump:
-    """Every key of one task: hashes and their fields as texts, sets as score by group id, frames as their indices."""
+    """Every key of one task: hashes and their fields as texts, sets as score by group id, frames as their names."""
 
     clock: Mapping[str, str]
     progress: Mapping[str, str]
     sets: Mapping[str, Mapping[int, float]]
     groups: Mapping[int, Mapping[str, str]]
-    frames: Mapping[int, frozenset[int]]
+    frames: Mapping[int, frozenset[str]]
     manifests: Mapping[int, Mapping[str, str]]
 
 
@@ -59,7 +59,7 @@ def _dump_task(client: redis.Redis, prefix: str) -> TaskDump:
             for name in (*STATUSES, "by_version", "generating", "suspects")
         },
         groups={number: _hash(client, f"{prefix}group:{number}") for number in numbers("group")},
-        frames={number: frozenset(map(int, found.hkeys(f"{prefix}rollout:{number}"))) for number in numbers("rollout")},
+        frames={number: frozenset(found.hkeys(f"{prefix}rollout:{number}")) for number in numbers("rollout")},
         manifests={number: _hash(client, f"{prefix}manifest:{number}") for number in numbers("manifest")},
     )
 

@@ -6,7 +6,6 @@ result that is not sound was wrongly accepted.
 
 import json
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 import redis
+import xxhash
 
 from faults.findings import Tally
 from faults.fuzz_deltas import hostile_delta, refuse_delta
@@ -31,6 +31,7 @@ from rollq.buffer.errors import (
 from rollq.buffer.query.language import parse_query
 from rollq.buffer.rollouts import (
     EMPTY_SAMPLE,
+    WHOLE,
     FinishReason,
     Lease,
     Prompt,
@@ -46,13 +47,16 @@ from rollq.buffer.tickets import TicketJob, TicketSerializer
 from rollq.buffer.weights.broadcast_log import apply_entry, first_entry
 from rollq.buffer.weights.manifest import Manifest
 from rollq.buffer.wire.parts import decode_parts, encode_part
+from rollq.buffer.wire.payload import decode_group
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
-from rollq.buffer.wire.samples import PREFIX, decode_sample, encode_sample
+from rollq.buffer.wire.samples import FRAME_VERSION, MAGIC, PREFIX, decode_samples, encode_samples
 from rollq.cli.settings_file import load_settings
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import PromptSettings
 from rollq.workers.engines.openai.completions_api import choose_model, read_completion, read_fingerprint
 from rollq.workers.engines.protocol import WeightsVersion
+from support.old_frames import PREFIX as OLD_PREFIX
+from support.old_frames import encode_old_frame, sealed_old
 
 Make = Callable[[random.Random], Any]
 
@@ -110,18 +114,42 @@ def _sample(rng: random.Random) -> Sample:
     return Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, 1.0, text="text", extra={"seed": 1})
 
 
+def _frame(rng: random.Random) -> bytes:
+    """The frame of a group, or of one sample as an older rollq wrote it."""
+    if rng.random() < 0.3:
+        return encode_old_frame(_sample(rng))
+    return encode_samples([_sample(rng) for _ in range(rng.randint(1, 3))])
+
+
 def _changed_frame(rng: random.Random) -> bytes:
-    frame = encode_sample(_sample(rng))
+    frame = _frame(rng)
     changed = mutate_bytes(rng, frame)
     return frame[:-1] if changed == frame else changed
 
 
 def _forged_frame(rng: random.Random) -> bytes:
     """A frame whose body was changed and whose length and checksum were made to fit."""
-    frame = encode_sample(_sample(rng))
-    magic, version, _, _ = PREFIX.unpack(frame[: PREFIX.size])
-    body = mutate_bytes(rng, frame[PREFIX.size :])
-    return PREFIX.pack(magic, version, len(body), zlib.crc32(body)) + body
+    if rng.random() < 0.3:
+        return sealed_old(mutate_bytes(rng, encode_old_frame(_sample(rng))[OLD_PREFIX.size :]))
+    body = mutate_bytes(rng, encode_samples([_sample(rng), _sample(rng)])[PREFIX.size :])
+    return PREFIX.pack(MAGIC, FRAME_VERSION, len(body), xxhash.xxh3_64_intdigest(body)) + body
+
+
+def _read_frame(frame: bytes) -> None:
+    samples = decode_samples(frame)
+    assert all(isinstance(sample, Sample) for sample in samples)
+
+
+def _read_group(stored: dict[str, bytes]) -> None:
+    samples = decode_group(stored, group_size=2)
+    assert len(list(samples)) == 2
+
+
+def _payload(rng: random.Random) -> dict[str, bytes]:
+    """The fields of a group of two samples, of which some are missing, too many, or of another kind."""
+    frames = [_frame(rng) for _ in range(3)]
+    fields = rng.sample([WHOLE, "0", "1", "2", "3"], rng.randint(0, 3))
+    return dict(zip(fields, frames, strict=False))
 
 
 def _changed_part(rng: random.Random) -> bytes:
@@ -134,7 +162,7 @@ def _part(raw: bytes) -> None:
 
 
 def _refuse_frame(frame: bytes) -> None:
-    decode_sample(frame)
+    list(decode_samples(frame))
     raise AssertionError("a changed frame was decoded")
 
 
@@ -259,7 +287,8 @@ def targets(folder: Path) -> list[Target]:
     """Every decoder."""
     return [
         Target("frame, changed", _changed_frame, _refuse_frame, (CorruptFrame,), share=40),
-        Target("frame, forged", _forged_frame, decode_sample, (CorruptFrame,), share=40),
+        Target("frame, forged", _forged_frame, _read_frame, (CorruptFrame,), share=40),
+        Target("payload of a group", _payload, _read_group, (CorruptFrame,), share=40),
         Target(
             "salvaged part",
             _changed_part,

@@ -65,7 +65,7 @@ def task_dump(**changes: Any) -> TaskDump:
             "progress": {"admitted": "6", "cursor": "6", "dropped_trained": "2"},
             "sets": sets,
             "groups": {number: {"status": filed[number], "letters": letters[number]} for number in letters},
-            "frames": {number: frozenset({0, 1}) for number in (3, 4, 5)},
+            "frames": {number: frozenset({"all"}) for number in (3, 4, 5)},
             "manifests": {},
             **changes,
         }
@@ -151,11 +151,11 @@ def newer_than_its_rewind(story: Story) -> Story:
 
 
 def payload_without_group(story: Story) -> Story:
-    return with_task(story, frames={**story[1].tasks["math"].frames, 9: frozenset({0})})
+    return with_task(story, frames={**story[1].tasks["math"].frames, 9: frozenset({"all"})})
 
 
 def group_without_payload(story: Story) -> Story:
-    return with_task(story, frames={3: frozenset({0, 1}), 4: frozenset({0, 1}), 5: frozenset({1})})
+    return with_task(story, frames={3: frozenset({"all"}), 4: frozenset({"all"}), 5: frozenset({"1"})})
 
 
 def index_behind(story: Story) -> Story:

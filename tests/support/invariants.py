@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.rollouts import Status
+from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.store.keys import task_keys
 
-WHOLE = {Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED}
+FINISHED = {Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED}
 """Statuses of groups whose samples are all stored."""
 READ = """
 local sets, groups = {}, {}
@@ -23,10 +23,15 @@ return { sets, groups }
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One group's own keys: the fields of its hash, and the indexes of its stored samples."""
+    """One group's own keys: the fields of its hash, and the names of its frames."""
 
     fields: Mapping[bytes, bytes]
-    frames: set[int]
+    names: set[str]
+
+    @property
+    def frames(self) -> set[int]:
+        """The indexes of its frames of samples and parts."""
+        return {int(name) for name in self.names if name != WHOLE}
 
     @property
     def parts(self) -> set[int]:
@@ -60,7 +65,7 @@ def _read(buffer: Buffer, task: str, admitted: int) -> tuple[list[set[int]], dic
     client: Any = buffer.client  # the driver's types cover replies of every protocol and mode at once
     sets, groups = client.eval(READ, len(names), *names, admitted, *prefixes)
     stored = {
-        group_id: Stored(dict(zip(fields[::2], fields[1::2], strict=True)), set(map(int, frames)))
+        group_id: Stored(dict(zip(fields[::2], fields[1::2], strict=True)), {name.decode() for name in frames})
         for group_id, (fields, frames) in enumerate(groups, start=1)
         if fields or frames
     }
@@ -73,6 +78,6 @@ def _check_group(group_id: int, filed: Status, group: Stored) -> None:
     size = len(group.fields[b"letters"])
     assert {field for field in group.frames if field < size} <= generated, (group_id, group)
     assert group.parts <= set(range(int(group.fields.get(b"parts", 0)))), (group_id, group)
-    if filed in WHOLE:
-        assert group.frames == generated, (group_id, group)
+    if filed in FINISHED:
+        assert group.names == {WHOLE}, (group_id, group)
         assert not group.fields.keys() & {b"parts", b"part_bytes"}, (group_id, group)

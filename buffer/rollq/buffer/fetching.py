@@ -7,11 +7,11 @@ from typing import Any
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import CorruptFrame, CorruptGroup
 from rollq.buffer.replies import ClaimedGroup
-from rollq.buffer.rollouts import Group, Sample
+from rollq.buffer.rollouts import Group
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
+from rollq.buffer.wire.payload import decode_group
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.samples import decode_sample
 
 FETCH_GROUPS_PER_TRIP = 64
 
@@ -50,16 +50,8 @@ class Fetching(BufferCore):
                 return decode_prompt(reply)
             except CorruptFrame as error:
                 raise CorruptGroup(group.task, group.group_id, str(error)) from error
-        frames = {int(place): frame for place, frame in pairs(reply)}
-        size = self.rules(group.task).group_size
-        if frames.keys() != set(range(size)):
-            raise CorruptGroup(
-                group.task, group.group_id, f"it has samples {sorted(frames)} in the store, and {size} are needed"
-            )
-        return tuple(self._decode(group, place, frames[place]) for place in range(size))
-
-    def _decode(self, group: ClaimedGroup, place: int, frame: bytes) -> Sample:
+        stored = {field.decode(): frame for field, frame in pairs(reply)}
         try:
-            return decode_sample(frame)
+            return decode_group(stored, group_size=self.rules(group.task).group_size)
         except CorruptFrame as error:
-            raise CorruptGroup(group.task, group.group_id, f"sample {place}: {error}") from error
+            raise CorruptGroup(group.task, group.group_id, str(error)) from error

@@ -10,16 +10,16 @@ from typing import Any
 import orjson
 
 from rollq.buffer.core import BufferCore, pairs
-from rollq.buffer.errors import CorruptFrame, EpochMoved, InvalidGroup, StaleWorker
+from rollq.buffer.errors import EpochMoved, InvalidGroup, StaleWorker
 from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
-from rollq.buffer.wire.parts import decode_parts, encode_part, tokens_in_parts
+from rollq.buffer.wire.parts import encode_part, tokens_in_parts
+from rollq.buffer.wire.payload import decode_kept, encode_payload, frames_by_index
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.samples import encode_group
 
 log = logging.getLogger(__name__)
 
@@ -199,15 +199,7 @@ class Leasing(BufferCore):
 
 def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
     group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts = fields
-    frames = {int(index): frame for index, frame in pairs(kept)}
-    samples = [EMPTY_SAMPLE] * len(letters)
-    for index, letter in enumerate(letters.decode()):
-        if letter == SampleStatus.PENDING:
-            continue
-        try:
-            samples[index] = decode_parts(index, frames, group_size=len(samples)) or EMPTY_SAMPLE
-        except CorruptFrame as error:
-            log.error("group %d of task %r, sample %d is generated again: %s", group_id, task, index, error)
+    stored = {field.decode(): frame for field, frame in pairs(kept)}
     return Lease(
         task=task,
         group_id=group_id,
@@ -215,33 +207,39 @@ def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
         nonce=nonce,
         tries=tries,
         prompt=decode_prompt(prompt),
-        samples=tuple(samples),
+        samples=decode_kept(stored, letters.decode(), f"group {group_id} of task {task!r}"),
         step=step,
         evaluation=bool(evaluation),
         suspect=bool(suspect),
         alone=bool(alone),
         must_finish=bool(must_finish),
         parts=parts,
-        salvaged_tokens=tokens_in_parts(frames, group_size=len(samples)),
+        salvaged_tokens=tokens_in_parts(frames_by_index(stored), group_size=len(letters)),
     )
 
 
-def _encode(result: GroupResult) -> tuple[GroupResult, Mapping[int, bytes]]:
-    """The result, or a failed one when it cannot be trained on, and the frames of its new samples by their index."""
+def _encode(result: GroupResult) -> tuple[GroupResult, Mapping[str, bytes]]:
+    """The result, or a failed one when it cannot be trained on, and its frames (see `rollq.buffer.wire.payload`): one
+    of the whole group, or those of its new samples."""
     lease, samples = result.lease, result.samples
     try:
-        frames = encode_group(samples, group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
+        frames = encode_payload(samples, _new_samples(result), group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
     except InvalidGroup as error:
         log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
         failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
         samples = (failed,) * len(lease.samples)
         return GroupResult(lease, samples, error=str(error), generate_s=result.generate_s), {}
-    return result, {i: frame for i, frame in enumerate(frames) if _is_new(samples[i], lease, i)}
+    return result, frames
 
 
-def _is_new(sample: Sample, lease: Lease, index: int) -> bool:
-    """Whether the buffer lacks the sample's frame. What it has in parts, it drops when the group is put."""
-    return sample is not lease.samples[index] or (lease.parts > 0 and sample is not EMPTY_SAMPLE)
+def _new_samples(result: GroupResult) -> list[int]:
+    """The samples whose frames the buffer lacks. What it has in parts, it drops when the group is put."""
+    lease = result.lease
+    return [
+        index
+        for index, (sample, kept) in enumerate(zip(result.samples, lease.samples, strict=False))
+        if sample is not kept or (lease.parts > 0 and sample is not EMPTY_SAMPLE)
+    ]
 
 
 def _part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
@@ -273,7 +271,7 @@ def _calls_of(items: Iterable[tuple[list[Any], int]]) -> Iterator[list[Any]]:
         yield args
 
 
-def _result_args(result: GroupResult, frames: Mapping[int, bytes], floors: Floors, rules: TaskRules) -> list[Any]:
+def _result_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floors, rules: TaskRules) -> list[Any]:
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames."""
     lease, samples = result.lease, result.samples
     tokens = [sample.response_tokens for sample in samples]
@@ -285,7 +283,8 @@ def _result_args(result: GroupResult, frames: Mapping[int, bytes], floors: Floor
         **_version_args(samples, floors, rules),
         "filtered": int(result.filtered),
         **_reward_args(samples, tokens, rules),
-        "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in frames]) + lease.salvaged_tokens,
+        "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in _new_samples(result)])
+        + lease.salvaged_tokens,
         "tokens": sum(tokens),
         "took_ms": round(result.generate_s * 1000),
         "error_text": result.error or _first_error(samples),
@@ -326,7 +325,7 @@ def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
     versions = [floors.counted(span.epoch, span.version) for segment in sample.segments for span in segment.versions]
     if not versions:
         return None
-    if rules.token_threshold == rules.stale_threshold or brings_labels(sample):
+    if rules.token_threshold == rules.stale_threshold or brings_labels(sample.segments):
         return min(versions)
     newest = max(versions)  # a span that the environment wrote all of is as young as the model's tokens before it
     return counted_version(min(versions), newest, rules.stale_threshold, rules.token_threshold)

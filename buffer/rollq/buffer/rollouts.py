@@ -4,7 +4,7 @@ Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly
 `check_group` enforces it at the only door into the buffer (`Buffer.put`); all code behind it relies on it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -194,7 +194,7 @@ class Group:
     task: str
     group_id: int
     prompt: Prompt
-    samples: tuple[Sample, ...]
+    samples: Sequence[Sample]
     oldest_version: int
     arrival: int
     tries: int
@@ -227,6 +227,8 @@ class Lease:
     salvaged_tokens: int = 0
 
 
+WHOLE: Final = "all"
+"""The field of the frame of a whole group; see `rollq.buffer.wire.payload`."""
 MOST_PARTS: Final = 16_384
 MOST_PART_BYTES: Final = 64 << 20
 """Limits of what is salvaged of one group: the number of its parts, and their bytes in all."""

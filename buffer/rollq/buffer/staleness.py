@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.rollouts import BoolArray, Int32Array, Sample
+from rollq.buffer.rollouts import BoolArray, Int32Array, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,6 @@ def token_mask(step: int, versions: Int32Array | npt.NDArray[np.int64], token_th
     return np.asarray(step - versions - 1 < token_threshold)
 
 
-def brings_labels(sample: Sample) -> bool:
+def brings_labels(segments: Iterable[Segment]) -> bool:
     """Whether a sample brings its own labels (an agent's): then its tokens are not masked by age."""
-    return any("labels" in segment.arrays for segment in sample.segments)
+    return any("labels" in segment.arrays for segment in segments)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from rollq.buffer.advantages import AdvantageSettings, advantages
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, SampleStatus
+from rollq.buffer.samples import Samples
 from rollq.buffer.staleness import Floors
 from rollq.consumer import packing
 from rollq.consumer.sequences import BatchCounts, TokenSequence, TokenStaleness, token_sequences
@@ -60,12 +61,7 @@ class Batch:
         """
         settings, flat = settings or AdvantageSettings(), _flatten(groups)
         staleness = _task_staleness(step, groups, floors or {}, token_thresholds or {})
-        sequences = tuple(
-            sequence
-            for index, (group, sample) in enumerate(flat.samples)
-            if flat.valid[index]
-            for sequence in token_sequences(group, sample, index, staleness[group.task])
-        )
+        sequences = token_sequences(groups, flat.valid, staleness)
         computed = advantages(flat.rewards, flat.groups, flat.valid, settings)
         return cls(
             step=step,
@@ -131,23 +127,25 @@ class Batch:
 
 
 class _FlatSamples(NamedTuple):
-    """The samples of all groups in order, S of them, each with its group.
+    """The samples of all groups in order, S of them.
 
     `rewards` float32 [S] (0 where not valid), `valid` bool [S], `groups` int64 [S] index into the groups.
     """
 
-    samples: list[tuple[Group, Sample]]
     rewards: Float32Array
     valid: BoolArray
     groups: npt.NDArray[np.int64]
 
 
 def _flatten(groups: Sequence[Group]) -> _FlatSamples:
-    samples = [(group, sample) for group in groups for sample in group.samples]
-    valid = np.array([_is_valid(sample) for _, sample in samples], dtype=np.bool_)
-    rewards = np.array([reward or 0.0 for group in groups for reward in _rewards(group)], dtype=np.float32)
-    owners = np.repeat(np.arange(len(groups)), [len(group.samples) for group in groups])
-    return _FlatSamples(samples, np.where(valid, rewards, np.float32(0)), valid, owners)
+    columns = [Samples.of(group.samples) for group in groups]
+    valid = np.array([is_valid for samples in columns for is_valid in _are_valid(samples)], dtype=np.bool_)
+    rewards = np.array(
+        [reward or 0.0 for group, samples in zip(groups, columns, strict=True) for reward in _rewards(group, samples)],
+        dtype=np.float32,
+    )
+    owners = np.repeat(np.arange(len(groups)), [len(samples) for samples in columns])
+    return _FlatSamples(np.where(valid, rewards, np.float32(0)), valid, owners)
 
 
 def _task_staleness(
@@ -160,13 +158,14 @@ def _task_staleness(
     return {task: TokenStaleness(step, floors.get(task, Floors()), token_thresholds.get(task)) for task in tasks}
 
 
-def _is_valid(sample: Sample) -> bool:
-    return sample.status is SampleStatus.COMPLETED and sample.reward is not None
+def _are_valid(samples: Samples) -> list[bool]:
+    found = zip(samples.statuses, samples.rewards, strict=True)
+    return [status is SampleStatus.COMPLETED and reward is not None for status, reward in found]
 
 
-def _rewards(group: Group) -> Sequence[float | None]:
+def _rewards(group: Group, samples: Samples) -> Sequence[float | None]:
     """The rewards of a group's samples: the pipeline's if it set any, otherwise the judge's."""
-    return group.shaped.rewards if group.shaped else [sample.reward for sample in group.samples]
+    return group.shaped.rewards if group.shaped else samples.rewards
 
 
 def _pipeline_advantages(computed: Float32Array, groups: Sequence[Group], valid: BoolArray) -> Float32Array:

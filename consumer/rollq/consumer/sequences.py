@@ -6,7 +6,7 @@ False on prompts, on tokens that the environment wrote, and on the first token o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from rollq.buffer.rollouts import (
     ImageRef,
     Int32Array,
     NamedArrays,
-    Sample,
     Segment,
     VersionSpan,
 )
+from rollq.buffer.samples import Samples
 from rollq.buffer.staleness import Floors, brings_labels, token_mask
 
 
@@ -85,52 +85,102 @@ class TokenStaleness:
 
     def mask(self, spans: Sequence[VersionSpan]) -> BoolArray:
         """False where a response token is too stale for the loss, bool [response tokens]."""
-        versions = _per_token(0, 0, spans, [self.version(span) for span in spans])
+        tokens = [span.tokens for span in spans]
         if self.threshold is None:
-            return np.ones(len(versions), np.bool_)
-        return token_mask(self.step, versions, self.threshold)
+            return np.ones(sum(tokens), np.bool_)
+        versions = np.array([self.version(span) for span in spans], np.int64)
+        return token_mask(self.step, versions, self.threshold).repeat(tokens)
 
 
-def token_sequences(group: Group, sample: Sample, index: int, staleness: TokenStaleness) -> list[TokenSequence]:
-    """The sequences of a group's `sample`, number `index` of the batch: one per segment that has tokens."""
-    segments = [segment for segment in sample.segments if len(segment.prompt_ids) + len(segment.response_ids)]
-    sequences = [_sequence(group, sample, segment, index, staleness) for segment in segments]
-    loss_tokens = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
-    return [replace(sequence, sample_loss_tokens=loss_tokens) for sequence in sequences]
+def token_sequences(
+    groups: Sequence[Group], valid: BoolArray, staleness: Mapping[str, TokenStaleness]
+) -> tuple[TokenSequence, ...]:
+    """The sequences of the `valid` ones, bool [S], of the groups' samples: one per segment that has tokens.
+
+    `staleness` is that of each task.
+    """
+    flat = _Flat()
+    first = 0
+    for group in groups:
+        samples = Samples.of(group.samples)
+        flat.add(group, samples, first, valid[first : first + len(samples)], staleness[group.task])
+        first += len(samples)
+    return flat.sequences()
 
 
-def _sequence(group: Group, sample: Sample, segment: Segment, index: int, staleness: TokenStaleness) -> TokenSequence:
-    spans, prompt = segment.versions, len(segment.prompt_ids)
-    return TokenSequence(
-        ids=np.concatenate([segment.prompt_ids, segment.response_ids]).astype(np.int32),
-        loss_mask=_loss_mask(segment, None if brings_labels(sample) else staleness),
-        logprobs=np.concatenate([np.zeros(prompt, np.float32), segment.logprobs]).astype(np.float32),
-        versions=_per_token(prompt, -1, spans, [span.version for span in spans]),
-        epochs=_per_token(prompt, -1, spans, [span.epoch for span in spans]),
-        staleness=_per_token(prompt, 0, spans, [staleness.of_span(span) for span in spans]),
-        task=group.task,
-        group_id=group.group_id,
-        sample=index,
-        sample_loss_tokens=0,
-        # 0 means greedy: engines then report logprobs of the untempered distribution
-        temperature=float(sample.sampling.get("temperature", 1.0)) or 1.0,
-        arrays=segment.arrays,
-        images=group.prompt.images,
-        image_options=group.prompt.image_options,
-    )
+class _Flat:
+    """The arrays of all sequences, one after the other, and what is said once for each."""
+
+    def __init__(self) -> None:
+        self._facts: list[dict[str, Any]] = []
+        self._ids: list[Int32Array] = [np.zeros(0, np.int32)]
+        self._lengths: list[int] = []  # of prompt, response, prompt, ...
+        self._logprobs: list[Float32Array] = [np.zeros(0, np.float32)]
+        self._masks: list[BoolArray] = [np.zeros(0, np.bool_)]
+        self._spans: list[tuple[int, int, int, int]] = []  # tokens, version, epoch, staleness; of a prompt the first
+
+    def add(self, group: Group, samples: Samples, first: int, valid: BoolArray, staleness: TokenStaleness) -> None:
+        """Add a group's samples, the first of which is number `first` of the batch."""
+        for index, segments in enumerate(samples.segments):
+            if not valid[index]:
+                continue
+            masks_by = None if brings_labels(segments) else staleness
+            for segment in segments:
+                prompt, tokens, spans = segment.prompt_ids, len(segment.response_ids), segment.versions
+                if len(prompt) + tokens == 0:
+                    continue
+                self._ids += (prompt, segment.response_ids)
+                self._lengths += (len(prompt), tokens)
+                self._logprobs.append(segment.logprobs)
+                self._masks.append(_mask(segment, masks_by))
+                self._spans.append((len(prompt), -1, -1, 0))
+                self._spans += [(span.tokens, span.version, span.epoch, staleness.of_span(span)) for span in spans]
+                self._facts.append(
+                    {
+                        "task": group.task,
+                        "group_id": group.group_id,
+                        "sample": first + index,
+                        # 0 means greedy: engines then report logprobs of the untempered distribution
+                        "temperature": samples.temperatures[index] or 1.0,
+                        "arrays": segment.arrays,
+                        "images": group.prompt.images,
+                        "image_options": group.prompt.image_options,
+                    }
+                )
+
+    def sequences(self) -> tuple[TokenSequence, ...]:
+        """The sequences that were added, as views of the arrays."""
+        lengths = np.array(self._lengths, np.int64).reshape(-1, 2)
+        ends = lengths.sum(axis=1).cumsum()
+        starts = ends - lengths.sum(axis=1)
+        is_response = np.repeat(np.tile([False, True], len(lengths)), lengths.ravel())
+        logprobs = np.zeros(len(is_response), np.float32)
+        logprobs[is_response] = np.concatenate(self._logprobs)
+        loss_mask = is_response.copy()
+        loss_mask[is_response] = np.concatenate(self._masks)
+        loss_mask[starts] = False  # nothing predicts the first token of a sequence
+        spans = np.array(self._spans, np.int64).reshape(-1, 4)
+        per_token = np.repeat(spans[:, 1:].astype(np.int32), spans[:, 0], axis=0).T.copy()
+        flat = {
+            "ids": np.concatenate(self._ids).astype(np.int32, copy=False),
+            "loss_mask": loss_mask,
+            "logprobs": logprobs,
+            **dict(zip(("versions", "epochs", "staleness"), per_token, strict=True)),
+        }
+        owners = np.array([facts["sample"] for facts in self._facts], np.int64)
+        counted = [int(loss_mask[start:end].sum()) for start, end in zip(starts, ends, strict=True)]
+        loss_tokens = np.bincount(owners, weights=counted)
+        return tuple(
+            TokenSequence(
+                **{name: array[start:end] for name, array in flat.items()},
+                **facts,
+                sample_loss_tokens=int(loss_tokens[facts["sample"]]),
+            )
+            for start, end, facts in zip(starts, ends, self._facts, strict=True)
+        )
 
 
-def _loss_mask(segment: Segment, staleness: TokenStaleness | None) -> BoolArray:
-    """True where the loss counts, bool [L]: on the model's own tokens, unless `staleness` masks them."""
-    response = np.ones(len(segment.response_ids), np.bool_) if segment.loss_mask is None else segment.loss_mask
-    if staleness is not None:
-        response = response & staleness.mask(segment.versions)
-    mask = np.concatenate([np.zeros(len(segment.prompt_ids), np.bool_), response])
-    mask[:1] = False  # nothing predicts the first token of a sequence
-    return mask
-
-
-def _per_token(prompt: int, fill: int, spans: Sequence[VersionSpan], values: Sequence[int]) -> Int32Array:
-    """`fill` over the prompt, then each span's value over its tokens, int32 [L]."""
-    lengths = [prompt, *(span.tokens for span in spans)]
-    return np.repeat(np.array([fill, *values], dtype=np.int32), lengths)
+def _mask(segment: Segment, staleness: TokenStaleness | None) -> BoolArray:
+    """True where the loss counts, bool [R]: on the model's own tokens, unless `staleness` masks them."""
+    mask = np.ones(len(segment.response_ids), np.bool_) if segment.loss_mask is None else segment.loss_mask
+    return mask if staleness is None else mask & staleness.mask(segment.versions)

@@ -25,9 +25,12 @@ from rollq.buffer.snapshots.folder import INDEX, SavedGroup, read_index
 from rollq.buffer.snapshots.save import as_indexed
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.wire.payload import encode_payload
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.samples import decode_sample, encode_sample
+from rollq.buffer.wire.samples import decode_samples
 from support.buffer_run import World, make_sample
+from support.made_samples import assert_same_sample
+from support.old_frames import encode_old_frame
 from support.waiting import PATIENCE_S
 
 Dump = dict[str, Any]
@@ -178,9 +181,9 @@ def test_xb16_a_snapshot_is_json_and_safetensors_and_holds_no_pickle(world: Worl
     lines = (tmp_path / "saved" / files[2]).read_bytes().splitlines()
     assert [orjson.loads(line)["id"] for line in lines] == [1, 2]
     frames = load_file(tmp_path / "saved" / files[1])
-    assert frames.keys() == {"1/0", "1/1", "2/0", "2/1"}
+    assert frames.keys() == {"1/all", "2/all"}
     assert all(frame.dtype == np.uint8 for frame in frames.values())
-    assert decode_sample(frames["2/1"].tobytes()).response_tokens == 3
+    assert [sample.response_tokens for sample in decode_samples(frames["2/all"].tobytes())] == [3, 3]
 
 
 def test_xb16_restoring_into_a_run_that_exists_is_refused(world: World, tmp_path: Path) -> None:
@@ -283,6 +286,40 @@ def test_xb16_a_manifest_that_was_edited_is_refused(world: World, elsewhere: Wor
     assert edited != path.read_bytes()
     path.write_bytes(edited)
     with pytest.raises(SnapshotError, match=f"{INDEX}: its digest is wrong"):
+        elsewhere.buffer.restore(tmp_path / "saved")
+
+
+def test_a_snapshot_of_a_rollq_that_stored_each_sample_alone_is_restored(
+    world: World, elsewhere: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.start().complete(2)
+    expected = world.buffer.fetch(world.claim(1).groups)
+    for group in expected:
+        rollout = task_keys(world.buffer.run, "math").rollout(group.group_id)
+        world.buffer.client.delete(rollout)
+        frames = {str(index): encode_old_frame(sample) for index, sample in enumerate(group.samples)}
+        world.buffer.client.hset(rollout, mapping=frames)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setattr("rollq.buffer.snapshots.save.FUNCTIONS_VERSION", 4)
+        world.buffer.save(tmp_path / "saved")
+    elsewhere.buffer.restore(tmp_path / "saved")
+    elsewhere.held = elsewhere.begin(0, launch_id="elsewhere")
+    found = elsewhere.buffer.fetch(elsewhere.claim(1).groups)
+    assert [group.group_id for group in found] == [1, 2]
+    for mine, theirs in zip(found, expected, strict=True):
+        for sample, other in zip(mine.samples, theirs.samples, strict=True):
+            assert_same_sample(sample, other)
+
+
+@pytest.mark.parametrize("version", [3, 6])
+def test_a_snapshot_of_other_functions_is_refused(
+    world: World, elsewhere: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    world.start()
+    with monkeypatch.context() as patch:
+        patch.setattr("rollq.buffer.snapshots.save.FUNCTIONS_VERSION", version)
+        world.buffer.save(tmp_path / "saved")
+    with pytest.raises(SnapshotError, match=f"version {version} of rollq's functions, this rollq restores 4 and 5"):
         elsewhere.buffer.restore(tmp_path / "saved")
 
 
@@ -659,7 +696,9 @@ KEPT, RESET = "ca", "pp"
 def test_sb07_a_group_is_saved_as_it_was_in_the_index_or_as_still_to_be_sampled(
     status: str, now: str, saved: str, tries: int, letters: str
 ) -> None:
-    found = SavedGroup(7, status, "7", {"status": now, "tries": "2", "letters": KEPT, "nonce": "n"}, {0: b"0", 1: b"1"})
+    found = SavedGroup(
+        7, status, "7", {"status": now, "tries": "2", "letters": KEPT, "nonce": "n"}, {"0": b"0", "1": b"1"}
+    )
     group = as_indexed(found, None, admitted=9)
     assert (group.group_id, group.status, group.score) == (7, saved, "7")
     assert group.fields == {"status": saved, "tries": str(tries), "letters": letters}
@@ -743,7 +782,7 @@ class Traffic:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.put: dict[tuple[int, int], list[bytes]] = {}
+        self.put: dict[tuple[int, int], dict[bytes, bytes]] = {}
         self.batches: dict[int, list[int]] = {}
         self.stepped = threading.Condition()
         self.wanted = 0
@@ -786,7 +825,8 @@ class Traffic:
                 text = f"{lease.group_id}/{lease.attempt}"
                 status = "a" if lease.group_id % 5 == 0 and lease.attempt == 1 else "c"
                 made = [replace(make_sample(self.world.buffer.clock("math").version, status=status), text=text)] * 2
-                self.put[lease.group_id, lease.attempt] = [encode_sample(sample) for sample in made]
+                payload = encode_payload(made, range(2), group_size=2)
+                self.put[lease.group_id, lease.attempt] = {field.encode(): frame for field, frame in payload.items()}
                 self.world.buffer.put([GroupResult(lease, tuple(made))])
 
     def _train(self) -> None:
@@ -824,8 +864,8 @@ def test_sb07_a_copy_is_taken_while_generation_goes_on_and_restores_to_a_consist
     finished = [group for status in ("completed", "claimed", "archived") for group in groups_in(found, status)]
     assert finished
     for group_id in finished:
-        frames = traffic.put[group_id, int(found[f"group:{group_id}"][b"attempt"])]
-        assert found[f"rollout:{group_id}"] == {b"0": frames[0], b"1": frames[1]}
+        attempt = int(found[f"group:{group_id}"][b"attempt"])
+        assert found[f"rollout:{group_id}"] == traffic.put[group_id, attempt]
     # every prompt up to the cursor is there, or was trained under a checkpoint
     stored = {int(name.partition(":")[2]): fields for name, fields in found.items() if name.startswith("group:")}
     assert all(

@@ -13,7 +13,7 @@ import safetensors.numpy
 from rollq.buffer.errors import ArrayError, InvalidGroup
 from rollq.buffer.rollouts import ArrayRef, Sample, SampleStatus, Segment, VersionSpan
 from rollq.buffer.wire.arrays import load_array, store_array
-from rollq.buffer.wire.samples import decode_sample, encode_sample
+from rollq.buffer.wire.samples import decode_sample, encode_samples
 
 
 def file_of(reference: ArrayRef) -> Path:
@@ -98,7 +98,7 @@ def test_xd02_a_frame_carries_the_reference_and_not_the_array(tmp_path: Path) ->
         (VersionSpan(1, 0, 1),),
         arrays={"large": store_array(tmp_path, large), "small": np.arange(3)},
     )
-    frame = encode_sample(Sample((segment,), SampleStatus.COMPLETED, reward=1.0))
+    frame = encode_samples([Sample((segment,), SampleStatus.COMPLETED, reward=1.0)])
     assert len(frame) < 2000
     [decoded] = decode_sample(frame).segments
     assert decoded.arrays.keys() == {"large", "small"}

@@ -13,7 +13,7 @@ from rollq.buffer.rollouts import MOST_PART_BYTES, Lease, SamplePart, SampleStat
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.buffer.wire.samples import encode_sample
+from rollq.buffer.wire.samples import encode_samples
 from rollq.monitor.doctor.examine import Weights, examine_sizing, measured_tasks
 from rollq.monitor.doctor.facts import read_facts
 from rollq.monitor.doctor.findings import Level
@@ -67,7 +67,7 @@ def test_memory_is_the_sum_of_groups_tickets_and_weights() -> None:
 
 @pytest.mark.parametrize(("tokens", "scorers"), [(1, 0), (1000, 0), (1000, 2)])
 def test_no_sample_is_larger_than_the_settings_allow(tokens: int, scorers: int) -> None:
-    assert len(encode_sample(make_sample(0, tokens=tokens))) <= largest_payload(1, 2, tokens, scorers)
+    assert len(encode_samples([make_sample(0, tokens=tokens)])) <= largest_payload(1, 2, tokens, scorers)
 
 
 class AloneWorld(World):

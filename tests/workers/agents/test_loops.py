@@ -19,7 +19,7 @@ from rollq.buffer.rollouts import (
     VersionSpan,
 )
 from rollq.buffer.wire.parts import join_parts, join_spans, rest_of
-from rollq.buffer.wire.samples import decode_sample, encode_sample
+from rollq.buffer.wire.samples import decode_sample, encode_samples
 from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.conversation import Conversation, with_environment
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
@@ -93,7 +93,7 @@ def test_every_sampling_parameter_is_sent_and_stored() -> None:
 
 def test_rare_parameters_are_stored_only_where_they_have_an_effect() -> None:
     rare: dict[str, Any] = {"ignore_eos": True, "stop_token_ids": (98,), "logit_bias": {"97": 2.5}}
-    sample = decode_sample(encode_sample(run(Engine(list(b"ab")), **rare)))
+    sample = decode_sample(encode_samples([run(Engine(list(b"ab")), **rare)]))
     usual = {"max_tokens": 10, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "stop": ["\n"], "seed": 5}
     assert sample.sampling == {**usual, "ignore_eos": True, "stop_token_ids": [98], "logit_bias": {"97": 2.5}}
 

@@ -2,9 +2,9 @@
 
     snapshot.json                       the index: what was saved, and size and SHA-256 of every other file
     task-<name>/groups-00000.jsonl      one group per line, without its payload
-    task-<name>/frames-00000.safetensors  the frames of those groups: "<group id>/<sample>" -> uint8 [bytes]
+    task-<name>/frames-00000.safetensors  the frames of those groups: "<group id>/<field>" -> uint8 [bytes]
 
-A frame is a sample as `rollq.buffer.wire.samples` encodes it. Invariant: the folder appears under its name complete and
+Fields and frames are those of `rollq.buffer.wire.payload`. Invariant: the folder appears under its name complete and
 synced, or not at all; `check` passes only for exactly the bytes that were written. No pickle, nothing that names code.
 """
 
@@ -36,13 +36,13 @@ Part = dict[str, str] | list[str]
 
 @dataclass(frozen=True, slots=True)
 class SavedGroup:
-    """One group: its status and its `score` in it, the fields of its hash, and its frames by sample."""
+    """One group: its status and its `score` in it, the fields of its hash, and its frames by field."""
 
     group_id: int
     status: str
     score: str
     fields: Mapping[str, str]
-    frames: Mapping[int, bytes]
+    frames: Mapping[str, bytes]
 
     @property
     def size_bytes(self) -> int:
@@ -121,9 +121,9 @@ class Writer:
         lines = b"".join(_line(group) for group in groups)
         self._write(f"task-{task}/groups-{number:05}.jsonl", lines)
         frames = {
-            f"{group.group_id}/{index}": np.frombuffer(frame, np.uint8)
+            f"{group.group_id}/{field}": np.frombuffer(frame, np.uint8)
             for group in groups
-            for index, frame in group.frames.items()
+            for field, frame in group.frames.items()
         }
         self._write(f"task-{task}/frames-{number:05}.safetensors", save(frames))
 
@@ -244,7 +244,7 @@ def _read_chunk(path: Path, frames_path: Path) -> Iterator[SavedGroup]:
     for number, line in enumerate(lines, 1):
         try:
             group = orjson.loads(line)
-            frames = {index: tensors[f"{group['id']}/{index}"].tobytes() for index in group["frames"]}
+            frames = {str(field): tensors[f"{group['id']}/{field}"].tobytes() for field in group["frames"]}
             yield SavedGroup(group["id"], group["status"], group["score"], group["fields"], frames)
         except (LookupError, TypeError, orjson.JSONDecodeError) as error:
             raise SnapshotError(f"{path}:{number}: is not a saved group: {error!r}") from error

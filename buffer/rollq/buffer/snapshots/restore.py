@@ -24,6 +24,8 @@ from rollq.buffer.snapshots.save import Report
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
 
+RESTORABLE = (4, FUNCTIONS_VERSION)
+"""Versions of the functions that can continue what was saved. Those before 5 stored each sample on its own."""
 BYTES_PER_CALL = 1 << 20
 GROUPS_PER_CALL = 200
 ITEMS_PER_WRITE = 1000
@@ -42,10 +44,10 @@ class Restoring(BufferCore):
         exists. After any of these nothing has been written.
         """
         snapshot, digest = read_index(directory)
-        if snapshot.functions != FUNCTIONS_VERSION:
+        if snapshot.functions not in RESTORABLE:
             raise SnapshotError(
-                f"{directory}: was saved from version {snapshot.functions} of rollq's functions, this rollq has "
-                f"{FUNCTIONS_VERSION}: use the rollq that wrote it"
+                f"{directory}: was saved from version {snapshot.functions} of rollq's functions, this rollq restores "
+                f"{' and '.join(map(str, RESTORABLE))}: use the rollq that wrote it"
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
@@ -84,7 +86,7 @@ class Restoring(BufferCore):
 
     def _finish_restore(self, incarnation: str, snapshot: Snapshot, digest: str) -> None:
         run = {
-            "incarnation": incarnation, "schema": str(snapshot.functions), "model": snapshot.model,
+            "incarnation": incarnation, "schema": str(FUNCTIONS_VERSION), "model": snapshot.model,
             "tokenizer": snapshot.tokenizer, "restored_from": digest,
             "ancestors": orjson.dumps(snapshot.ancestors).decode(),
         }  # fmt: skip

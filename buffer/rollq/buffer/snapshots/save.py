@@ -234,7 +234,7 @@ def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGrou
     return SavedGroup(group.group_id, status.value, group.score, {**fields, "status": status.value}, frames)
 
 
-def _restart(fields: dict[str, str], now: Status, frames: Mapping[int, bytes]) -> Mapping[int, bytes]:
+def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """Change the `fields` of a group that is `now` elsewhere so that it can be pending; returns the frames it keeps."""
     if now is Status.RUNNING:  # nobody will end this try
         fields["tries"] = str(int(fields["tries"]) - 1)
@@ -269,5 +269,5 @@ def _text(value: bytes) -> str:
     return value.decode(errors="replace")
 
 
-def _frames(flat: Any) -> dict[int, bytes]:
-    return {int(index): frame for index, frame in pairs(flat)}
+def _frames(flat: Any) -> dict[str, bytes]:
+    return {field.decode(): frame for field, frame in pairs(flat)}

@@ -34,7 +34,7 @@ rollq:{run:task}:batches_over    list    handles of those that are over, oldest 
 rollq:{run:task}:batch:<handle>  hash    one batch: state, type, step, size, counts    functions  200 more are over
 rollq:{run:task}:batch:<handle>:groups list its group ids                              functions  it is over
 rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt            functions  until dropped
-rollq:{run:task}:rollout:<id>    hash    sample index -> frame, then salvaged parts    functions  until dropped
+rollq:{run:task}:rollout:<id>    hash    "all" -> frame; or sample index, parts       functions  until dropped
 rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry          functions  one lease
 rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counters      functions  until checkpoint
 """

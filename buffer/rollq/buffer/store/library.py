@@ -12,11 +12,11 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, SCHEDULED, SampleStatus, Status
+from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
-FUNCTIONS_VERSION = 4
+FUNCTIONS_VERSION = 5
 LIBRARY = f"rollq_{FUNCTIONS_VERSION}"
 
 COMMON = (
@@ -65,6 +65,7 @@ def constants() -> str:
     lines = {
         "ARRIVALS": str(ARRIVALS),
         "NO_TOKENS": str(NO_TOKENS),
+        "WHOLE": f"'{WHOLE}'",
         "MOST_PARTS": str(MOST_PARTS),
         "MOST_PART_BYTES": str(MOST_PART_BYTES),
         "STATUSES": _lua_list(Status),

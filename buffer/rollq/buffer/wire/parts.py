@@ -15,16 +15,16 @@ import numpy as np
 
 from rollq.buffer.errors import CorruptFrame
 from rollq.buffer.rollouts import NamedArrays, Sample, SamplePart, Segment, VersionSpan
-from rollq.buffer.wire.samples import decode_sample, encode_sample
+from rollq.buffer.wire.samples import decode_sample, encode_samples
 
 _HEAD = struct.Struct("<III")
 
 
 def encode_part(part: SamplePart) -> bytes:
-    """The bytes of a part. Raises `InvalidGroup` as `encode_sample` does."""
+    """The bytes of a part. Raises `InvalidGroup` as `encode_samples` does."""
     new_tokens = max(part.sample.response_tokens - part.tokens_again, 0)
     head = _HEAD.pack(part.index, part.tokens_before, new_tokens)
-    return head + encode_sample(part.sample)
+    return head + encode_samples([part.sample])
 
 
 def decode_parts(index: int, stored: Mapping[int, bytes], *, group_size: int) -> Sample | None:

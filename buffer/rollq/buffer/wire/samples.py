@@ -1,142 +1,108 @@
-"""One sample as one frame of bytes, and one prompt as JSON: what Redis stores of them.
+"""Samples as one frame of bytes: those of a whole group, or a single one.
 
 A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX.size:])` reads it.
 
-    prefix         16 bytes, little endian: magic, version of this layout, length and CRC-32 of all that follows
+    prefix         24 bytes, little endian: magic, version of this layout, length and xxh3_64 of all that follows
     header         8 bytes of length, then JSON: tensor name -> dtype, shape, offsets; padded to 8 bytes
-    ids            int32    prompt and response ids of every segment, one after the other
+    prompts        int32    the different prompts, one after the other
+    ids            int32    the response ids of every segment, one after the other
     logprobs       float32  of every response id
     loss_mask      bool     of every response id; absent when no segment has a mask
-    s<i>/<name>    any      the named arrays of segment i
-    meta           uint8    JSON: lengths, version spans and array references of segments, and all else of the sample
+    s<i>/<name>    any      the named arrays of segment i, counted over all samples
+    layout         uint8    JSON: what training needs besides arrays; lengths, version spans, rewards, references
+    details        uint8    JSON: all else, by field; what all samples have in common is written once
 
 Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: whatever bytes
-arrive, `decode_sample` returns a sample or raises `CorruptFrame`.
+arrive, `decode_samples` returns samples or raises `CorruptFrame`. It does not look at `details`, which are read when
+`Sample` objects are asked for.
 """
 
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import orjson
+import xxhash
 
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.rollouts import ArrayRef, FinishReason, Sample, SampleStatus, Segment, VersionSpan
-from rollq.buffer.wire.validation import check_group
+from rollq.buffer.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.samples import Samples
+from rollq.buffer.wire.blob import DTYPES, view_tensor
+from rollq.buffer.wire.old_frames import OLD_VERSION, decode_old_frame
 
 MAGIC = b"RQSF"
-FRAME_VERSION = 1
-PREFIX = struct.Struct("<4sIII")
+FRAME_VERSION = 2
+PREFIX = struct.Struct("<4sIQQ")
 MAX_FRAME_BYTES = 512 << 20
 """Redis keeps no longer string."""
 
 _HEADER_LENGTH = struct.Struct("<Q")
 _HEAD = struct.Struct(PREFIX.format + "Q")
-_DTYPES = {
-    tag: np.dtype(code)
-    for tag, code in {
-        "F64": "<f8", "F32": "<f4", "F16": "<f2", "C64": "<c8", "BOOL": "?",
-        "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
-        "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
-    }.items()
-}  # fmt: skip
-_TAGS = {dtype: tag for tag, dtype in _DTYPES.items()}
+_VERSION = struct.Struct("<4sI")
+_TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
+_INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 _STATUSES = {status.value: status for status in SampleStatus}
 _REASONS: dict[str | None, FinishReason | None] = {None: None, **{reason.value: reason for reason in FinishReason}}
+_DETAILS = ("reward_parts", "text", "error", "sampling", "extra", "session_id", "tools", "tool_choice")
+"""Fields of a sample that only its object has."""
 
 _Tensor = tuple[str, str, list[int], int, list[Any]]
 """Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
 
 
-def encode_group(
-    samples: Sequence[Sample], *, group_size: int, vocab_size: int | None = None, max_bytes: int | None = None
-) -> list[bytes]:
-    """Check a group (see `check_group`) and return one frame per sample.
-
-    Raises `InvalidGroup` also when the frames together exceed `max_bytes`.
-    """
-    check_group(samples, group_size=group_size, vocab_size=vocab_size)
-    frames = []
-    for index, sample in enumerate(samples):
-        try:
-            frames.append(encode_sample(sample))
-        except InvalidGroup as error:
-            raise InvalidGroup(f"sample {index}: {error}") from error
-    total_bytes = sum(map(len, frames))
-    if max_bytes is not None and total_bytes > max_bytes:
-        raise InvalidGroup(f"the group takes {total_bytes} bytes encoded, more than the limit of {max_bytes} bytes")
-    return frames
-
-
-def encode_sample(sample: Sample) -> bytes:
-    """Return the frame of a sample that passed `check_group`.
+def encode_samples(samples: Sequence[Sample]) -> bytes:
+    """Return the frame of samples whose form is right (see `check_form`).
 
     `sampling` and `extra` are kept as JSON: tuples come back as lists, numpy scalars as numbers, NaN as None.
-    Raises `InvalidGroup`, naming the field, for what a frame cannot hold: an array of a dtype that safetensors
+    Raises `InvalidGroup`, naming sample and field, for what a frame cannot hold: an array of a dtype that safetensors
     lacks, or a value that is not JSON.
     """
-    ids: list[Any] = []
-    logprobs: list[Any] = []
-    layout = []
-    id_count = response_count = 0
-    masked = named = False
-    for segment in sample.segments:
-        prompt, response, mask = segment.prompt_ids, segment.response_ids, segment.loss_mask
-        ids += (prompt, response)
-        logprobs.append(segment.logprobs)
-        references = _references(segment) if segment.arrays else {}
-        spans = [tuple(span) for span in segment.versions]
-        layout.append((len(prompt), len(response), spans, mask is not None, references))
-        id_count += len(prompt) + len(response)
-        response_count += len(response)
-        masked = masked or mask is not None
-        named = named or bool(segment.arrays)
+    fields, prompts = Samples.of(samples), _Prompts()
+    owned = [(owner, segment) for owner, segments in enumerate(fields.segments) for segment in segments]
+    segments = [segment for _, segment in owned]
+    rows = [(owner, prompts.add(segment.prompt_ids), *_layout_of(segment)) for owner, segment in owned]
+    tokens = sum([row[2] for row in rows])
     tensors: list[_Tensor] = [
-        ("ids", "I32", [id_count], 4 * id_count, ids),
-        ("logprobs", "F32", [response_count], 4 * response_count, logprobs),
+        ("prompts", "I32", [prompts.tokens], 4 * prompts.tokens, [*prompts.found]),
+        ("ids", "I32", [tokens], 4 * tokens, [one.response_ids for one in segments]),
+        ("logprobs", "F32", [tokens], 4 * tokens, [one.logprobs for one in segments]),
     ]
-    if masked:
-        tensors.append(("loss_mask", "BOOL", [response_count], response_count, [_mask(s) for s in sample.segments]))
-    meta = _encode_meta(sample, layout)
-    tensors.append(("meta", "U8", [len(meta)], len(meta), [meta]))
-    if named:
-        tensors += _named_arrays(sample.segments)
-        tensors.sort(key=lambda tensor: -_DTYPES[tensor[1]].itemsize)
+    if any(row[3] for row in rows):
+        tensors.append(("loss_mask", "BOOL", [tokens], tokens, list(map(_mask, segments))))
+    for name, text in (("layout", _encode_layout(fields, prompts, rows)), ("details", _encode_details(samples))):
+        tensors.append((name, "U8", [len(text)], len(text), [text]))
+    if any(one.arrays for one in segments):
+        tensors += _named_arrays(fields)
+        tensors.sort(key=lambda tensor: -DTYPES[tensor[1]].itemsize)
     return _pack(tensors)
 
 
-def decode_sample(frame: bytes) -> Sample:
-    """Return the sample of a frame. Its arrays are read-only views of `frame`.
+class _Prompts:
+    """The different prompts among those that are added, and their tokens in all."""
 
-    Raises `CorruptFrame` for anything but a whole and unchanged frame of a known version.
-    """
-    data_at = _check_prefix(frame)
-    try:
-        header = orjson.loads(frame[_HEAD.size : data_at])
-        begin, end = header.pop("meta")["data_offsets"]
-        meta = orjson.loads(frame[data_at + begin : data_at + end])
-        return Sample(
-            _decode_segments(frame, data_at, header, meta["segments"]),
-            _STATUSES[meta["status"]],
-            _REASONS[meta["finish_reason"]],
-            meta["reward"],
-            meta["reward_parts"],
-            meta["text"],
-            meta["error"],
-            meta["sampling"],
-            meta["extra"],
-            meta["session_id"],
-            tuple(meta["tools"]),
-            meta["tool_choice"],
-        )
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CorruptFrame(
-            f"frame of {len(frame)} bytes: the checksum is right, but the content is not a sample: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    def __init__(self) -> None:
+        self.found: list[Int32Array] = []
+        self.tokens = 0
+        self._by_object: dict[int, int] = {}  # all arrays stay alive meanwhile
+        self._by_content: dict[tuple[int, int], int] = {}
+
+    def add(self, ids: Int32Array) -> int:
+        """The index of the prompt among those found."""
+        index = self._by_object.get(id(ids))
+        if index is None:
+            content = np.ascontiguousarray(ids)
+            key = len(ids), xxhash.xxh3_64_intdigest(content.data)
+            index = self._by_content.setdefault(key, len(self.found))
+            if index == len(self.found) or not np.array_equal(self.found[index], content):
+                index = len(self.found)
+                self.found.append(content)
+                self.tokens += len(content)
+            self._by_object[id(ids)] = index
+        return index
 
 
 def _mask(segment: Segment) -> Any:
@@ -144,35 +110,52 @@ def _mask(segment: Segment) -> Any:
     return b"\1" * len(segment.response_ids) if segment.loss_mask is None else segment.loss_mask
 
 
-def _encode_meta(sample: Sample, layout: list[Any]) -> bytes:
-    meta = {
-        "segments": layout,
-        "status": sample.status,
-        "finish_reason": sample.finish_reason,
-        "reward": None if sample.reward is None else float(sample.reward),
-        "reward_parts": {name: float(part) for name, part in sample.reward_parts.items()},
-        "text": sample.text,
-        "error": sample.error,
-        "sampling": sample.sampling,
-        "extra": sample.extra,
-        "session_id": sample.session_id,
-        "tools": sample.tools,
-        "tool_choice": sample.tool_choice,
+def decode_samples(frame: bytes) -> Samples:
+    """Return the samples of a frame, also of one that an older rollq wrote. Arrays are read-only views of `frame`.
+
+    Raises `CorruptFrame` for anything but a whole and unchanged frame of a known version.
+    """
+    if frame[: _VERSION.size] == _VERSION.pack(MAGIC, OLD_VERSION):
+        return Samples.of([decode_old_frame(frame)])
+    data_at = _check_prefix(frame)
+    try:
+        header = orjson.loads(frame[_HEAD.size : data_at])
+        layout = orjson.loads(_text(frame, data_at, header.pop("layout")))
+        details_at = header.pop("details")["data_offsets"]
+        return _decode(frame, data_at, header, layout, details_at)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _not_samples(frame, error) from error
+
+
+def decode_sample(frame: bytes) -> Sample:
+    """Return the sample of a frame that holds one. Raises `CorruptFrame` as `decode_samples` does."""
+    samples = decode_samples(frame)
+    if len(samples) != 1:
+        raise CorruptFrame(f"frame of {len(frame)} bytes holds {len(samples)} samples, not one")
+    return samples[0]
+
+
+def _encode_layout(fields: Samples, prompts: _Prompts, rows: Sequence[Any]) -> bytes:
+    segments = [segment for segments in fields.segments for segment in segments]
+    layout = {
+        "prompts": list(map(len, prompts.found)),
+        "samples": (fields.statuses, fields.rewards, fields.reasons, fields.temperatures),
+        "segments": rows,
+        "references": {
+            str(index): found
+            for index, segment in enumerate(segments)
+            if segment.arrays and (found := _references(segment))
+        },
     }
     try:
-        return orjson.dumps(meta, option=orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:
-        raise InvalidGroup(_not_json(meta)) from None
+        return orjson.dumps(layout)
+    except TypeError as error:
+        raise InvalidGroup(f"versions or references of arrays cannot be written as JSON: {error}") from None
 
 
-def _not_json(fields: Mapping[str, Any]) -> str:
-    """Say which field orjson cannot write, and why."""
-    for name, value in fields.items():
-        try:
-            orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-        except TypeError as error:
-            return f"{name} cannot be written as JSON: {error}"
-    raise AssertionError("each field alone is JSON, so all together are")
+def _layout_of(segment: Segment) -> tuple[int, bool, list[tuple[int, ...]]]:
+    """Response tokens, whether there is a mask, and version spans."""
+    return len(segment.response_ids), segment.loss_mask is not None, list(map(tuple, segment.versions))
 
 
 def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], str]]:
@@ -184,20 +167,50 @@ def _references(segment: Segment) -> dict[str, tuple[str, str, tuple[int, ...], 
     }
 
 
-def _named_arrays(segments: Sequence[Segment]) -> list[_Tensor]:
+def _encode_details(samples: Sequence[Sample]) -> bytes:
+    """The other fields: `shared` ones have one value for all samples, those of `each` a list."""
+    shared, each = dict[str, orjson.Fragment](), dict[str, list[orjson.Fragment]]()
+    for name in _DETAILS:
+        values = [getattr(sample, name) for sample in samples]
+        looked_at = values[:1] if all(value is values[0] for value in values) else values
+        texts = [_to_json(samples, index, name, value) for index, value in enumerate(looked_at)]
+        if len(set(texts)) == 1:
+            shared[name] = orjson.Fragment(texts[0])
+        else:
+            each[name] = list(map(orjson.Fragment, texts))
+    return orjson.dumps({"shared": shared, "each": each})
+
+
+def _to_json(samples: Sequence[Sample], index: int, name: str, value: Any) -> bytes:
+    if name == "reward_parts":
+        value = {key: float(part) for key, part in value.items()}
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise InvalidGroup(f"{_place(samples, index)}{name} cannot be written as JSON: {error}") from None
+
+
+def _place(samples: Sequence[Sample], index: int) -> str:
+    return f"sample {index}: " if len(samples) > 1 else ""
+
+
+def _named_arrays(fields: Samples) -> list[_Tensor]:
     tensors: list[_Tensor] = []
-    for index, segment in enumerate(segments):
-        for name, array in segment.arrays.items():
-            if isinstance(array, ArrayRef):
-                continue
-            tag = _TAGS.get(array.dtype) if isinstance(array, np.ndarray) else None
-            if tag is None:
-                found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-                raise InvalidGroup(
-                    f"segments[{index}].arrays[{name!r}] is {found}; a numpy array of a little-endian "
-                    f"dtype among {', '.join(_TAGS.values())} is needed"
-                )
-            tensors.append((f"s{index}/{name}", tag, list(array.shape), array.nbytes, [array]))
+    number = 0
+    for owner, segments in enumerate(fields.segments):
+        for place, segment in enumerate(segments):
+            for name, array in segment.arrays.items():
+                if isinstance(array, ArrayRef):
+                    continue
+                tag = _TAGS.get(array.dtype) if isinstance(array, np.ndarray) else None
+                if tag is None:
+                    found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+                    raise InvalidGroup(
+                        f"{_place(fields, owner)}segments[{place}].arrays[{name!r}] is {found}; a numpy array of a "
+                        f"little-endian dtype among {', '.join(_TAGS.values())} is needed"
+                    )
+                tensors.append((f"s{number}/{name}", tag, list(array.shape), array.nbytes, [array]))
+            number += 1
     return tensors
 
 
@@ -215,17 +228,19 @@ def _pack(tensors: list[_Tensor]) -> bytes:
     except TypeError as error:
         raise InvalidGroup(f"the name of an array cannot be written as JSON: {error}") from None
     encoded += b" " * (-len(encoded) % 8)
+    length = _HEADER_LENGTH.size + len(encoded) + offset
+    if length > MAX_FRAME_BYTES - PREFIX.size:
+        raise InvalidGroup(f"a frame of {length} bytes exceeds the {MAX_FRAME_BYTES} bytes of a Redis string")
     parts: list[Any] = [_HEADER_LENGTH.pack(len(encoded)), encoded, *buffers]
-    try:
-        body = b"".join(parts)
-    except TypeError:  # an array that is not contiguous: rare, so looked for only now
-        parts = [np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part for part in parts]
-        body = b"".join(parts)
-    if len(body) != _HEADER_LENGTH.size + len(encoded) + offset:
+    checksum = xxhash.xxh3_64()
+    for index, part in enumerate(parts):
+        if isinstance(part, np.ndarray):
+            part = parts[index] = np.ascontiguousarray(part)
+        checksum.update(part)
+    frame = b"".join([PREFIX.pack(MAGIC, FRAME_VERSION, length, checksum.intdigest()), *parts])  # the only copy
+    if len(frame) != PREFIX.size + length:
         raise InvalidGroup("arrays of a segment disagree in length or dtype: check_group says where")
-    if len(body) > MAX_FRAME_BYTES - PREFIX.size:
-        raise InvalidGroup(f"a frame of {len(body)} bytes exceeds the {MAX_FRAME_BYTES} bytes of a Redis string")
-    return PREFIX.pack(MAGIC, FRAME_VERSION, len(body), zlib.crc32(body)) + body
+    return frame
 
 
 def _check_prefix(frame: bytes) -> int:
@@ -238,58 +253,133 @@ def _check_prefix(frame: bytes) -> int:
         raise CorruptFrame(f"frame of {size} bytes begins with {magic!r}, not with {MAGIC!r}: it is not rollq's")
     if version != FRAME_VERSION:
         raise CorruptFrame(
-            f"frame of {size} bytes has schema version {version}, this rollq reads {FRAME_VERSION}: "
+            f"frame of {size} bytes has schema version {version}, this rollq reads {OLD_VERSION} and {FRAME_VERSION}: "
             "use the version of rollq that wrote it"
         )
     if length != size - PREFIX.size:
         raise CorruptFrame(f"frame of {size} bytes should have {length + PREFIX.size}: it was truncated or extended")
-    found = zlib.crc32(memoryview(frame)[PREFIX.size :])
+    found = xxhash.xxh3_64_intdigest(memoryview(frame)[PREFIX.size :])
     if found != checksum:
-        raise CorruptFrame(f"frame of {size} bytes has CRC-32 {found:#010x}, not {checksum:#010x}: it was changed")
+        raise CorruptFrame(f"frame of {size} bytes has xxh3_64 {found:#018x}, not {checksum:#018x}: it was changed")
     if header_length > size - _HEAD.size:
         raise CorruptFrame(f"frame of {size} bytes claims a header of {header_length} bytes at byte {_HEAD.size}")
     return _HEAD.size + int(header_length)
 
 
-def _view(frame: bytes, data_at: int, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """Return one tensor of the blob whose data begins at byte `data_at`."""
-    begin, end = entry["data_offsets"]
-    if not 0 <= begin <= end <= len(frame):  # numpy itself does not refuse a negative offset
-        raise ValueError(f"data offsets {begin} and {end}")
-    array: npt.NDArray[Any] = np.ndarray(entry["shape"], _DTYPES[entry["dtype"]], frame, data_at + begin)
-    if array.nbytes != end - begin:
-        raise ValueError(f"data offsets {begin} and {end} for {array.nbytes} bytes")
-    return array
-
-
-def _decode_references(found: Mapping[str, Any]) -> dict[str, npt.NDArray[Any] | ArrayRef]:
-    return {name: ArrayRef(uri, sha256, tuple(shape), dtype) for name, (uri, sha256, shape, dtype) in found.items()}
-
-
-def _decode_segments(frame: bytes, data_at: int, header: dict[str, Any], layout: list[Any]) -> tuple[Segment, ...]:
-    """Return the segments. `header` describes the tensors but `meta`; `layout` is what `encode_sample` wrote."""
-    ids, logprobs = _view(frame, data_at, header.pop("ids")), _view(frame, data_at, header.pop("logprobs"))
-    mask: Any = _view(frame, data_at, header.pop("loss_mask")) if "loss_mask" in header else None
-    arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [_decode_references(row[4]) for row in layout]
+def _decode(frame: bytes, data_at: int, header: dict[str, Any], layout: Mapping[str, Any], details_at: Any) -> Samples:
+    """Return the samples. `header` describes the tensors but the texts; `layout` is what `_encode_layout` wrote."""
+    view = partial(view_tensor, frame, data_at)
+    prompts = _split(view(header.pop("prompts")), layout["prompts"])
+    ids, logprobs = view(header.pop("ids")), view(header.pop("logprobs"))
+    mask: Any = view(header.pop("loss_mask")) if "loss_mask" in header else None
+    dtypes = [(ids, _INT32), (logprobs, _FLOAT32), (mask, _BOOL), *((prompt, _INT32) for prompt in prompts)]
+    if any(array is not None and (array.dtype != dtype or array.ndim != 1) for array, dtype in dtypes):
+        raise ValueError("arrays have other dtypes or dimensions")
+    rows = layout["segments"]
+    arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [{} for _ in rows]
+    for index, references in layout["references"].items():
+        arrays[_index(int(index), rows)].update(_decode_references(references))
     for key, entry in header.items():
         owner, _, name = key.partition("/")
-        arrays[int(owner[1:])][name] = _view(frame, data_at, entry)
-    segments = []
-    id_at = token_at = 0
-    for index, (prompt_length, response_length, spans, masked, _) in enumerate(layout):
-        response_at = id_at + prompt_length
-        ids_end, tokens_end = response_at + response_length, token_at + response_length
-        segments.append(
+        arrays[_index(int(owner[1:]), rows)][name] = view(entry)
+    statuses, rewards, reasons, temperatures = layout["samples"]
+    if {len(rewards), len(reasons), len(temperatures)} != {len(statuses)}:
+        raise ValueError(f"{len(statuses)} samples, {len(rewards)} rewards")
+    segments: list[list[Segment]] = [[] for _ in statuses]
+    start = 0
+    for (sample, prompt, tokens, masked, spans), named in zip(rows, arrays, strict=True):
+        end = start + tokens
+        segments[_index(sample, statuses)].append(
             Segment(
-                ids[id_at:response_at],
-                ids[response_at:ids_end],
-                logprobs[token_at:tokens_end],
-                tuple(map(VersionSpan._make, spans)),
-                mask[token_at:tokens_end] if masked else None,
-                arrays[index],
+                prompts[_index(prompt, prompts)],
+                ids[start:end],
+                logprobs[start:end],
+                _decode_spans(spans, tokens),
+                mask[start:end] if masked else None,
+                named,
             )
         )
-        id_at, token_at = ids_end, tokens_end
-    if id_at != len(ids) or token_at != len(logprobs):
-        raise ValueError(f"lengths add up to {id_at} ids and {token_at} logprobs of {len(ids)} and {len(logprobs)}")
-    return tuple(segments)
+        start = end
+    if start != len(ids) or start != len(logprobs) or (mask is not None and start != len(mask)):
+        raise ValueError(f"segments have {start} tokens, arrays {len(ids)} ids and {len(logprobs)} logprobs")
+    return Samples(
+        tuple([_STATUSES[status] for status in statuses]),
+        tuple([None if reward is None else reward + 0.0 for reward in rewards]),
+        tuple([_REASONS[reason] for reason in reasons]),
+        tuple([temperature + 0.0 for temperature in temperatures]),
+        tuple(map(tuple, segments)),
+        partial(_objects, frame, data_at, details_at),
+    )
+
+
+def _decode_spans(spans: Sequence[Sequence[int]], tokens: int) -> tuple[VersionSpan, ...]:
+    """The version spans of a segment. Raises `ValueError` unless they cover its tokens."""
+    decoded = tuple(map(VersionSpan._make, spans))
+    numbers = [tokens, *chain.from_iterable(decoded)]
+    if any(type(number) is not int or number < 0 for number in numbers) or sum(span[2] for span in decoded) != tokens:
+        raise ValueError(f"version spans {spans!r} of {tokens} tokens")
+    return decoded
+
+
+def _index(index: int, owners: Sequence[Any]) -> int:
+    """`index`, which must be one of `owners`: numpy and lists would take a negative one."""
+    if not 0 <= index < len(owners):
+        raise ValueError(f"{index} is none of {len(owners)}")
+    return index
+
+
+def _objects(frame: bytes, data_at: int, details_at: Any, samples: Samples) -> tuple[Sample, ...]:
+    try:
+        begin, end = details_at
+        details = orjson.loads(frame[data_at + begin : data_at + end])
+        shared, each = details["shared"], details["each"]
+        count = len(samples)
+        values = {name: [shared[name]] * count if name in shared else each[name] for name in _DETAILS}
+        return tuple(
+            Sample(
+                samples.segments[i],
+                samples.statuses[i],
+                samples.reasons[i],
+                samples.rewards[i],
+                values["reward_parts"][i],
+                values["text"][i],
+                values["error"][i],
+                values["sampling"][i],
+                values["extra"][i],
+                values["session_id"][i],
+                tuple(values["tools"][i]),
+                values["tool_choice"][i],
+            )
+            for i in range(count)
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _not_samples(frame, error) from error
+
+
+def _not_samples(frame: bytes, error: Exception) -> CorruptFrame:
+    return CorruptFrame(
+        f"frame of {len(frame)} bytes: the checksum is right, but the content is not samples: "
+        f"{type(error).__name__}: {error}"
+    )
+
+
+def _split(flat: Int32Array, lengths: Sequence[int]) -> list[Int32Array]:
+    """The arrays that `flat` consists of. Raises `ValueError` unless their lengths add up."""
+    found, start = [], 0
+    for length in lengths:
+        if not 0 <= length <= len(flat) - start:
+            raise ValueError(f"a length of {length} in {len(flat)} ids")
+        found.append(flat[start : start + length])
+        start += length
+    if start != len(flat):
+        raise ValueError(f"lengths add up to {start} of {len(flat)} ids")
+    return found
+
+
+def _text(frame: bytes, data_at: int, entry: Mapping[str, Any]) -> bytes:
+    begin, end = entry["data_offsets"]
+    return frame[data_at + begin : data_at + end]
+
+
+def _decode_references(found: Mapping[str, Any]) -> dict[str, ArrayRef]:
+    return {name: ArrayRef(uri, sha256, tuple(shape), dtype) for name, (uri, sha256, shape, dtype) in found.items()}

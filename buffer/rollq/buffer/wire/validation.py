@@ -13,7 +13,10 @@ import numpy.typing as npt
 
 from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.rollouts import Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.samples import temperature_of
 
+SHORT_ENTRIES = 4096
+"""Arrays that are shorter on average are looked at together."""
 LOGPROB_TOLERANCE = 1e-3
 """A logprob may exceed 0 by this: float32 rounding of a log-softmax, not a wrong sign."""
 
@@ -25,7 +28,8 @@ def check_group(samples: Sequence[Sample], *, group_size: int, vocab_size: int |
 
     Every sample: arrays of the dtype and shape that `Segment` states; logprobs, loss mask and version spans that cover
     the response ids; finite logprobs, not above 0; ids from 0 and below `vocab_size`; versions from 0; a reward that
-    is finite or absent. A completed sample also has response ids and a reward.
+    is finite or absent; a temperature that is a number or absent. A completed sample also has response ids and a
+    reward.
     """
     if len(samples) != group_size:
         raise InvalidGroup(f"the group has {len(samples)} samples, its task's group_size is {group_size}")
@@ -49,7 +53,15 @@ def _sample_problem(sample: Sample) -> str | None:
             return "response_ids is empty in a completed sample"
         if sample.reward is None:
             return "reward is missing in a completed sample"
-    return _reward_problem(sample)
+    return _reward_problem(sample) or _temperature_problem(sample)
+
+
+def _temperature_problem(sample: Sample) -> str | None:
+    try:
+        temperature_of(sample)
+    except InvalidGroup as error:
+        return str(error)
+    return None
 
 
 def _reward_problem(sample: Sample) -> str | None:
@@ -117,16 +129,22 @@ def _is_finite(value: Any) -> bool:
 
 
 def _ids_are_good(segments: Sequence[Segment], vocab_size: int | None) -> bool:
-    ids = np.concatenate([array for segment in segments for array in (segment.prompt_ids, segment.response_ids)])
+    prompts = {id(segment.prompt_ids): segment.prompt_ids for segment in segments}  # siblings share theirs
     # as unsigned, a negative id is larger than every vocabulary: one reduction instead of two
     limit = 1 << 31 if vocab_size is None else vocab_size
-    return not len(ids) or int(ids.view(np.uint32).max()) < limit
+    ids = _blocks([*prompts.values(), *(segment.response_ids for segment in segments)])
+    return all(not len(block) or int(block.view(np.uint32).max()) < limit for block in ids)
 
 
 def _logprobs_are_good(segments: Sequence[Segment]) -> bool:
-    logprobs = np.concatenate([segment.logprobs for segment in segments])
+    blocks = _blocks([segment.logprobs for segment in segments])
     # NaN comes through both reductions, and fails both comparisons
-    return not len(logprobs) or bool(logprobs.min() > -math.inf and logprobs.max() <= LOGPROB_TOLERANCE)
+    return all(not len(block) or (block.min() > -math.inf and block.max() <= LOGPROB_TOLERANCE) for block in blocks)
+
+
+def _blocks(arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
+    """The arrays, joined where a call on each would cost more than the copy."""
+    return [np.concatenate(arrays)] if sum(map(len, arrays)) < SHORT_ENTRIES * len(arrays) else arrays
 
 
 def _bad_value(samples: Sequence[Sample], vocab_size: int | None) -> str:

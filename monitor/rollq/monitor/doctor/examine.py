@@ -8,7 +8,7 @@ import redis
 
 from rollq.buffer.errors import ServerError, StoreLost
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.rollouts import Status
+from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
@@ -101,7 +101,8 @@ def _measured_payload(buffer: MonitorBuffer, task: str, group_size: int) -> int:
     ids = [int(group_id) for group_ids in found for group_id in group_ids][:MEASURED_GROUPS]
     if not ids:
         return 0
-    commands: list[Command] = [("HSTRLEN", keys.rollout(each), i) for each in ids for i in range(group_size)]
+    fields = (WHOLE, *range(group_size))
+    commands: list[Command] = [("HSTRLEN", keys.rollout(each), field) for each in ids for field in fields]
     commands += [("HSTRLEN", keys.group(each), "prompt") for each in ids]
     return sum(map(int, buffer.send_all(commands))) // len(ids)
 

@@ -16,7 +16,7 @@ GROUP_BYTES = 2 * 136 + 250
 """A group's entries in two sorted sets, and its hash without the prompt."""
 TICKET_BYTES = 6_000
 """An RQ job, which RQ keeps for a minute after it has finished."""
-SAMPLE_BYTES = 500
+SAMPLE_BYTES = 600
 """A sample without its arrays: lengths, versions, reward, sampling parameters."""
 HEADROOM = 1.3
 """Admission stops at 0.8 of maxmemory; the rest is for buffers of connections."""

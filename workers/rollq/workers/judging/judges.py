@@ -17,7 +17,7 @@ from rollq.buffer.plugins import check_parameters, load_plugin
 from rollq.buffer.rollouts import Prompt, Sample
 from rollq.buffer.settings_errors import explanation
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
-from rollq.buffer.wire.samples import decode_sample, encode_sample
+from rollq.buffer.wire.samples import decode_sample, encode_samples
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.options import WeightedOptions
@@ -67,7 +67,7 @@ def _isolated(path: str, function: Callable[..., Any], context: JudgeContext) ->
 
     async def isolated(prompt: Prompt, sample: Sample) -> Reward:
         args = (path, encode_prompt(prompt).decode())
-        blob = encode_sample(sample)
+        blob = encode_samples([sample])
         return await context.processes.call(call_custom, *args, blob=blob, timeout_s=context.timeout_s)
 
     return UserFunction.wrap(isolated, None, quick=False)

@@ -1,4 +1,5 @@
--- The samples of a group: one letter each, and the oldest version of the tokens of each ('-' without tokens).
+-- The samples of a group: one letter each, and the oldest version of the tokens of each ('-' without tokens). Their
+-- frames are fields of its rollout: WHOLE holds all samples, and a sample's index a later frame of that one.
 
 local NO_VERSION = '-'
 local EVERY_VERSION = '[^,]+'
@@ -73,18 +74,25 @@ local function drop_parts(clock, id, parts)
   redis.call('HDEL', group_key(clock.prefix, id), 'parts', 'part_bytes')
 end
 
+-- Removes the frames of the samples `reset`, or all when `letters` has none left. That of the whole group stays until
+-- then: what it holds of other samples counts.
+local function drop_samples(clock, id, letters, reset)
+  local key = rollout_key(clock.prefix, id)
+  if not has_samples(letters) then
+    redis.call('UNLINK', key)
+  elseif #reset > 0 then
+    redis.call('HDEL', key, unpack(reset))
+  end
+end
+
 -- Removes the samples of a group that reset_stale resets, with their payload. The parts of one that was salvaged stay
 -- until no sample is left or the group is put: without a letter, they count for nothing.
 local function reset_group(clock, id, stale)
   local key = group_key(clock.prefix, id)
   local old_letters, old_versions = fields(key, 'letters', 'versions')
   local letters, versions, reset = reset_stale(clock, old_letters, old_versions, stale)
-  if has_samples(letters) then
-    redis.call('HDEL', rollout_key(clock.prefix, id), unpack(reset))
-  else
-    redis.call('UNLINK', rollout_key(clock.prefix, id))
-    redis.call('HDEL', key, 'parts', 'part_bytes')
-  end
+  drop_samples(clock, id, letters, reset)
+  if not has_samples(letters) then redis.call('HDEL', key, 'parts', 'part_bytes') end
   redis.call('HSET', key, 'letters', letters, 'versions', versions)
   redis.call('HDEL', key, 'shaped')
 end

@@ -9,7 +9,8 @@
 --   oldest: the version that the group counts as, '-' without tokens   newest: its newest version, or '-'
 --   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
---   each group is followed by index, frame of its `frame_count` new samples
+--   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
+--   others, or those of its new samples by index
 -- Returns: one word per group: the status it was filed under, `dropped`, `restarted` when it went back to pending,
 --   `duplicate` when this nonce filed it already, or `refused`
 -- Caller: Leasing._put; workers
@@ -55,10 +56,11 @@ local function check_result(clock, result)
   check_samples(clock, letters, versions)
 end
 
--- The index, frame, ... of a group's new samples.
+-- The field, frame, ... of a group.
 local function read_frames(clock, args, first, count)
   if first + 2 * count - 1 > #args then refuse_argument(nil, 'a frame of each new sample') end
-  for at = first, first + 2 * count - 1, 2 do
+  local has_all = count == 1 and args[first] == WHOLE
+  for at = first, has_all and 0 or first + 2 * count - 1, 2 do
     check_counts(args[at])
     if tonumber(args[at]) >= clock.group_size then refuse_argument(args[at], 'the index of a sample') end
   end
@@ -165,7 +167,7 @@ local function reset_samples(clock, group, result, status, stale)
   elseif status == 'expired' or status == 'restarted' then
     local reset
     result.letters, result.versions, reset = reset_stale(clock, result.letters, result.versions, stale)
-    if #reset > 0 then redis.call('HDEL', rollout_key(clock.prefix, result.id), unpack(reset)) end
+    drop_samples(clock, result.id, result.letters, reset)
   end
 end
 
@@ -306,7 +308,9 @@ end
 -- Stores the new frames, which replace what was salvaged of the group: `put` gets every sample that has parts.
 local function store_frames(clock, group, result)
   if group.parts > 0 then drop_parts(clock, result.id, group.parts) end
-  call_many('HSET', rollout_key(clock.prefix, result.id), result.frames)
+  local key = rollout_key(clock.prefix, result.id)
+  if result.frames[1] == WHOLE then redis.call('UNLINK', key) end
+  call_many('HSET', key, result.frames)
 end
 
 local function put(keys, args)

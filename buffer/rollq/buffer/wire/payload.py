@@ -1,0 +1,100 @@
+"""The fields in which Redis holds a group's samples: fields of a hash, each with a frame.
+
+A group that is whole has one field, `WHOLE`, with the frame of all its samples. One that waits to be continued has a
+field for each sample that was put since, by its index, and from `group_size` on the parts that were salvaged (see
+`rollq.buffer.wire.parts`). They count, not what `WHOLE` still holds of the same sample.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from rollq.buffer.errors import CorruptFrame, InvalidGroup
+from rollq.buffer.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
+from rollq.buffer.samples import Samples
+from rollq.buffer.wire.parts import decode_parts
+from rollq.buffer.wire.samples import decode_sample, decode_samples, encode_samples
+from rollq.buffer.wire.validation import check_group
+
+log = logging.getLogger(__name__)
+
+UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
+"""Statuses of samples that are still to be made."""
+
+
+def encode_payload(
+    samples: Sequence[Sample],
+    new: Sequence[int],
+    *,
+    group_size: int,
+    vocab_size: int | None = None,
+    max_bytes: int | None = None,
+) -> dict[str, bytes]:
+    """Check a group (see `check_group`), and return the fields to be stored: of the whole group if all samples have
+    ended, otherwise of the `new` ones.
+
+    Raises `InvalidGroup` also when the frames together exceed `max_bytes`.
+    """
+    check_group(samples, group_size=group_size, vocab_size=vocab_size)
+    if all(sample.status not in UNFINISHED for sample in samples):
+        frames = {WHOLE: encode_samples(samples)}
+    else:
+        frames = {str(index): _encode_one(samples[index], index) for index in new}
+    total_bytes = sum(map(len, frames.values()))
+    if max_bytes is not None and total_bytes > max_bytes:
+        raise InvalidGroup(f"the group takes {total_bytes} bytes encoded, more than the limit of {max_bytes} bytes")
+    return frames
+
+
+def _encode_one(sample: Sample, index: int) -> bytes:
+    try:
+        return encode_samples([sample])
+    except InvalidGroup as error:
+        raise InvalidGroup(f"sample {index}: {error}") from error
+
+
+def decode_group(stored: Mapping[str, bytes], *, group_size: int) -> Samples:
+    """The samples of a whole group, also of one that an older rollq stored sample by sample.
+
+    Raises `CorruptFrame`, naming the sample where it can, also when one is missing.
+    """
+    if stored.keys() == {WHOLE}:
+        return _decode_whole(stored, group_size)
+    if stored.keys() != set(map(str, range(group_size))):
+        raise CorruptFrame(f"it has samples {sorted(stored)} in the store, and {group_size} are needed")
+    return Samples.of([_decode_one(stored[str(index)], index) for index in range(group_size)])
+
+
+def _decode_one(frame: bytes, index: int) -> Sample:
+    try:
+        return decode_sample(frame)
+    except CorruptFrame as error:
+        raise CorruptFrame(f"sample {index}: {error}") from error
+
+
+def decode_kept(stored: Mapping[str, bytes], letters: str, name: str) -> tuple[Sample, ...]:
+    """The samples that earlier attempts left of a group, by its `letters`; `EMPTY_SAMPLE` where there is none.
+
+    What cannot be read is generated again: it is logged, and left out. `name` is that of the group.
+    """
+    kept = [EMPTY_SAMPLE] * len(letters)
+    for index in [index for index, letter in enumerate(letters) if letter != SampleStatus.PENDING]:
+        try:
+            found = decode_parts(index, frames_by_index(stored), group_size=len(letters))
+            if found is None and WHOLE in stored:
+                found = _decode_whole(stored, len(letters))[index]
+            kept[index] = found or EMPTY_SAMPLE
+        except CorruptFrame as error:
+            log.error("%s, sample %d is generated again: %s", name, index, error)
+    return tuple(kept)
+
+
+def frames_by_index(stored: Mapping[str, bytes]) -> dict[int, bytes]:
+    """The frames of single samples and of parts."""
+    return {int(field): frame for field, frame in stored.items() if field != WHOLE}
+
+
+def _decode_whole(stored: Mapping[str, bytes], group_size: int) -> Samples:
+    samples = decode_samples(stored[WHOLE])
+    if len(samples) != group_size:
+        raise CorruptFrame(f"it has {len(samples)} samples in the store, and {group_size} are needed")
+    return samples
