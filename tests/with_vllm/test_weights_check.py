@@ -1,8 +1,10 @@
 """Faults planted into a real vLLM are noticed before its tokens leave, ten times of ten."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineGenerateError
 
 from rollq.buffer.weights.probe import Probe
 from rollq.consumer.weights.probe import probe_of
@@ -18,7 +21,9 @@ from rollq.workers.engines.protocol import EngineDead, Request, Sampling, SwapMo
 from rollq.workers.engines.vllm import scoring
 from rollq.workers.engines.weights_check import WeightsRejected
 from support.adapters import lora, merged
+from support.staged_worker import vllm_pid
 from support.vllm_run import make_qwen3, options, random_prompt, version, with_host
+from support.waiting import PATIENCE_S
 
 Tensors = dict[str, torch.Tensor]
 TIMES = 10
@@ -91,15 +96,38 @@ def test_a_stale_cache_of_prompts_is_noticed(
 def test_a_vllm_that_breaks_while_it_is_checked_counts_as_dead(
     folders: list[Path], probes: list[Probe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One whose worker was killed just after its start answers the first request with an error of another class."""
+    class Broken:
+        def __aiter__(self) -> Self:
+            return self
 
-    async def fail(_: AsyncLLM) -> None:
-        raise RuntimeError("its worker is gone")
+        async def __anext__(self) -> None:
+            raise EngineGenerateError from RuntimeError("its worker is gone")
 
     async def scenario(host: EngineHost) -> None:
-        monkeypatch.setattr(AsyncLLM, "get_supported_tasks", fail)
+        monkeypatch.setattr(AsyncLLM, "generate", lambda *_, **__: Broken())
         with pytest.raises(EngineDead, match="its worker is gone"):
-            await host.swap(folders[0], version(0), SwapMode.RESTART, probes[0])
+            await host.swap(folders[1], version(1), SwapMode.RESTART, probes[1])
+        assert not host.ready
+
+    with_host(options(folders[0]), scenario)
+
+
+def test_a_vllm_that_dies_just_after_its_start_is_not_waited_for(
+    folders: list[Path], probes: list[Probe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first answer to the worker never comes."""
+
+    async def die(_: AsyncLLM) -> None:
+        core = vllm_pid("core")
+        assert core is not None
+        os.kill(core, signal.SIGKILL)
+        await asyncio.Event().wait()
+
+    async def scenario(host: EngineHost) -> None:
+        monkeypatch.setattr(AsyncLLM, "get_supported_tasks", die)
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(EngineDead, match="vLLM did not start with other weights"):
+                await host.swap(folders[1], version(1), SwapMode.RESTART, probes[1])
         assert not host.ready
 
     with_host(options(folders[0]), scenario)

@@ -77,11 +77,17 @@ class VllmProcess:
 
     @classmethod
     async def start(cls, settings: VllmSettings, died: Callable[[str], None]) -> "VllmProcess":
-        """Start vLLM; see `start_vllm`. When it fails or is cancelled, none of vLLM's processes is left."""
+        """Start vLLM; see `start_vllm`. When it fails or is cancelled, none of vLLM's processes is left.
+
+        Raises `EngineDead` if vLLM dies just after its start.
+        """
         guard = ProcessGuard()
         starting = asyncio.create_task(asyncio.to_thread(start_vllm, settings, guard))
         try:
-            return cls(await asyncio.shield(starting), guard, died)
+            process = cls(await asyncio.shield(starting), guard, died)
+            # vLLM would ask this with its first request, which would wait for ever if vLLM died meanwhile
+            await process.change(process.llm.get_supported_tasks())
+            return process
         except BaseException:
             await end_start(starting, guard)
             raise
