@@ -113,15 +113,17 @@ def test_who_waits_is_woken_by_what_changes_something(
     before(world)
     pubsub: PubSub = client_of(world).pubsub()
     with pubsub:
-        pubsub.subscribe(world.buffer.keys.events)
+        channel = f"{world.buffer.keys.events}:"
+        pubsub.psubscribe(f"{channel}*")
         pubsub.get_message(timeout=10)
         act(world)
-        client_of(world).publish(world.buffer.keys.events, "end")
+        client_of(world).publish(f"{channel}end", "")
         heard: list[str] = []
         while not heard or heard[-1] != "end":
             message = pubsub.get_message(timeout=10)
             assert message is not None
-            heard.append(message["data"].decode())
+            heard.append(message["channel"].decode().removeprefix(channel))
+            assert heard[-1] == "end" or message["data"] == task_keys(world.buffer.run, "math").prefix.encode()
     assert heard == [*kinds, "end"]
 
 

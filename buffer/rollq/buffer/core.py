@@ -125,9 +125,11 @@ class BufferCore(RunStore):
             return None
         return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode())
 
-    def events(self, *kinds: EventKind) -> Events:
-        """A subscription to the run's wake-ups, or only to those of some kinds; see `Events`."""
-        return Events(self.client, self.keys.events, self._patience, kinds)
+    def events(self, *kinds: EventKind, task: str | None = None) -> Events:
+        """A subscription to the run's wake-ups, or only to those of some kinds, or only to those of one task and of the
+        run as a whole."""
+        prefix = None if task is None else task_keys(self.run, task).prefix
+        return Events(self.client, self.keys.events, self._patience, kinds, prefix)
 
     def memory_fraction(self) -> float:
         """Used share of the server's `maxmemory`; 0 without a limit."""

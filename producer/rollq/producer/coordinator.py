@@ -24,6 +24,7 @@ from rollq.buffer.replies import BatchState, Finalizing
 from rollq.buffer.roles import CoordinatorBuffer
 from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
 from rollq.buffer.settings import MAX_BATCH_GROUPS
+from rollq.buffer.store.events import EventKind
 from rollq.buffer.waiter import Waiter
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.producer.batches import BatchHandle, BatchResult, OverRollout, Stage
@@ -32,6 +33,8 @@ from rollq.producer.pipeline import Operator, ScoredGroup, run_pipeline
 log = logging.getLogger(__name__)
 
 BATCH_ID = re.compile(r"[A-Za-z0-9_./-]{1,64}")
+OF_A_BATCH = (EventKind.ADMIT, EventKind.BATCH, EventKind.PUT)
+"""The events of a batch that is under way."""
 PIPELINE_S = 600.0
 """How long a process may take to finalize a batch before another process may do it."""
 
@@ -158,7 +161,7 @@ class BatchCoordinator:
     ) -> tuple[BatchState, bool]:
         """Wait until the batch is complete, over, or enough of it is finished; returns its state, and whether it is."""
         enough = False
-        with self._buffer.events() as events:
+        with self._buffer.events(*OF_A_BATCH, task=task) as events:
             waiter = Waiter(events, timeout_s=timeout_s, explain=lambda: _progress(state))
             for _ in waiter:
                 state = self._buffer.batch_by_handle(task, state.handle)
@@ -204,7 +207,7 @@ class BatchCoordinator:
     def _begin_finalize(self, task: str, state: BatchState, nonce: str, timeout_s: float) -> Finalizing:
         """Claim the batch for the pipeline, or wait for the process that has; returns a finalized or claimed batch."""
         busy = f"batch {state.batch_id!r}: another process is still finalizing it"
-        with self._buffer.events() as events:
+        with self._buffer.events(EventKind.BATCH, task=task) as events:
             for _ in Waiter(events, timeout_s=timeout_s, explain=lambda: busy):
                 claimed = self._buffer.begin_finalize(task, state.handle, nonce, lease_s=PIPELINE_S)
                 if claimed.state in ("finalized", "finalizing"):

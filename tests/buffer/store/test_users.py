@@ -291,9 +291,9 @@ def test_a_replica_logs_in_and_follows(users: Users, tmp_path: Path) -> None:
         (Role.PRODUCER, "RPUSH rq:suspended 1", False),
         (Role.MONITOR, "LLEN rq:queue:rollq-sums", True),
         (Role.MONITOR, "RPUSH rq:queue:rollq-sums ticket-1", False),
-        (Role.MONITOR, "PUBLISH rollq:{sums}:events put", False),
+        (Role.MONITOR, "PUBLISH rollq:{sums}:events:put math", False),
         (Role.OPERATOR, "PUBLISH rq:pubsub:worker-1 {}", True),
-        (Role.WORKER, "PUBLISH rollq:{sums}:events put", True),
+        (Role.WORKER, "PUBLISH rollq:{sums}:events:put math", True),
         (Role.WORKER, "PUBLISH rollq:{other}:events put", False),
     ],
 )

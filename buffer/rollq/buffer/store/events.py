@@ -11,6 +11,9 @@ from redis import exceptions as driver
 
 from rollq.buffer.store.connection import Patience, patiently
 
+OF_THE_RUN = b""
+"""The message of an event that is not of one task, whose message is the prefix of its keys."""
+
 
 class EventKind(StrEnum):
     """The kinds of wake-ups, named by what happened."""
@@ -29,18 +32,26 @@ class EventKind(StrEnum):
 
 
 class Events:
-    """A subscription to a run's channel; use it in `with`, from one thread."""
+    """A subscription to the channels of a run, one for each kind; use it in `with`, from one thread."""
 
-    def __init__(self, client: redis.Redis, channel: str, patience: Patience, kinds: Collection[EventKind]) -> None:
-        """`kinds`: what to be woken by; empty for everything."""
+    def __init__(
+        self,
+        client: redis.Redis,
+        channels: str,
+        patience: Patience,
+        kinds: Collection[EventKind],
+        task_prefix: str | None,
+    ) -> None:
+        """`channels`: their names without the kind. `kinds`: what to be woken by; empty for everything. `task_prefix`:
+        that of the keys of the only task whose events count, beside those of the run as a whole; None for all."""
         self._client = client
-        self._kinds = {kind.encode() for kind in kinds}
+        self._channels = [f"{channels}:{kind}" for kind in kinds or EventKind]
+        self._origins = None if task_prefix is None else (task_prefix.encode(), OF_THE_RUN)
         self._patience = patience
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        self._channel = channel
 
     def __enter__(self) -> Self:
-        patiently(self._client, lambda: self._pubsub.subscribe(self._channel), self._patience)
+        patiently(self._client, lambda: self._pubsub.subscribe(*self._channels), self._patience)
         return self
 
     def __exit__(
@@ -57,7 +68,7 @@ class Events:
         while (left_s := deadline - time.monotonic()) > 0:
             try:
                 message = self._pubsub.get_message(timeout=left_s)
-                if message is not None and (not self._kinds or message["data"] in self._kinds):
+                if message is not None and (self._origins is None or message["data"] in self._origins):
                     self._drain()
                     return True
             except (driver.ConnectionError, driver.TimeoutError, OSError):

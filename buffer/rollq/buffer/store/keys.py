@@ -18,7 +18,7 @@ rollq:{run}:weights              list    names of the weights held here, oldest 
 rollq:{run}:weights:<digest>:<n> string  manifest (0), bytes, probe, chain; deltas     trainer    last few versions
 rollq:{run}:rounds               string  number of weight broadcasts so far             functions  run
 rollq:{run}:round:<n>            stream  who takes part in one, entry by entry         functions  1 day
-rollq:{run}:events               channel wake-ups: put, publish, commit, admit         all        -
+rollq:{run}:events:<kind>        channel wake-ups of a kind; the message is the task   all        -
 rollq:{run:task}:clock           hash    what the task's functions check               all        run
 rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run
 rollq:{run:task}:<status>        zset    group ids                                     functions  run
@@ -137,6 +137,10 @@ class TaskKeys:
 
     def _key(self, leaf: str) -> str:
         return f"rollq:{{{self.run}:{self.task}}}:{leaf}"
+
+    @property
+    def prefix(self) -> str:
+        return self._key("")
 
     @property
     def clock(self) -> str:

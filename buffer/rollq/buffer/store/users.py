@@ -183,7 +183,7 @@ def _rules(run: str, user: User) -> str:
 
 
 def _role_rules(run: str, role: Role) -> str:
-    events = f"&{RunKeys(run).events}"
+    events = f"&{RunKeys(run).events}:*"
     selectors = [_function_rules(run, role), *_key_rules(run, role), *_queue_rules(run, role)]
     own = f"{_allow(EVERYONE)}{_allow(_extras(role))}{events}"
     return " ".join([own, *(f"({selector})" for selector in selectors)])

@@ -28,6 +28,6 @@ local function fill_batch(keys, args)
     redis.call('RPUSH', batch .. ':groups', first_id + i)
   end
   redis.call('HSET', batch, 'size', size + count, 'closed', closed)
-  redis.call('PUBLISH', clock.events, EVENT.admit)
+  wake(clock, EVENT.admit)
   return size + count
 end

@@ -56,6 +56,6 @@ local function open_batch(keys, args)
   -- stylua: ignore
   redis.call('HSET', batch_key(clock, handle), 'id', batch_id, 'state', 'running', 'type', kind, 'step', step,
     'digest', digest, 'epoch', clock.epoch, 'version', clock.version, 'size', 0, 'closed', 0, 'opened_ms', now_ms())
-  redis.call('PUBLISH', clock.events, EVENT.batch)
+  wake(clock, EVENT.batch)
   return { handle, 1 }
 end

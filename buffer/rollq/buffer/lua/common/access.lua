@@ -64,6 +64,11 @@ local function read_clock_as_trainer(key, incarnation, epoch, nonce)
   return clock
 end
 
+-- Wakes the roles that wait for this kind of event, in this task or in all.
+local function wake(clock, kind)
+  redis.call('PUBLISH', clock.events .. ':' .. kind, clock.prefix)
+end
+
 -- The prefix of the run's keys; or nil and an error reply.
 local function read_run(key, incarnation)
   local found = redis.call('HGET', key, 'incarnation')

@@ -42,7 +42,7 @@ local function end_batch(clock, handle, state, result)
     if id and redis.call('HGET', handles, id) == oldest then redis.call('HDEL', handles, id) end
     redis.call('UNLINK', batch_key(clock, oldest))
   end
-  redis.call('PUBLISH', clock.events, EVENT.batch)
+  wake(clock, EVENT.batch)
 end
 
 -- Ends the caller's hold of a batch that it finalizes. Returns whether it had one; else the state and the kept result.

@@ -33,6 +33,6 @@ local function admit(keys, args)
     live_cursor = tonumber(cursor_after)
   end
   redis.call('HSET', progress, 'cursor', live_cursor)
-  redis.call('PUBLISH', clock.events, EVENT.admit)
+  wake(clock, EVENT.admit)
   return { count, first_id, live_cursor }
 end

@@ -27,6 +27,6 @@ local function expire(keys, args)
   end
   call_many('ZREM', by_version, ids)
   local filed = file_expired(clock, scored)
-  redis.call('PUBLISH', clock.events, EVENT.expire)
+  wake(clock, EVENT.expire)
   return { filed, #ids - filed, #ids == limit and 1 or 0 }
 end

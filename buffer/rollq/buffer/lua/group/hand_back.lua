@@ -33,6 +33,6 @@ local function hand_back(keys, args)
       moved = moved + 1
     end
   end
-  if moved > 0 then redis.call('PUBLISH', clock.events, EVENT.admit) end
+  if moved > 0 then wake(clock, EVENT.admit) end
   return moved
 end

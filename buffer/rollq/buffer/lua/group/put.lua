@@ -263,7 +263,7 @@ local function write_totals(clock, totals)
   redis.call('HINCRBYFLOAT', progress, 'reward_sum', totals.reward_sum)
   redis.call('HINCRBY', progress, 'reward_count', totals.reward_count)
   note_window(clock, totals)
-  redis.call('PUBLISH', clock.events, totals.window.completed == totals.produced and EVENT.completed or EVENT.put)
+  wake(clock, totals.window.completed == totals.produced and EVENT.completed or EVENT.put)
 end
 
 local function new_totals()

@@ -70,7 +70,7 @@ local function reap(keys, args)
   end
   if requeued > 0 then
     redis.call('HINCRBY', clock.prefix .. 'progress', 'requeued', requeued)
-    redis.call('PUBLISH', clock.events, EVENT.admit)
+    wake(clock, EVENT.admit)
   end
   return { requeued, quarantined, 0 }
 end

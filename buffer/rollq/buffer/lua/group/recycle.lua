@@ -45,6 +45,6 @@ local function recycle(keys, args)
     end
     moved = moved + #ids
   end
-  if moved > 0 then redis.call('PUBLISH', clock.events, EVENT.admit) end
+  if moved > 0 then wake(clock, EVENT.admit) end
   return moved
 end

@@ -15,6 +15,6 @@ local function announce_epoch(keys, args)
   local from_step = redis.call('HGET', trainer, 'from_step')
   local version, digest = fields(prefix .. 'model', 'version', 'digest')
   if version == from_step then redis.call('HSET', prefix .. 'versions', version, digest) end
-  redis.call('PUBLISH', prefix .. 'events', EVENT.publish)
+  redis.call('PUBLISH', prefix .. 'events:' .. EVENT.publish, '')
   return 1
 end

@@ -19,7 +19,7 @@ local function report_worker(keys, args)
   local before = redis.call('HGET', workers, worker)
   if not before or string.match(before, STATE) ~= string.match(report, STATE) then
     -- a trainer that shares its accelerators waits for engines to sleep
-    redis.call('PUBLISH', prefix .. 'events', EVENT.worker)
+    redis.call('PUBLISH', prefix .. 'events:' .. EVENT.worker, '')
   end
   if redis.call('HSET', workers, worker, exact(now) .. ' ' .. report) == 0 then return 1 end
   -- the table only grows by new names; each looks at some others, and forgets those that are silent

@@ -22,6 +22,6 @@ local function run_publish(keys, args)
   end
   set_live_weights(prefix, epoch, version, uri, digest)
   redis.call('HSET', prefix .. 'versions', version, digest)
-  redis.call('PUBLISH', prefix .. 'events', EVENT.publish)
+  redis.call('PUBLISH', prefix .. 'events:' .. EVENT.publish, '')
   return 1
 end

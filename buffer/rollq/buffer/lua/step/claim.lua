@@ -74,7 +74,7 @@ local function claim_new(clock, manifest, step, want, claim_round, releases)
     'version', clock.version, 'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round,
     'releases', releases)
   redis.call('HSET', clock.key, 'claimed_step', math.max(clock.claimed_step, step))
-  redis.call('PUBLISH', clock.events, EVENT.claim)
+  wake(clock, EVENT.claim)
   return describe_batch(clock, manifest)
 end
 

@@ -35,6 +35,6 @@ local function commit(keys, args)
   -- stylua: ignore
   redis.call('HSET', clock.key, 'committed', step, 'claimed_step', math.max(clock.claimed_step, step),
     'step', math.max(clock.step, step + 1))
-  redis.call('PUBLISH', clock.events, EVENT.commit)
+  wake(clock, EVENT.commit)
   return 1
 end

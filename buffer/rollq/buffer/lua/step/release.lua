@@ -49,6 +49,6 @@ local function release(keys, args)
   redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'given_up', math.max(given_up, up_to_round))
   -- a replay may already hold the batches of later steps
   if had_batch and step == clock.claimed_step then redis.call('HSET', clock.key, 'claimed_step', step - 1) end
-  redis.call('PUBLISH', clock.events, EVENT.release)
+  wake(clock, EVENT.release)
   return #ids
 end

@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, events, epoch, nonce, version, from_step, then per rule: name, value
---   events: the channel of wake-ups
+--   events: the channels of wake-ups, without their kind
 -- Returns: the epoch of the clock
 -- Caller: BufferCore.register_task; every role, when it starts
 -- Repeat: compares and changes nothing

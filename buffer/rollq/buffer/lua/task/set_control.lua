@@ -21,6 +21,6 @@ local function set_control(keys, args)
   -- stylua: ignore
   redis.call('HSET', clock.key, 'control', control, 'control_reason', reason,
     'control_revision', clock.control_revision + 1)
-  redis.call('PUBLISH', clock.events, EVENT.control)
+  wake(clock, EVENT.control)
   return 1
 end

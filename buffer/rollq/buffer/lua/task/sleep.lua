@@ -20,6 +20,6 @@ local function sleep(keys, args)
   else
     redis.call('HSET', clock.key, 'sleep', why)
   end
-  redis.call('PUBLISH', clock.events, EVENT.control)
+  wake(clock, EVENT.control)
   return 1
 end

@@ -84,6 +84,6 @@ local function task_begin_epoch(keys, args)
     'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', checkpoint_at(clock, from_step),
     'floors', floors, 'first_manifest', first)
   redis.call('HDEL', clock.key, 'sleep') -- the trainer for which engines made room is gone
-  redis.call('PUBLISH', clock.events, EVENT.publish)
+  wake(clock, EVENT.publish)
   return { 0, claimed_step, first }
 end

@@ -13,6 +13,6 @@ local function task_publish(keys, args)
   version = tonumber(version)
   local step = math.max(clock.step, version + 1)
   redis.call('HSET', clock.key, 'version', math.max(clock.version, version), 'step', step)
-  redis.call('PUBLISH', clock.events, EVENT.publish)
+  wake(clock, EVENT.publish)
   return step
 end
