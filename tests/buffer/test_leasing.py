@@ -1,5 +1,6 @@
 """Leases and results: order, tries, dead workers, and how a result is filed."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -357,6 +358,28 @@ def test_a_kept_sample_that_cannot_be_read_is_generated_again(world: World) -> N
     world.buffer.recycle("math", epoch=1, target=9, limit=9)
     (lease,) = world.lease(1)
     assert [sample.status for sample in lease.samples] == [SampleStatus.PENDING, SampleStatus.ABORTED]
+
+
+def test_an_invalid_result_does_not_take_back_tokens_that_were_counted(world: World) -> None:
+    world.start(math={"partial_rollout": True}).admit(1)
+    world.put(world.lease(1), status="a")
+    counted = world.buffer.counts("math").progress["tokens"]
+    world.buffer.recycle("math", epoch=1, target=9, limit=9)
+    (lease,) = world.lease(1)
+    bad = replace(make_sample(0), reward=float("nan"))
+    assert world.buffer.put([GroupResult(lease, (bad, bad))]) == [PutOutcome.FAILED]
+    assert world.buffer.counts("math").progress["tokens"] == counted > 0
+
+
+@pytest.mark.parametrize("changes", [{"sampling": None}, {"reward_parts": None}, {"tools": None}, {"extra": None}])
+def test_a_sample_of_the_wrong_types_fails_its_group_and_no_other(world: World, changes: dict[str, Any]) -> None:
+    world.start().admit(2)
+    first, second = world.lease(2)
+    bad, good = replace(make_sample(0), **changes), make_sample(0)
+    results = [GroupResult(first, (bad, good)), GroupResult(second, (good, good))]
+    assert world.buffer.put(results) == [PutOutcome.FAILED, PutOutcome.COMPLETED]
+    (field,) = changes
+    assert f"{field} is None" in world.buffer.inspect("math", first.group_id)["error"]
 
 
 def test_without_partial_rollout_interrupted_samples_start_again(world: World) -> None:

@@ -130,6 +130,40 @@ def test_xb08_expiry_resets_stale_members_or_the_whole_group(world: World, expir
     assert again.prompt.content == lease.prompt.content
 
 
+def expire_at(world: World, version: int) -> None:
+    """Publish a version, sweep, and send everything back to workers."""
+    world.buffer.publish(world.held, version, uri="u", digest=str(version))
+    world.buffer.expire("math")
+    assert world.buffer.recycle("math", epoch=1, target=10, limit=5) == 1
+
+
+@pytest.mark.parametrize("partial_rollout", [True, False])
+def test_the_frame_of_a_whole_group_is_kept_while_one_of_its_samples_counts(
+    world: World, partial_rollout: bool
+) -> None:
+    """One sample is too old and made anew, then the other one; an interrupted one is stored beside the frame."""
+    world.start(math={"expiry": "member", "max_staleness": 0, "partial_rollout": partial_rollout}).admit(1)
+    rollout, buffer = task_keys(world.buffer.run, "math").rollout(1), world.buffer
+    fresh, old = make_sample(1), make_sample(0)
+    (lease,) = world.lease(1)
+    buffer.put([GroupResult(lease, (fresh, old))])
+    expire_at(world, 1)
+    assert buffer.client.hkeys(rollout) == [b"all"]
+    (lease,) = world.lease(1)
+    assert [len(sample.segments) for sample in lease.samples] == [1, 0]
+    buffer.put([GroupResult(lease, (lease.samples[0], make_sample(2, status="a")))])
+    assert set(buffer.client.hkeys(rollout)) == {b"all", b"1"}
+    world.check()
+    expire_at(world, 2)
+    left = {b"1"} if partial_rollout else set()
+    assert set(buffer.client.hkeys(rollout)) == left, "the first sample is too old now, and nothing of the frame counts"
+    world.check()
+    (lease,) = world.lease(1)
+    assert buffer.put([GroupResult(lease, (make_sample(2), make_sample(2)))]) == [PutOutcome.COMPLETED]
+    assert buffer.client.hkeys(rollout) == [b"all"]
+    world.check()
+
+
 def test_xb07_a_result_that_comes_too_late_is_stored_as_expired(world: World) -> None:
     world.start(math={"max_staleness": 0}).admit(1)
     leases = world.lease(1)

@@ -102,7 +102,7 @@ def check_payloads(task: TaskDump) -> Iterator[str]:
             yield f"group {group_id} has parts {sorted(parts)}, and counts {group.get('parts', 0)}"
         elif parts and (group.get("status") in FINISHED or not made):
             yield f"group {group_id} is {group.get('status')} with samples {letters!r}, and has parts {sorted(parts)}"
-        elif not frames <= made or (WHOLE in names and not made):
+        elif not frames <= made or (WHOLE in names and not made - frames):
             yield f"group {group_id} has samples {sorted(names)}, but its letters are {letters!r}"
         elif group.get("status") in FINISHED and names != {WHOLE}:
             yield f"group {group_id} is {group.get('status')}, but has samples {sorted(names)}, not all in one frame"

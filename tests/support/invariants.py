@@ -77,6 +77,7 @@ def _check_group(group_id: int, filed: Status, group: Stored) -> None:
     generated = {i for i, letter in enumerate(group.fields[b"letters"].decode()) if letter != "p"}
     size = len(group.fields[b"letters"])
     assert {field for field in group.frames if field < size} <= generated, (group_id, group)
+    assert WHOLE not in group.names or generated - group.frames, (group_id, group)
     assert group.parts <= set(range(int(group.fields.get(b"parts", 0)))), (group_id, group)
     if filed in FINISHED:
         assert group.names == {WHOLE}, (group_id, group)

@@ -50,7 +50,7 @@ class Fetching(BufferCore):
                 return decode_prompt(reply)
             except CorruptFrame as error:
                 raise CorruptGroup(group.task, group.group_id, str(error)) from error
-        stored = {field.decode(): frame for field, frame in pairs(reply)}
+        stored = {field.decode(errors="replace"): frame for field, frame in pairs(reply)}
         try:
             return decode_group(stored, group_size=self.rules(group.task).group_size)
         except CorruptFrame as error:

@@ -199,7 +199,7 @@ class Leasing(BufferCore):
 
 def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
     group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts = fields
-    stored = {field.decode(): frame for field, frame in pairs(kept)}
+    stored = {field.decode(errors="replace"): frame for field, frame in pairs(kept)}
     return Lease(
         task=task,
         group_id=group_id,
@@ -275,6 +275,7 @@ def _result_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floor
     """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames."""
     lease, samples = result.lease, result.samples
     tokens = [sample.response_tokens for sample in samples]
+    new = _new_samples(result) if frames else []  # an invalid group has none
     numbers = {
         "id": lease.group_id,
         "attempt": lease.attempt,
@@ -283,8 +284,7 @@ def _result_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floor
         **_version_args(samples, floors, rules),
         "filtered": int(result.filtered),
         **_reward_args(samples, tokens, rules),
-        "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in _new_samples(result)])
-        + lease.salvaged_tokens,
+        "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in new]) + lease.salvaged_tokens,
         "tokens": sum(tokens),
         "took_ms": round(result.generate_s * 1000),
         "error_text": result.error or _first_error(samples),

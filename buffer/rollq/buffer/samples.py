@@ -1,9 +1,9 @@
 """The samples of a group, field by field: what training reads of them, without an object for each."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import overload
 
 from rollq.buffer.errors import InvalidGroup
@@ -35,12 +35,12 @@ class Samples(Sequence[Sample]):
             reasons=tuple([sample.finish_reason for sample in samples]),
             temperatures=tuple(map(temperature_of, samples)),
             segments=tuple([sample.segments for sample in samples]),
-            make=lambda _: tuple(samples),
+            make=partial(_given, tuple(samples)),
         )
 
     @cached_property
     def objects(self) -> tuple[Sample, ...]:
-        """The samples themselves. Raises `CorruptFrame` when what only they hold cannot be read."""
+        """The samples themselves."""
         return self.make(self)
 
     @overload
@@ -54,11 +54,17 @@ class Samples(Sequence[Sample]):
         return len(self.statuses)
 
 
+def _given(objects: tuple[Sample, ...], _: Samples) -> tuple[Sample, ...]:
+    return objects
+
+
 def temperature_of(sample: Sample) -> float:
     """The temperature that the sample was drawn with: 1 unless `sampling` says otherwise.
 
-    Raises `InvalidGroup` where it is not a finite number.
+    Raises `InvalidGroup` where it is not a finite number, or `sampling` is not a mapping.
     """
+    if not isinstance(sample.sampling, Mapping):
+        raise InvalidGroup(f"sampling is {sample.sampling!r}, a mapping is needed")
     temperature = sample.sampling.get("temperature")
     try:
         found = 1.0 if temperature is None else float(temperature)

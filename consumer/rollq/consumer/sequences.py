@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.rollouts import (
     BoolArray,
     Float32Array,
@@ -97,7 +98,7 @@ def token_sequences(
 ) -> tuple[TokenSequence, ...]:
     """The sequences of the `valid` ones, bool [S], of the groups' samples: one per segment that has tokens.
 
-    `staleness` is that of each task.
+    `staleness` is that of each task. Raises `InvalidGroup` for a segment that `check_group` would refuse.
     """
     flat = _Flat()
     first = 0
@@ -167,6 +168,8 @@ class _Flat:
             "logprobs": logprobs,
             **dict(zip(("versions", "epochs", "staleness"), per_token, strict=True)),
         }
+        if {len(array) for array in flat.values()} != {len(is_response)}:
+            raise InvalidGroup("arrays or version spans of a segment disagree in length: check_group says where")
         owners = np.array([facts["sample"] for facts in self._facts], np.int64)
         counted = [int(loss_mask[start:end].sum()) for start, end in zip(starts, ends, strict=True)]
         loss_tokens = np.bincount(owners, weights=counted)

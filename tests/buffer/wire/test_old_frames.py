@@ -1,6 +1,7 @@
 """Frames of one sample, as an older rollq stored them, are still read."""
 
 import struct
+from typing import Any
 
 import numpy as np
 import orjson
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Sample
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Sample, VersionSpan
 from rollq.buffer.wire.samples import decode_sample, decode_samples
 from support.made_samples import PROFILE, SAMPLES, a_sample, a_segment, assert_same_sample
 from support.old_frames import PREFIX, encode_old_frame, sealed_old
@@ -56,3 +57,24 @@ def test_a_frame_without_a_sample_says_so() -> None:
     empty = orjson.dumps({})
     with pytest.raises(CorruptFrame, match="not a sample: KeyError: 'meta'"):
         decode_samples(sealed_old(struct.pack("<Q", len(empty)) + empty))
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": "hot"}, [], None])
+def test_a_sample_that_an_older_rollq_took_and_this_one_does_not_is_corrupt(sampling: Any) -> None:
+    with pytest.raises(CorruptFrame, match="the checksum is right"):
+        decode_samples(encode_old_frame(a_sample(sampling=sampling)))
+
+
+def test_a_reward_that_is_no_number_is_corrupt() -> None:
+    body = encode_old_frame(a_sample())[PREFIX.size :]
+    changed = body.replace(b'"reward":0.5', b'"reward":"x"')
+    assert changed != body
+    with pytest.raises(CorruptFrame, match="the checksum is right"):
+        decode_samples(sealed_old(changed))
+
+
+@pytest.mark.parametrize("tokens", [3, 5])
+def test_version_spans_that_do_not_cover_the_tokens_are_corrupt(tokens: int) -> None:
+    wrong = a_sample(a_segment(4, versions=(VersionSpan(0, 7, tokens),)))
+    with pytest.raises(CorruptFrame, match="version spans"):
+        decode_samples(encode_old_frame(wrong))

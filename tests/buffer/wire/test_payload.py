@@ -24,7 +24,7 @@ def test_a_whole_group_is_one_frame() -> None:
 
 
 @pytest.mark.parametrize("unfinished", [ABORTED, EMPTY_SAMPLE])
-def test_a_group_that_goes_on_has_a_frame_for_each_new_sample(unfinished: Sample) -> None:
+def test_a_group_that_is_continued_has_a_frame_for_each_new_sample(unfinished: Sample) -> None:
     stored = encode_payload((*PAIR, unfinished), [1, 2], group_size=3)
     assert stored == {"1": encode_samples([PAIR[1]]), "2": encode_samples([unfinished])}
 
@@ -55,7 +55,14 @@ def test_a_frame_that_cannot_be_read_has_its_samples_made_again(caplog: pytest.L
     first, second = decode_kept(stored, "ac", "group 7 of task 'math'")
     assert_same_sample(first, ABORTED)
     assert second is EMPTY_SAMPLE
-    assert "group 7 of task 'math', sample 1 is generated again" in caplog.text
+    assert "group 7 of task 'math': what its samples have in one frame is generated again" in caplog.text
+
+
+def test_a_part_that_is_lost_does_not_bring_back_what_was_reset() -> None:
+    stored = encode_payload(PAIR, [0, 1], group_size=2)
+    first, second = decode_kept(stored, "ac", "group 1")
+    assert first is EMPTY_SAMPLE
+    assert_same_sample(second, PAIR[1])
 
 
 def test_a_whole_group_that_lacks_samples_is_corrupt() -> None:
@@ -90,3 +97,11 @@ def test_a_group_above_the_limit_is_refused_with_both_sizes() -> None:
     assert encode_payload(PAIR, [0, 1], group_size=2, max_bytes=size)
     with pytest.raises(InvalidGroup, match=f"{size} bytes encoded, more than the limit of {size - 1}"):
         encode_payload(PAIR, [0, 1], group_size=2, max_bytes=size - 1)
+
+
+def test_a_group_that_is_continued_counts_as_a_whole_against_the_limit() -> None:
+    group = (*PAIR, ABORTED)
+    size = sum(map(len, encode_payload(group, [0, 1, 2], group_size=3).values()))
+    assert encode_payload(group, [2], group_size=3, max_bytes=size).keys() == {"2"}
+    with pytest.raises(InvalidGroup, match=f"{size} bytes encoded"):
+        encode_payload(group, [2], group_size=3, max_bytes=size - 1)

@@ -113,16 +113,35 @@ def test_prompts_of_the_same_length_stay_apart() -> None:
     assert len({segment.prompt_ids.ctypes.data for [segment] in decoded.segments}) == 2
 
 
-def test_training_reads_columns_without_the_details() -> None:
-    header, blob = open_frame(encode_samples([a_sample(), a_sample(reward=-1.0)]))
-    begin, end = header["details"]["data_offsets"]
-    unreadable = blob[:begin] + b"?" * (end - begin) + blob[end:]
-    decoded = decode_samples(sealed(header, unreadable))
+def test_training_reads_fields_without_objects() -> None:
+    decoded = decode_samples(encode_samples([a_sample(), a_sample(reward=-1.0)]))
     assert decoded.rewards == (0.5, -1.0)
     assert decoded.temperatures == (1.0, 1.0)
     assert [segment.response_ids.tolist() for [segment] in decoded.segments] == [[10, 11, 12, 13]] * 2
-    with pytest.raises(CorruptFrame, match="content is not samples"):
-        decoded[0]
+    assert "objects" not in vars(decoded)
+    assert decoded[1].reward == -1.0
+    assert "objects" in vars(decoded)
+
+
+def test_siblings_do_not_share_what_can_be_changed() -> None:
+    first, second = decode_samples(encode_samples([a_sample(extra={"n": 1})] * 2))
+    first.extra["n"] = 2  # type: ignore[index]
+    assert second.extra == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tools", None), ("text", None), ("sampling", []), ("extra", None), ("reward_parts", 1), ("error", 1)],
+)
+def test_details_of_another_type_are_corrupt_before_anything_is_trained(name: str, value: object) -> None:
+    header, blob = open_frame(encode_samples([a_sample(), a_sample()]))
+    begin, end = header["details"]["data_offsets"]
+    details = orjson.loads(blob[begin:end])
+    details["shared"][name] = value
+    text = orjson.dumps(details)
+    header["details"] = {"dtype": "U8", "shape": [len(text)], "data_offsets": [len(blob), len(blob) + len(text)]}
+    with pytest.raises(CorruptFrame, match=f"content is not samples: ValueError: {name} of 2 samples is"):
+        decode_samples(sealed(header, blob + text))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -189,6 +208,9 @@ def test_numpy_numbers_become_plain_ones_of_the_same_value() -> None:
         (a_sample(sampling={"stop": {"a", "b"}}), "sampling cannot be written as JSON"),
         (a_sample(extra={1: 2}), "extra cannot be written as JSON"),
         (a_sample(extra={"n": 2**70}), "extra cannot be written as JSON"),
+        (a_sample(tools=None), "tools is None, list or tuple is needed"),
+        (a_sample(sampling=None), "sampling is None, a mapping is needed"),
+        (a_sample(extra=[1]), r"extra is \[1\], dict is needed"),
         (a_sample(text="\ud800"), "text cannot be written as JSON"),
         (a_sample(sampling={"temperature": "warm"}), r"sampling\['temperature'\] is 'warm', a finite number is needed"),
         (a_sample(a_segment(versions=(VersionSpan(2**70, 0, 4),))), "versions .* cannot be written as JSON"),

@@ -1,10 +1,14 @@
-"""Tensors in the data of a safetensors blob, read without a copy."""
+"""Parts of frames: tensors in the data of a safetensors blob, read without a copy, and version spans."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from rollq.buffer.rollouts import VersionSpan
+from rollq.buffer.wire.validation import MOST_VERSIONS
 
 DTYPES: Final = {
     tag: np.dtype(code)
@@ -29,3 +33,26 @@ def view_tensor(blob: bytes, data_at: int, entry: Mapping[str, Any]) -> npt.NDAr
     if array.nbytes != end - begin:
         raise ValueError(f"data offsets {begin} and {end} for {array.nbytes} bytes")
     return array
+
+
+def check_vectors(ids: Sequence[Any], logprobs: Any, mask: Any) -> None:
+    """Raise `ValueError` unless these are vectors of int32, float32 and bool. `mask` may be None."""
+    wanted = [
+        *((array, np.int32) for array in ids),
+        (logprobs, np.float32),
+        *([] if mask is None else [(mask, np.bool_)]),
+    ]
+    for array, dtype in wanted:
+        if array.dtype != dtype or array.ndim != 1:
+            raise ValueError(f"{array.dtype} {list(array.shape)} where a vector of {dtype.__name__} is needed")
+
+
+def decode_spans(spans: Sequence[Sequence[int]], tokens: int) -> tuple[VersionSpan, ...]:
+    """The version spans of a segment. Raises `ValueError` unless they cover its tokens."""
+    decoded = tuple(map(VersionSpan._make, spans))
+    numbers = [tokens, *chain.from_iterable(decoded)]
+    if any(type(number) is not int or not 0 <= number <= MOST_VERSIONS for number in numbers):
+        raise ValueError(f"version spans {spans!r}")
+    if sum(span[2] for span in decoded) != tokens:
+        raise ValueError(f"version spans {spans!r} of {tokens} tokens")
+    return decoded

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import orjson
 
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.rollouts import ArrayRef, FinishReason, Sample, SampleStatus, Segment, VersionSpan
-from rollq.buffer.wire.blob import view_tensor
+from rollq.buffer.rollouts import ArrayRef, FinishReason, Sample, SampleStatus, Segment
+from rollq.buffer.wire.blob import check_vectors, decode_spans, view_tensor
 
 MAGIC = b"RQSF"
 OLD_VERSION = 1
@@ -94,9 +94,10 @@ def _decode_references(found: Mapping[str, Any]) -> dict[str, npt.NDArray[Any] |
 
 
 def _decode_segments(frame: bytes, data_at: int, header: dict[str, Any], layout: list[Any]) -> tuple[Segment, ...]:
-    """Return the segments. `header` describes the tensors but `meta`; `layout` is what `encode_sample` wrote."""
+    """Return the segments. `header` describes the tensors but `meta`; `layout` is what an older rollq wrote."""
     ids, logprobs = view_tensor(frame, data_at, header.pop("ids")), view_tensor(frame, data_at, header.pop("logprobs"))
     mask: Any = view_tensor(frame, data_at, header.pop("loss_mask")) if "loss_mask" in header else None
+    check_vectors([ids], logprobs, mask)
     arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [_decode_references(row[4]) for row in layout]
     for key, entry in header.items():
         owner, _, name = key.partition("/")
@@ -111,12 +112,12 @@ def _decode_segments(frame: bytes, data_at: int, header: dict[str, Any], layout:
                 ids[id_at:response_at],
                 ids[response_at:ids_end],
                 logprobs[token_at:tokens_end],
-                tuple(map(VersionSpan._make, spans)),
+                decode_spans(spans, response_length),
                 mask[token_at:tokens_end] if masked else None,
                 arrays[index],
             )
         )
         id_at, token_at = ids_end, tokens_end
-    if id_at != len(ids) or token_at != len(logprobs):
+    if id_at != len(ids) or token_at != len(logprobs) or (mask is not None and token_at != len(mask)):
         raise ValueError(f"lengths add up to {id_at} ids and {token_at} logprobs of {len(ids)} and {len(logprobs)}")
     return tuple(segments)

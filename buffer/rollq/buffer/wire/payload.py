@@ -38,11 +38,11 @@ def encode_payload(
     if all(sample.status not in UNFINISHED for sample in samples):
         frames = {WHOLE: encode_samples(samples)}
     else:
-        frames = {str(index): _encode_one(samples[index], index) for index in new}
+        frames = {str(index): _encode_one(sample, index) for index, sample in enumerate(samples)}
     total_bytes = sum(map(len, frames.values()))
     if max_bytes is not None and total_bytes > max_bytes:
         raise InvalidGroup(f"the group takes {total_bytes} bytes encoded, more than the limit of {max_bytes} bytes")
-    return frames
+    return frames if WHOLE in frames else {str(index): frames[str(index)] for index in new}
 
 
 def _encode_one(sample: Sample, index: int) -> bytes:
@@ -76,16 +76,27 @@ def decode_kept(stored: Mapping[str, bytes], letters: str, name: str) -> tuple[S
 
     What cannot be read is generated again: it is logged, and left out. `name` is that of the group.
     """
+    single, whole = frames_by_index(stored), _readable(stored, len(letters), name)
     kept = [EMPTY_SAMPLE] * len(letters)
     for index in [index for index, letter in enumerate(letters) if letter != SampleStatus.PENDING]:
         try:
-            found = decode_parts(index, frames_by_index(stored), group_size=len(letters))
-            if found is None and WHOLE in stored:
-                found = _decode_whole(stored, len(letters))[index]
-            kept[index] = found or EMPTY_SAMPLE
+            found = decode_parts(index, single, group_size=len(letters))
         except CorruptFrame as error:
             log.error("%s, sample %d is generated again: %s", name, index, error)
+            continue
+        if found is None and whole is not None and whole.statuses[index] == letters[index]:
+            found = whole[index]
+        kept[index] = found or EMPTY_SAMPLE
     return tuple(kept)
+
+
+def _readable(stored: Mapping[str, bytes], group_size: int, name: str) -> Samples | None:
+    """The samples of the frame of the whole group; None if there is none, or it cannot be read."""
+    try:
+        return _decode_whole(stored, group_size) if WHOLE in stored else None
+    except CorruptFrame as error:
+        log.error("%s: what its samples have in one frame is generated again: %s", name, error)
+        return None
 
 
 def frames_by_index(stored: Mapping[str, bytes]) -> dict[int, bytes]:

@@ -13,14 +13,13 @@ A frame is a prefix and a safetensors blob; `safetensors.numpy.load(frame[PREFIX
     details        uint8    JSON: all else, by field; what all samples have in common is written once
 
 Larger items come first, so that every array of a frame is aligned and decodes as a view. Invariant: whatever bytes
-arrive, `decode_samples` returns samples or raises `CorruptFrame`. It does not look at `details`, which are read when
-`Sample` objects are asked for.
+arrive, `decode_samples` returns samples or raises `CorruptFrame`. `Sample` objects are made when they are asked for.
 """
 
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,9 @@ import orjson
 import xxhash
 
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
-from rollq.buffer.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import ArrayRef, FinishReason, Int32Array, Sample, SampleStatus, Segment
 from rollq.buffer.samples import Samples
-from rollq.buffer.wire.blob import DTYPES, view_tensor
+from rollq.buffer.wire.blob import DTYPES, check_vectors, decode_spans, view_tensor
 from rollq.buffer.wire.old_frames import OLD_VERSION, decode_old_frame
 
 MAGIC = b"RQSF"
@@ -47,8 +46,17 @@ _TAGS = {dtype: tag for tag, dtype in DTYPES.items()}
 _INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 _STATUSES = {status.value: status for status in SampleStatus}
 _REASONS: dict[str | None, FinishReason | None] = {None: None, **{reason.value: reason for reason in FinishReason}}
-_DETAILS = ("reward_parts", "text", "error", "sampling", "extra", "session_id", "tools", "tool_choice")
-"""Fields of a sample that only its object has."""
+_DETAILS: Mapping[str, tuple[type, ...]] = {
+    "reward_parts": (dict,),
+    "text": (str,),
+    "error": (str, NoneType),
+    "sampling": (dict,),
+    "extra": (dict,),
+    "session_id": (str, NoneType),
+    "tools": (list, tuple),
+    "tool_choice": (str, dict, NoneType),
+}
+"""Fields of a sample that only its object has, and the types of their values."""
 
 _Tensor = tuple[str, str, list[int], int, list[Any]]
 """Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
@@ -116,13 +124,17 @@ def decode_samples(frame: bytes) -> Samples:
     Raises `CorruptFrame` for anything but a whole and unchanged frame of a known version.
     """
     if frame[: _VERSION.size] == _VERSION.pack(MAGIC, OLD_VERSION):
-        return Samples.of([decode_old_frame(frame)])
+        sample = decode_old_frame(frame)
+        try:
+            return Samples.of([sample])
+        except (InvalidGroup, TypeError, ValueError) as error:
+            raise _not_samples(frame, error) from error
     data_at = _check_prefix(frame)
     try:
         header = orjson.loads(frame[_HEAD.size : data_at])
         layout = orjson.loads(_text(frame, data_at, header.pop("layout")))
-        details_at = header.pop("details")["data_offsets"]
-        return _decode(frame, data_at, header, layout, details_at)
+        details = orjson.loads(_text(frame, data_at, header.pop("details")))
+        return _decode(frame, data_at, header, layout, details)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _not_samples(frame, error) from error
 
@@ -184,6 +196,9 @@ def _encode_details(samples: Sequence[Sample]) -> bytes:
 def _to_json(samples: Sequence[Sample], index: int, name: str, value: Any) -> bytes:
     if name == "reward_parts":
         value = {key: float(part) for key, part in value.items()}
+    if not isinstance(value, _DETAILS[name]):
+        needed = " or ".join(one.__name__ for one in _DETAILS[name])
+        raise InvalidGroup(f"{_place(samples, index)}{name} is {value!r}, {needed} is needed")
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except TypeError as error:
@@ -266,15 +281,15 @@ def _check_prefix(frame: bytes) -> int:
     return _HEAD.size + int(header_length)
 
 
-def _decode(frame: bytes, data_at: int, header: dict[str, Any], layout: Mapping[str, Any], details_at: Any) -> Samples:
-    """Return the samples. `header` describes the tensors but the texts; `layout` is what `_encode_layout` wrote."""
+def _decode(
+    frame: bytes, data_at: int, header: dict[str, Any], layout: Mapping[str, Any], details: Mapping[str, Any]
+) -> Samples:
+    """Return the samples. `header` describes the tensors but the texts, which are `layout` and `details`."""
     view = partial(view_tensor, frame, data_at)
     prompts = _split(view(header.pop("prompts")), layout["prompts"])
     ids, logprobs = view(header.pop("ids")), view(header.pop("logprobs"))
     mask: Any = view(header.pop("loss_mask")) if "loss_mask" in header else None
-    dtypes = [(ids, _INT32), (logprobs, _FLOAT32), (mask, _BOOL), *((prompt, _INT32) for prompt in prompts)]
-    if any(array is not None and (array.dtype != dtype or array.ndim != 1) for array, dtype in dtypes):
-        raise ValueError("arrays have other dtypes or dimensions")
+    check_vectors([ids, *prompts], logprobs, mask)
     rows = layout["segments"]
     arrays: list[dict[str, npt.NDArray[Any] | ArrayRef]] = [{} for _ in rows]
     for index, references in layout["references"].items():
@@ -294,7 +309,7 @@ def _decode(frame: bytes, data_at: int, header: dict[str, Any], layout: Mapping[
                 prompts[_index(prompt, prompts)],
                 ids[start:end],
                 logprobs[start:end],
-                _decode_spans(spans, tokens),
+                decode_spans(spans, tokens),
                 mask[start:end] if masked else None,
                 named,
             )
@@ -304,21 +319,12 @@ def _decode(frame: bytes, data_at: int, header: dict[str, Any], layout: Mapping[
         raise ValueError(f"segments have {start} tokens, arrays {len(ids)} ids and {len(logprobs)} logprobs")
     return Samples(
         tuple([_STATUSES[status] for status in statuses]),
-        tuple([None if reward is None else reward + 0.0 for reward in rewards]),
+        tuple([None if reward is None else _number(reward) for reward in rewards]),
         tuple([_REASONS[reason] for reason in reasons]),
-        tuple([temperature + 0.0 for temperature in temperatures]),
+        tuple(map(_number, temperatures)),
         tuple(map(tuple, segments)),
-        partial(_objects, frame, data_at, details_at),
+        partial(_objects, _columns(details, len(statuses))),
     )
-
-
-def _decode_spans(spans: Sequence[Sequence[int]], tokens: int) -> tuple[VersionSpan, ...]:
-    """The version spans of a segment. Raises `ValueError` unless they cover its tokens."""
-    decoded = tuple(map(VersionSpan._make, spans))
-    numbers = [tokens, *chain.from_iterable(decoded)]
-    if any(type(number) is not int or number < 0 for number in numbers) or sum(span[2] for span in decoded) != tokens:
-        raise ValueError(f"version spans {spans!r} of {tokens} tokens")
-    return decoded
 
 
 def _index(index: int, owners: Sequence[Any]) -> int:
@@ -328,32 +334,40 @@ def _index(index: int, owners: Sequence[Any]) -> int:
     return index
 
 
-def _objects(frame: bytes, data_at: int, details_at: Any, samples: Samples) -> tuple[Sample, ...]:
-    try:
-        begin, end = details_at
-        details = orjson.loads(frame[data_at + begin : data_at + end])
-        shared, each = details["shared"], details["each"]
-        count = len(samples)
-        values = {name: [shared[name]] * count if name in shared else each[name] for name in _DETAILS}
-        return tuple(
-            Sample(
-                samples.segments[i],
-                samples.statuses[i],
-                samples.reasons[i],
-                samples.rewards[i],
-                values["reward_parts"][i],
-                values["text"][i],
-                values["error"][i],
-                values["sampling"][i],
-                values["extra"][i],
-                values["session_id"][i],
-                tuple(values["tools"][i]),
-                values["tool_choice"][i],
-            )
-            for i in range(count)
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _columns(details: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
+    """The values of each field of `details`, one per sample. Raises `ValueError` for one of another type."""
+    shared, each = details["shared"], details["each"]
+    columns = {name: [shared[name]] * count if name in shared else list(each[name]) for name in _DETAILS}
+    for name, types in _DETAILS.items():
+        if len(columns[name]) != count or not all(isinstance(value, types) for value in columns[name]):
+            raise ValueError(f"{name} of {count} samples is {columns[name]!r}")
+    return columns
+
+
+def _objects(columns: Mapping[str, list[Any]], samples: Samples) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(
+            samples.segments[i],
+            samples.statuses[i],
+            samples.reasons[i],
+            samples.rewards[i],
+            dict(columns["reward_parts"][i]),  # siblings may share it
+            columns["text"][i],
+            columns["error"][i],
+            dict(columns["sampling"][i]),
+            dict(columns["extra"][i]),
+            columns["session_id"][i],
+            tuple(columns["tools"][i]),
+            columns["tool_choice"][i],
         )
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise _not_samples(frame, error) from error
+        for i in range(len(samples))
+    )
 
 
 def _not_samples(frame: bytes, error: Exception) -> CorruptFrame:

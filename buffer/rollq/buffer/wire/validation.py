@@ -5,7 +5,7 @@ short array costs about as much as the rest of its sample. Only a bad one is sea
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,9 @@ SHORT_ENTRIES = 4096
 """Arrays that are shorter on average are looked at together."""
 LOGPROB_TOLERANCE = 1e-3
 """A logprob may exceed 0 by this: float32 rounding of a log-softmax, not a wrong sign."""
+
+MOST_VERSIONS = (1 << 31) - 1
+"""Epochs and versions are int32 in batches."""
 
 _INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
@@ -67,7 +70,10 @@ def _temperature_problem(sample: Sample) -> str | None:
 def _reward_problem(sample: Sample) -> str | None:
     if sample.reward is not None and not _is_finite(sample.reward):
         return f"reward is {sample.reward!r}, a finite number is needed"
-    for name, part in sample.reward_parts.items():
+    parts: Any = sample.reward_parts
+    if not isinstance(parts, Mapping):
+        return f"reward_parts is {parts!r}, a mapping is needed"
+    for name, part in parts.items():
         if not _is_finite(part):
             return f"reward_parts[{name!r}] is {part!r}, a finite number is needed"
     return None
@@ -103,8 +109,8 @@ def _versions_problem(spans: Sequence[VersionSpan], count: int) -> str | None:
         epoch, version, tokens = span
         if type(epoch) is not int or type(version) is not int or type(tokens) is not int:
             return f"versions holds {span!r}, plain ints are needed"
-        if epoch < 0 or version < 0 or tokens <= 0:
-            return f"versions holds {span!r}: epoch and version count from 0, tokens from 1"
+        if not (0 <= epoch <= MOST_VERSIONS and 0 <= version <= MOST_VERSIONS and tokens > 0):
+            return f"versions holds {span!r}: epoch and version count from 0 to {MOST_VERSIONS}, tokens from 1"
         covered += tokens
     return None if covered == count else f"versions cover {covered} tokens of {count} response_ids"
 

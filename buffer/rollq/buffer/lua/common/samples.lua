@@ -74,14 +74,24 @@ local function drop_parts(clock, id, parts)
   redis.call('HDEL', group_key(clock.prefix, id), 'parts', 'part_bytes')
 end
 
--- Removes the frames of the samples `reset`, or all when `letters` has none left. That of the whole group stays until
--- then: what it holds of other samples counts.
-local function drop_samples(clock, id, letters, reset)
+-- Removes the frame of the whole group when each sample that is left has a later one.
+local function drop_whole_if_unused(clock, id, letters)
   local key = rollout_key(clock.prefix, id)
+  if redis.call('HEXISTS', key, WHOLE) == 0 then return end
+  for index = 0, #letters - 1 do
+    local is_pending = string.sub(letters, index + 1, index + 1) == SAMPLE.pending
+    if not is_pending and redis.call('HEXISTS', key, index) == 0 then return end
+  end
+  redis.call('HDEL', key, WHOLE)
+end
+
+-- Removes the frames of the samples `reset`, of which `letters` knows no more.
+local function drop_samples(clock, id, letters, reset)
   if not has_samples(letters) then
-    redis.call('UNLINK', key)
+    redis.call('UNLINK', rollout_key(clock.prefix, id))
   elseif #reset > 0 then
-    redis.call('HDEL', key, unpack(reset))
+    redis.call('HDEL', rollout_key(clock.prefix, id), unpack(reset))
+    drop_whole_if_unused(clock, id, letters)
   end
 end
 

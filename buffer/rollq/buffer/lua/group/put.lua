@@ -311,6 +311,7 @@ local function store_frames(clock, group, result)
   local key = rollout_key(clock.prefix, result.id)
   if result.frames[1] == WHOLE then redis.call('UNLINK', key) end
   call_many('HSET', key, result.frames)
+  if result.frames[1] ~= WHOLE then drop_whole_if_unused(clock, result.id, result.letters) end
 end
 
 local function put(keys, args)

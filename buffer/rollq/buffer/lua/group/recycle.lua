@@ -10,13 +10,13 @@ local FIRST_STATUS = 5
 
 -- Without partial rollout, an interrupted sample starts again from the prompt.
 local function restart_interrupted(clock, id, key)
-  local letters = redis.call('HGET', key, 'letters')
+  local letters, interrupted = redis.call('HGET', key, 'letters'), {}
   for index = 0, #letters - 1 do
-    if string.sub(letters, index + 1, index + 1) == SAMPLE.aborted then
-      redis.call('HDEL', rollout_key(clock.prefix, id), index)
-    end
+    if string.sub(letters, index + 1, index + 1) == SAMPLE.aborted then interrupted[#interrupted + 1] = index end
   end
-  redis.call('HSET', key, 'letters', (string.gsub(letters, SAMPLE.aborted, SAMPLE.pending)))
+  letters = string.gsub(letters, SAMPLE.aborted, SAMPLE.pending)
+  drop_samples(clock, id, letters, interrupted)
+  redis.call('HSET', key, 'letters', letters)
 end
 
 local function recycle_group(clock, id, status)

@@ -85,7 +85,7 @@ class VllmProcess:
         starting = asyncio.create_task(asyncio.to_thread(start_vllm, settings, guard))
         try:
             process = cls(await asyncio.shield(starting), guard, died)
-            # vLLM would ask this with its first request, which would wait for ever if vLLM died meanwhile
+            # vLLM would ask this with its first request, which would never end if vLLM died meanwhile
             await process.change(process.llm.get_supported_tasks())
             return process
         except BaseException:
