@@ -111,7 +111,15 @@ def _sample(rng: random.Random) -> Sample:
         loss_mask=np.ones(tokens, dtype=np.bool_) if rng.random() < 0.5 else None,
         arrays={"experts": np.zeros((tokens, 2), dtype=np.int16)} if rng.random() < 0.3 else {},
     )
-    return Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, 1.0, text="text", extra={"seed": 1})
+    return Sample(
+        (segment,),
+        SampleStatus.COMPLETED,
+        FinishReason.STOP,
+        1.0,
+        text="text",
+        sampling={"temperature": 0.7},
+        extra={"seed": rng.randint(0, 1)},
+    )
 
 
 def _frame(rng: random.Random) -> bytes:
