@@ -13,7 +13,7 @@ FINISHED = {Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, S
 READ = """
 local sets, groups = {}, {}
 for i, key in ipairs(KEYS) do sets[i] = redis.call('ZRANGE', key, 0, -1) end
-for id = 1, ARGV[1] do
+for id = 1, redis.call('HGET', ARGV[1], 'admitted') or 0 do
   groups[id] = { redis.call('HGETALL', ARGV[2] .. id), redis.call('HKEYS', ARGV[3] .. id) }
 end
 return { sets, groups }
@@ -44,7 +44,7 @@ def check_task(buffer: Buffer, task: str) -> None:
     """Assert conservation, one status per group, and indexes that match what is stored."""
     counts = buffer.counts(task)
     assert counts.unaccounted == 0, counts
-    (by_version, generating, suspects, *by_status), stored = _read(buffer, task, int(counts.progress["admitted"]))
+    (by_version, generating, suspects, *by_status), stored = _read(buffer, task)
     filed: dict[int, Status] = {}
     for status, ids in zip(Status, by_status, strict=True):
         assert not ids & filed.keys(), f"{ids & filed.keys()} are {status} and something else: {filed}"
@@ -57,13 +57,14 @@ def check_task(buffer: Buffer, task: str) -> None:
     assert suspects <= {id for id, status in filed.items() if status is Status.PENDING}
 
 
-def _read(buffer: Buffer, task: str, admitted: int) -> tuple[list[set[int]], dict[int, Stored]]:
-    """Group ids by version, generating, suspect and of each status; and every group that has a key."""
+def _read(buffer: Buffer, task: str) -> tuple[list[set[int]], dict[int, Stored]]:
+    """Group ids by version, generating, suspect and of each status; and every group that has a key: of one instant,
+    because roles may be at work."""
     keys = task_keys(buffer.run, task)
     names = [keys.by_version, keys.generating, keys.suspects, *map(keys.status, Status)]
     prefixes = [keys.group(0)[:-1], keys.rollout(0)[:-1]]
     client: Any = buffer.client  # the driver's types cover replies of every protocol and mode at once
-    sets, groups = client.eval(READ, len(names), *names, admitted, *prefixes)
+    sets, groups = client.eval(READ, len(names), *names, keys.progress, *prefixes)
     stored = {
         group_id: Stored(dict(zip(fields[::2], fields[1::2], strict=True)), {name.decode() for name in frames})
         for group_id, (fields, frames) in enumerate(groups, start=1)
