@@ -28,6 +28,7 @@ from _pytest.runner import runtestprotocol
 
 import rollq.buffer
 from rollq.buffer.store import functions, library
+from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.server import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
@@ -212,15 +213,15 @@ class MutantRun:
 
     def _learn(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Run every test without a change, to learn which functions it calls."""
-        command = functions._command
+        fcall = functions._fcall
         for item in items:
             called: set[str] = set()
 
-            def record(name: str, called: set[str] = called) -> str:
-                called.add(name)
-                return command(name)
+            def record(call: Command, *more_keys: str, called: set[str] = called) -> Command:
+                called.add(call[0])
+                return fcall(call, *more_keys)
 
-            self._patch.setattr(functions, "_command", record)
+            self._patch.setattr(functions, "_fcall", record)
             assert self._passes(session, item), f"{item.nodeid} fails without a change"
             self._calls[item.nodeid] = called
         self._patch.undo()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RollqError
 from rollq.buffer.rollouts import Lease, Prompt, Status
 from rollq.buffer.store import library
+from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
 from support.function_names import FUNCTION_NAMES
+from support.late_copies import name_of
 
 FULL = 100_000
 MOST = 100_000
@@ -63,17 +65,18 @@ class CountingBuffer(Buffer):
         try:
             return super().call(name, key, *args)
         finally:
-            touched: Any = self.client.fcall("touched", 0)
-            self.most[name] = max(self.most.get(name, 0), int(touched))
+            self._note(name)
 
-    def call_each(self, calls: Callable[[], Iterable[Command]]) -> list[Any]:
+    def call_each(self, calls: Callable[[], Iterable[Call]]) -> list[Any]:
         replies: list[Any] = []
         for call in calls():
-            try:
-                replies.append(self.call(*call))
-            except (RollqError, redis.RedisError) as error:
-                replies.append(error)
+            replies += super().call_each(partial(list, [call]))
+            self._note(name_of(call))
         return replies
+
+    def _note(self, name: str) -> None:
+        touched: Any = self.client.fcall("touched", 0)
+        self.most[name] = max(self.most.get(name, 0), int(touched))
 
 
 @pytest.fixture

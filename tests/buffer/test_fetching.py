@@ -16,7 +16,7 @@ from support.buffer_run import World
 def test_a_group_without_exactly_its_samples_is_corrupt(world: World, change: str, found: list[str]) -> None:
     world.start().complete(2)
     claimed = world.claim(1)
-    rollout = task_keys(world.buffer.run, "math").rollout(2)
+    rollout = task_keys(world.buffer.run, "math").rollout(1)
     client = world.buffer.client
     frame = client.hget(rollout, WHOLE)
     match change:
@@ -27,7 +27,7 @@ def test_a_group_without_exactly_its_samples_is_corrupt(world: World, change: st
         case "replace":
             client.hdel(rollout, WHOLE)
             client.hset(rollout, "0", frame)
-    with pytest.raises(CorruptGroup, match=r"group 2 of task 'math': it has samples .* and 2 are needed") as caught:
+    with pytest.raises(CorruptGroup, match=r"group 1 of task 'math': it has samples .* and 2 are needed") as caught:
         world.buffer.fetch(claimed.groups)
     assert str(found) in str(caught.value)
-    assert caught.value.group_id == 2
+    assert caught.value.group_id == 1

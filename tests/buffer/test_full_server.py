@@ -9,6 +9,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerRefused
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import SamplePart, Status
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World, make_sample
 
@@ -64,3 +65,18 @@ def test_a_full_server_can_be_looked_at_and_saved(world: World, tmp_path: Path) 
     assert world.buffer.counts("math").statuses[Status.COMPLETED] == 2
     assert world.buffer.inspect("math", 1) is not None
     assert world.buffer.save(tmp_path / "saved").groups == 2
+
+
+def test_a_large_result_is_filed_on_a_full_server(world: World) -> None:
+    """A full server sets no keys, and the frame passes through the function after all."""
+    world.start().admit(4)
+    before, after = world.lease(2), world.lease(2)
+    texts = ["y" * 50_000, "z" * 50_000]
+    assert world.put(before, text=texts[0]) == [PutOutcome.COMPLETED] * 2
+    fill_up(world)
+    assert world.put(after, text=texts[1]) == [PutOutcome.COMPLETED] * 2
+    keys = task_keys(world.buffer.run, "math")
+    assert [world.buffer.client.exists(keys.rollout(lease.group_id)) for lease in (*before, *after)] == [0, 0, 1, 1]
+    found = world.buffer.fetch(world.claim(1, math=4).groups)
+    assert [group.samples[0].text for group in found] == [texts[0], texts[0], texts[1], texts[1]]
+    world.check()

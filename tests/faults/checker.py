@@ -91,10 +91,18 @@ def check_payloads(task: TaskDump) -> Iterator[str]:
     """I6: no payload without an index entry, no index entry without a payload, and secondary indexes that agree."""
     for group_id in sorted(task.frames.keys() - task.groups.keys()):
         yield f"group {group_id} has samples, but is gone"
+    named = {(group_id, group["payload"]) for group_id, group in task.groups.items() if "payload" in group}
+    for group_id, nonce in sorted(task.payloads ^ named):
+        yield f"group {group_id} and payload {nonce}: only one of them is there"
     for group_id, group in task.groups.items():
         letters = group.get("letters", "")
         made = {index for index, letter in enumerate(letters) if letter != PENDING_LETTER}
-        names = task.frames.get(group_id, frozenset())
+        names = set(task.frames.get(group_id, ()))
+        if "payload" in group:
+            if WHOLE in names:
+                yield f"group {group_id} has all its samples in a field and in a payload"
+            if (group_id, group["payload"]) in task.payloads:
+                names.add(WHOLE)
         stored = {int(name) for name in names if name != WHOLE}
         frames = {field for field in stored if field < len(letters)}
         parts = {field - len(letters) for field in stored - frames}  # salvaged, of samples that are still being made

@@ -14,13 +14,15 @@ STATUSES = (
 
 @dataclass(frozen=True, slots=True)
 class TaskDump:
-    """Every key of one task: hashes and their fields as texts, sets as score by group id, frames as their names."""
+    """Every key of one task: hashes and their fields as texts, sets as score by group id, frames as their names,
+    payloads as group id and name."""
 
     clock: Mapping[str, str]
     progress: Mapping[str, str]
     sets: Mapping[str, Mapping[int, float]]
     groups: Mapping[int, Mapping[str, str]]
     frames: Mapping[int, frozenset[str]]
+    payloads: frozenset[tuple[int, str]]
     manifests: Mapping[int, Mapping[str, str]]
 
 
@@ -60,6 +62,7 @@ def _dump_task(client: redis.Redis, prefix: str) -> TaskDump:
         },
         groups={number: _hash(client, f"{prefix}group:{number}") for number in numbers("group")},
         frames={number: frozenset(found.hkeys(f"{prefix}rollout:{number}")) for number in numbers("rollout")},
+        payloads=frozenset(_payload(name) for name in names if name.startswith("payload:")),
         manifests={number: _hash(client, f"{prefix}manifest:{number}") for number in numbers("manifest")},
     )
 
@@ -67,3 +70,8 @@ def _dump_task(client: redis.Redis, prefix: str) -> TaskDump:
 def _hash(client: redis.Redis, key: str) -> dict[str, str]:
     found: Any = client.hgetall(key)
     return dict(found)
+
+
+def _payload(name: str) -> tuple[int, str]:
+    _, group_id, nonce = name.split(":")
+    return int(group_id), nonce

@@ -7,7 +7,7 @@ sound.
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from faults.dump import Dump, TaskDump, dump_run
 from faults.findings import Tally
 from faults.mutations import mutate_words
 from faults.saved_store import SavedStore
+from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.library import LIBRARY, READ_ONLY
-from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
 from support.golden_run import GOLDEN_TASKS, golden_run
-from support.late_copies import RecordingBuffer
+from support.late_copies import RecordingBuffer, name_of
 
 RUN = "fuzz"
 HANGS_AFTER_S = 10.0
@@ -36,7 +36,7 @@ DIRTY = "rdb_changes_since_last_save"
 class EveryCall(RecordingBuffer):
     """Records also the calls that only read."""
 
-    def _record(self, calls: Iterable[Command]) -> None:
+    def _record(self, calls: Iterable[Call]) -> None:
         self.recorded += calls
 
 
@@ -62,14 +62,14 @@ class Fuzzer:
                 after.restore()
         return [self.tallies[name] for name in sorted(self.tallies)]
 
-    def _moves(self, folder: Path) -> Iterator[tuple[SavedStore, SavedStore, Sequence[Command]]]:
+    def _moves(self, folder: Path) -> Iterator[tuple[SavedStore, SavedStore, Sequence[Call]]]:
         """The golden run: for each move the store before and after it, and one call of each function that it called."""
         stores, world, made = [SavedStore(self._client), SavedStore(self._client)], World(self._buffer), 0
         for _ in golden_run(world, folder):
             self._read()
             before, after = stores
             after.keep()
-            calls = {call[0]: call for call in self._buffer.recorded[made:]}
+            calls = {name_of(call): call for call in self._buffer.recorded[made:]}
             yield before, after, list(calls.values())
             stores.reverse()
             made = len(self._buffer.recorded)
@@ -82,15 +82,16 @@ class Fuzzer:
             self._buffer.inspect(task, 1)
         self._buffer.query({"tries": 1})
 
-    def _call(self, call: Command, store: SavedStore) -> None:
+    def _call(self, call: Call, store: SavedStore) -> None:
         """Make one hostile call, and judge it."""
-        name, key, *sound = call
+        beside = call if isinstance(call, Beside) else Beside(call, {})
+        name, key, *sound = beside.call
         words = [_encoded(argument) for argument in sound]
         spared = 0 if self._random.random() < 0.1 else 1  # another incarnation hides all other arguments
         arguments = words[:spared] + mutate_words(self._random, words[spared:])
         tally = self.tallies.setdefault(name, Tally(name))
         try:
-            wrote, reply = self._send(name, key, arguments)
+            wrote, reply = self._send(name, [key, *beside.payloads], beside.payloads, arguments)
         except redis.TimeoutError:
             tally.add("hangs", arguments, f"no answer within {HANGS_AFTER_S:g} s")
             self._server.kill()
@@ -110,15 +111,20 @@ class Fuzzer:
         problem = self._problem() if wrote else ""
         return ("wrongly accepted" if problem else "accepted"), arguments, problem
 
-    def _send(self, name: str, key: str, arguments: Sequence[bytes]) -> tuple[bool, Any]:
-        """Whether a call wrote anything, and its reply."""
+    def _send(
+        self, name: str, keys: Sequence[str], payloads: Mapping[str, bytes], arguments: Sequence[bytes]
+    ) -> tuple[bool, Any]:
+        """Whether a call wrote anything, and its reply. A new payload that was set and removed again is nothing."""
         command = "FCALL_RO" if name in READ_ONLY else "FCALL"
-        with self._client.pipeline(transaction=False) as pipe:
+        new = len(payloads) - (self._client.exists(*payloads) if payloads else 0)
+        with self._client.pipeline(transaction=bool(payloads)) as pipe:
             pipe.info("persistence")
-            pipe.execute_command(command, f"{LIBRARY}_{name}", 1, key, *arguments)
+            for payload_key, payload in payloads.items():
+                pipe.set(payload_key, payload, nx=True)
+            pipe.execute_command(command, f"{LIBRARY}_{name}", len(keys), *keys, *arguments)
             pipe.info("persistence")
-            first, reply, last = pipe.execute(raise_on_error=False)
-        return first[DIRTY] != last[DIRTY], reply
+            first, *_, reply, last = pipe.execute(raise_on_error=False)
+        return last[DIRTY] - first[DIRTY] != 2 * new, reply
 
     def _problem(self) -> str:
         """What is wrong with the store now, if anything is."""

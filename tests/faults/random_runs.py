@@ -18,7 +18,7 @@ from rollq.buffer.replies import Claimed, TrainerEpoch
 from rollq.buffer.rollouts import GroupResult
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.training import ResumeMode
-from support.buffer_run import World, make_sample
+from support.buffer_run import World, make_sample, text_of
 from support.invariants import check_task
 
 Batch = frozenset[tuple[str, int]]
@@ -224,7 +224,8 @@ class RandomRun:
         results = []
         for lease in finished:
             version = max(0, live.version - self._rng.choice([0, 0, 0, 1]))
-            results.append(GroupResult(lease, (make_sample(version, epoch=live.epoch),) * 2))
+            made = make_sample(version, epoch=live.epoch, text=text_of(lease.group_id))
+            results.append(GroupResult(lease, (made,) * 2))
         self._buffer.put(results)
         self._buffer.hand_back([lease for lease in leases if lease not in finished])
 

@@ -13,7 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import FinishReason, GroupResult, Lease, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.store.keys import task_keys
 from rollq.cli.settings_file import load_settings
-from support.buffer_run import World
+from support.buffer_run import World, text_of
 
 TOKENS = 4
 
@@ -57,14 +57,14 @@ class StandIns:
         put_recorded(history, self.buffer.put, [self._result(lease, clock.epoch, clock.version) for lease in leases])
 
     def _result(self, lease: Lease, epoch: int, version: int) -> GroupResult:
-        samples = tuple(self._sample(epoch, version) for _ in lease.samples)
+        samples = tuple(self._sample(epoch, version, lease.group_id) for _ in lease.samples)
         return GroupResult(lease, samples)
 
-    def _sample(self, epoch: int, version: int) -> Sample:
+    def _sample(self, epoch: int, version: int, group_id: int) -> Sample:
         ids = np.array([self._random.randrange(32, 127) for _ in range(TOKENS)], dtype=np.int32)
         logprobs = np.full(TOKENS, -0.5, dtype=np.float32)
         segment = Segment(ids[:2], ids, logprobs, (VersionSpan(epoch, version, TOKENS),))
-        return Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, 1.0)
+        return Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, 1.0, text=text_of(group_id))
 
     def lose_workers(self) -> None:
         """Let every lease run out, as if its worker had died some time ago while others swept all the time."""

@@ -66,6 +66,7 @@ def task_dump(**changes: Any) -> TaskDump:
             "sets": sets,
             "groups": {number: {"status": filed[number], "letters": letters[number]} for number in letters},
             "frames": {number: frozenset({"all"}) for number in (3, 4, 5)},
+            "payloads": frozenset(),
             "manifests": {},
             **changes,
         }

@@ -25,8 +25,8 @@ from rollq.buffer.replies import Claimed, PutOutcome, SalvageOutcome, Shortfall,
 from rollq.buffer.rollouts import GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.training import ResumeMode
-from support.buffer_run import World, make_sample
-from support.late_copies import AT_ANY_TIME, RecordingBuffer
+from support.buffer_run import World, make_sample, text_of
+from support.late_copies import AT_ANY_TIME, RecordingBuffer, name_of
 
 THRESHOLD = 2
 BATCH = 2
@@ -210,7 +210,7 @@ class BufferMachine(RuleBasedStateMachine):
         is_dead = epoch < self.world.held.epoch  # its trainer may have been ahead
         made_by = self.model.version + age if is_dead else max(0, self.model.version - age)
         version = min([made_by, *(start for later, start in self.starts.items() if later > epoch)])
-        sample = make_sample(made_by, epoch=epoch, status=letter)
+        sample = make_sample(made_by, epoch=epoch, status=letter, text=text_of(group_id))
         (outcome,) = self.buffer.put([GroupResult(group.lease, (sample, sample))])
         if self.model.stale(version, self.model.step):
             group.status = Status.EXPIRED
@@ -247,7 +247,8 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_again_or_too_late(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.old_leases))
-        sample = make_sample(self.model.version, epoch=self.world.held.epoch)
+        text = data.draw(st.sampled_from(["", "another answer", text_of(0)]))
+        sample = make_sample(self.model.version, epoch=self.world.held.epoch, text=text)
         (outcome,) = self.buffer.put([GroupResult(lease, (sample, sample))])
         assert outcome in (PutOutcome.DUPLICATE, PutOutcome.REFUSED)
         parts = [SamplePart(lease, number, 0, 0, sample) for number in range(3)]
@@ -447,10 +448,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_late_copy_of_a_call_arrives(self, data: st.DataObject) -> None:
-        copies = [call for call in self.buffer.recorded if call[0] not in AT_ANY_TIME]
-        name, *args = data.draw(st.sampled_from(copies))
-        self.buffer.arrive_again((name, *args))
-        if name == "claim" and self.model.committed - self.model.history < 4:
+        copy = data.draw(st.sampled_from([call for call in self.buffer.recorded if name_of(call) not in AT_ANY_TIME]))
+        self.buffer.arrive_again(copy)
+        if name_of(copy) == "claim" and self.model.committed - self.model.history < 4:
             self.claim()  # one that came up short may take the batch now: the trainer that asks again gets it
 
     # -- always -----------------------------------------------------------------------------------------------------

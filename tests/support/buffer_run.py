@@ -20,11 +20,17 @@ from rollq.buffer.rollouts import (
 )
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from support.invariants import check_task
 
 
+def text_of(group_id: int) -> str:
+    """The text of a group's samples. That of even groups makes them large: their frame is a key of its own."""
+    return "x" * (MOST_INLINE_BYTES + 1) if group_id % 2 == 0 else ""
+
+
 def make_sample(
-    version: int, *, epoch: int = 1, reward: float | None = 1.0, tokens: int = 3, status: str = "c"
+    version: int, *, epoch: int = 1, reward: float | None = 1.0, tokens: int = 3, status: str = "c", text: str = ""
 ) -> Sample:
     """A sample whose `tokens` response tokens were all made by one version."""
     segment = Segment(
@@ -38,6 +44,7 @@ def make_sample(
         status=SampleStatus(status),
         finish_reason=FinishReason.STOP if status == "c" else FinishReason.ABORT,
         reward=reward if status == "c" else None,
+        text=text,
     )
 
 
@@ -103,7 +110,8 @@ class World:
         results = []
         for lease in leases:
             clock = self.buffer.clock(lease.task)
-            made = make_sample(clock.version if version is None else version, epoch=epoch or clock.epoch, **sample)  # type: ignore[arg-type]
+            given = {"epoch": epoch or clock.epoch, "text": text_of(lease.group_id), **sample}
+            made = make_sample(clock.version if version is None else version, **given)  # type: ignore[arg-type]
             results.append(GroupResult(lease, (made,) * len(lease.samples)))
         return self.buffer.put(results)
 

@@ -16,14 +16,14 @@ for i, key in ipairs(KEYS) do sets[i] = redis.call('ZRANGE', key, 0, -1) end
 for id = 1, redis.call('HGET', ARGV[1], 'admitted') or 0 do
   groups[id] = { redis.call('HGETALL', ARGV[2] .. id), redis.call('HKEYS', ARGV[3] .. id) }
 end
-return { sets, groups }
+return { sets, groups, redis.call('KEYS', ARGV[4]) }
 """
-"""Group ids are given in order of arrival, so all that may exist are known. A scan would read the whole server."""
+"""Group ids are given in order of arrival, so all that may exist are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One group's own keys: the fields of its hash, and the names of its frames."""
+    """One group's own keys: the fields of its hash, and the names of its frames, `WHOLE` also for its payload."""
 
     fields: Mapping[bytes, bytes]
     names: set[str]
@@ -62,14 +62,23 @@ def _read(buffer: Buffer, task: str) -> tuple[list[set[int]], dict[int, Stored]]
     because roles may be at work."""
     keys = task_keys(buffer.run, task)
     names = [keys.by_version, keys.generating, keys.suspects, *map(keys.status, Status)]
-    prefixes = [keys.group(0)[:-1], keys.rollout(0)[:-1]]
+    prefixes = [keys.group(0)[:-1], keys.rollout(0)[:-1], f"{keys.prefix}payload:*"]
     client: Any = buffer.client  # the driver's types cover replies of every protocol and mode at once
-    sets, groups = client.eval(READ, len(names), *names, keys.progress, *prefixes)
+    sets, groups, payloads = client.eval(READ, len(names), *names, keys.progress, *prefixes)
     stored = {
         group_id: Stored(dict(zip(fields[::2], fields[1::2], strict=True)), {name.decode() for name in frames})
         for group_id, (fields, frames) in enumerate(groups, start=1)
         if fields or frames
     }
+    named = {
+        keys.payload(group_id, group.fields[b"payload"].decode()): group
+        for group_id, group in stored.items()
+        if b"payload" in group.fields
+    }
+    assert {key.decode() for key in payloads} == named.keys()
+    for group in named.values():
+        assert WHOLE not in group.names, "a frame of all samples is a field and a key"
+        group.names.add(WHOLE)
     return [set(map(int, ids)) for ids in sets], stored
 
 

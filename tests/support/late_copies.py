@@ -1,14 +1,12 @@
 """Copies of calls that arrive late: the network delivers a call a second time, after its caller has moved on."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import RollqError
+from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.library import READ_ONLY
-from rollq.buffer.store.pipelining import Command
 from support.buffer_run import World
 from support.golden_run import golden_run
 
@@ -44,24 +42,28 @@ class RecordingBuffer(Buffer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.recorded: list[Command] = []
+        self.recorded: list[Call] = []
 
     def call(self, name: str, key: str, *args: Any) -> Any:
         self._record([(name, key, *args)])
         return super().call(name, key, *args)
 
-    def call_each(self, calls: Callable[[], Iterable[Command]]) -> list[Any]:
+    def call_each(self, calls: Callable[[], Iterable[Call]]) -> list[Any]:
         made = list(calls())
         self._record(made)
         return super().call_each(lambda: made)
 
-    def arrive_again(self, copy: Command) -> None:
+    def arrive_again(self, copy: Call) -> None:
         """Let a copy of a call arrive. Nobody waits for its reply."""
-        with suppress(RollqError):
-            super().call(*copy)
+        super().call_each(lambda: [copy])
 
-    def _record(self, calls: Iterable[Command]) -> None:
-        self.recorded += [call for call in calls if call[0] not in READ_ONLY]
+    def _record(self, calls: Iterable[Call]) -> None:
+        self.recorded += [call for call in calls if name_of(call) not in READ_ONLY]
+
+
+def name_of(call: Call) -> str:
+    """The function that is called."""
+    return str(call.call[0] if isinstance(call, Beside) else call[0])
 
 
 def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
@@ -96,11 +98,11 @@ def check_copies(recorded: RecordingBuffer, folder: Path) -> set[str]:
     world, copied = World(recorded), set[str]()
     for move in moves(world, folder):
         before = stored(recorded)
-        for name, *args in recorded.recorded[:]:
-            if name in AT_ANY_TIME:
+        for call in recorded.recorded[:]:
+            if name_of(call) in AT_ANY_TIME:
                 continue
-            copied.add(name)
-            recorded.arrive_again((name, *args))
-            assert stored(recorded) == before, f"a copy of {name} {args} after {move!r}"
+            copied.add(name_of(call))
+            recorded.arrive_again(call)
+            assert stored(recorded) == before, f"a copy of {call} after {move!r}"
     world.check()
     return copied

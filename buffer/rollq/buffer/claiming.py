@@ -222,10 +222,18 @@ def _decode_claimed(step: int, replies: Mapping[str, Any]) -> Claimed:
 
 
 def _claimed_group(
-    task: str, group_id: int, oldest: int, arrival: int, tries: int, tokens: int, reward: bytes | None, shaped: bytes
+    task: str,
+    group_id: int,
+    oldest: int,
+    arrival: int,
+    tries: int,
+    tokens: int,
+    reward: bytes | None,
+    shaped: bytes,
+    payload: bytes,
 ) -> ClaimedGroup:
     pipeline = _decode_shaped(shaped) if shaped else None
-    return ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), pipeline)
+    return ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), payload.decode(), pipeline)
 
 
 def _decode_shaped(stored: bytes) -> PipelineOutput:

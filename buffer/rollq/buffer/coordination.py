@@ -20,8 +20,8 @@ class Coordination(Evaluations, Fetching, Sweeping):
         """Take a batch of type train for its pipeline; see `Finalizing`. `nonce`: the caller. Harmless to repeat."""
         state, result, *groups = self.call_task("begin_finalize", task, handle, nonce, round(lease_s * 1000))
         found = [
-            ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0))
-            for group_id, oldest, arrival, tries, tokens, reward in groups
+            ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), payload.decode())
+            for group_id, oldest, arrival, tries, tokens, reward, payload in groups
         ]
         return Finalizing(state.decode(), result, tuple(found))
 

@@ -7,8 +7,8 @@ from typing import Any
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import CorruptFrame, CorruptGroup
 from rollq.buffer.replies import ClaimedGroup
-from rollq.buffer.rollouts import Group
-from rollq.buffer.store.keys import task_keys
+from rollq.buffer.rollouts import WHOLE, Group
+from rollq.buffer.store.keys import TaskKeys, task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.wire.payload import decode_group
 from rollq.buffer.wire.prompts import decode_prompt
@@ -30,7 +30,7 @@ class Fetching(BufferCore):
         commands: list[Command] = []
         for group in groups:
             keys = task_keys(self.run, group.task)
-            commands += (("HGET", keys.group(group.group_id), "prompt"), ("HGETALL", keys.rollout(group.group_id)))
+            commands += (("HGET", keys.group(group.group_id), "prompt"), _read_frames(keys, group))
         # each group is decoded while the next ones arrive
         decoded = self.send_all(commands, partial(self._decode_reply, groups))
         return [
@@ -50,8 +50,23 @@ class Fetching(BufferCore):
                 return decode_prompt(reply)
             except CorruptFrame as error:
                 raise CorruptGroup(group.task, group.group_id, str(error)) from error
-        stored = {field.decode(errors="replace"): frame for field, frame in pairs(reply)}
         try:
+            stored = _frames(group, reply)
             return decode_group(stored, group_size=self.rules(group.task).group_size)
         except CorruptFrame as error:
             raise CorruptGroup(group.task, group.group_id, str(error)) from error
+
+
+def _read_frames(keys: TaskKeys, group: ClaimedGroup) -> Command:
+    if group.payload:
+        return ("GET", keys.payload(group.group_id, group.payload))
+    return ("HGETALL", keys.rollout(group.group_id))
+
+
+def _frames(group: ClaimedGroup, reply: Any) -> dict[str, bytes]:
+    """The frames of a group by field. Raises `CorruptFrame` when its payload is gone."""
+    if not group.payload:
+        return {field.decode(errors="replace"): frame for field, frame in pairs(reply)}
+    if reply is None:
+        raise CorruptFrame("its samples are not in the store any more")
+    return {WHOLE: reply}

@@ -5,20 +5,32 @@ import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import orjson
+from redis.exceptions import OutOfMemoryError
 
 from rollq.buffer.core import BufferCore, pairs
-from rollq.buffer.errors import EpochMoved, InvalidGroup, StaleWorker
+from rollq.buffer.errors import EpochMoved, InvalidGroup, ServerRefused, StaleWorker
 from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome
-from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
+from rollq.buffer.rollouts import (
+    BESIDE,
+    EMPTY_SAMPLE,
+    WHOLE,
+    GroupResult,
+    Lease,
+    Sample,
+    SamplePart,
+    SampleStatus,
+    Status,
+)
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
+from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.pipelining import Command
 from rollq.buffer.wire.parts import encode_part, tokens_in_parts
-from rollq.buffer.wire.payload import decode_kept, encode_payload, frames_by_index
+from rollq.buffer.wire.payload import decode_kept, encode_payload, frames_by_index, is_large
 from rollq.buffer.wire.prompts import decode_prompt
 
 log = logging.getLogger(__name__)
@@ -79,12 +91,20 @@ class Leasing(BufferCore):
             if reply[0] == 1:
                 self._drained_for = task
                 return Leased(tuple(found), drain=True)
-            leases = [_decode_lease(task, nonce, fields) for fields in reply[1:]]
+            payloads = self._read_payloads(task, reply[1:])
+            leases = [_decode_lease(task, nonce, *each) for each in zip(reply[1:], payloads, strict=True)]
             found += leases
             suspects_held += sum(lease.suspect for lease in leases)
             if any(lease.alone for lease in leases):
                 break
         return Leased(tuple(found), drain=False)
+
+    def _read_payloads(self, task: str, leased: Sequence[Sequence[Any]]) -> list[bytes | None]:
+        """What earlier attempts left of leased groups in a key of its own; None where there is none."""
+        keys = task_keys(self.run, task)
+        names = {group_id: keys.payload(group_id, last.decode()) for group_id, *_, last in leased if last}
+        found = dict(zip(names, self.send_all([("GET", name) for name in names.values()]), strict=True))
+        return [found.get(group_id) for group_id, *_ in leased]
 
     def _shares(self, tasks: Sequence[str], n: int, weights: str) -> dict[str, int]:
         """Which tasks have the `n` best pending groups that weights ("epoch:version") may serve: task -> groups."""
@@ -137,8 +157,8 @@ class Leasing(BufferCore):
             (_, floors), rules = self._epoch_floors(task), self.rules(task)
             clock = task_keys(self.run, task).clock
             encoded = {index: args for index in indices if (args := _part_args(parts[index], floors, rules))}
-            mine = _calls_of((args, len(args[-1])) for args in encoded.values())
-            replies = self.call_all([("salvage", clock, self.incarnation, *args) for args in mine])
+            mine = _calls_of(_GroupArgs(args, {"": args[-1]}) for args in encoded.values())
+            replies = self.call_all([("salvage", clock, self.incarnation, *args) for args, _ in mine])
             words = [SalvageOutcome(word.decode()) for reply in replies for word in reply]
             outcomes |= zip(encoded, words, strict=True)
         return [outcomes[index] for index in range(len(parts))]
@@ -158,18 +178,32 @@ class Leasing(BufferCore):
 
     def _put(self, task: str, results: Sequence[GroupResult]) -> list[bytes]:
         """File results of one task; returns a word for each, up to the first one that met a new epoch."""
-        epoch, floors = self._epoch_floors(task)
-        rules = self.rules(task)
-        put = ("put", task_keys(self.run, task).clock, self.incarnation, epoch)
+        try:
+            return self._put_with(task, results)
+        except ServerRefused as error:
+            if not isinstance(error.__cause__, OutOfMemoryError):
+                raise
+        # a full server sets no keys any more, but `put` may still file results there
+        return self._put_with(task, results, all_inline=True)
 
-        def arguments() -> Iterator[tuple[list[Any], int]]:
+    def _put_with(self, task: str, results: Sequence[GroupResult], *, all_inline: bool = False) -> list[bytes]:
+        epoch, floors = self._epoch_floors(task)
+        rules, keys = self.rules(task), task_keys(self.run, task)
+
+        def arguments() -> Iterator[_GroupArgs]:
             for result in results:
                 valid, frames = _encode(result)
-                yield _result_args(valid, frames, floors, rules), sum(map(len, frames.values()))
+                payloads: dict[str, bytes] = {}
+                if is_large(frames) and not all_inline:
+                    payloads[keys.payload(result.lease.group_id, result.lease.nonce)] = frames[WHOLE]
+                    frames = {BESIDE: b""}
+                yield _GroupArgs(_result_args(valid, frames, floors, rules), frames, payloads)
 
-        def calls() -> Iterator[Command]:
+        put = ("put", keys.clock, self.incarnation, epoch)
+
+        def calls() -> Iterator[Call]:
             # each call is sent as soon as its results are encoded
-            return ((*put, *args) for args in _calls_of(arguments()))
+            return (Beside((*put, *args), payloads) for args, payloads in _calls_of(arguments()))
 
         words: list[bytes] = []
         for reply in self.call_each(calls):
@@ -197,9 +231,11 @@ class Leasing(BufferCore):
         self.call("forget_worker", self.keys.info, self.incarnation, worker)
 
 
-def _decode_lease(task: str, nonce: str, fields: list[Any]) -> Lease:
-    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts = fields
+def _decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
+    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts, _ = fields
     stored = {field.decode(errors="replace"): frame for field, frame in pairs(kept)}
+    if payload is not None:
+        stored[WHOLE] = payload
     return Lease(
         task=task,
         group_id=group_id,
@@ -257,18 +293,32 @@ def _part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
     ]  # fmt: skip
 
 
-def _calls_of(items: Iterable[tuple[list[Any], int]]) -> Iterator[list[Any]]:
-    """The arguments of calls of limited size. `items`: the arguments of each group, and the bytes of its frames."""
+class _GroupArgs(NamedTuple):
+    """One group in a call: its arguments, the frames among them, and payloads that are set beside it, by key."""
+
+    args: list[Any]
+    frames: Mapping[str, bytes]
+    payloads: Mapping[str, bytes] = MappingProxyType({})
+
+    @property
+    def size_bytes(self) -> int:
+        return NUMBERS_BYTES + sum(map(len, self.frames.values())) + sum(map(len, self.payloads.values()))
+
+
+def _calls_of(groups: Iterable[_GroupArgs]) -> Iterator[tuple[list[Any], dict[str, bytes]]]:
+    """The arguments and payloads of calls of limited size."""
     args: list[Any] = []
+    payloads: dict[str, bytes] = {}
     size_bytes = 0
-    for more, frame_bytes in items:
-        if args and size_bytes + NUMBERS_BYTES + frame_bytes > MAX_CALL_BYTES:
-            yield args
-            args, size_bytes = [], 0
-        args += more
-        size_bytes += NUMBERS_BYTES + frame_bytes
+    for group in groups:
+        if args and size_bytes + group.size_bytes > MAX_CALL_BYTES:
+            yield args, payloads
+            args, payloads, size_bytes = [], {}, 0
+        args += group.args
+        payloads |= group.payloads
+        size_bytes += group.size_bytes
     if args:
-        yield args
+        yield args, payloads
 
 
 def _result_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floors, rules: TaskRules) -> list[Any]:

@@ -214,7 +214,8 @@ class TrainerEpoch:
 
 
 class ClaimedGroup(NamedTuple):
-    """One group of a claimed batch, without its payload. `tokens`: response tokens; `reward`: mean over samples."""
+    """One group of a claimed batch, without its samples. `tokens`: response tokens; `reward`: mean over samples;
+    `payload`: the name of the key that holds their frame, '' when it is in the group's rollout."""
 
     task: str
     group_id: int
@@ -223,6 +224,7 @@ class ClaimedGroup(NamedTuple):
     tries: int
     tokens: int
     reward: float
+    payload: str = ""
     shaped: PipelineOutput | None = None
 
 

@@ -229,6 +229,8 @@ class Lease:
 
 WHOLE: Final = "all"
 """The field of the frame of a whole group; see `rollq.buffer.wire.payload`."""
+BESIDE: Final = "beside"
+"""In its place for a large frame, which is a key of its own."""
 MOST_PARTS: Final = 16_384
 MOST_PART_BYTES: Final = 64 << 20
 """Limits of what is salvaged of one group: the number of its parts, and their bytes in all."""

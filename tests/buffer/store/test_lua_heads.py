@@ -84,8 +84,10 @@ def test_the_arguments_of_a_head_are_those_that_the_function_names(name: str) ->
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_key_of_a_head_is_the_one_that_the_function_reads(name: str) -> None:
-    (key,), source = head_of(name)["KEYS"], FUNCTIONS[name].read_text()
+    (keys,), source = head_of(name)["KEYS"], FUNCTIONS[name].read_text()
+    key, *others = keys.split(", ")
     assert key in ("clock", "run")
+    assert others == (["payloads"] if name in library.TAKE_PAYLOADS else [])
     assert key == ("run" if re.search(r"read_run|local run = keys\[1\]", source) else "clock")
 
 

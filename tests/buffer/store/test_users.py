@@ -412,9 +412,17 @@ def rollout(group_id: int) -> str:
     return keys.task_keys(RUN, "math").rollout(group_id)
 
 
+def payload(group_id: int, nonce: str = "cafe") -> str:
+    return keys.task_keys(RUN, "math").payload(group_id, nonce)
+
+
 @pytest.mark.parametrize(
     ("role", "attack", "works"),
     [
+        (Role.PRODUCER, lambda client: client.set(payload(1), b"planted"), False),
+        (Role.PRODUCER, lambda client: client.get(payload(1)), False),
+        (Role.MONITOR, lambda client: client.get(payload(1)), False),
+        (Role.WORKER, lambda client: client.set(RunKeys(RUN).info, b"planted"), True),
         (Role.WORKER, lambda client: client.hset(RunKeys(RUN).model, "digest", "planted"), False),
         (Role.WORKER, lambda client: client.set(RunKeys(RUN).weights("planted", 0), b""), False),
         (Role.PRODUCER, lambda client: client.hset(rollout(1), "0", b"planted"), False),

@@ -17,10 +17,12 @@ import orjson
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.replies import NO_VERSION
+from rollq.buffer.rollouts import WHOLE
 from rollq.buffer.rules_codec import encode_rules
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_index
 from rollq.buffer.snapshots.save import Report
+from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
 
@@ -64,13 +66,18 @@ class Restoring(BufferCore):
         return snapshot
 
     def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> None:
+        keys = task_keys(self.run, task)
         args: list[Any] = []
+        payloads: dict[str, bytes] = {}
         for group in groups:
-            args += (group.group_id, group.status, group.score, len(group.fields), *_flat(group.fields))
-            args += (len(group.frames), *_flat(group.frames))
+            fields, frames = group.fields, group.frames
+            if "payload" in fields and WHOLE in frames:
+                payloads[keys.payload(group.group_id, fields["payload"])] = frames[WHOLE]
+                frames = {field: frame for field, frame in frames.items() if field != WHOLE}
+            args += (group.group_id, group.status, group.score, len(fields), *_flat(fields))
+            args += (len(frames), *_flat(frames))
         order = snapshot.tasks[task].clock["order"]
-        key = task_keys(self.run, task).clock
-        self.call("restore_groups", key, incarnation, order, *args)
+        self.call_all([Beside(("restore_groups", keys.clock, incarnation, order, *args), payloads)])
 
     def _restore_task(self, incarnation: str, snapshot: Snapshot, task: str) -> None:
         saved = snapshot.tasks[task]

@@ -17,7 +17,7 @@ import orjson
 
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import SnapshotError
-from rollq.buffer.rollouts import Status
+from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
@@ -200,10 +200,10 @@ class Saving(BufferCore):
         clock_key = task_keys(self.run, task).clock
         replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
         batch_of = index.batch_of
-        for (status, group_id, score), (fields, frames) in zip(members, replies, strict=True):
+        for (status, group_id, score), (fields, frames, payload) in zip(members, replies, strict=True):
             batch = batch_of.get(str(group_id))
             if fields:
-                found = SavedGroup(group_id, status.value, score, _texts(fields), _frames(frames))
+                found = SavedGroup(group_id, status.value, score, _texts(fields), _frames(frames, payload))
                 yield as_indexed(found, batch, int(index.progress["admitted"]))
             elif status in IN_MANIFESTS or (batch and status not in AUDITED):
                 raise _Moved(f"a batch of task {task!r} was given up while it was saved: save it again")
@@ -243,6 +243,7 @@ def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -
     if now in UNFINISHED:
         return frames
     fields["letters"] = "p" * len(fields["letters"])
+    fields.pop("payload", None)
     return {}
 
 
@@ -269,5 +270,7 @@ def _text(value: bytes) -> str:
     return value.decode(errors="replace")
 
 
-def _frames(flat: Any) -> dict[str, bytes]:
-    return {field.decode(): frame for field, frame in pairs(flat)}
+def _frames(flat: Any, payload: bytes) -> dict[str, bytes]:
+    """The frames of a group by field, wherever the server had them."""
+    found = {field.decode(): frame for field, frame in pairs(flat)}
+    return {**found, WHOLE: payload} if payload else found

@@ -4,8 +4,8 @@ Nothing else in rollq calls FCALL. `rollq.buffer.store.library` has the source.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import redis
 from redis import exceptions as driver
@@ -29,7 +29,7 @@ from rollq.buffer.errors import (
 )
 from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.store.library import LIBRARY, READ_ONLY, library_source
-from rollq.buffer.store.pipelining import pipeline
+from rollq.buffer.store.pipelining import Command, Transaction, pipeline
 from rollq.buffer.store.redis_errors import reply_text
 from rollq.buffer.store.redis_url import cli_command
 
@@ -114,22 +114,40 @@ def call(client: redis.Redis, patience: Patience, name: str, key: str, *args: An
 
     Every function is harmless to repeat, so outages are waited out. Raises the errors of `ERRORS`, `ServerError`.
     """
-    command = (_command(name), f"{LIBRARY}_{name}", 1, key, *args)
+    command = _fcall((name, key, *args))
     try:
         return patiently(client, lambda: client.execute_command(*command), patience)  # type: ignore[no-untyped-call]
     except driver.ResponseError as error:
         raise translate(error) from error
 
 
-def call_all(client: redis.Redis, patience: Patience, calls: Callable[[], Iterable[Sequence[Any]]]) -> list[Any]:
-    """Call several functions in one trip (see `pipeline`); `calls()` are (name, key, arguments ...).
+class Beside(NamedTuple):
+    """A call of a function, and payloads by key that are set in the same transaction, unless they are there already.
 
-    Returns their replies; that of one that failed is its error.
+    Large values so do not pass through the function.
     """
 
-    def commands() -> Iterator[Sequence[Any]]:
-        for name, key, *args in calls():
-            yield (_command(name), f"{LIBRARY}_{name}", 1, key, *args)
+    call: Command
+    payloads: Mapping[str, bytes]
+
+
+Call = Command | Beside
+"""Name of the function, key, arguments."""
+
+
+def call_all(client: redis.Redis, patience: Patience, calls: Callable[[], Iterable[Call]]) -> list[Any]:
+    """Call several functions in one trip (see `pipeline`). Returns their replies; that of one that failed is its
+    error."""
+
+    def commands() -> Iterator[Command | Transaction]:
+        for call in calls():
+            if not isinstance(call, Beside):
+                yield _fcall(call)
+            elif not call.payloads:
+                yield _fcall(call.call)
+            else:
+                sets = [("SET", key, payload, "NX") for key, payload in call.payloads.items()]
+                yield Transaction([*sets, _fcall(call.call, *call.payloads)])
 
     def read(_: int, reply: Any) -> Any:
         return translate(reply) if isinstance(reply, driver.ResponseError) else reply
@@ -137,8 +155,10 @@ def call_all(client: redis.Redis, patience: Patience, calls: Callable[[], Iterab
     return pipeline(client, patience, commands, read)
 
 
-def _command(name: str) -> str:
-    return "FCALL_RO" if name in READ_ONLY else "FCALL"
+def _fcall(call: Command, *more_keys: str) -> Command:
+    name, key, *args = call
+    command = "FCALL_RO" if name in READ_ONLY else "FCALL"
+    return (command, f"{LIBRARY}_{name}", 1 + len(more_keys), key, *more_keys, *args)
 
 
 def translate(error: driver.ResponseError) -> Exception:

@@ -1,8 +1,8 @@
 """Every key that rollq owns: name, type, content, writer, lifetime. Nothing else in Python builds a key name.
 
 Keys of the run share the hash tag `{run}`, keys of a task `{run:task}`, so that a function finds all it touches in
-one slot. A group's own keys are also built inside the functions, by `group_key` and `rollout_key` of
-`lua/common/samples.lua`; a test holds the two to the same spelling.
+one slot. A group's own keys are also built inside the functions, by `group_key`, `rollout_key` and
+`payload_key` of `lua/common/samples.lua`; a test holds the two to the same spelling.
 
 key                              type    content                                       writer     lifetime
 rollq:{run}:run                  hash    incarnation, schema, fingerprints             admin      run
@@ -35,6 +35,7 @@ rollq:{run:task}:batch:<handle>  hash    one batch: state, type, step, size, cou
 rollq:{run:task}:batch:<handle>:groups list its group ids                              functions  it is over
 rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt            functions  until dropped
 rollq:{run:task}:rollout:<id>    hash    "all" -> frame; or sample index, parts       functions  until dropped
+rollq:{run:task}:payload:<id>:<nonce> string a frame that is too large for a function functions until dropped
 rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry          functions  one lease
 rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counters      functions  until checkpoint
 """
@@ -170,6 +171,9 @@ class TaskKeys:
 
     def rollout(self, group_id: int) -> str:
         return self._key(f"rollout:{group_id}")
+
+    def payload(self, group_id: int, nonce: str) -> str:
+        return self._key(f"payload:{group_id}:{nonce}")
 
     @property
     def prompts(self) -> str:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
+from rollq.buffer.rollouts import BESIDE, MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
@@ -40,6 +40,8 @@ KINDS = ("run", "task", "group", "step", "batch", "snapshot")
 READ_ONLY = frozenset({"counts", "find", "inspect", "readiness", "save_group", "save_index"})
 REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups", "salvage"})
 """All other functions also run on a server whose memory is full, so that it can drain."""
+TAKE_PAYLOADS = frozenset({"put", "restore_groups"})
+"""Functions whose calls come with values that are set beside them."""
 
 
 @cache
@@ -66,6 +68,7 @@ def constants() -> str:
         "ARRIVALS": str(ARRIVALS),
         "NO_TOKENS": str(NO_TOKENS),
         "WHOLE": f"'{WHOLE}'",
+        "BESIDE": f"'{BESIDE}'",
         "MOST_PARTS": str(MOST_PARTS),
         "MOST_PART_BYTES": str(MOST_PART_BYTES),
         "STATUSES": _lua_list(Status),
@@ -88,7 +91,8 @@ def _block(name: str, source: str) -> str:
     flags = [] if name in REFUSED_WHEN_FULL else ["'allow-oom'"]
     if name in READ_ONLY:
         flags = ["'no-writes'"]
+    callback = f"with_payloads({name})" if name in TAKE_PAYLOADS else name
     return (
-        f"do\n{source}redis.register_function({{\n  function_name = '{LIBRARY}_{name}',\n  callback = {name},\n"
+        f"do\n{source}redis.register_function({{\n  function_name = '{LIBRARY}_{name}',\n  callback = {callback},\n"
         f"  flags = {{ {', '.join(flags)} }},\n}})\nend"
     )

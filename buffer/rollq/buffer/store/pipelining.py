@@ -6,7 +6,8 @@ not. Functions with large arguments and reads of large values go this way.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import redis
 from redis import exceptions as driver
@@ -21,10 +22,16 @@ Command = Sequence[Any]
 T = TypeVar("T")
 
 
+class Transaction(NamedTuple):
+    """Commands that run together, or not at all when the server refuses one of them. Its reply is that of the last."""
+
+    commands: Sequence[Command]
+
+
 def pipeline(
     client: redis.Redis,
     patience: Patience,
-    commands: Callable[[], Iterable[Command]],
+    commands: Callable[[], Iterable[Command | Transaction]],
     read: Callable[[int, Any], T],
 ) -> list[T]:
     """Send `commands()`, and return `read(i, reply)` of each one's reply; that of a refused command is its error.
@@ -49,11 +56,15 @@ def pipeline(
     return patiently(client, do, patience)
 
 
-def _exchange(connection: Any, commands: Callable[[], Iterable[Command]], read: Callable[[int, Any], T]) -> list[T]:
-    sent, packed, size_bytes = 0, [], 0
+def _exchange(
+    connection: Any, commands: Callable[[], Iterable[Command | Transaction]], read: Callable[[int, Any], T]
+) -> list[T]:
+    queued: list[int] = []  # of each command, the replies that come before its own
+    packed, size_bytes = [], 0
     for command in commands():
-        sent += 1
-        for piece in connection.pack_command(*command):
+        parts = [("MULTI",), *command.commands, ("EXEC",)] if isinstance(command, Transaction) else [command]
+        queued.append(len(parts) - 1)
+        for piece in chain.from_iterable(connection.pack_command(*part) for part in parts):
             packed.append(piece)
             size_bytes += len(piece)
         if size_bytes >= SEND_BYTES:
@@ -61,7 +72,7 @@ def _exchange(connection: Any, commands: Callable[[], Iterable[Command]], read: 
             packed, size_bytes = [], 0
     if packed:
         connection.send_packed_command(_join(packed))
-    return [read(index, _reply(connection)) for index in range(sent)]
+    return [read(index, _reply(connection, before)) for index, before in enumerate(queued)]
 
 
 def _join(packed: list[bytes]) -> list[bytes]:
@@ -69,10 +80,24 @@ def _join(packed: list[bytes]) -> list[bytes]:
     return [b"".join(packed)] if len(packed) > 1 else packed
 
 
-def _reply(connection: Any) -> Any:
+def _reply(connection: Any, queued: int) -> Any:
+    """The reply of a command; that of a transaction comes after its `queued` commands were taken."""
+    replies = [_read(connection) for _ in range(queued + 1)]
+    refused = [reply for reply in replies if isinstance(reply, Exception)]
+    if refused or not queued:
+        return (refused or replies)[0]
+    return _known(replies[-1][-1])
+
+
+def _read(connection: Any) -> Any:
     try:
         return connection.read_response()
     except driver.ResponseError as error:
-        if diagnose(error):
-            raise
-        return error
+        return _known(error)
+
+
+def _known(reply: Any) -> Any:
+    """The reply. One that tells of trouble of the server is raised."""
+    if isinstance(reply, driver.ResponseError) and diagnose(reply):
+        raise reply
+    return reply

@@ -91,14 +91,14 @@ class RunStore:
         """Call a function on a task's clock, with the run's incarnation as the first argument."""
         return self.call(name, task_keys(self.run, task).clock, self.incarnation, *args)
 
-    def call_each(self, calls: Callable[[], Iterable[Command]]) -> list[Any]:
-        """Call functions in one round trip; `calls()` yields (name, key, arguments ...).
+    def call_each(self, calls: Callable[[], Iterable[functions.Call]]) -> list[Any]:
+        """Call functions in one round trip; `calls()` yields (name, key, arguments ...), or that and payloads.
 
         Returns their replies, with an exception in place of the reply of a call that failed.
         """
         return functions.call_all(self.client, self._patience, calls)
 
-    def call_all(self, calls: Sequence[Command]) -> list[Any]:
+    def call_all(self, calls: Sequence[functions.Call]) -> list[Any]:
         """Call functions in one round trip. Raises the first error after all of them have run."""
         return [_good(index, reply) for index, reply in enumerate(self.call_each(lambda: calls))]
 

@@ -48,6 +48,7 @@ RIGHTS = """
 key                                 producer  worker  trainer  monitor  operator
 rollq:{run:task}:group:<id>         write     write   write    read     write
 rollq:{run:task}:rollout:<id>       copy      write   write    -        write
+rollq:{run:task}:payload:<id>:<nonce> copy    write   write    -        write
 rollq:{run:task}:<status>           write     write   write    read     write
 rollq:{run:task}:by_version         write     write   write    read     write
 rollq:{run:task}:suspects           write     write   write    read     write
@@ -192,16 +193,18 @@ def _role_rules(run: str, role: Role) -> str:
 def _extras(role: Role) -> str:
     """Commands without a key that not every role has. `publish` reaches only the channel of the run."""
     if role is Role.OPERATOR:
-        return "publish function|load function|delete acl|load"
+        return f"publish {TRANSACTIONS} function|load function|delete acl|load"
     return "" if role is Role.MONITOR else f"publish {TRANSACTIONS}"
 
 
 def _function_rules(run: str, role: Role) -> str:
-    """A function is called with one key, of which the server assumes that it is written, unless it is FCALL_RO."""
+    """A function is called with the key of its clock or run, and maybe payloads. The server assumes that it writes
+    them, unless it is FCALL_RO."""
     names = sorted(functions_of(role))
     calls = " ".join(f"{'fcall_ro' if name in READ_ONLY else 'fcall'}|{LIBRARY}_{name}" for name in names)
     mark = "~" if set(names) - READ_ONLY else "%R~"
-    return f"{_allow(calls)}{mark}{RunKeys(run).info} {mark}rollq:{{{run}:*}}:clock"
+    payloads = _keys(run, {key: roles[role] for key, roles in rights().items() if ":payload:" in key}, ("write",), "~")
+    return f"{_allow(calls)}{mark}{RunKeys(run).info} {mark}rollq:{{{run}:*}}:clock {payloads}".rstrip()
 
 
 def _key_rules(run: str, role: Role) -> Iterator[str]:

@@ -1,8 +1,11 @@
 """The fields in which Redis holds a group's samples: fields of a hash, each with a frame.
 
-A group that is whole has one field, `WHOLE`, with the frame of all its samples. One that waits to be continued has a
-field for each sample that was put since, by its index, and from `group_size` on the parts that were salvaged (see
-`rollq.buffer.wire.parts`). They count, not what `WHOLE` still holds of the same sample.
+A group that is whole has one field, `WHOLE`, with the frame of all its samples. A large frame is a key of its own
+instead, so that it need not pass through a function (see `lua/common/samples.lua`).
+
+A group that waits to be continued has a field for each sample that was put since, by its index, and from `group_size`
+on the parts that were salvaged (see `rollq.buffer.wire.parts`). They count, not what `WHOLE` still holds of the same
+sample.
 """
 
 import logging
@@ -19,6 +22,8 @@ log = logging.getLogger(__name__)
 
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 """Statuses of samples that are still to be made."""
+MOST_INLINE_BYTES = 16 << 10
+"""A larger frame of a whole group becomes a key of its own."""
 
 
 def encode_payload(
@@ -50,6 +55,11 @@ def _encode_one(sample: Sample, index: int) -> bytes:
         return encode_samples([sample])
     except InvalidGroup as error:
         raise InvalidGroup(f"sample {index}: {error}") from error
+
+
+def is_large(frames: Mapping[str, bytes]) -> bool:
+    """Whether the frame of a whole group becomes a key of its own."""
+    return len(frames.get(WHOLE, b"")) > MOST_INLINE_BYTES
 
 
 def decode_group(stored: Mapping[str, bytes], *, group_size: int) -> Samples:

@@ -4,18 +4,22 @@
 -- ARGV: incarnation, handle, nonce, lease_ms
 --   nonce: of this attempt   lease_ms: how long it may take
 -- Returns: the state (`finalizing`: the caller has it; `busy`: another process has it), the result when there is one,
---   and per gathered group: id, the version it counts as, arrival, tries, tokens, reward
+--   and per gathered group: id, the version it counts as, arrival, tries, tokens, reward, and the
+--   name of its payload
 -- Caller: Coordination.begin_finalize; coordinators
 -- Repeat: with the same nonce returns the same, and `busy` once this attempt was undone; a caller that died is replaced
 --   when its time is over
 local function describe_gathered(clock, handle)
   local reply = { 'finalizing', '' }
   for _, id in ipairs(batch_ids(clock, handle)) do
-    local status, arrival, tries, tokens, reward =
-      group_fields(clock, id, 'status', 'arrival', 'tries', 'tokens', 'reward')
+    local status, arrival, tries, tokens, reward, payload =
+      group_fields(clock, id, 'status', 'arrival', 'tries', 'tokens', 'reward', 'payload')
     if status == 'gathered' then
-      reply[#reply + 1] =
-        { tonumber(id), oldest_now(clock, id), tonumber(arrival), tonumber(tries), tonumber(tokens), reward }
+      -- stylua: ignore
+      reply[#reply + 1] = {
+        tonumber(id), oldest_now(clock, id), tonumber(arrival), tonumber(tries), tonumber(tokens), reward,
+        payload or '',
+      }
     end
   end
   return reply

@@ -34,7 +34,7 @@ end
 
 -- Removes every trace of a group that was withdrawn, and counts it under its reason.
 local function drop_group(clock, id, reason)
-  redis.call('UNLINK', group_key(clock.prefix, id), rollout_key(clock.prefix, id))
+  redis.call('UNLINK', group_key(clock.prefix, id), frame_keys(clock, id))
   redis.call('HINCRBY', clock.prefix .. 'progress', 'dropped_' .. reason, 1)
 end
 

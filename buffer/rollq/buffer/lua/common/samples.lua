@@ -1,5 +1,8 @@
--- The samples of a group: one letter each, and the oldest version of the tokens of each ('-' without tokens). Their
--- frames are fields of its rollout: WHOLE holds all samples, and a sample's index a later frame of that one.
+-- The samples of a group: one letter each, and the oldest version of the tokens of each ('-' without tokens).
+--
+-- Their frames are fields of its rollout: WHOLE holds all samples, and a sample's index a later frame of that one. A
+-- large frame of all samples is not a field, but a key of its own, its payload. The key is named after the lease that
+-- made it, and the group's field `payload` holds that name: a key that no group names is nobody's.
 
 local NO_VERSION = '-'
 local EVERY_VERSION = '[^,]+'
@@ -12,6 +15,10 @@ end
 
 local function rollout_key(prefix, id)
   return prefix .. 'rollout:' .. id
+end
+
+local function payload_key(prefix, id, nonce)
+  return prefix .. 'payload:' .. id .. ':' .. nonce
 end
 
 local function group_fields(clock, id, ...)
@@ -74,21 +81,55 @@ local function drop_parts(clock, id, parts)
   redis.call('HDEL', group_key(clock.prefix, id), 'parts', 'part_bytes')
 end
 
+-- The keys that hold a group's frames, as separate values.
+local function frame_keys(clock, id)
+  local nonce, rollout = group_fields(clock, id, 'payload'), rollout_key(clock.prefix, id)
+  if nonce then return rollout, payload_key(clock.prefix, id, nonce) end
+  return rollout
+end
+
+-- Removes every frame of a group.
+local function drop_frames(clock, id)
+  redis.call('UNLINK', frame_keys(clock, id))
+  redis.call('HDEL', group_key(clock.prefix, id), 'payload')
+end
+
+-- The function `run`, whose calls come with payloads that were set in the same transaction: those that no group names
+-- after the call are removed, also when it is refused.
+local function with_payloads(run)
+  return function(keys, args)
+    local is_done, reply = pcall(run, keys, args)
+    local prefix = task_prefix(keys[1])
+    for i = 2, #keys do
+      local id, nonce = string.match(keys[i], ':payload:(%d+):([^:]+)$')
+      local is_named = id and redis.call('HGET', group_key(prefix, id), 'payload') == nonce
+      if id and not is_named then redis.call('UNLINK', keys[i]) end
+    end
+    if not is_done then error(reply, 0) end
+    return reply
+  end
+end
+
 -- Removes the frame of the whole group when each sample that is left has a later one.
 local function drop_whole_if_unused(clock, id, letters)
   local key = rollout_key(clock.prefix, id)
-  if redis.call('HEXISTS', key, WHOLE) == 0 then return end
+  local payload = group_fields(clock, id, 'payload')
+  if not payload and redis.call('HEXISTS', key, WHOLE) == 0 then return end
   for index = 0, #letters - 1 do
     local is_pending = string.sub(letters, index + 1, index + 1) == SAMPLE.pending
     if not is_pending and redis.call('HEXISTS', key, index) == 0 then return end
   end
   redis.call('HDEL', key, WHOLE)
+  if payload then
+    redis.call('UNLINK', payload_key(clock.prefix, id, payload))
+    redis.call('HDEL', group_key(clock.prefix, id), 'payload')
+  end
 end
 
 -- Removes the frames of the samples `reset`, of which `letters` knows no more.
 local function drop_samples(clock, id, letters, reset)
   if not has_samples(letters) then
-    redis.call('UNLINK', rollout_key(clock.prefix, id))
+    drop_frames(clock, id)
   elseif #reset > 0 then
     redis.call('HDEL', rollout_key(clock.prefix, id), unpack(reset))
     drop_whole_if_unused(clock, id, letters)

@@ -43,7 +43,7 @@ end
 -- leaves like every trained group. Its field `clone` makes this happen once, however often its step is trained.
 local function clone_for_reuse(clock, id, step)
   local key, progress = group_key(clock.prefix, id), clock.prefix .. 'progress'
-  local uses, clone = fields(key, 'uses', 'clone')
+  local uses, clone, payload = fields(key, 'uses', 'clone', 'payload')
   uses = tonumber(uses or '0') + 1
   local due = step + 1 + clock.cooldown
   if uses >= clock.max_uses or clone or oldest_now(clock, id) <= stale_version(clock, due) then return end
@@ -51,6 +51,9 @@ local function clone_for_reuse(clock, id, step)
   redis.call('HINCRBY', progress, 'reused', 1)
   redis.call('COPY', key, group_key(clock.prefix, clone))
   redis.call('COPY', rollout_key(clock.prefix, id), rollout_key(clock.prefix, clone))
+  if payload then
+    redis.call('COPY', payload_key(clock.prefix, id, payload), payload_key(clock.prefix, clone, payload))
+  end
   redis.call('HSET', key, 'clone', clone)
   redis.call('HSET', group_key(clock.prefix, clone), 'arrival', clone, 'uses', uses, 'status', 'cooling')
   redis.call('ZADD', clock.prefix .. 'cooling', due, clone)

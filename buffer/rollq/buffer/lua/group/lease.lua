@@ -4,8 +4,8 @@
 -- ARGV: incarnation, worker, nonce, epoch, version, want, suspects_held, idle
 --   epoch, version: of the worker's weights   suspects_held: how many suspects it runs   idle: 1 when it runs no group
 -- Returns: drain 0|1, then per group: id, attempt, tries, step, evaluation, suspect, alone, letters, prompt,
---   must_finish 0|1, the list index, frame, ... of the samples that earlier attempts left, and how many parts of
---   samples they salvaged; from index group_size on, the list holds those
+--   must_finish 0|1, the list index, frame, ... of the samples that earlier attempts left, how many parts of samples
+--   they salvaged (from index group_size on, the list holds those), and the name of the payload that they left, or ''
 -- Caller: Leasing._lease; workers
 -- Repeat: with the same nonce returns the same groups. After the lease has run out, it may lease groups that nobody
 --   works on: the worker did not confirm them by `renew`, so their end is not counted as a death
@@ -33,15 +33,16 @@ end
 
 local function describe(clock, id)
   -- stylua: ignore
-  local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts = group_fields(clock, id,
-    'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt', 'interruptions', 'parts')
+  local attempt, tries, step, evaluation, deaths, alone, letters, prompt, interruptions, parts, payload = group_fields(
+    clock, id, 'attempt', 'tries', 'step', 'eval', 'deaths', 'alone', 'letters', 'prompt', 'interruptions', 'parts',
+    'payload')
   local suspect = tonumber(deaths) > 0 and 1 or 0
   local must_finish = tonumber(interruptions or '0') >= clock.interruptions and 1 or 0
   local kept = has_samples(letters) and redis.call('HGETALL', rollout_key(clock.prefix, id)) or {}
   -- stylua: ignore
   return {
     tonumber(id), tonumber(attempt), tonumber(tries), tonumber(step), tonumber(evaluation), suspect, tonumber(alone),
-    letters, prompt, must_finish, kept, tonumber(parts or '0'),
+    letters, prompt, must_finish, kept, tonumber(parts or '0'), payload or '',
   }
 end
 

@@ -1,7 +1,7 @@
 -- Files the results of leased groups. It is the only way in which a result enters the buffer.
 -- Moves: running -> completed|aborted|expired|filtered|failed, or dropped; for a group of a batch, running -> gathered
 --   when it is finished and back to pending when it is not
--- KEYS: clock
+-- KEYS: clock, payloads
 -- ARGV: incarnation, epoch, then per group: id, attempt, nonce, letters, versions, oldest, newest, filtered, reward,
 --   rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens
 --   epoch: by which versions were counted   letters: one per sample
@@ -10,10 +10,11 @@
 --   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
---   others, or those of its new samples by index
+--   others, or those of its new samples by index. In place of a large frame of the WHOLE group, the field is BESIDE:
+--   its payload is one of the keys, and '' takes the frame's place
 -- Returns: one word per group: the status it was filed under, `dropped`, `restarted` when it went back to pending,
---   `duplicate` when this nonce filed it already, or `refused`
--- Caller: Leasing._put; workers
+--   `duplicate` when this nonce filed it already, or `refused`. Payloads that no group names afterwards are removed
+-- Caller: Leasing._put_with; workers
 -- Repeat: answers duplicate
 local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
@@ -59,12 +60,17 @@ end
 -- The field, frame, ... of a group.
 local function read_frames(clock, args, first, count)
   if first + 2 * count - 1 > #args then refuse_argument(nil, 'a frame of each new sample') end
-  local has_all = count == 1 and args[first] == WHOLE
+  local has_all = count == 1 and (args[first] == WHOLE or args[first] == BESIDE)
   for at = first, has_all and 0 or first + 2 * count - 1, 2 do
     check_counts(args[at])
     if tonumber(args[at]) >= clock.group_size then refuse_argument(args[at], 'the index of a sample') end
   end
   return { unpack(args, first, first + 2 * count - 1) }
+end
+
+local function check_payload(clock, result)
+  local key = payload_key(clock.prefix, result.id, result.nonce)
+  if redis.call('EXISTS', key) == 0 then refuse_argument(key, 'a payload that was set') end
 end
 
 -- One group of the call.
@@ -94,6 +100,7 @@ local function read_result(clock, args, at)
   }
   check_result(clock, result)
   result.frames = read_frames(clock, args, at + RESULT_ARGS, tonumber(frame_count))
+  if result.frames[1] == BESIDE then check_payload(clock, result) end
   result.key = group_key(clock.prefix, id)
   result.oldest = tonumber(oldest) or NO_TOKENS
   result.rewarded = tonumber(rewarded)
@@ -163,7 +170,7 @@ end
 local function reset_samples(clock, group, result, status, stale)
   if status == 'restarted' and group.evaluation then
     result.letters, result.versions, result.oldest = no_letters(clock), no_versions(clock), NO_TOKENS
-    redis.call('UNLINK', rollout_key(clock.prefix, result.id))
+    drop_frames(clock, result.id)
   elseif status == 'expired' or status == 'restarted' then
     local reset
     result.letters, result.versions, reset = reset_stale(clock, result.letters, result.versions, stale)
@@ -307,11 +314,18 @@ end
 
 -- Stores the new frames, which replace what was salvaged of the group: `put` gets every sample that has parts.
 local function store_frames(clock, group, result)
-  if group.parts > 0 then drop_parts(clock, result.id, group.parts) end
-  local key = rollout_key(clock.prefix, result.id)
-  if result.frames[1] == WHOLE then redis.call('UNLINK', key) end
-  call_many('HSET', key, result.frames)
-  if result.frames[1] ~= WHOLE then drop_whole_if_unused(clock, result.id, result.letters) end
+  local id, form = result.id, result.frames[1]
+  if group.parts > 0 then drop_parts(clock, id, group.parts) end
+  if form == BESIDE then
+    drop_frames(clock, id)
+    redis.call('HSET', result.key, 'payload', result.nonce)
+  elseif form == WHOLE then
+    drop_frames(clock, id)
+    redis.call('HSET', rollout_key(clock.prefix, id), unpack(result.frames))
+  else
+    call_many('HSET', rollout_key(clock.prefix, id), result.frames)
+    drop_whole_if_unused(clock, id, result.letters)
+  end
 end
 
 local function put(keys, args)

@@ -1,6 +1,6 @@
 -- Writes groups of a snapshot, with their payloads, into a task whose clock does not exist yet.
 -- Moves: snapshot -> any status
--- KEYS: clock
+-- KEYS: clock, payloads
 -- ARGV: incarnation, order, then per group: id, status, score, field_count
 --   incarnation: to be   order: of the task
 --   score: unused for pending, completed and aborted, whose scores follow from their fields

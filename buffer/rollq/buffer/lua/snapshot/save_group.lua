@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, id
--- Returns: the group's hash, flat, empty when it has left; and index, frame, ... of its samples
+-- Returns: the group's hash, flat, empty when it has left; index, frame, ... of its samples; and its payload, or ''
 -- Caller: Saving._read_groups; a save
 -- Repeat: only reads
 local function save_group(keys, args)
@@ -10,8 +10,10 @@ local function save_group(keys, args)
   check_given(id)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
+  local payload = group_fields(clock, id, 'payload')
   return {
     redis.call('HGETALL', group_key(clock.prefix, id)),
     redis.call('HGETALL', rollout_key(clock.prefix, id)),
+    payload and redis.call('GET', payload_key(clock.prefix, id, payload)) or '',
   }
 end

@@ -4,7 +4,8 @@
 -- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases
 --   want: how many groups   claim_round, releases: of the step's plan
 -- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, and per group id, oldest
---   version, arrival, tries, tokens, reward and what a pipeline gave it (JSON); or `short`, how many are ready, how
+--   version, arrival, tries, tokens, reward, what a pipeline gave it (JSON) and the name of its payload ('' when its
+--   frame is in its rollout); or `short`, how many are ready, how
 --   many in generation must be waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out
 --   order: call expire first; or `given_up`, 0, 0 when the round was undone or released: look at the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
@@ -15,10 +16,13 @@ local function describe_batch(clock, manifest)
   local round, releases = claim_numbers(clock, manifest)
   local reply = { 'batch', redis.call('HGET', manifest, 'floors'), round, releases }
   for _, id in ipairs(manifest_ids(manifest)) do
-    local oldest, arrival, tries, tokens, reward, shaped =
-      group_fields(clock, id, 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'shaped')
-    reply[#reply + 1] =
-      { tonumber(id), tonumber(oldest), tonumber(arrival), tonumber(tries), tonumber(tokens), reward, shaped or '' }
+    local oldest, arrival, tries, tokens, reward, shaped, payload =
+      group_fields(clock, id, 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'shaped', 'payload')
+    -- stylua: ignore
+    reply[#reply + 1] = {
+      tonumber(id), tonumber(oldest), tonumber(arrival), tonumber(tries), tonumber(tokens), reward, shaped or '',
+      payload or '',
+    }
   end
   return reply
 end
