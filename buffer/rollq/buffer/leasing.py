@@ -36,8 +36,8 @@ from rollq.buffer.wire.prompts import decode_prompt
 log = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES = 256 << 20
-MAX_CALL_BYTES = 128 << 10
-"""Bytes of one call with several groups: the server files them while the rest is being encoded."""
+MAX_CALL_BYTES = 256 << 10
+"""Bytes of one call with several groups, payloads included: the server files them while the rest is being encoded."""
 NUMBERS_BYTES = 256
 """Approximate size of a group in a call, without its frames."""
 _NO_VERSION = "-"

@@ -60,24 +60,39 @@ def _exchange(
     connection: Any, commands: Callable[[], Iterable[Command | Transaction]], read: Callable[[int, Any], T]
 ) -> list[T]:
     queued: list[int] = []  # of each command, the replies that come before its own
-    packed, size_bytes = [], 0
+    packed: list[bytes] = []
+    size_bytes = 0
+
+    def flush() -> None:
+        nonlocal packed, size_bytes
+        if packed:
+            connection.send_packed_command([b"".join(packed)])  # few system calls
+        packed, size_bytes = [], 0
+
     for command in commands():
         parts = [("MULTI",), *command.commands, ("EXEC",)] if isinstance(command, Transaction) else [command]
         queued.append(len(parts) - 1)
-        for piece in chain.from_iterable(connection.pack_command(*part) for part in parts):
-            packed.append(piece)
-            size_bytes += len(piece)
-        if size_bytes >= SEND_BYTES:
-            connection.send_packed_command(_join(packed))
-            packed, size_bytes = [], 0
-    if packed:
-        connection.send_packed_command(_join(packed))
+        for piece in chain.from_iterable(_pack(connection, part) for part in parts):
+            if len(piece) >= SEND_BYTES:
+                flush()
+                connection.send_packed_command([piece])  # not copied
+            else:
+                packed.append(piece)
+                size_bytes += len(piece)
+                if size_bytes >= SEND_BYTES:
+                    flush()
+    flush()
     return [read(index, _reply(connection, before)) for index, before in enumerate(queued)]
 
 
-def _join(packed: list[bytes]) -> list[bytes]:
-    """Few system calls for what is small; what is large is not copied."""
-    return [b"".join(packed)] if len(packed) > 1 else packed
+def _pack(connection: Any, command: Command) -> Iterable[bytes]:
+    """The bytes of a command, with large arguments as they are: the driver's own packing copies them."""
+    if not any(isinstance(arg, bytes) and len(arg) >= SEND_BYTES for arg in command):
+        packed: Iterable[bytes] = connection.pack_command(*command)
+        return packed
+    args = [connection.encoder.encode(arg) for arg in command]
+    pieces = ((b"$%d\r\n" % len(arg), arg, b"\r\n") for arg in args)
+    return [b"*%d\r\n" % len(args), *chain.from_iterable(pieces)]
 
 
 def _reply(connection: Any, queued: int) -> Any:

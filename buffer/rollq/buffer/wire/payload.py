@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 """Statuses of samples that are still to be made."""
-MOST_INLINE_BYTES = 16 << 10
+MOST_INLINE_BYTES = 32 << 10
 """A larger frame of a whole group becomes a key of its own."""
 
 
