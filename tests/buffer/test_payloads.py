@@ -1,4 +1,4 @@
-"""Frames that are too large for a function: keys of their own, which come and go with their group."""
+"""Frames that are too large for a function: separate keys, which come and go with their group."""
 
 from collections.abc import Callable
 from dataclasses import replace

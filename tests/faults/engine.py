@@ -1,6 +1,6 @@
 """A simulated engine whose tokens are random, so that two attempts never look alike, and which some prompts kill.
 
-Half of the prompts have large answers: the frames of their groups are keys of their own.
+Half of the prompts have large answers: the frames of their groups are separate keys.
 """
 
 import os

@@ -25,7 +25,7 @@ from support.invariants import check_task
 
 
 def text_of(group_id: int) -> str:
-    """The text of a group's samples. That of even groups makes them large: their frame is a key of its own."""
+    """The text of a group's samples. That of even groups makes them large: their frame is a separate key."""
     return "x" * (MOST_INLINE_BYTES + 1) if group_id % 2 == 0 else ""
 
 

@@ -100,7 +100,7 @@ class Leasing(BufferCore):
         return Leased(tuple(found), drain=False)
 
     def _read_payloads(self, task: str, leased: Sequence[Sequence[Any]]) -> list[bytes | None]:
-        """What earlier attempts left of leased groups in a key of its own; None where there is none."""
+        """The payloads that earlier attempts left of leased groups; None where there is none."""
         keys = task_keys(self.run, task)
         names = {group_id: keys.payload(group_id, last.decode()) for group_id, *_, last in leased if last}
         found = dict(zip(names, self.send_all([("GET", name) for name in names.values()]), strict=True))

@@ -230,7 +230,7 @@ class Lease:
 WHOLE: Final = "all"
 """The field of the frame of a whole group; see `rollq.buffer.wire.payload`."""
 BESIDE: Final = "beside"
-"""In its place for a large frame, which is a key of its own."""
+"""In its place for a large frame, which is a separate key."""
 MOST_PARTS: Final = 16_384
 MOST_PART_BYTES: Final = 64 << 20
 """Limits of what is salvaged of one group: the number of its parts, and their bytes in all."""

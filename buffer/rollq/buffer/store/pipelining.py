@@ -112,7 +112,7 @@ def _read(connection: Any) -> Any:
 
 
 def _known(reply: Any) -> Any:
-    """The reply. One that tells of trouble of the server is raised."""
+    """The reply of a command; trouble of the server is raised instead."""
     if isinstance(reply, driver.ResponseError) and diagnose(reply):
         raise reply
     return reply

@@ -83,7 +83,7 @@ rollq:{run}:weights:<digest>:<n>    -         read    write    -        -
 read nor write it. The operator writes because `rollq restore` does."""
 
 READS = (
-    "get exists hexists hget hgetall hmget hrandfield hscan hstrlen hvals llen lrange smembers "
+    "get exists hexists hget hgetall hmget hrandfield hscan hstrlen hvals llen lrange smembers strlen "
     "xrange xread zcard zcount zrange zrangebyscore zrevrange zscore"
 )
 WRITES = (

@@ -1,6 +1,6 @@
 """The fields in which Redis holds a group's samples: fields of a hash, each with a frame.
 
-A group that is whole has one field, `WHOLE`, with the frame of all its samples. A large frame is a key of its own
+A group that is whole has one field, `WHOLE`, with the frame of all its samples. A large frame is a separate key
 instead, so that it need not pass through a function (see `lua/common/samples.lua`).
 
 A group that waits to be continued has a field for each sample that was put since, by its index, and from `group_size`
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 """Statuses of samples that are still to be made."""
 MOST_INLINE_BYTES = 32 << 10
-"""A larger frame of a whole group becomes a key of its own."""
+"""A larger frame of a whole group becomes a separate key."""
 
 
 def encode_payload(
@@ -58,7 +58,7 @@ def _encode_one(sample: Sample, index: int) -> bytes:
 
 
 def is_large(frames: Mapping[str, bytes]) -> bool:
-    """Whether the frame of a whole group becomes a key of its own."""
+    """Whether the frame of a whole group becomes a separate key."""
     return len(frames.get(WHOLE, b"")) > MOST_INLINE_BYTES
 
 

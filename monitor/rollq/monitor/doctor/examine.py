@@ -104,6 +104,8 @@ def _measured_payload(buffer: MonitorBuffer, task: str, group_size: int) -> int:
     fields = (WHOLE, *range(group_size))
     commands: list[Command] = [("HSTRLEN", keys.rollout(each), field) for each in ids for field in fields]
     commands += [("HSTRLEN", keys.group(each), "prompt") for each in ids]
+    names = buffer.send_all([("HGET", keys.group(each), "payload") for each in ids])
+    commands += [("STRLEN", keys.payload(each, name.decode())) for each, name in zip(ids, names, strict=True) if name]
     return sum(map(int, buffer.send_all(commands))) // len(ids)
 
 

@@ -1,7 +1,7 @@
 -- The samples of a group: one letter each, and the oldest version of the tokens of each ('-' without tokens).
 --
 -- Their frames are fields of its rollout: WHOLE holds all samples, and a sample's index a later frame of that one. A
--- large frame of all samples is not a field, but a key of its own, its payload. The key is named after the lease that
+-- large frame of all samples is not a field, but a separate key, its payload. The key is named after the lease that
 -- made it, and the group's field `payload` holds that name: a key that no group names is nobody's.
 
 local NO_VERSION = '-'
