@@ -1,9 +1,13 @@
 """A server whose memory is full refuses new groups, and everything else still works, so that it drains unaided."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerRefused
@@ -79,4 +83,40 @@ def test_a_large_result_is_filed_on_a_full_server(world: World) -> None:
     assert [world.buffer.client.exists(keys.rollout(lease.group_id)) for lease in (*before, *after)] == [0, 0, 1, 1]
     found = world.buffer.fetch(world.claim(1, math=4).groups)
     assert [group.samples[0].text for group in found] == [texts[0], texts[0], texts[1], texts[1]]
+    world.check()
+
+
+@contextmanager
+def before_exec(client: redis.Redis, act: Callable[[], object]) -> Iterator[None]:
+    """Let `act` happen when the server has queued the commands of a transaction, and not run them yet."""
+    connection: Any = client.connection_pool.get_connection()
+    client.connection_pool.release(connection)
+    send = connection.send_packed_command
+
+    def send_in_two(pieces: Iterable[bytes], **options: Any) -> None:
+        packed = b"".join(pieces)
+        head, exec_command, _ = packed.partition(b"*1\r\n$4\r\nEXEC\r\n")
+        send([head], **options)
+        if exec_command:
+            time.sleep(0.1)  # until the server has read them
+            act()
+            send([packed[len(head) :]], **options)
+
+    connection.send_packed_command = send_in_two
+    try:
+        yield
+    finally:
+        connection.send_packed_command = send
+
+
+def test_memory_that_runs_out_when_a_large_result_is_on_its_way_costs_nothing(world: World) -> None:
+    world.start().admit(2)
+    leases = world.lease(2)
+    port = world.buffer.client.connection_pool.connection_kwargs["port"]
+    with redis.Redis(port=port) as other:
+        with before_exec(world.buffer.client, lambda: other.config_set("maxmemory", "1mb")):
+            assert world.put(leases, text="y" * 50_000) == [PutOutcome.COMPLETED] * 2
+        assert not list(other.scan_iter(match="*:payload:*"))
+    found = world.buffer.fetch(world.claim(1).groups)
+    assert [group.samples[0].text for group in found] == ["y" * 50_000] * 2
     world.check()

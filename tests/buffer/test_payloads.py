@@ -80,6 +80,18 @@ def test_another_result_for_the_same_lease_does_not_replace_the_payload(world: W
     world.check()
 
 
+def test_of_two_results_for_the_same_lease_in_one_call_the_first_counts(world: World) -> None:
+    world.start().admit(1)
+    (lease,) = world.lease(1)
+    first = GroupResult(lease, (make_sample(0, text=LARGE, reward=1.0),) * 2)
+    second = GroupResult(lease, (make_sample(0, text=LARGE, reward=0.0),) * 2)
+    assert world.buffer.put([first, second]) == [PutOutcome.COMPLETED, PutOutcome.DUPLICATE]
+    claimed = world.claim(1, math=1)
+    (group,) = world.buffer.fetch(claimed.groups)
+    assert claimed.groups[0].reward == 1.0
+    assert [sample.reward for sample in group.samples] == [1.0, 1.0]
+
+
 def test_a_copy_that_arrives_when_its_group_is_gone_leaves_nothing(world: World) -> None:
     world.start(math={"batch_groups": 1})
     (lease,) = put_large(world)

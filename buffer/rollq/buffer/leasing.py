@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
-from redis.exceptions import OutOfMemoryError
+from redis.exceptions import RedisError
 
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import EpochMoved, InvalidGroup, ServerRefused, StaleWorker
@@ -29,6 +29,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
 from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.redis_errors import code_of
 from rollq.buffer.wire.parts import encode_part, tokens_in_parts
 from rollq.buffer.wire.payload import decode_kept, encode_payload, frames_by_index, is_large
 from rollq.buffer.wire.prompts import decode_prompt
@@ -166,7 +167,8 @@ class Leasing(BufferCore):
     def put(self, results: Sequence[GroupResult]) -> list[PutOutcome]:
         """File results, in order. The only way in which generated tokens enter the buffer.
 
-        A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat.
+        A result that cannot be trained on (see `check_group`) is filed as failed, with the reason. Harmless to repeat:
+        what was filed before answers `DUPLICATE`, also when this call had to try again itself.
         """
         outcomes: dict[int, PutOutcome] = {}
         for task, indices in _indices_by_task(results).items():
@@ -181,7 +183,7 @@ class Leasing(BufferCore):
         try:
             return self._put_with(task, results)
         except ServerRefused as error:
-            if not isinstance(error.__cause__, OutOfMemoryError):
+            if not (isinstance(error.__cause__, RedisError) and code_of(error.__cause__) == "OOM"):
                 raise
         # a full server sets no keys any more, but `put` may still file results there
         return self._put_with(task, results, all_inline=True)
@@ -315,7 +317,7 @@ def _calls_of(groups: Iterable[_GroupArgs]) -> Iterator[tuple[list[Any], dict[st
             yield args, payloads
             args, payloads, size_bytes = [], {}, 0
         args += group.args
-        payloads |= group.payloads
+        payloads = {**group.payloads, **payloads}  # of two results for one lease, the first one counts
         size_bytes += group.size_bytes
     if args:
         yield args, payloads

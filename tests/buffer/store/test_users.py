@@ -17,6 +17,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.replies import Control
 from rollq.buffer.roles import MonitorBuffer
+from rollq.buffer.rollouts import GroupResult
 from rollq.buffer.store import keys
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.keys import RunKeys
@@ -39,7 +40,7 @@ from rollq.buffer.store.users import (
 )
 from rollq.buffer.tickets import TicketJob, enqueue_tickets, open_queue
 from rollq.monitor.doctor.examine import measured_tasks
-from support.buffer_run import World
+from support.buffer_run import World, make_sample, text_of
 from support.waiting import wait_until
 
 RUN, OTHER_RUN = "sums", "other"
@@ -331,6 +332,27 @@ def test_a_group_lives_its_whole_life_under_the_users_of_its_roles(users: Users,
     World(users.buffer(ServerUser.ADMIN)).check()
 
 
+def test_a_producer_sends_groups_back_that_lose_some_of_their_samples(users: Users) -> None:
+    """Its user may not read samples, but must drop them."""
+    trainer, producer, make = users.buffer(Role.TRAINER), users.buffer(Role.PRODUCER), World(users.buffer(Role.WORKER))
+    admin = World(users.buffer(ServerUser.ADMIN))
+    train = World(trainer).start(math={"batch_groups": 1, "max_staleness": 1, "partial_rollout": False})
+    World(producer).admit(5)
+    *whole, interrupted, small, large = make.lease(5)
+    make.put(whole)
+    make.buffer.put([GroupResult(interrupted, (make_sample(0), make_sample(0, status="a")))])
+    assert producer.recycle("math", epoch=train.held.epoch, target=100, limit=100) == 1
+    admin.check()
+    train.train(1, math=1)
+    for lease in (small, large):
+        text = text_of(lease.group_id)
+        make.buffer.put([GroupResult(lease, (make_sample(0, text=text), make_sample(1, text=text)))])
+    train.train(2, math=1)
+    assert producer.expire("math") == 2
+    admin.check()
+    assert train.statuses() == {"archived": 2, "pending": 1, "expired": 2}
+
+
 def test_a_snapshot_is_restored_by_the_operator(users: Users, tmp_path: Path) -> None:
     world = World(users.buffer(Role.TRAINER)).start()
     World(users.buffer(Role.PRODUCER)).admit(3)
@@ -394,6 +416,20 @@ def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users
         pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq acl`"),
     ):
         buffer.call("register_task", keys.task_keys(RUN, "math").clock, "incarnation", "events", 1, "nonce", 0, 0)
+
+
+def test_a_right_that_is_missing_inside_a_call_with_payloads_is_said_with_the_remedy(users: Users) -> None:
+    world = World(users.buffer(Role.TRAINER)).start()
+    World(users.buffer(Role.PRODUCER)).admit(2)
+    leases = World(users.buffer(Role.WORKER)).lease(2)
+    admin = users.client(ServerUser.ADMIN)
+    rules = acl_lines(RUN, {Role.WORKER: ""})[1].partition(" on # ")[2].replace("+hincrbyfloat ", "")
+    admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", *calls_of(rules))
+    with Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer:
+        for lease in leases:  # a small result, and a large one
+            with pytest.raises(ServerRefused, match=r"again with `rollq acl`"):
+                World(buffer).put([lease])
+    assert world.buffer.counts("math")
 
 
 def calls_of(rules: str) -> list[str]:

@@ -159,7 +159,8 @@ def test_sizing_says_what_it_measured_or_assumed(server_url: str, buffer: Buffer
         assert "90 groups of 5 KiB, if all samples reach their limits" in sized(planned)[1]
         world = World(buffer).start(math={"batch_groups": 10, "max_staleness": 2, "max_uncheckpointed_steps": 4})
         assert sized()[0] is Level.NOTE
-        world.complete(3)
+        world.admit(3)
+        world.put(world.lease(3), text="")
         level, message = sized(planned)
         assert (level, re.search("90 groups of .* as measured", message) is not None) == (Level.WARNING, True)
         assert re.search("80 groups of .* as measured", sized()[1])

@@ -69,6 +69,8 @@ CODES_BY_CLASS: tuple[tuple[type[driver.RedisError], str], ...] = (
 
 REFUSED_INSIDE = re.compile("ACL failure in script|The user executing the script can't")
 """How Valkey and Redis report a command inside a function that its caller may not send."""
+TRANSACTION_NOTE = "Transaction discarded because of: "
+"""Before the error that ended a transaction only when it was to run."""
 PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", re.DOTALL)
 
 
@@ -77,14 +79,21 @@ def reply_text(error: driver.RedisError) -> str:
     return PIPELINE_NOTE.sub("", str(error), count=1)
 
 
-def diagnose(error: driver.RedisError) -> Trouble | None:
-    """The trouble behind `error`; None when it concerns a command and not the server."""
+def code_of(error: driver.RedisError) -> str:
+    """The code that the server's reply begins with, as in `OOM command not allowed`; "" when nobody answered."""
     for kind, code in CODES_BY_CLASS:
         if isinstance(error, kind):
-            return TROUBLES[code]
+            return code
+    if not isinstance(error, driver.ResponseError):
+        return ""
+    text = reply_text(error)
+    return (text.partition(TRANSACTION_NOTE)[2] or text).partition(" ")[0]
+
+
+def diagnose(error: driver.RedisError) -> Trouble | None:
+    """The trouble behind `error`; None when it concerns a command and not the server."""
+    if trouble := TROUBLES.get(code_of(error)):
+        return trouble
     if isinstance(error, driver.ConnectionError | driver.TimeoutError):
         return UNANSWERED
-    if isinstance(error, driver.ResponseError):
-        text = reply_text(error)
-        return RIGHTS if REFUSED_INSIDE.match(text) else TROUBLES.get(text.partition(" ")[0])
-    return None
+    return RIGHTS if REFUSED_INSIDE.match(reply_text(error)) else None

@@ -79,8 +79,8 @@ rollq:{run}:plan:<step>             -         -       write    read     write
 rollq:{run}:weights                 -         -       write    -        -
 rollq:{run}:weights:<digest>:<n>    -         read    write    -        -
 """
-"""The right of each role on each key. `write` includes `read`. `copy`: drop one, or copy one to another, but neither
-read nor write it. The operator writes because `rollq restore` does."""
+"""The right of each role on each key. `write` includes `read`. `copy`: drop one or its fields, ask whether it has a
+field, or copy one to another, but neither read nor write it. The operator writes because `rollq restore` does."""
 
 READS = (
     "get exists hexists hget hgetall hmget hrandfield hscan hstrlen hvals llen lrange smembers strlen "
@@ -90,7 +90,7 @@ WRITES = (
     "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim rpush sadd set unlink xadd "
     "zadd zpopmin zrem zremrangebyrank"
 )
-DROPS = "hdel unlink"
+DROPS = "hdel hexists unlink"
 
 EVERYONE = "ping info time select acl|whoami function|list function|stats subscribe unsubscribe"
 QUEUE_EVERYONE = "hget hgetall hmget exists llen lrange smembers zcard zrange"

@@ -105,7 +105,7 @@ local function with_payloads(run)
       local is_named = id and redis.call('HGET', group_key(prefix, id), 'payload') == nonce
       if id and not is_named then redis.call('UNLINK', keys[i]) end
     end
-    if not is_done then error(reply, 0) end
+    if not is_done then error({ err = reply }, 0) end -- pcall has made a text of the error
     return reply
   end
 end
