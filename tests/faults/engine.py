@@ -1,7 +1,4 @@
-"""A simulated engine whose tokens are random, so that two attempts never look alike, and which some prompts kill.
-
-Half of the prompts have large answers: the frames of their groups are separate keys.
-"""
+"""A simulated engine whose tokens are random, so that two attempts never look alike, and which some prompts kill."""
 
 import os
 import random
@@ -15,8 +12,6 @@ from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.engines.simulated import SimulatedEngine, SimulatedSettings
 
 POISON = b"poison"
-BYTES_PER_TOKEN = 1000
-"""Of a large answer."""
 
 
 class ChaosEngine(SimulatedEngine):
@@ -34,6 +29,4 @@ class ChaosEngine(SimulatedEngine):
         last = made.ids[-1:] if made.finish_reason is FinishReason.STOP else made.ids[:0]
         drawn = [self._random.randrange(32, 127) for _ in range(len(made.ids) - len(last))]
         ids = np.concatenate([np.array(drawn, dtype=np.int32), last])
-        is_large = request.prompt_ids.sum() % 2 == 0
-        arrays = {"noise": np.zeros((len(ids), BYTES_PER_TOKEN), np.uint8)} if is_large else {}
-        return Completion(ids, made.logprobs, made.versions, made.finish_reason, arrays)
+        return Completion(ids, made.logprobs, made.versions, made.finish_reason)

@@ -23,6 +23,7 @@ from faults.history import History
 from faults.recording import record_worker
 from faults.trainer import Launch
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.wire import payload
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOADED = [
@@ -184,7 +185,8 @@ def sweep(folder: Path, url: str) -> None:
 
 
 def work(folder: Path, url: str, name: str) -> None:
-    """`rollq work`, which writes a history of its leases and results."""
+    """`rollq work`, which writes a history of its leases and results. Its larger frames are payloads."""
+    payload.MOST_INLINE_BYTES = 1000
     record_worker(History(folder / "history", name))
     _run_command(["work", str(folder / SETTINGS_FILE), "--name", name], url)
 
