@@ -13,7 +13,7 @@ from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_machine import run_machine
 from support.late_copies import RecordingBuffer, check_copies
 
-EXAMPLES = 100
+EXAMPLES = 200
 """Sequences of moves in which the model must notice a bug."""
 
 

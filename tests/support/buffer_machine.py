@@ -247,7 +247,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_again_or_too_late(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.old_leases))
-        text = data.draw(st.sampled_from(["", "another answer", text_of(0)]))
+        text = text_of(lease.group_id + 1)  # small where the group is large
         sample = make_sample(self.model.version, epoch=self.world.held.epoch, text=text)
         (outcome,) = self.buffer.put([GroupResult(lease, (sample, sample))])
         assert outcome in (PutOutcome.DUPLICATE, PutOutcome.REFUSED)
