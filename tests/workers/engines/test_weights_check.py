@@ -148,30 +148,35 @@ def test_no_token_of_rejected_weights_leaves(models: Sequence[Path], tmp_path: P
     """Requests run through the swap, and others come while the weights are checked."""
     old, new = (load_file(models[number] / "model.safetensors") for number in (0, 1))
     save_file(one_layer_not_loaded(old, new), tmp_path / "model.safetensors")
+    old_probe, new_probe = probe_in(models[0]), probe_in(models[1])
     reported: list[Completion] = []
+    completions: list[Completion] = []
 
-    async def scenario(host: EngineHost) -> list[Completion]:
+    async def scenario(host: EngineHost) -> None:
         def report(so_far: Completion) -> None:
             if host.trusts(so_far.versions):
                 reported.append(so_far)
 
-        def ask() -> asyncio.Task[Completion]:
-            request = Request(np.arange(40, 60, dtype=np.int32), Sampling(max_tokens=600), report=report)
-            return asyncio.create_task(host.generate(request))
+        async def ask_until_aborted() -> None:
+            """A slow swap outlasts a request, so that there is always another."""
+            while not completions or completions[-1].finish_reason is not FinishReason.ABORT:
+                request = Request(np.arange(40, 60, dtype=np.int32), Sampling(max_tokens=600), report=report)
+                completions.append(await host.generate(request))
 
-        running = [ask() for _ in range(4)]
+        running = [asyncio.create_task(ask_until_aborted()) for _ in range(4)]
         while not reported:
             await asyncio.sleep(0.01)
         with pytest.raises(WeightsRejected):
-            await host.swap(tmp_path, version(1), SwapMode.KEEP, probe_in(models[1]))
-        await host.swap(models[0], version(0), SwapMode.ABORT, probe_in(models[0]))
-        return list(await asyncio.gather(*running))
+            await host.swap(tmp_path, version(1), SwapMode.KEEP, new_probe)
+        await host.swap(models[0], version(0), SwapMode.ABORT, old_probe)
+        await asyncio.gather(*running)
 
-    completions = with_host(models[0], scenario)
+    with_host(models[0], scenario)
     assert any(completion.finish_reason is FinishReason.ABORT for completion in completions)
+    assert any(len(completion.ids) for completion in completions)
     for completion in [*completions, *reported]:
-        assert {span.version for span in completion.versions} == {0}
-        assert len(completion.ids) == len(completion.logprobs) == sum(span.tokens for span in completion.versions) > 0
+        assert {span.version for span in completion.versions} <= {0}
+        assert len(completion.ids) == len(completion.logprobs) == sum(span.tokens for span in completion.versions)
 
 
 def test_tokens_before_the_first_rejected_one_are_kept() -> None:
