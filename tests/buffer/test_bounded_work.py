@@ -121,6 +121,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.publish(held, 9, uri="u", digest="9")
     yield lambda: buffer.expire("math")
     yield lambda: buffer.readiness("math", 10)
+    yield lambda: buffer.preview(10, {"math": 1000})
     yield lambda: buffer.counts("math")
     yield lambda: buffer.inspect("math", 1)
     yield lambda: buffer.claim(held, 1, {"math": 1000})

@@ -123,7 +123,7 @@ def test_a_call_of_another_epoch_leaves_no_payload_and_spares_a_live_one(world: 
 def test_a_result_without_the_payload_that_it_names_is_refused(world: World) -> None:
     world.start().admit(1)
     (lease,) = world.lease(1)
-    numbers = [lease.group_id, 1, lease.nonce, "cc", "0,0", 0, 0, 0, 1.0, 2, 6, 6, 10, "", 1, 2, 6, "beside", ""]
+    numbers = [lease.group_id, 1, lease.nonce, "cc", "0,0", 0, 0, 0, 1.0, 2, 6, 6, 10, "", 1, 2, 6, "", "beside", ""]
     with pytest.raises(Exception, match="a payload that was set"):
         world.buffer.call_task("put", "math", world.held.epoch, *numbers)
     assert world.statuses() == {"running": 1}

@@ -157,6 +157,11 @@ class Claiming(Sweeping):
         ready, stragglers = self.call_task("readiness", task, step)
         return ready, stragglers
 
+    def preview(self, step: int, sizes: Mapping[str, int]) -> list[ClaimedGroup]:
+        """The groups that a claim of `step` would take as things are, at most `sizes[task]` of each task."""
+        found = {task: self.call_task("preview", task, step, size) for task, size in sizes.items()}
+        return [_claimed_group(task, *fields) for task, reply in found.items() for fields in reply]
+
     def release(
         self,
         held: TrainerEpoch,
@@ -229,11 +234,14 @@ def _claimed_group(
     tries: int,
     tokens: int,
     reward: bytes | None,
-    shaped: bytes,
     payload: bytes,
+    nonce: bytes,
+    rows: bytes,
+    shaped: bytes,
 ) -> ClaimedGroup:
+    numbers = (oldest, arrival, tries, tokens, float(reward or 0))
     pipeline = _decode_shaped(shaped) if shaped else None
-    return ClaimedGroup(task, group_id, oldest, arrival, tries, tokens, float(reward or 0), payload.decode(), pipeline)
+    return ClaimedGroup(task, group_id, *numbers, payload.decode(), nonce.decode(), rows, pipeline)
 
 
 def _decode_shaped(stored: bytes) -> PipelineOutput:

@@ -26,6 +26,17 @@ class Fetching(BufferCore):
             fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
         return fetched
 
+    def check_present(self, groups: Sequence[ClaimedGroup]) -> None:
+        """Raise CorruptGroup for the first group whose samples are not in the store. Reads no samples."""
+        commands: list[Command] = []
+        for group in groups:
+            keys = task_keys(self.run, group.task)
+            payload = keys.payload(group.group_id, group.payload)
+            commands.append(("STRLEN", payload) if group.payload else ("HLEN", keys.rollout(group.group_id)))
+        for group, found in zip(groups, self.send_all(commands), strict=True):
+            if not found:
+                raise CorruptGroup(group.task, group.group_id, "its samples are not in the store any more")
+
     def _fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
         commands: list[Command] = []
         for group in groups:

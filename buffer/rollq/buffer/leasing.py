@@ -25,6 +25,7 @@ from rollq.buffer.rollouts import (
     SampleStatus,
     Status,
 )
+from rollq.buffer.samples import Samples
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
 from rollq.buffer.store.functions import Beside, Call
@@ -33,6 +34,7 @@ from rollq.buffer.store.redis_errors import code_of
 from rollq.buffer.wire.parts import encode_part, tokens_in_parts
 from rollq.buffer.wire.payload import decode_kept, encode_payload, frames_by_index, is_large
 from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.rows import SampleRows
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ NUMBERS_BYTES = 256
 _NO_VERSION = "-"
 RESULT_ARGS = (
     "id", "attempt", "nonce", "letters", "versions", "oldest", "newest", "filtered", "reward", "rewarded", "new_tokens",
-    "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens",
+    "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "rows",
 )  # fmt: skip
 """The numbers of one group in a call of `put`, in their order."""
 
@@ -341,6 +343,7 @@ def _result_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floor
         "took_ms": round(result.generate_s * 1000),
         "error_text": result.error or _first_error(samples),
         "frame_count": len(frames),
+        "rows": SampleRows.of(Samples.of(samples)).encode() if frames.keys() & {WHOLE, BESIDE} else b"",
     }
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
 

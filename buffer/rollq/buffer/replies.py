@@ -215,7 +215,8 @@ class TrainerEpoch:
 
 class ClaimedGroup(NamedTuple):
     """One group of a claimed batch, without its samples. `tokens`: response tokens; `reward`: mean over samples;
-    `payload`: the name of the key that holds their frame, '' when it is in the group's rollout."""
+    `payload`: the name of the key that holds their frame, '' when it is in the group's rollout; `nonce`: of the lease
+    that made them; `rows`: see `rollq.buffer.wire.rows`, '' for a group that an older rollq stored."""
 
     task: str
     group_id: int
@@ -225,6 +226,8 @@ class ClaimedGroup(NamedTuple):
     tokens: int
     reward: float
     payload: str = ""
+    nonce: str = ""
+    rows: bytes = b""
     shaped: PipelineOutput | None = None
 
 

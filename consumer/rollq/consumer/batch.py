@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.advantages import AdvantageSettings, advantages
-from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, SampleStatus
+from rollq.buffer.replies import ClaimedGroup
+from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
 from rollq.buffer.samples import Samples
 from rollq.buffer.staleness import Floors
+from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
-from rollq.consumer.sequences import BatchCounts, TokenSequence, TokenStaleness, token_sequences
+from rollq.consumer.batch_content import BatchContent, Read
+from rollq.consumer.sequences import BatchCounts, TokenSequence, TokenStaleness
 
 if TYPE_CHECKING:
     from rollq.consumer.micro_batch import MicroBatch
@@ -22,15 +25,25 @@ if TYPE_CHECKING:
 class Batch:
     """The groups of train step `step` and their token sequences, for all ranks.
 
-    The flat samples are those of all groups in order, failed ones included, S in total: `rewards` float32 [S] (0 where
-    failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32 [S]. `sequences` are
-    the segments of the valid samples, of all ranks; `share` and `micro_batches` select those of `rank`. `claim_round`
-    names this batch when it is released.
+    The flat samples are those of all groups in order, failed ones included, S in total: `samples`, `rewards` float32
+    [S] (0 where failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32 [S].
+    `sequences` are the segments of the valid samples, n of all ranks: `lengths` int64 [n], their tokens, and
+    `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select those of `rank`. `group_ids`
+    are the task and the id of each group. `claim_round` names this batch when it is released.
+
+    A rank has read its share. Other items of `groups`, `samples` and `sequences` are read when they are asked for,
+    which raises `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step.
+    `prefetched` is the part of the share's groups that were read before the batch was claimed. `unreadable` are groups
+    of the share that could not be read: their sequences are masked.
     """
 
     step: int
-    groups: tuple[Group, ...]
-    sequences: tuple[TokenSequence, ...]
+    group_ids: tuple[tuple[str, int], ...]
+    groups: Sequence[Group]
+    samples: Sequence[Sample]
+    sequences: Sequence[TokenSequence]
+    lengths: npt.NDArray[np.int64]
+    sequence_groups: npt.NDArray[np.int64]
     rewards: Float32Array
     valid: BoolArray
     sample_groups: npt.NDArray[np.int64]
@@ -40,6 +53,8 @@ class Batch:
     rank: int = 0
     world_size: int = 1
     claim_round: int = 0
+    prefetched: float = 0.0
+    unreadable: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def build(
@@ -54,43 +69,88 @@ class Batch:
         world_size: int = 1,
         claim_round: int = 0,
     ) -> "Batch":
-        """Build the batch of `step`.
+        """Build the batch of `step` from groups in memory; the other arguments are those of `from_rows`."""
+        rows = [SampleRows.of(Samples.of(group.samples)) for group in groups]
+        batch, content = cls.from_rows(
+            step,
+            groups,
+            rows,
+            lambda indices: [groups[index] for index in indices],
+            floors=floors,
+            token_thresholds=token_thresholds,
+            settings=settings,
+            rank=rank,
+            world_size=world_size,
+            claim_round=claim_round,
+        )
+        content.load(range(len(groups)))
+        return batch
+
+    @classmethod
+    def from_rows(
+        cls,
+        step: int,
+        groups: Sequence[Group | ClaimedGroup],
+        rows: Sequence[SampleRows],
+        read: Read,
+        *,
+        floors: Mapping[str, Floors] | None = None,
+        token_thresholds: Mapping[str, int] | None = None,
+        settings: AdvantageSettings | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        claim_round: int = 0,
+    ) -> "tuple[Batch, BatchContent]":
+        """Build the batch of `step` from the `rows` of its groups. `read` is called for a group when it is needed.
 
         `floors` maps a task to the versions that tokens of its dead epochs count as, at most.
         `token_thresholds` maps a task to the staleness, in train steps, from which a token is masked out of the loss.
         """
-        settings, flat = settings or AdvantageSettings(), _flatten(groups)
+        settings = settings or AdvantageSettings()
         staleness = _task_staleness(step, groups, floors or {}, token_thresholds or {})
-        sequences = token_sequences(groups, flat.valid, staleness)
-        computed = advantages(flat.rewards, flat.groups, flat.valid, settings)
-        return cls(
+        valid = np.array([reward is not None for mine in rows for reward in mine.rewards], dtype=np.bool_)
+        rewards = [reward or 0.0 for group, mine in zip(groups, rows, strict=True) for reward in _rewards(group, mine)]
+        trained = np.where(valid, np.array(rewards, dtype=np.float32), np.float32(0))
+        content = BatchContent(rows, valid, staleness, read)
+        computed = advantages(trained, content.sample_groups, valid, settings)
+        batch = cls(
             step=step,
-            groups=tuple(groups),
-            sequences=sequences,
-            rewards=flat.rewards,
-            valid=flat.valid,
-            sample_groups=flat.groups,
-            advantages=_pipeline_advantages(computed, groups, flat.valid),
+            group_ids=tuple([(group.task, group.group_id) for group in groups]),
+            groups=content.groups,
+            samples=content.samples,
+            sequences=content.sequences,
+            lengths=np.array([length for mine in rows for one in mine.lengths for length in one], dtype=np.int64),
+            sequence_groups=content.sequence_groups,
+            rewards=trained,
+            valid=valid,
+            sample_groups=content.sample_groups,
+            advantages=_pipeline_advantages(computed, groups, content.sample_groups, valid),
             counts=BatchCounts(
-                loss_tokens=sum(int(sequence.loss_mask.sum()) for sequence in sequences),
-                samples=int(flat.valid.sum()),
-                groups=len(np.unique(flat.groups[flat.valid])),
+                loss_tokens=sum([_loss_tokens(one, staleness[of.task]) for of, one in zip(groups, rows, strict=True)]),
+                samples=int(valid.sum()),
+                groups=len(np.unique(content.sample_groups[valid])),
             ),
             advantage_settings=settings,
             rank=rank,
             world_size=world_size,
             claim_round=claim_round,
         )
-
-    @property
-    def samples(self) -> tuple[Sample, ...]:
-        """The flat samples, S of them."""
-        return tuple(sample for group in self.groups for sample in group.samples)
+        return batch, content
 
     @property
     def share(self) -> tuple[int, ...]:
-        """Indices into `sequences` of this rank's share; shares are balanced by tokens."""
-        return tuple(packing.balance([len(s.ids) for s in self.sequences], self.world_size)[self.rank])
+        """Indices into `sequences` of this rank's share: whole groups, balanced by tokens (see `share_out`)."""
+        return tuple(self._shares()[self.rank])
+
+    @property
+    def share_groups(self) -> tuple[int, ...]:
+        """Indices into `groups` of those that this rank reads: all without other ranks, else those of its share."""
+        if self.world_size == 1:
+            return tuple(range(len(self.groups)))
+        return tuple(np.unique(self.sequence_groups[list(self.share)]).tolist())
+
+    def _shares(self) -> list[list[int]]:
+        return packing.share_out(self.lengths.tolist(), self.sequence_groups.tolist(), self.world_size)
 
     def with_rewards(self, rewards: npt.ArrayLike) -> "Batch":
         """A copy with other `rewards` [S] and the advantages that follow from them."""
@@ -112,8 +172,7 @@ class Batch:
         Raises `ConfigError` for a sequence longer than `max_tokens`, `InvalidGroup` for a missing or misshapen array,
         `ArrayError` for a reference whose file is missing or was changed.
         """
-        lengths = [len(s.ids) for s in self.sequences]
-        plan = packing.plan_micro_batches(lengths, self.world_size, max_tokens, padded=padded)
+        plan = packing.plan_micro_batches(self.lengths.tolist(), self._shares(), max_tokens, padded=padded)
         return [self._assemble(chosen, padded=padded, arrays=arrays) for chosen in plan[self.rank]]
 
     def to_torch(self, *, arrays: Sequence[str] = ()) -> "MicroBatch":
@@ -126,31 +185,9 @@ class Batch:
         return assemble(self.sequences, chosen, self.advantages, self.counts, padded=padded, arrays=arrays)
 
 
-class _FlatSamples(NamedTuple):
-    """The samples of all groups in order, S of them.
-
-    `rewards` float32 [S] (0 where not valid), `valid` bool [S], `groups` int64 [S] index into the groups.
-    """
-
-    rewards: Float32Array
-    valid: BoolArray
-    groups: npt.NDArray[np.int64]
-
-
-def _flatten(groups: Sequence[Group]) -> _FlatSamples:
-    columns = [Samples.of(group.samples) for group in groups]
-    valid = np.array([is_valid for samples in columns for is_valid in _are_valid(samples)], dtype=np.bool_)
-    rewards = np.array(
-        [reward or 0.0 for group, samples in zip(groups, columns, strict=True) for reward in _rewards(group, samples)],
-        dtype=np.float32,
-    )
-    owners = np.repeat(np.arange(len(groups)), [len(samples) for samples in columns])
-    return _FlatSamples(np.where(valid, rewards, np.float32(0)), valid, owners)
-
-
 def _task_staleness(
     step: int,
-    groups: Sequence[Group],
+    groups: Sequence[Group | ClaimedGroup],
     floors: Mapping[str, Floors],
     token_thresholds: Mapping[str, int],
 ) -> dict[str, TokenStaleness]:
@@ -158,23 +195,29 @@ def _task_staleness(
     return {task: TokenStaleness(step, floors.get(task, Floors()), token_thresholds.get(task)) for task in tasks}
 
 
-def _are_valid(samples: Samples) -> list[bool]:
-    found = zip(samples.statuses, samples.rewards, strict=True)
-    return [status is SampleStatus.COMPLETED and reward is not None for status, reward in found]
-
-
-def _rewards(group: Group, samples: Samples) -> Sequence[float | None]:
+def _rewards(group: Group | ClaimedGroup, rows: SampleRows) -> Sequence[float | None]:
     """The rewards of a group's samples: the pipeline's if it set any, otherwise the judge's."""
-    return group.shaped.rewards if group.shaped else samples.rewards
+    return group.shaped.rewards if group.shaped else rows.rewards
 
 
-def _pipeline_advantages(computed: Float32Array, groups: Sequence[Group], valid: BoolArray) -> Float32Array:
-    """The `computed` advantages [S], replaced where a pipeline has set them."""
+def _loss_tokens(rows: SampleRows, staleness: TokenStaleness) -> int:
+    """Tokens of a group that the loss counts: those that are young enough, or belong to a sample with labels."""
+    young = staleness.mask([VersionSpan(*weights, 1) for weights in rows.loss_tokens])
+    return sum(
+        n
+        for is_young, tokens in zip(young, rows.loss_tokens.values(), strict=True)
+        for n, is_labelled in zip(tokens, rows.labelled, strict=True)
+        if is_young or is_labelled
+    )
+
+
+def _pipeline_advantages(
+    computed: Float32Array, groups: Sequence[Group | ClaimedGroup], owners: npt.NDArray[np.int64], valid: BoolArray
+) -> Float32Array:
+    """The `computed` advantages [S] of samples of the groups `owners` [S], replaced where a pipeline has set them."""
     chosen = computed.copy()
-    start = 0
-    for group in groups:
-        end = start + len(group.samples)
+    for index, group in enumerate(groups):
         if group.shaped and group.shaped.advantages is not None:
-            chosen[start:end] = np.where(valid[start:end], group.shaped.advantages, 0.0)
-        start = end
+            mine = owners == index
+            chosen[mine] = np.where(valid[mine], group.shaped.advantages, 0.0)
     return chosen

@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +16,6 @@ from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, NotClaimed
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.rollouts import Group
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.waiter import Waiter
 from rollq.buffer.weights.probe import Probe
@@ -24,6 +24,8 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.colocation import ColocatedEngines
 from rollq.consumer.evaluation import evaluate
+from rollq.consumer.group_reader import GroupReader
+from rollq.consumer.prefetch import Prefetch
 from rollq.consumer.replay import Replay, first_mode
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.trainer_lease import TrainerLease
@@ -67,6 +69,13 @@ class Consumer(Iterator[Batch]):
         )
         self._engines = ColocatedEngines(
             self._lease, self._events, self._stop, colocated=settings.colocated and settings.rank == 0
+        )
+        self._prefetch = Prefetch(
+            lambda: self._lease.buffer,
+            sizes.at,
+            limit_bytes=settings.prefetch_bytes,
+            rank=settings.rank,
+            world_size=settings.world_size,
         )
         self._replay = Replay(self._lease, settings.on_replay_mismatch)
         self._step = epoch.from_step + 1
@@ -131,6 +140,8 @@ class Consumer(Iterator[Batch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._events.__exit__(kind, error, trace)
+        self._stop.set()  # ends what waits for the server
+        self._prefetch.close()
         self._lease.close()
 
     @property
@@ -168,16 +179,19 @@ class Consumer(Iterator[Batch]):
         `ProductionStalled` or `ProductionStopped` if no batch can ever fill, `ClaimTimeout` with the reason for the
         delay, `FencedError`, `CheckpointOverdue`, `StoreLost`. None of these moves the step.
         """
+        self._prefetch.pause()
         while (claimed := self._claimer.claim(self._step)) is not None:
             self._check_committed(claimed)
             if not self._engines.sleep(claimed.step):
                 break
             try:
-                groups = self._lease.buffer.fetch(claimed.groups)
+                batch = self._build_batch(claimed)
             except CorruptGroup as error:
                 self._replace(claimed, error)
             else:
-                return self._build_batch(claimed, groups)
+                self._last_batch = claimed.step
+                self._prefetch.begin(claimed.step + 1)
+                return batch
         raise StopIteration
 
     def _check_committed(self, claimed: Claimed) -> None:
@@ -200,11 +214,14 @@ class Consumer(Iterator[Batch]):
             self._engines.wake()
         self._claimer.give_up(claimed.step)  # only now: a release that the server did not answer is asked for again
 
-    def _build_batch(self, claimed: Claimed, groups: Sequence[Group]) -> Batch:
-        self._last_batch = claimed.step
-        return Batch.build(
+    def _build_batch(self, claimed: Claimed) -> Batch:
+        """The batch, with this rank's share of it. Raises `CorruptGroup` only for what every rank finds."""
+        reader = GroupReader(claimed.groups, self._lease.buffer, self._prefetch)
+        batch, content = Batch.from_rows(
             claimed.step,
-            groups,
+            claimed.groups,
+            reader.rows(),
+            reader.read,
             floors=claimed.floors,
             token_thresholds={task: rules.token_threshold for task, rules in self._sizes.rules.items()},
             settings=self._settings.advantages,
@@ -212,6 +229,12 @@ class Consumer(Iterator[Batch]):
             world_size=self._settings.world_size,
             claim_round=claimed.claim_round,
         )
+        if self._settings.world_size > 1:
+            reader.check_present()
+            reader.mask_unreadable = True
+        content.load(batch.share_groups)
+        reader.mask_unreadable = False
+        return replace(batch, prefetched=reader.prefetched, unreadable=tuple(reader.unreadable))
 
     def publish(self, weights: Weights, *, probe: Probe | None = None) -> int:
         """Publish new weights; returns the bytes that were stored for them. Groups that are now too old expire.
@@ -244,8 +267,8 @@ class Consumer(Iterator[Batch]):
         when the server knows another batch of the step, as after a failover that lost its last moments."""
         if self._settings.rank == 0:
             trained: dict[str, list[int]] = {}
-            for group in batch.groups:
-                trained.setdefault(group.task, []).append(group.group_id)
+            for task, group_id in batch.group_ids:
+                trained.setdefault(task, []).append(group_id)
             self._lease.buffer.commit(self._lease.epoch, batch.step, trained)
             self._committed = batch.step
         self._step = batch.step + 1

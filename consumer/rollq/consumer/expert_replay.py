@@ -55,8 +55,8 @@ def routers_of(model: Any) -> Mapping[int, Any]:
 
 
 def check_recorded(batch: Batch) -> None:
-    """Raise `InvalidGroup` unless all sequences of a batch have the array `routed_experts`."""
-    for sequence in batch.sequences:
+    """Raise `InvalidGroup` unless all sequences of this rank's share have the array `routed_experts`."""
+    for sequence in (batch.sequences[index] for index in batch.share):
         if ROUTED_EXPERTS not in sequence.arrays:
             raise InvalidGroup(
                 f"step {batch.step}: group {sequence.group_id} of task {sequence.task!r} has no array "

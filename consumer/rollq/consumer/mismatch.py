@@ -71,16 +71,17 @@ class MismatchGauge:
 
     def by(self, batch: Batch) -> Mapping[str, Mapping[str, Mismatch]]:
         """Of the tokens of each `task`, `worker` and `version` of the batch that was gauged."""
-        samples = batch.samples
-        owners = [(one.task, str(samples[one.sample].extra.get("worker", "?"))) for one in batch.sequences]
         found: dict[str, dict[str, Mismatch]] = {"task": {}, "worker": {}, "version": {}}
         if not any(map(len, self._differences)):
             return found
         differences, sequences = np.concatenate(self._differences), np.concatenate(self._sequences)
         versions = np.concatenate(self._versions)
+        gauged, index = np.unique(sequences, return_inverse=True)  # those of this rank
+        rows = [batch.sequences[one] for one in gauged]
+        workers = [str(batch.samples[row.sample].extra.get("worker", "?")) for row in rows]
         labels = {
-            "task": np.array([task for task, _ in owners])[sequences],
-            "worker": np.array([worker for _, worker in owners])[sequences],
+            "task": np.array([row.task for row in rows])[index],
+            "worker": np.array(workers)[index],
             "version": versions.astype(str),
         }
         for kind, names in labels.items():

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from rollq.buffer.errors import ConfigError
 
+MOST_IMBALANCE = 1.03
+"""A rank's share may be this many times as heavy as the average one, before groups are divided."""
+
 
 def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
     """Split sequences over `bins` so that their token counts are close: longest first, each to the lightest bin.
@@ -24,10 +27,46 @@ def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
     return shares
 
 
+def share_out(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
+    """The sequences of each rank, where sequence i has `lengths[i]` tokens and belongs to group `groups[i]`.
+
+    A rank gets whole groups, so that it reads no others. While its share is too heavy (see `MOST_IMBALANCE`), as with
+    fewer groups than ranks, single sequences move to the lightest one.
+    """
+    members: dict[int, list[int]] = {}
+    for sequence, group in enumerate(groups):
+        members.setdefault(group, []).append(sequence)
+    found = list(members.values())
+    by_group = balance([sum(lengths[sequence] for sequence in mine) for mine in found], ranks)
+    shares = [[sequence for index in share for sequence in found[index]] for share in by_group]
+    loads = [sum(lengths[sequence] for sequence in share) for share in shares]
+    while max(loads) * ranks > MOST_IMBALANCE * sum(loads):
+        heaviest, lightest = loads.index(max(loads)), loads.index(min(loads))
+        gap = loads[heaviest] - loads[lightest]
+        movable = [sequence for sequence in shares[heaviest] if 0 < lengths[sequence] < gap]
+        if not movable:
+            break
+        moved = min(movable, key=lambda sequence: (abs(2 * lengths[sequence] - gap), sequence))
+        shares[heaviest].remove(moved)
+        shares[lightest].append(moved)
+        loads[heaviest] -= lengths[moved]
+        loads[lightest] += lengths[moved]
+    return [sorted(share) for share in shares]
+
+
+def groups_of_share(lengths: Sequence[Sequence[int]], rank: int, ranks: int) -> list[int]:
+    """The groups of which a rank has sequences, where `lengths[g]` are those of the sequences of group g."""
+    groups = [group for group, mine in enumerate(lengths) for _ in mine]
+    share = share_out([length for mine in lengths for length in mine], groups, ranks)[rank]
+    return sorted({groups[sequence] for sequence in share})
+
+
 def plan_micro_batches(
-    lengths: Sequence[int], ranks: int, max_tokens: int, *, padded: bool = False
+    lengths: Sequence[int], shares: Sequence[Sequence[int]], max_tokens: int, *, padded: bool = False
 ) -> list[list[list[int]]]:
     """Micro-batches as sequence indices, `[rank][micro_batch][...]`, each of at most `max_tokens` tokens.
+
+    `shares` are the sequences of each rank.
 
     Packed, a micro-batch takes the sum of its lengths; padded, its number of rows times its longest sequence.
     Raises `ConfigError` if a single sequence is longer than `max_tokens`.
@@ -39,7 +78,7 @@ def plan_micro_batches(
             f"raise max_tokens to at least {lengths[longest]}, or generate shorter samples"
         )
     fill = _fill_padded if padded else _fill_packed
-    ranked = [fill(share, lengths, max_tokens) for share in balance(lengths, ranks)]
+    ranked = [fill(share, lengths, max_tokens) for share in shares]
     count = max(1, *(len(bins) for bins in ranked))
     return [_split_to(bins, count) for bins in ranked]
 

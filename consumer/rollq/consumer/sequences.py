@@ -94,18 +94,19 @@ class TokenStaleness:
 
 
 def token_sequences(
-    groups: Sequence[Group], valid: BoolArray, staleness: Mapping[str, TokenStaleness]
+    groups: Sequence[Group], valid: BoolArray, staleness: Mapping[str, TokenStaleness], starts: Sequence[int]
 ) -> tuple[TokenSequence, ...]:
     """The sequences of the `valid` ones, bool [S], of the groups' samples: one per segment that has tokens.
 
-    `staleness` is that of each task. Raises `InvalidGroup` for a segment that `check_group` would refuse.
+    `staleness` is that of each task; `starts` the number of each group's first sample in its batch. Raises
+    `InvalidGroup` for a segment that `check_group` would refuse.
     """
     flat = _Flat()
-    first = 0
-    for group in groups:
+    begin = 0
+    for group, start in zip(groups, starts, strict=True):
         samples = Samples.of(group.samples)
-        flat.add(group, samples, first, valid[first : first + len(samples)], staleness[group.task])
-        first += len(samples)
+        flat.add(group, samples, start, valid[begin : begin + len(samples)], staleness[group.task])
+        begin += len(samples)
     return flat.sequences()
 
 

@@ -62,6 +62,11 @@ class ClientSettings(Settings):
     keep_versions: int = Field(default=3, gt=0, description="published weights that are kept for slow workers")
     nccl: NcclSettings = Field(default=NcclSettings(), description="settings of transport nccl")
     advantages: AdvantageSettings = Field(default=AdvantageSettings(), description="how rewards become advantages")
+    prefetch_bytes: int = Field(
+        default=1 << 30,
+        ge=0,
+        description="memory for groups of the next batch that are read while this one is trained, in bytes; 0: none",
+    )
     colocated: bool = Field(default=False, description="put the engines to sleep while the trainer uses their GPUs")
 
     @model_validator(mode="after")

@@ -129,9 +129,7 @@ class Learner:
         return batch.micro_batches(tokens, padded=padded, arrays=[ROUTED_EXPERTS])
 
     def _with_images(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
-        if not any(group.prompt.images for group in batch.groups):
-            return micro
-        return self._images.add(micro, batch)
+        return self._images.add(micro, batch) if micro.lacks_images else micro
 
     @cached_property
     def _images(self) -> ImageInputs:
@@ -295,7 +293,7 @@ class Trainer:
                 f"{where}, for {self._bad_batches} batches in a row: check the weights and the learning rate; "
                 "the batch stays claimed"
             )
-        groups = ", ".join(f"{group.task}:{group.group_id}" for group in batch.groups)
+        groups = ", ".join(f"{task}:{group_id}" for task, group_id in batch.group_ids)
         log.error("%s; its groups are quarantined, and the step gets another batch: %s", where, groups)
         self._consumer.release(batch, "quarantine")
 
@@ -345,7 +343,7 @@ def find_truncation(batch: Batch) -> str | None:
 
 def describe_batch(batch: Batch) -> dict[str, Any]:
     """Describe a batch for the metrics of its step. `workers` maps a worker to the samples it generated."""
-    tasks = np.array([batch.groups[index].task for index in batch.sample_groups])
+    tasks = np.array([batch.group_ids[index][0] for index in batch.sample_groups])
     rewards = batch.rewards
     return {
         "step": batch.step,
@@ -358,6 +356,7 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
         },
         "groups": batch.counts.groups,
         "samples": batch.counts.samples,
+        "prefetched": batch.prefetched,
         "workers": dict(Counter(str(sample.extra.get("worker", "?")) for sample in batch.samples)),
     }
 

@@ -37,7 +37,7 @@ COMMON = (
 KINDS = ("run", "task", "group", "step", "batch", "snapshot")
 """Folders of `lua/` with one file for each function."""
 
-READ_ONLY = frozenset({"counts", "find", "inspect", "readiness", "save_group", "save_index"})
+READ_ONLY = frozenset({"counts", "find", "inspect", "preview", "readiness", "save_group", "save_index"})
 REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups", "salvage"})
 """All other functions also run on a server whose memory is full, so that it can drain."""
 TAKE_PAYLOADS = frozenset({"put", "restore_groups"})

@@ -145,7 +145,7 @@ local function reset_group(clock, id, stale)
   drop_samples(clock, id, letters, reset)
   if not has_samples(letters) then redis.call('HDEL', key, 'parts', 'part_bytes') end
   redis.call('HSET', key, 'letters', letters, 'versions', versions)
-  redis.call('HDEL', key, 'shaped')
+  redis.call('HDEL', key, 'shaped', 'rows')
 end
 
 -- Removes those samples of a group that are too old by now, if it has salvaged ones.

@@ -22,6 +22,35 @@ local function claim_numbers(clock, manifest)
   return tonumber(round or '0'), tonumber(releases or '0'), tonumber(given_up or '-1')
 end
 
+-- The first fresh groups of a batch. In first-in-first-out order, `old` stale groups may be between them while the
+-- buffer is being saved, because nothing expires then.
+local function first_fresh(clock, lowest, want, old)
+  local completed, ids = clock.prefix .. 'completed', {}
+  if want == 0 then return ids end
+  if clock.order ~= 'fifo' then return redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
+  for _, id in ipairs(redis.call('ZRANGE', completed, 0, want + old - 1)) do
+    local score = tonumber(redis.call('ZSCORE', clock.prefix .. 'by_version', id))
+    if #ids < want and score >= tonumber(lowest) then ids[#ids + 1] = id end
+  end
+  return ids
+end
+
+-- Appends the description of each group: id, oldest version, arrival, tries, tokens, reward, the name of its payload
+-- ('' when its frame is in its rollout), the nonce of the lease that made it, the rows of its samples, and the output
+-- of a pipeline (JSON, or '').
+local function describe_groups(clock, ids, reply)
+  for _, id in ipairs(ids) do
+    local key = group_key(clock.prefix, id)
+    local oldest, arrival, tries, tokens, reward, payload, nonce, rows, shaped =
+      fields(key, 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'payload', 'put_nonce', 'rows', 'shaped')
+    -- stylua: ignore
+    reply[#reply + 1] = {
+      tonumber(id), tonumber(oldest), tonumber(arrival), tonumber(tries), tonumber(tokens), reward, payload or '',
+      nonce or '', rows or '', shaped or '',
+    }
+  end
+end
+
 -- Moves a whole batch from one status set to another, scored by step.
 local function move_batch(clock, ids, from, to, step)
   local scored = {}

@@ -3,12 +3,13 @@
 --   when it is finished and back to pending when it is not
 -- KEYS: clock, payloads
 -- ARGV: incarnation, epoch, then per group: id, attempt, nonce, letters, versions, oldest, newest, filtered, reward,
---   rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens
+--   rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, rows
 --   epoch: by which versions were counted   letters: one per sample
 --   versions: the oldest of each sample, comma separated, '-' without tokens
 --   oldest: the version that the group counts as, '-' without tokens   newest: its newest version, or '-'
 --   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
+--   rows: of the samples, for the trainer (see `rollq.buffer.wire.rows`); '' unless all have ended
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
 --   others, or those of its new samples by index. In place of a large frame of the WHOLE group, the field is BESIDE:
 --   its payload is one of the keys, and '' takes the frame's place
@@ -19,7 +20,7 @@
 local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
 local FIRST_RESULT = 3
-local RESULT_ARGS = 17 -- of one group, without its frames
+local RESULT_ARGS = 18 -- of one group, without its frames
 local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
 local UNFINISHED = '[' .. SAMPLE.aborted .. SAMPLE.pending .. ']'
@@ -41,7 +42,7 @@ end
 
 local function check_result(clock, result)
   local letters, versions = result.letters, result.versions
-  check_given(result.id, result.attempt, result.nonce, letters, versions, result.error_text)
+  check_given(result.id, result.attempt, result.nonce, letters, versions, result.error_text, result.rows)
   check_choice(result.filtered, '0', '1')
   check_counts(
     result.rewarded,
@@ -78,7 +79,7 @@ local function read_result(clock, args, at)
   -- in the order of `_result_args` in Python
   -- stylua: ignore
   local id, attempt, nonce, letters, versions, oldest, newest, filtered, reward, rewarded, new_tokens, tokens, took_ms,
-    error_text, frame_count, passed, rewarded_tokens = unpack(args, at, at + RESULT_ARGS - 1)
+    error_text, frame_count, passed, rewarded_tokens, rows = unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
     attempt = attempt,
@@ -97,6 +98,7 @@ local function read_result(clock, args, at)
     frame_count = frame_count,
     passed = passed,
     rewarded_tokens = rewarded_tokens,
+    rows = rows,
   }
   check_result(clock, result)
   result.frames = read_frames(clock, args, at + RESULT_ARGS, tonumber(frame_count))
@@ -184,7 +186,7 @@ local function store_group(clock, group, result, status, now)
   redis.call('HSET', result.key, 'status', status, 'letters', result.letters, 'versions', result.versions,
     'oldest', result.oldest, 'newest', result.newest, 'reward', result.reward, 'tokens', result.tokens,
     'generate_ms', result.took_ms, 'put_ms', now, 'put_nonce', result.nonce, 'deaths', deaths,
-    'counted_in', clock.epoch)
+    'counted_in', clock.epoch, 'rows', result.rows)
   forget_lease(result.key)
 end
 

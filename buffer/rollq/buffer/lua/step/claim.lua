@@ -3,11 +3,10 @@
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases
 --   want: how many groups   claim_round, releases: of the step's plan
--- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, and per group id, oldest
---   version, arrival, tries, tokens, reward, what a pipeline gave it (JSON) and the name of its payload ('' when its
---   frame is in its rollout); or `short`, how many are ready, how
---   many in generation must be waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out
---   order: call expire first; or `given_up`, 0, 0 when the round was undone or released: look at the plan again
+-- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, and its groups (see
+--   `describe_groups`); or `short`, how many are ready, how many in generation must be waited for; or `sweep`, 0, 0
+--   when stale groups are in the way of first-in-first-out order: call expire first; or `given_up`, 0, 0 when the
+--   round was undone or released: look at the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
@@ -15,29 +14,8 @@
 local function describe_batch(clock, manifest)
   local round, releases = claim_numbers(clock, manifest)
   local reply = { 'batch', redis.call('HGET', manifest, 'floors'), round, releases }
-  for _, id in ipairs(manifest_ids(manifest)) do
-    local oldest, arrival, tries, tokens, reward, shaped, payload =
-      group_fields(clock, id, 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'shaped', 'payload')
-    -- stylua: ignore
-    reply[#reply + 1] = {
-      tonumber(id), tonumber(oldest), tonumber(arrival), tonumber(tries), tonumber(tokens), reward, shaped or '',
-      payload or '',
-    }
-  end
+  describe_groups(clock, manifest_ids(manifest), reply)
   return reply
-end
-
--- The first fresh groups of a batch. In first-in-first-out order, `old` stale groups may be between them while the
--- buffer is being saved, because nothing expires then.
-local function first_fresh(clock, lowest, want, old)
-  local completed, ids = clock.prefix .. 'completed', {}
-  if want == 0 then return ids end
-  if clock.order ~= 'fifo' then return redis.call('ZRANGEBYSCORE', completed, lowest, '+inf', 'LIMIT', 0, want) end
-  for _, id in ipairs(redis.call('ZRANGE', completed, 0, want + old - 1)) do
-    local score = tonumber(redis.call('ZSCORE', clock.prefix .. 'by_version', id))
-    if #ids < want and score >= tonumber(lowest) then ids[#ids + 1] = id end
-  end
-  return ids
 end
 
 local function refuse_step(clock, step)

@@ -22,7 +22,7 @@ local function regenerate(clock, id, step)
   local key = group_key(clock.prefix, id)
   local clone = redis.call('HGET', key, 'clone')
   if clone then drop_clone(clock, clone, step) end
-  redis.call('HDEL', key, 'clone', 'uses', 'shaped')
+  redis.call('HDEL', key, 'clone', 'uses', 'shaped', 'rows')
   drop_frames(clock, id)
   redis.call('HSET', key, 'letters', no_letters(clock), 'tries', 0)
   make_pending(clock, id, 0)

@@ -1,0 +1,19 @@
+-- The groups that a claim of a step would take as things are, so that a trainer reads them while it trains.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, step, want
+--   want: how many groups at most
+-- Returns: the groups (see `describe_groups`)
+-- Caller: Claiming.preview; the trainer, any rank
+-- Repeat: harmless
+local function preview(keys, args)
+  local incarnation, step, want = unpack(args)
+  check_whole(step)
+  check_counts(want)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  local lowest, reply = stale_bound(stale_version(clock, tonumber(step))), {}
+  local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
+  describe_groups(clock, first_fresh(clock, lowest, tonumber(want), math.min(old, IDS_PER_CALL)), reply)
+  return reply
+end

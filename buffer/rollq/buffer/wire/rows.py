@@ -1,0 +1,105 @@
+"""The rows of a group: what every rank of a trainer needs to know of each sample, without its tokens.
+
+A claim returns the rows of its groups. From them all ranks compute the same rewards, advantages, counts and shares;
+the tokens of a group are read by the ranks that train them.
+
+In Redis the rows are JSON, by column: `[rewards, lengths, [[epoch, version, loss tokens of each sample...], ...],
+labelled]`. A length is a number, or a list for a sample with several sequences.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import orjson
+
+from rollq.buffer.errors import CorruptFrame
+from rollq.buffer.rollouts import SampleStatus, Segment
+from rollq.buffer.samples import Samples
+from rollq.buffer.staleness import brings_labels
+
+Weights = tuple[int, int]
+"""Epoch and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """The rows of a group. Each field has an entry per sample.
+
+    `rewards`: the judge's reward; None for a sample that is not trained, because it failed. `lengths`: tokens of prompt
+    and response, for each segment that has any. `loss_tokens`: of the weights (epoch, version) that made them, tokens
+    that the loss may count. `labelled`: the sample brings its own labels, and its tokens count at any age.
+    """
+
+    rewards: tuple[float | None, ...]
+    lengths: tuple[tuple[int, ...], ...]
+    loss_tokens: Mapping[Weights, tuple[int, ...]]
+    labelled: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, samples: Samples) -> Self:
+        """The rows of samples whose form is right (see `check_form`)."""
+        found = zip(samples.statuses, samples.rewards, strict=True)
+        trained = [status is SampleStatus.COMPLETED and reward is not None for status, reward in found]
+        segments = [mine if is_trained else () for mine, is_trained in zip(samples.segments, trained, strict=True)]
+        loss_tokens: dict[Weights, list[int]] = {}
+        for index, mine in enumerate(segments):
+            for segment in mine:
+                for weights, tokens in _loss_tokens(segment):
+                    loss_tokens.setdefault(weights, [0] * len(segments))[index] += tokens
+        return cls(
+            tuple(
+                [reward if is_trained else None for reward, is_trained in zip(samples.rewards, trained, strict=True)]
+            ),
+            tuple([tuple([length for segment in mine if (length := _length(segment))]) for mine in segments]),
+            {weights: tuple(counted) for weights, counted in loss_tokens.items()},
+            tuple([brings_labels(mine) for mine in segments]),
+        )
+
+    def encode(self) -> bytes:
+        """The rows as Redis holds them."""
+        lengths = [mine[0] if len(mine) == 1 else mine for mine in self.lengths]
+        loss_tokens = [[*weights, *counted] for weights, counted in self.loss_tokens.items()]
+        labelled = [index for index, is_labelled in enumerate(self.labelled) if is_labelled]
+        return orjson.dumps([self.rewards, lengths, loss_tokens, labelled])
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Self:
+        """Rows from what `encode` gave. Raises `CorruptFrame` for anything else."""
+        try:
+            rewards, lengths, loss_tokens, labelled = orjson.loads(encoded)
+            rows = cls(
+                tuple([None if reward is None else float(reward) for reward in rewards]),
+                tuple([(mine,) if type(mine) is int else tuple(mine) for mine in lengths]),
+                {(epoch, version): tuple(counted) for epoch, version, *counted in loss_tokens},
+                tuple([index in labelled for index in range(len(rewards))]),
+            )
+            rows._check()
+        except (TypeError, ValueError) as error:
+            raise CorruptFrame(f"rows of {len(encoded)} bytes cannot be read: {error}") from error
+        return rows
+
+    def _check(self) -> None:
+        """Raise `ValueError` unless all columns are whole."""
+        counts: list[Sequence[Any]] = [*self.lengths, *self.loss_tokens, *self.loss_tokens.values()]
+        if any(type(count) is not int or count < 0 for mine in counts for count in mine):
+            raise ValueError("a count is not a whole number")
+        if {len(column) for column in (self.lengths, *self.loss_tokens.values())} - {len(self.rewards)}:
+            raise ValueError(f"{len(self.rewards)} samples, and a column that is longer or shorter")
+
+
+def _length(segment: Segment) -> int:
+    return len(segment.prompt_ids) + len(segment.response_ids)
+
+
+def _loss_tokens(segment: Segment) -> list[tuple[Weights, int]]:
+    """The weights that made tokens of a segment, and how many of these the loss may count."""
+    mask = segment.loss_mask
+    if mask is None:
+        return [((epoch, version), tokens) for epoch, version, tokens in segment.versions]
+    found, start = [], 0
+    for epoch, version, tokens in segment.versions:
+        found.append(((epoch, version), int(np.count_nonzero(mask[start : start + tokens]))))
+        start += tokens
+    return found

@@ -1,0 +1,107 @@
+"""Reads the groups of a claimed batch, and checks that they are what their rows say."""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollq.buffer.errors import CorruptFrame, CorruptGroup
+from rollq.buffer.replies import ClaimedGroup
+from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.rollouts import Group, Prompt, Sample, SampleStatus, Segment
+from rollq.buffer.samples import Samples
+from rollq.buffer.wire.rows import SampleRows
+from rollq.consumer.prefetch import Prefetch
+
+log = logging.getLogger(__name__)
+
+
+class GroupReader:
+    """Reads groups of one batch, from those that were read ahead where it can.
+
+    With several ranks, a group that only its rank has found to be unreadable cannot be replaced: the others train the
+    batch already. While `mask_unreadable` is set, it therefore gets masked sequences of the lengths in its rows, so
+    that all counts stay those that the other ranks have, and is listed in `unreadable`.
+    """
+
+    def __init__(self, groups: Sequence[ClaimedGroup], buffer: TrainerBuffer, prefetch: Prefetch) -> None:
+        self._groups = groups
+        self._buffer = buffer
+        self._prefetch = prefetch
+        self._rows: list[SampleRows] = []
+        self._old: dict[int, Group] = {}  # groups of an older rollq
+        self._asked = self._hits = 0
+        self.mask_unreadable = False
+        self.unreadable: list[tuple[str, int]] = []
+
+    @property
+    def prefetched(self) -> float:
+        """The part of the groups read so far that had been read ahead."""
+        return self._hits / self._asked if self._asked else 0.0
+
+    def rows(self) -> list[SampleRows]:
+        """The rows of all groups. Raises `CorruptGroup`."""
+        old = [index for index, group in enumerate(self._groups) if not group.rows]
+        found = self._buffer.fetch([self._groups[index] for index in old])
+        self._old = dict(zip(old, found, strict=True))
+        self._rows = [self._rows_of(index) for index in range(len(self._groups))]
+        return self._rows
+
+    def check_present(self) -> None:
+        """Raise `CorruptGroup`, on every rank alike, for a group whose samples are not in the store."""
+        self._buffer.check_present(self._groups)
+
+    def read(self, indices: Sequence[int]) -> list[Group]:
+        """The groups at these indices. Raises `CorruptGroup` unless `mask_unreadable`."""
+        wanted = [index for index in indices if index not in self._old]
+        try:
+            found, hits = self._prefetch.read([self._groups[index] for index in wanted])
+            for index, group in zip(wanted, found, strict=True):
+                self._check(index, group)
+        except CorruptGroup:
+            if not self.mask_unreadable:
+                raise
+            found, hits = [self._read_or_mask(index) for index in wanted], 0
+        self._asked += len(wanted)
+        self._hits += hits
+        by_index = {**self._old, **dict(zip(wanted, found, strict=True))}
+        return [by_index[index] for index in indices]
+
+    def _rows_of(self, index: int) -> SampleRows:
+        if index in self._old:
+            return SampleRows.of(Samples.of(self._old[index].samples))
+        group = self._groups[index]
+        try:
+            return SampleRows.decode(group.rows)
+        except CorruptFrame as error:
+            raise CorruptGroup(group.task, group.group_id, str(error)) from error
+
+    def _check(self, index: int, group: Group) -> None:
+        if SampleRows.of(Samples.of(group.samples)) != self._rows[index]:
+            raise CorruptGroup(group.task, group.group_id, "its samples are not those that its rows describe")
+
+    def _read_or_mask(self, index: int) -> Group:
+        claimed = self._groups[index]
+        try:
+            (group,) = self._buffer.fetch([claimed])
+            self._check(index, group)
+        except CorruptGroup as error:
+            log.error("%s; other ranks train the batch already, so its samples are masked", error)
+            self.unreadable.append((claimed.task, claimed.group_id))
+            return _masked(claimed, self._rows[index])
+        return group
+
+
+def _masked(claimed: ClaimedGroup, rows: SampleRows) -> Group:
+    """A group with sequences of the same lengths, of which no token counts."""
+    samples = [
+        Sample(tuple([_masked_segment(length) for length in lengths]), SampleStatus.FAILED, error="it cannot be read")
+        for lengths in rows.lengths
+    ]
+    facts = (claimed.oldest_version, claimed.arrival, claimed.tries, claimed.shaped)
+    return Group(claimed.task, claimed.group_id, Prompt(""), samples, *facts)
+
+
+def _masked_segment(length: int) -> Segment:
+    ids = np.zeros(length, np.int32)
+    return Segment(ids, ids[:0], np.zeros(0, np.float32), ())

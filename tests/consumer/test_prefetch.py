@@ -1,0 +1,171 @@
+"""Groups of the next batch are read while the present one is trained; a claim takes what it would have taken."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import ClaimedGroup
+from rollq.buffer.rollouts import WHOLE
+from rollq.buffer.store.keys import task_keys
+from rollq.consumer import Consumer, ConsumerSettings, prefetch
+from support.manual_worker import HandWorker, make_run
+from support.tiny_qwen3 import tiny_qwen3
+from support.waiting import wait_until
+
+Connect = Callable[..., Consumer]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_qwen3().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def worker(buffer: Buffer, tmp_path: Path) -> HandWorker:
+    make_run(buffer, batch_groups=10)
+    return HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "LOOK_EVERY_S", 0.02)
+
+
+@pytest.fixture
+def connect(server_url: str, run_name: str, model_folder: Path) -> Iterator[Connect]:
+    with ExitStack() as stack:
+
+        def open_consumer(**settings: object) -> Consumer:
+            consumer = Consumer.connect(
+                server_url,
+                run=run_name,
+                weights=model_folder,
+                settings=ConsumerSettings.model_validate({"timeout_s": 1, **settings}),
+            )
+            return stack.enter_context(consumer)
+
+        yield open_consumer
+
+
+class Reads:
+    """The groups that were read, by the thread that read them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead: list[int] = []
+        self.late: list[int] = []
+        original = Buffer.fetch
+
+        def fetch(buffer: Buffer, groups: Sequence[ClaimedGroup]) -> Any:
+            found = original(buffer, groups)
+            is_ahead = threading.current_thread().name == "rollq-prefetch"
+            (self.ahead if is_ahead else self.late).extend(group.group_id for group in groups)
+            return found
+
+        monkeypatch.setattr(Buffer, "fetch", fetch)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
+    return Reads(monkeypatch)
+
+
+def test_the_next_batch_is_read_while_this_one_is_trained(connect: Connect, worker: HandWorker, reads: Reads) -> None:
+    consumer = connect()
+    worker.produce(20)
+    first = next(consumer)
+    assert first.prefetched == 0
+    wait_until(lambda: len(reads.ahead) >= 10)
+    consumer.commit(first)
+    second = next(consumer)
+    assert second.prefetched == 1
+    assert sorted(reads.ahead) == [number for _, number in second.group_ids] == list(range(11, 21))
+    assert sorted(reads.late) == list(range(1, 11))
+    assert [group.group_id for group in second.groups] == [number for _, number in second.group_ids]
+    assert all(len(group.samples) == 4 for group in second.groups)
+
+
+def test_groups_that_come_meanwhile_are_read_too(connect: Connect, worker: HandWorker, reads: Reads) -> None:
+    consumer = connect()
+    worker.produce(13)
+    first = next(consumer)
+    wait_until(lambda: len(reads.ahead) >= 3)
+    worker.produce(7)
+    wait_until(lambda: len(reads.ahead) >= 10)
+    consumer.commit(first)
+    assert next(consumer).prefetched == 1
+
+
+def test_a_group_that_was_made_again_is_not_taken_from_memory(
+    connect: Connect, worker: HandWorker, buffer: Buffer, reads: Reads
+) -> None:
+    consumer = connect()
+    worker.produce(20)
+    first = next(consumer)
+    wait_until(lambda: len(reads.ahead) >= 10)
+    consumer._prefetch.pause()
+    group = task_keys(buffer.run, "math").group(12)
+    buffer.client.hset(group, "put_nonce", "another")
+    consumer.commit(first)
+    second = next(consumer)
+    assert second.prefetched == 0.9
+    assert reads.late[10:] == [12]
+
+
+def test_memory_for_reading_ahead_is_bounded(connect: Connect, worker: HandWorker, reads: Reads) -> None:
+    consumer = connect(prefetch_bytes=1)
+    worker.produce(20)
+    first = next(consumer)
+    wait_until(lambda: len(reads.ahead) >= 8)
+    consumer.commit(first)
+    second = next(consumer)
+    assert len(reads.ahead) == 8
+    assert second.prefetched == 0.8
+
+
+def test_reading_ahead_can_be_switched_off(connect: Connect, worker: HandWorker, reads: Reads) -> None:
+    consumer = connect(prefetch_bytes=0)
+    worker.produce(20)
+    consumer.commit(next(consumer))
+    assert next(consumer).prefetched == 0
+    assert reads.ahead == []
+
+
+def test_a_group_that_cannot_be_read_ahead_is_replaced_at_its_claim(
+    connect: Connect, worker: HandWorker, buffer: Buffer, reads: Reads
+) -> None:
+    consumer = connect()
+    worker.produce(21)
+    buffer.client.hset(task_keys(buffer.run, "math").rollout(14), WHOLE, b"no frame")
+    first = next(consumer)
+    wait_until(lambda: len(reads.ahead) >= 9)
+    consumer.commit(first)
+    second = next(consumer)
+    assert [number for _, number in second.group_ids] == [*range(11, 14), *range(15, 22)]
+    assert 14 not in reads.ahead
+
+
+def test_each_rank_reads_ahead_what_will_be_its_share(connect: Connect, worker: HandWorker, reads: Reads) -> None:
+    consumers = [connect(rank=rank, world_size=2, launch_id="one") for rank in range(2)]
+    worker.produce(20)
+    batches = [next(consumer) for consumer in consumers]
+    wait_until(lambda: len(reads.ahead) >= 10)
+    for consumer, batch in zip(consumers, batches, strict=True):
+        consumer.commit(batch)
+    batches = [next(consumer) for consumer in consumers]
+    assert sorted(reads.ahead) == list(range(11, 21))
+    assert [batch.prefetched for batch in batches] == [1, 1]
+
+
+def test_nothing_is_read_ahead_once_the_consumer_is_left(connect: Connect, worker: HandWorker, reads: Reads) -> None:
+    consumer = connect()
+    worker.produce(10)
+    next(consumer)
+    consumer.__exit__(None, None, None)
+    assert "rollq-prefetch" not in [thread.name for thread in threading.enumerate()]
