@@ -69,7 +69,10 @@ class Batch:
         world_size: int = 1,
         claim_round: int = 0,
     ) -> "Batch":
-        """Build the batch of `step` from groups in memory; the other arguments are those of `from_rows`."""
+        """Build the batch of `step` from groups in memory; the other arguments are those of `from_rows`.
+
+        Raises `InvalidGroup` for a segment that `check_group` would refuse.
+        """
         rows = [SampleRows.of(Samples.of(group.samples)) for group in groups]
         batch, content = cls.from_rows(
             step,
@@ -84,6 +87,7 @@ class Batch:
             claim_round=claim_round,
         )
         content.load(range(len(groups)))
+        content.make_sequences()
         return batch
 
     @classmethod

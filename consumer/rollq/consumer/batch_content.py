@@ -74,18 +74,21 @@ class BatchContent:
 
     def load(self, groups: Iterable[int]) -> None:
         """Read these groups, by index, in one go, unless they are here already. Raises as `Read` does."""
-        missing = sorted(set(groups) - self._groups.keys())
-        if not missing:
+        if missing := sorted(set(groups) - self._groups.keys()):
+            self._groups.update(zip(missing, self._read(missing), strict=True))
+
+    def make_sequences(self) -> None:
+        """Make the sequences of all groups that are here, in one go."""
+        new = sorted(self._groups.keys() - self._sequences.keys())
+        if not new:
             return
-        found = self._read(missing)
-        chosen = [slice(self._first_sample[index], self._first_sample[index + 1]) for index in missing]
-        valid = np.concatenate([self._valid[one] for one in chosen])
-        starts = [one.start for one in chosen]
-        made = iter(token_sequences(found, valid, self._staleness, starts))
-        for index, group in zip(missing, found, strict=True):
+        samples = [slice(self._first_sample[index], self._first_sample[index + 1]) for index in new]
+        valid = np.concatenate([self._valid[one] for one in samples])
+        groups, starts = [self._groups[index] for index in new], [one.start for one in samples]
+        made = iter(token_sequences(groups, valid, self._staleness, starts))
+        for index in new:
             count = self._first_sequence[index + 1] - self._first_sequence[index]
             self._sequences[index] = tuple([next(made) for _ in range(count)])
-            self._groups[index] = group
 
     def _load_all(self) -> None:
         self.load(range(len(self.groups)))
@@ -96,7 +99,9 @@ class BatchContent:
 
     def _sequence(self, index: int) -> TokenSequence:
         group = int(self.sequence_groups[index])
-        self.load([group])
+        if group not in self._sequences:
+            self.load([group])
+            self.make_sequences()
         return self._sequences[group][index - self._first_sequence[group]]
 
     def _sample(self, index: int) -> Sample:

@@ -88,11 +88,10 @@ class Prefetch:
         """The groups, in order, and how many of them were here already. Raises CorruptGroup."""
         with self._reading:  # what is being read now is not read twice
             kept = [self._kept.pop(_key(group), None) for group in groups]
-        missing = iter(
-            self._buffer().fetch([group for group, at_hand in zip(groups, kept, strict=True) if not at_hand])
-        )
+        missing = [group for group, at_hand in zip(groups, kept, strict=True) if at_hand is None]
+        late = iter(_fetch(self._buffer(), missing))
         found = [
-            next(missing) if at_hand is None else _as_claimed(at_hand.group, group)
+            next(late) if at_hand is None else _as_claimed(at_hand.group, group)
             for group, at_hand in zip(groups, kept, strict=True)
         ]
         return found, sum(at_hand is not None for at_hand in kept)
@@ -118,9 +117,8 @@ class Prefetch:
             with self._reading:
                 self._kept = {key: kept for key, kept in self._kept.items() if key in wanted}
             missing = [group for key, group in wanted.items() if key not in self._kept]
-            for first in range(0, len(missing), GROUPS_PER_READ):
-                if not self._keep(step, missing[first : first + GROUPS_PER_READ]):
-                    return
+            while missing and (count := self._keep(step, missing)):
+                missing = missing[count:]
         except CorruptGroup as error:  # the claim meets it again
             self._corrupt.add((error.task, error.group_id))
         except ServerError as error:
@@ -134,37 +132,55 @@ class Prefetch:
         groups = [group for group in self._buffer().preview(step, self._sizes(step)) if group.nonce]
         if self._world_size == 1:
             return groups
-        try:
-            rows = [SampleRows.decode(group.rows) for group in groups]
-        except CorruptFrame:
-            return []
+        rows = map(decode_rows, groups)
         lengths = [[length for sample in mine.lengths for length in sample] for mine in rows]
         return [groups[index] for index in packing.groups_of_share(lengths, self._rank, self._world_size)]
 
-    def _keep(self, step: int, groups: Sequence[ClaimedGroup]) -> bool:
-        """Read groups, unless there is enough; whether to read more."""
+    def _keep(self, step: int, groups: Sequence[ClaimedGroup]) -> int:
+        """Read the first ones of these groups; returns how many, 0 when there is enough."""
         with self._reading:
-            held_bytes = sum(kept.size_bytes for kept in self._kept.values())
-            if self._step != step or held_bytes >= self._limit_bytes:
-                return False
-            for group, found in zip(groups, self._buffer().fetch(groups), strict=True):
+            sizes = [kept.size_bytes for kept in self._kept.values()]
+            free_bytes = self._limit_bytes - sum(sizes)
+            if self._step != step or free_bytes <= 0:
+                return 0
+            count = free_bytes // max(sizes, default=self._limit_bytes)  # the first one is read alone
+            chosen = groups[: min(max(count, 1), GROUPS_PER_READ)]
+            for group, found in zip(chosen, _fetch(self._buffer(), chosen), strict=True):
                 self._kept[_key(group)] = _Kept(found, _size_bytes(found))
-        return True
+        return len(chosen)
 
 
 def _key(group: ClaimedGroup) -> _Key:
     return group.task, group.group_id, group.nonce
 
 
+def _fetch(buffer: TrainerBuffer, groups: Sequence[ClaimedGroup]) -> list[Group]:
+    """The groups, from the store. Raises `CorruptGroup`, also where samples are not those that their rows describe."""
+    found = buffer.fetch(groups)
+    for group, claimed in zip(found, groups, strict=True):
+        if claimed.rows and SampleRows.of(Samples.of(group.samples)) != decode_rows(claimed):
+            raise CorruptGroup(group.task, group.group_id, "its samples are not those that its rows describe")
+    return found
+
+
+def decode_rows(group: ClaimedGroup) -> SampleRows:
+    """The rows of a group that has some. Raises `CorruptGroup`."""
+    try:
+        return SampleRows.decode(group.rows)
+    except CorruptFrame as error:
+        raise CorruptGroup(group.task, group.group_id, str(error)) from error
+
+
 def _size_bytes(group: Group) -> int:
-    """The bytes of a group's arrays, those that siblings share counted for each."""
+    """The bytes of a group's arrays."""
+    segments = [segment for mine in Samples.of(group.samples).segments for segment in mine]
     arrays = [
         array
-        for segments in Samples.of(group.samples).segments
         for segment in segments
         for array in (segment.prompt_ids, segment.response_ids, segment.logprobs, *segment.arrays.values())
     ]
-    return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+    different = {id(array): array for array in arrays}  # siblings share prompts
+    return sum(array.nbytes for array in different.values() if isinstance(array, np.ndarray))
 
 
 def _as_claimed(group: Group, claimed: ClaimedGroup) -> Group:
