@@ -29,7 +29,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def worker(buffer: Buffer, tmp_path: Path) -> HandWorker:
-    make_run(buffer, batch_groups=10)
+    make_run(buffer, batch_groups=10, max_staleness=5)
     return HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
 
 
@@ -169,3 +169,45 @@ def test_nothing_is_read_ahead_once_the_consumer_is_left(connect: Connect, worke
     next(consumer)
     consumer.__exit__(None, None, None)
     assert "rollq-prefetch" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_ranks_read_nothing_ahead_of_a_batch_that_is_not_full_and_all_of_it_once(
+    connect: Connect, worker: HandWorker, reads: Reads
+) -> None:
+    consumers = [connect(rank=rank, world_size=2, launch_id="one") for rank in range(2)]
+    worker.produce(10)
+    batches = [next(consumer) for consumer in consumers]
+    for _ in range(10):
+        worker.produce(1)
+    wait_until(lambda: len(reads.ahead) >= 10)
+    for consumer, batch in zip(consumers, batches, strict=True):
+        consumer.commit(batch)
+    assert [next(consumer).prefetched for consumer in consumers] == [1, 1]
+    assert sorted(reads.ahead) == list(range(11, 21))
+
+
+def test_a_rank_that_comes_later_keeps_what_it_has_read(connect: Connect, worker: HandWorker, reads: Reads) -> None:
+    consumers = [connect(rank=rank, world_size=2, launch_id="one") for rank in range(2)]
+    worker.produce(30)
+    batches = [next(consumer) for consumer in consumers]
+    wait_until(lambda: len(reads.ahead) >= 10)
+    for consumer, batch in zip(consumers, batches, strict=True):
+        consumer.commit(batch)
+    next(consumers[0])
+    wait_until(lambda: len(reads.ahead) >= 15)  # the first rank reads for the step after it
+    assert next(consumers[1]).prefetched == 1
+
+
+def test_an_error_while_reading_ahead_does_not_reach_the_trainer(
+    connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def preview(*_: object) -> None:
+        raise MemoryError("planted")
+
+    monkeypatch.setattr(Buffer, "preview", preview)
+    consumer = connect()
+    worker.produce(30)
+    for _ in range(3):
+        batch = next(consumer)
+        wait_until(lambda: "no groups are read ahead" in caplog.text)
+        consumer.commit(batch)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rollq.buffer.errors import ClaimTimeout, CorruptGroup
 from rollq.buffer.rollouts import WHOLE
 from rollq.buffer.store.keys import task_keys
 from rollq.consumer import Batch, Consumer, ConsumerSettings
+from rollq.consumer.micro_batch import assemble
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 
@@ -129,6 +131,16 @@ def test_a_group_whose_samples_are_gone_is_replaced_on_every_rank(
     assert buffer.counts("math").statuses["failed"] == 1  # type: ignore[index]
 
 
+def assemble_with_array(batch: Batch) -> list[tuple[int, ...]]:
+    """The shapes of an array that every readable sequence of a share has."""
+    rows = [batch.sequences[index] for index in range(len(batch.sequences)) if index in batch.share]
+    given = [row if row.is_masked else replace(row, arrays={"gain": np.ones((len(row.ids), 2))}) for row in rows]
+    micro = assemble(given, range(len(given)), batch.advantages, batch.counts, padded=False, arrays=["gain"])
+    gain = micro.arrays["gain"][0]
+    assert int(gain.sum()) == 2 * sum(len(row.ids) for row in rows if not row.is_masked)
+    return [tuple(gain.shape)]
+
+
 def test_a_group_that_one_rank_cannot_read_is_masked_and_the_counts_stay(
     worker: HandWorker, ranks: Ranks, buffer: Buffer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,6 +159,8 @@ def test_a_group_that_one_rank_cannot_read_is_masked_and_the_counts_stay(
     assert trained == sum(int(sequence.loss_mask.sum()) for sequence in owner.sequences)
     assert 0 < trained < owner.counts.loss_tokens
     assert len(owner.micro_batches(64)) == len(other.micro_batches(64))
+    arrays = [assemble_with_array(batch) for batch in batches]
+    assert all(arrays)
     with pytest.raises(CorruptGroup, match="group 3 of task 'math'"):
         other.groups[2]
     consumers[0].publish(tiny_qwen3(seed=2).state_dict())

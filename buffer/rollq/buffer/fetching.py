@@ -32,7 +32,7 @@ class Fetching(BufferCore):
         for group in groups:
             keys = task_keys(self.run, group.task)
             payload = keys.payload(group.group_id, group.payload)
-            commands.append(("STRLEN", payload) if group.payload else ("HLEN", keys.rollout(group.group_id)))
+            commands.append(("EXISTS", payload if group.payload else keys.rollout(group.group_id)))
         for group, found in zip(groups, self.send_all(commands), strict=True):
             if not found:
                 raise CorruptGroup(group.task, group.group_id, "its samples are not in the store any more")

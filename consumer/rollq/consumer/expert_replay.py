@@ -57,7 +57,7 @@ def routers_of(model: Any) -> Mapping[int, Any]:
 def check_recorded(batch: Batch) -> None:
     """Raise `InvalidGroup` unless all sequences of this rank's share have the array `routed_experts`."""
     for sequence in (batch.sequences[index] for index in batch.share):
-        if ROUTED_EXPERTS not in sequence.arrays:
+        if ROUTED_EXPERTS not in sequence.arrays and not sequence.is_masked:
             raise InvalidGroup(
                 f"step {batch.step}: group {sequence.group_id} of task {sequence.task!r} has no array "
                 f"{ROUTED_EXPERTS!r}, which [trainer] replay_experts needs: in [worker.options], set "

@@ -98,7 +98,7 @@ def assemble(
         temperature=layout.spread(_values(rows, "temperature"), np.float32, fill=1),
         sample_loss_tokens=layout.spread(_values(rows, "sample_loss_tokens"), np.float32),
         sequence_index=layout.spread(list(chosen) or [-1], np.int64, fill=-1),
-        arrays={name: layout.tensor(_named_array(rows, name)) for name in arrays} if chosen else {},
+        arrays={} if all(row.is_masked for row in rows) else {n: layout.tensor(_named_array(rows, n)) for n in arrays},
         sequences=tuple(chosen),
         counts=counts,
         lacks_images=any(row.images for row in rows),
@@ -151,6 +151,7 @@ _BLANK = TokenSequence(
     sample_loss_tokens=0,
     temperature=1.0,
     arrays={},
+    is_masked=True,
 )
 
 
@@ -163,7 +164,14 @@ def _joined(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
 
 
 def _named_array(rows: Sequence[TokenSequence], name: str) -> npt.NDArray[Any]:
-    return np.concatenate([_aligned(row, name) for row in rows])
+    found = [None if row.is_masked else _aligned(row, name) for row in rows]
+    known = next(array for array in found if array is not None)
+    return np.concatenate(
+        [
+            np.zeros((len(row.ids), *known.shape[1:]), known.dtype) if array is None else array
+            for row, array in zip(rows, found, strict=True)
+        ]
+    )
 
 
 def _aligned(sequence: TokenSequence, name: str) -> npt.NDArray[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rollq.buffer.errors import ConfigError
 
 MOST_IMBALANCE = 1.03
-"""A rank's share may be this many times as heavy as the average one, before groups are divided."""
+"""Shares of whole groups may be this many times as heavy as shares of single sequences."""
 
 
 def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
@@ -30,28 +30,25 @@ def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
 def share_out(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
     """The sequences of each rank, where sequence i has `lengths[i]` tokens and belongs to group `groups[i]`.
 
-    A rank gets whole groups, so that it reads no others. While its share is too heavy (see `MOST_IMBALANCE`), as with
-    fewer groups than ranks, single sequences move to the lightest one.
+    A rank gets whole groups, so that it reads no others, unless that makes the heaviest share too heavy (see
+    `MOST_IMBALANCE`), as with fewer groups than ranks.
     """
     members: dict[int, list[int]] = {}
     for sequence, group in enumerate(groups):
         members.setdefault(group, []).append(sequence)
     found = list(members.values())
     by_group = balance([sum(lengths[sequence] for sequence in mine) for mine in found], ranks)
-    shares = [[sequence for index in share for sequence in found[index]] for share in by_group]
-    loads = [sum(lengths[sequence] for sequence in share) for share in shares]
-    while max(loads) * ranks > MOST_IMBALANCE * sum(loads):
-        heaviest, lightest = loads.index(max(loads)), loads.index(min(loads))
-        gap = loads[heaviest] - loads[lightest]
-        movable = [sequence for sequence in shares[heaviest] if 0 < lengths[sequence] < gap]
-        if not movable:
-            break
-        moved = min(movable, key=lambda sequence: (abs(2 * lengths[sequence] - gap), sequence))
-        shares[heaviest].remove(moved)
-        shares[lightest].append(moved)
-        loads[heaviest] -= lengths[moved]
-        loads[lightest] += lengths[moved]
-    return [sorted(share) for share in shares]
+    whole = [[sequence for index in share for sequence in found[index]] for share in by_group]
+    heaviest = _heaviest(whole, lengths)
+    if heaviest * ranks > MOST_IMBALANCE * sum(lengths):
+        divided = balance(lengths, ranks)
+        if heaviest > MOST_IMBALANCE * _heaviest(divided, lengths):
+            whole = divided
+    return [sorted(share) for share in whole]
+
+
+def _heaviest(shares: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
+    return max(sum(lengths[sequence] for sequence in share) for share in shares)
 
 
 def groups_of_share(lengths: Sequence[Sequence[int]], rank: int, ranks: int) -> list[int]:

@@ -67,7 +67,7 @@ class Prefetch:
         with self._changed:
             self._step = step
             self._changed.notify()
-        if not self._thread.is_alive():
+        if self._thread.ident is None:
             self._thread.start()
 
     def pause(self) -> None:
@@ -126,12 +126,18 @@ class Prefetch:
         except RollqError as error:
             log.debug("no groups are read ahead any more: %s", error)
             self.pause()
+        except Exception:  # a claim must not depend on this thread
+            log.exception("no groups are read ahead for step %d", step)
+            self.pause()
 
     def _likely(self, step: int) -> list[ClaimedGroup]:
         """The groups of this rank's share, if the batch of `step` were claimed now."""
-        groups = [group for group in self._buffer().preview(step, self._sizes(step)) if group.nonce]
+        sizes = self._sizes(step)
+        groups = self._buffer().preview(step, sizes)
         if self._world_size == 1:
-            return groups
+            return [group for group in groups if group.nonce]
+        if len(groups) < sum(sizes.values()) or not all(group.rows for group in groups):
+            return []  # the shares would be others
         rows = map(decode_rows, groups)
         lengths = [[length for sample in mine.lengths for length in sample] for mine in rows]
         return [groups[index] for index in packing.groups_of_share(lengths, self._rank, self._world_size)]

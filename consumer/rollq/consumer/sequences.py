@@ -19,6 +19,7 @@ from rollq.buffer.rollouts import (
     ImageRef,
     Int32Array,
     NamedArrays,
+    SampleStatus,
     Segment,
     VersionSpan,
 )
@@ -36,7 +37,8 @@ class TokenSequence:
     `sample_loss_tokens` counts the loss tokens of all segments of the sample. `temperature` is the sampling temperature
     of the response. `arrays` are the segment's named arrays, per token or per sample; large ones are references that
     `rollq.buffer.wire.arrays.load_array` reads. `images` are those of the prompt, and `image_options` the arguments
-    of the image processor; see `rollq.consumer.images`.
+    of the image processor; see `rollq.consumer.images`. `is_masked`: the sample could not be read, and only its length
+    is known.
     """
 
     ids: Int32Array
@@ -53,6 +55,7 @@ class TokenSequence:
     arrays: NamedArrays
     images: tuple[ImageRef, ...] = ()
     image_options: Mapping[str, Any] = field(default_factory=dict)
+    is_masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class _Flat:
                         "arrays": segment.arrays,
                         "images": group.prompt.images,
                         "image_options": group.prompt.image_options,
+                        "is_masked": samples.statuses[index] is SampleStatus.FAILED,
                     }
                 )
 

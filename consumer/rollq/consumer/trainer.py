@@ -330,7 +330,7 @@ class Trainer:
 
 def find_truncation(batch: Batch) -> str | None:
     """A warning if samples were drawn with top_p or top_k, which the trainer's logprobs do not include."""
-    for sample in batch.samples:
+    for sample in (sample for index in batch.share_groups for sample in batch.groups[index].samples):
         top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
         if top_p < 1 or top_k > 0:
             return (
@@ -357,7 +357,13 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
         "groups": batch.counts.groups,
         "samples": batch.counts.samples,
         "prefetched": batch.prefetched,
-        "workers": dict(Counter(str(sample.extra.get("worker", "?")) for sample in batch.samples)),
+        "workers": dict(
+            Counter(
+                str(sample.extra.get("worker", "?"))
+                for index in batch.share_groups
+                for sample in batch.groups[index].samples
+            )
+        ),
     }
 
 

@@ -1,4 +1,4 @@
--- The groups that a claim of a step would take as things are, so that a trainer reads them while it trains.
+-- The groups that a claim of a step would return as things are, so that a trainer reads them while it trains.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, step, want
@@ -12,8 +12,10 @@ local function preview(keys, args)
   check_counts(want)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
-  local lowest, reply = stale_bound(stale_version(clock, tonumber(step))), {}
+  local manifest = manifest_key(clock, step)
+  if has_batch(manifest) then return describe_groups(clock, manifest_ids(manifest), {}) end
+  local lowest = stale_bound(stale_version(clock, tonumber(step)))
   local old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
-  describe_groups(clock, first_fresh(clock, lowest, tonumber(want), math.min(old, IDS_PER_CALL)), reply)
-  return reply
+  local ids = first_fresh(clock, lowest, tonumber(want), math.min(old, IDS_PER_CALL))
+  return describe_groups(clock, ids, {})
 end
