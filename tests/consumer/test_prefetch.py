@@ -1,6 +1,7 @@
 """Groups of the next batch are read while the present one is trained; a claim takes what it would have taken."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -52,6 +53,17 @@ def connect(server_url: str, run_name: str, model_folder: Path) -> Iterator[Conn
             return stack.enter_context(consumer)
 
         yield open_consumer
+
+
+def frame_bytes(buffer: Buffer, group_id: int) -> int:
+    return buffer.client.hstrlen(task_keys(buffer.run, "math").rollout(group_id), WHOLE)
+
+
+def assert_stays(condition: Callable[[], bool]) -> None:
+    """Give the thread time for many looks."""
+    for _ in range(20):
+        time.sleep(0.02)
+        assert condition()
 
 
 class Reads:
@@ -118,15 +130,77 @@ def test_a_group_that_was_made_again_is_not_taken_from_memory(
     assert reads.late[10:] == [12]
 
 
-def test_memory_for_reading_ahead_is_bounded(connect: Connect, worker: HandWorker, reads: Reads) -> None:
-    consumer = connect(prefetch_bytes=1)
+def test_memory_for_reading_ahead_is_bounded_by_the_size_of_the_frames(
+    connect: Connect, worker: HandWorker, buffer: Buffer, reads: Reads
+) -> None:
+    connect(launch_id="one")
     worker.produce(20)
+    sizes_bytes = [frame_bytes(buffer, number) for number in (11, 12, 13)]
+    consumer = connect(launch_id="one", prefetch_bytes=sum(sizes_bytes))
     first = next(consumer)
-    wait_until(lambda: len(reads.ahead) >= 1)
+    wait_until(lambda: len(reads.ahead) >= 3)
+    assert_stays(lambda: reads.ahead == [11, 12, 13])
     consumer.commit(first)
-    second = next(consumer)
-    assert len(reads.ahead) == 1
-    assert second.prefetched == 0.1
+    assert next(consumer).prefetched == 0.3
+
+
+def test_a_frame_that_does_not_fit_is_not_read_ahead(
+    connect: Connect, worker: HandWorker, buffer: Buffer, reads: Reads
+) -> None:
+    connect(launch_id="one")
+    worker.produce(20)
+    consumer = connect(launch_id="one", prefetch_bytes=frame_bytes(buffer, 11) - 1)
+    first = next(consumer)
+    assert_stays(lambda: reads.ahead == [])
+    consumer.commit(first)
+    assert next(consumer).prefetched == 0
+
+
+def test_looks_that_find_nothing_new_become_rarer(
+    connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, reads: Reads
+) -> None:
+    waits_s: list[float] = []
+    original = prefetch.Prefetch._wait_while
+
+    def wait_while(self: prefetch.Prefetch, step: int, wait_s: float) -> None:
+        waits_s.append(wait_s)
+        original(self, step, min(wait_s, 0.02))
+
+    monkeypatch.setattr(prefetch.Prefetch, "_wait_while", wait_while)
+    monkeypatch.setattr(prefetch, "LEAST_OFTEN_S", 0.1)
+    consumer = connect()
+    worker.produce(13)
+    next(consumer)
+    wait_until(lambda: 0.1 in waits_s)
+    assert waits_s[:5] == [0.02, 0.04, 0.08, 0.1, 0.1]
+    worker.produce(1)
+    wait_until(lambda: len(reads.ahead) == 4)
+    wait_until(lambda: 0.02 in waits_s[5:])
+
+
+def test_a_claim_waits_for_what_is_being_read_and_for_nothing_else(
+    connect: Connect, worker: HandWorker, monkeypatch: pytest.MonkeyPatch, reads: Reads
+) -> None:
+    reading, may_end = threading.Event(), threading.Event()
+    original = Buffer.fetch
+
+    def fetch(buffer: Buffer, groups: Sequence[ClaimedGroup]) -> Any:
+        if threading.current_thread().name == "rollq-prefetch":
+            reading.set()
+            assert may_end.wait(30)
+        return original(buffer, groups)
+
+    monkeypatch.setattr(Buffer, "fetch", fetch)
+    consumers = [connect(rank=rank, world_size=2, launch_id="one") for rank in range(2)]
+    worker.produce(20)
+    first, other = (next(consumer) for consumer in consumers)
+    assert reading.wait(30)
+    assert len(first.groups[:]) == 10  # those of the other rank are read meanwhile
+    threading.Timer(0.2, may_end.set).start()
+    for consumer, batch in zip(consumers, (first, other), strict=True):
+        consumer.commit(batch)
+    assert [next(consumer).prefetched for consumer in consumers] == [1, 1]
+    assert len(reads.ahead) == len(set(reads.ahead))
 
 
 def test_reading_ahead_can_be_switched_off(connect: Connect, worker: HandWorker, reads: Reads) -> None:

@@ -26,16 +26,15 @@ class Fetching(BufferCore):
             fetched += self._fetch(groups[start : start + FETCH_GROUPS_PER_TRIP])
         return fetched
 
-    def check_present(self, groups: Sequence[ClaimedGroup]) -> None:
-        """Raise CorruptGroup for the first group whose samples are not in the store. Reads no samples."""
-        commands: list[Command] = []
-        for group in groups:
-            keys = task_keys(self.run, group.task)
-            payload = keys.payload(group.group_id, group.payload)
-            commands.append(("EXISTS", payload if group.payload else keys.rollout(group.group_id)))
-        for group, found in zip(groups, self.send_all(commands), strict=True):
-            if not found:
-                raise CorruptGroup(group.task, group.group_id, "its samples are not in the store any more")
+    def sizes_bytes(self, groups: Sequence[ClaimedGroup]) -> list[int]:
+        """The size of the frame that holds the samples of each group, which must have rows; 0 where it is gone."""
+        return [int(size) for size in self.send_all([self._measure(group) for group in groups])]
+
+    def _measure(self, group: ClaimedGroup) -> Command:
+        keys = task_keys(self.run, group.task)
+        if group.payload:
+            return ("STRLEN", keys.payload(group.group_id, group.payload))
+        return ("HSTRLEN", keys.rollout(group.group_id), WHOLE)
 
     def _fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
         commands: list[Command] = []

@@ -1,8 +1,8 @@
 """The batch of one train step: identical on every rank; each rank trains its share of it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +10,10 @@ import numpy.typing as npt
 from rollq.buffer.advantages import AdvantageSettings, advantages
 from rollq.buffer.replies import ClaimedGroup
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
-from rollq.buffer.samples import Samples
 from rollq.buffer.staleness import Floors
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
-from rollq.consumer.batch_content import BatchContent, Read
+from rollq.consumer.batch_content import BatchContent, HeldGroups, Reader
 from rollq.consumer.sequences import BatchCounts, TokenSequence, TokenStaleness
 
 if TYPE_CHECKING:
@@ -39,14 +38,10 @@ class Batch:
 
     step: int
     group_ids: tuple[tuple[str, int], ...]
-    groups: Sequence[Group]
-    samples: Sequence[Sample]
-    sequences: Sequence[TokenSequence]
+    content: BatchContent = field(repr=False)
     lengths: npt.NDArray[np.int64]
-    sequence_groups: npt.NDArray[np.int64]
     rewards: Float32Array
     valid: BoolArray
-    sample_groups: npt.NDArray[np.int64]
     advantages: Float32Array
     counts: BatchCounts
     advantage_settings: AdvantageSettings
@@ -60,74 +55,40 @@ class Batch:
     def build(
         cls,
         step: int,
-        groups: Sequence[Group],
-        *,
-        floors: Mapping[str, Floors] | None = None,
-        token_thresholds: Mapping[str, int] | None = None,
-        settings: AdvantageSettings | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        claim_round: int = 0,
-    ) -> "Batch":
-        """Build the batch of `step` from groups in memory; the other arguments are those of `from_rows`.
-
-        Raises `InvalidGroup` for a segment that `check_group` would refuse.
-        """
-        rows = [SampleRows.of(Samples.of(group.samples)) for group in groups]
-        batch, content = cls.from_rows(
-            step,
-            groups,
-            rows,
-            lambda indices: [groups[index] for index in indices],
-            floors=floors,
-            token_thresholds=token_thresholds,
-            settings=settings,
-            rank=rank,
-            world_size=world_size,
-            claim_round=claim_round,
-        )
-        content.load(range(len(groups)))
-        content.make_sequences()
-        return batch
-
-    @classmethod
-    def from_rows(
-        cls,
-        step: int,
         groups: Sequence[Group | ClaimedGroup],
-        rows: Sequence[SampleRows],
-        read: Read,
         *,
+        reader: Reader | None = None,
         floors: Mapping[str, Floors] | None = None,
         token_thresholds: Mapping[str, int] | None = None,
         settings: AdvantageSettings | None = None,
         rank: int = 0,
         world_size: int = 1,
         claim_round: int = 0,
-    ) -> "tuple[Batch, BatchContent]":
-        """Build the batch of `step` from the `rows` of its groups. `read` is called for a group when it is needed.
+    ) -> Self:
+        """Build the batch of `step` from groups in memory, or from claimed ones, which `reader` reads when needed.
 
-        `floors` maps a task to the versions that tokens of its dead epochs count as, at most.
-        `token_thresholds` maps a task to the staleness, in train steps, from which a token is masked out of the loss.
+        `floors` maps a task to the versions that tokens of its dead epochs count as, at most. `token_thresholds` maps a
+        task to the staleness, in train steps, from which a token is masked out of the loss. Raises `InvalidGroup` for a
+        segment of a group in memory that `check_group` would refuse, and what `reader` raises.
         """
+        source = reader or HeldGroups(cast("Sequence[Group]", groups))
+        rows = source.rows()
         settings = settings or AdvantageSettings()
         staleness = _task_staleness(step, groups, floors or {}, token_thresholds or {})
         valid = np.array([reward is not None for mine in rows for reward in mine.rewards], dtype=np.bool_)
         rewards = [reward or 0.0 for group, mine in zip(groups, rows, strict=True) for reward in _rewards(group, mine)]
         trained = np.where(valid, np.array(rewards, dtype=np.float32), np.float32(0))
-        content = BatchContent(rows, valid, staleness, read)
+        content = BatchContent(rows, valid, staleness, source.read)
+        if reader is None:
+            content.make_sequences(range(len(groups)))
         computed = advantages(trained, content.sample_groups, valid, settings)
-        batch = cls(
+        return cls(
             step=step,
             group_ids=tuple([(group.task, group.group_id) for group in groups]),
-            groups=content.groups,
-            samples=content.samples,
-            sequences=content.sequences,
+            content=content,
             lengths=np.array([length for mine in rows for one in mine.lengths for length in one], dtype=np.int64),
-            sequence_groups=content.sequence_groups,
             rewards=trained,
             valid=valid,
-            sample_groups=content.sample_groups,
             advantages=_pipeline_advantages(computed, groups, content.sample_groups, valid),
             counts=BatchCounts(
                 loss_tokens=sum([_loss_tokens(one, staleness[of.task]) for of, one in zip(groups, rows, strict=True)]),
@@ -139,7 +100,36 @@ class Batch:
             world_size=world_size,
             claim_round=claim_round,
         )
-        return batch, content
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The groups."""
+        return self.content.groups
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """The flat samples of all groups, S in total."""
+        return self.content.samples
+
+    @property
+    def sequences(self) -> Sequence[TokenSequence]:
+        """The segments of the valid samples, n in total."""
+        return self.content.sequences
+
+    @property
+    def sample_groups(self) -> npt.NDArray[np.int64]:
+        """The index into `groups` of each flat sample, int64 [S]."""
+        return self.content.sample_groups
+
+    @property
+    def sequence_groups(self) -> npt.NDArray[np.int64]:
+        """The index into `groups` of each sequence, int64 [n]."""
+        return self.content.sequence_groups
+
+    @property
+    def share_samples(self) -> Iterator[Sample]:
+        """The samples of the groups that this rank reads."""
+        return (sample for index in self.share_groups for sample in self.groups[index].samples)
 
     @property
     def share(self) -> tuple[int, ...]:

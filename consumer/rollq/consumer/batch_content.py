@@ -4,48 +4,68 @@ A rank has those of its share at once. What it asks for besides, such as a seque
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar, overload
+from typing import Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.rollouts import BoolArray, Group, Sample
+from rollq.buffer.samples import Samples
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer.sequences import TokenSequence, TokenStaleness, token_sequences
 
 T = TypeVar("T")
 
-Read = Callable[[Sequence[int]], Sequence[Group]]
-"""Reads groups of the batch, by index."""
+
+class Reader(Protocol):
+    """Reads the groups of a batch."""
+
+    def rows(self) -> Sequence[SampleRows]:
+        """The rows of every group."""
+
+    def read(self, indices: Sequence[int]) -> Sequence[Group]:
+        """The groups at these indices."""
+
+
+class HeldGroups:
+    """A `Reader` of groups in memory."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = groups
+
+    def rows(self) -> Sequence[SampleRows]:
+        """The rows of every group."""
+        return [SampleRows.of(Samples.of(group.samples)) for group in self._groups]
+
+    def read(self, indices: Sequence[int]) -> Sequence[Group]:
+        """The groups at these indices."""
+        return [self._groups[index] for index in indices]
 
 
 class OnDemand(Sequence[T]):
-    """A sequence of `count` items, each made by `get` when it is asked for, or all of them after one `get_all`."""
+    """A sequence of `count` items, which `get` makes, by index, when they are asked for."""
 
-    def __init__(self, count: int, get: Callable[[int], T], get_all: Callable[[], None]) -> None:
+    def __init__(self, count: int, get: Callable[[Sequence[int]], list[T]]) -> None:
         self._count = count
         self._get = get
-        self._get_all = get_all
 
     @overload
     def __getitem__(self, index: int) -> T: ...
     @overload
     def __getitem__(self, index: slice) -> tuple[T, ...]: ...
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
-        if isinstance(index, slice):
-            return tuple([self._get(one) for one in range(self._count)[index]])
-        return self._get(range(self._count)[index])
+        chosen = range(self._count)[index]
+        return tuple(self._get(chosen)) if isinstance(chosen, range) else self._get([chosen])[0]
 
     def __iter__(self) -> Iterator[T]:
-        self._get_all()
-        return map(self._get, range(self._count))
+        return iter(self._get(range(self._count)))
 
     def __len__(self) -> int:
         return self._count
 
 
 class BatchContent:
-    """Everything in a batch but its rows.
+    """The groups of a batch, their flat samples and their sequences.
 
     `sample_groups` int64 [S] and `sequence_groups` int64 [n] are the group of each flat sample and of each sequence.
     """
@@ -55,9 +75,10 @@ class BatchContent:
         rows: Sequence[SampleRows],
         valid: BoolArray,
         staleness: Mapping[str, TokenStaleness],
-        read: Read,
+        read: Callable[[Sequence[int]], Sequence[Group]],
     ) -> None:
-        """`rows`: those of each group; `valid` bool [S]: flat samples that are trained; `staleness`: of each task."""
+        """`rows`: those of each group; `valid` bool [S]: flat samples that are trained; `staleness`: of each task;
+        `read` reads groups by index."""
         self._read = read
         self._valid = valid
         self._staleness = staleness
@@ -68,17 +89,17 @@ class BatchContent:
         self._first_sample, self._first_sequence = _starts(samples), _starts(sequences)
         self.sample_groups: npt.NDArray[np.int64] = np.repeat(np.arange(len(rows)), samples)
         self.sequence_groups: npt.NDArray[np.int64] = np.repeat(np.arange(len(rows)), sequences)
-        self.groups = OnDemand(len(rows), self._group, self._load_all)
-        self.sequences = OnDemand(sum(sequences), self._sequence, self._load_all)
-        self.samples = OnDemand(sum(samples), self._sample, self._load_all)
+        self.groups = OnDemand(len(rows), self._groups_at)
+        self.samples = OnDemand(sum(samples), self._samples_at)
+        self.sequences = OnDemand(sum(sequences), self._sequences_at)
 
-    def load(self, groups: Iterable[int]) -> None:
-        """Read these groups, by index, in one go, unless they are here already. Raises as `Read` does."""
-        if missing := sorted(set(groups) - self._groups.keys()):
-            self._groups.update(zip(missing, self._read(missing), strict=True))
+    def keep(self, indices: Iterable[int], groups: Iterable[Group]) -> None:
+        """Take these groups, by index, as read."""
+        self._groups.update(zip(indices, groups, strict=True))
 
-    def make_sequences(self) -> None:
-        """Make the sequences of all groups that are here, in one go."""
+    def make_sequences(self, indices: Sequence[int]) -> None:
+        """Read these groups, by index, and make the sequences of all groups that are here, in one go."""
+        self._groups_at(indices)
         new = sorted(self._groups.keys() - self._sequences.keys())
         if not new:
             return
@@ -90,23 +111,25 @@ class BatchContent:
             count = self._first_sequence[index + 1] - self._first_sequence[index]
             self._sequences[index] = tuple([next(made) for _ in range(count)])
 
-    def _load_all(self) -> None:
-        self.load(range(len(self.groups)))
+    def _groups_at(self, indices: Sequence[int]) -> list[Group]:
+        if missing := sorted(set(indices) - self._groups.keys()):
+            self.keep(missing, self._read(missing))
+        return [self._groups[index] for index in indices]
 
-    def _group(self, index: int) -> Group:
-        self.load([index])
-        return self._groups[index]
+    def _samples_at(self, indices: Sequence[int]) -> list[Sample]:
+        owners = self.sample_groups[list(indices)].tolist()
+        groups = self._groups_at(owners)
+        firsts = [self._first_sample[owner] for owner in owners]
+        return [group.samples[index - first] for group, index, first in zip(groups, indices, firsts, strict=True)]
 
-    def _sequence(self, index: int) -> TokenSequence:
-        group = int(self.sequence_groups[index])
-        if group not in self._sequences:
-            self.load([group])
-            self.make_sequences()
-        return self._sequences[group][index - self._first_sequence[group]]
-
-    def _sample(self, index: int) -> Sample:
-        group = int(self.sample_groups[index])
-        return self._group(group).samples[index - self._first_sample[group]]
+    def _sequences_at(self, indices: Sequence[int]) -> list[TokenSequence]:
+        owners = self.sequence_groups[list(indices)].tolist()
+        if set(owners) - self._sequences.keys():
+            self.make_sequences(owners)
+        return [
+            self._sequences[owner][index - self._first_sequence[owner]]
+            for index, owner in zip(indices, owners, strict=True)
+        ]
 
 
 def _starts(counts: Sequence[int]) -> list[int]:

@@ -216,24 +216,21 @@ class Consumer(Iterator[Batch]):
 
     def _build_batch(self, claimed: Claimed) -> Batch:
         """The batch, with this rank's share of it. Raises `CorruptGroup` only for what every rank finds."""
+        settings = self._settings
         reader = GroupReader(claimed.groups, self._lease.buffer, self._prefetch)
-        batch, content = Batch.from_rows(
+        batch = Batch.build(
             claimed.step,
             claimed.groups,
-            reader.rows(),
-            reader.read,
+            reader=reader,
             floors=claimed.floors,
             token_thresholds={task: rules.token_threshold for task, rules in self._sizes.rules.items()},
-            settings=self._settings.advantages,
-            rank=self._settings.rank,
-            world_size=self._settings.world_size,
+            settings=settings.advantages,
+            rank=settings.rank,
+            world_size=settings.world_size,
             claim_round=claimed.claim_round,
         )
-        if self._settings.world_size > 1:
-            reader.check_present()
-            reader.mask_unreadable = True
-        content.load(batch.share_groups)
-        reader.mask_unreadable = False
+        share = batch.share_groups
+        batch.content.keep(share, reader.read(share) if settings.world_size == 1 else reader.read_share(share))
         return replace(batch, prefetched=reader.prefetched, unreadable=tuple(reader.unreadable))
 
     def publish(self, weights: Weights, *, probe: Probe | None = None) -> int:

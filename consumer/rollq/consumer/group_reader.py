@@ -19,9 +19,7 @@ log = logging.getLogger(__name__)
 class GroupReader:
     """Reads groups of one batch, from those that were read ahead where it can.
 
-    With several ranks, a group that only its rank has found to be unreadable cannot be replaced: the others train the
-    batch already. While `mask_unreadable` is set, it therefore gets masked sequences of the lengths in its rows, so
-    that all counts stay those that the other ranks have, and is listed in `unreadable`.
+    `unreadable` are the groups that `read_share` has masked.
     """
 
     def __init__(self, groups: Sequence[ClaimedGroup], buffer: TrainerBuffer, prefetch: Prefetch) -> None:
@@ -31,7 +29,6 @@ class GroupReader:
         self._rows: list[SampleRows] = []
         self._old: dict[int, Group] = {}  # groups of an older rollq
         self._asked = self._hits = 0
-        self.mask_unreadable = False
         self.unreadable: list[tuple[str, int]] = []
 
     @property
@@ -47,23 +44,32 @@ class GroupReader:
         self._rows = [self._rows_of(index) for index in range(len(self._groups))]
         return self._rows
 
-    def check_present(self) -> None:
-        """Raise `CorruptGroup`, on every rank alike, for a group whose samples are not in the store."""
-        self._buffer.check_present(self._groups)
-
     def read(self, indices: Sequence[int]) -> list[Group]:
-        """The groups at these indices. Raises `CorruptGroup` unless `mask_unreadable`."""
+        """The groups at these indices. Raises `CorruptGroup`."""
         wanted = [index for index in indices if index not in self._old]
-        try:
-            found, hits = self._prefetch.read([self._groups[index] for index in wanted])
-        except CorruptGroup:
-            if not self.mask_unreadable:
-                raise
-            found, hits = [self._read_or_mask(index) for index in wanted], 0
+        found, hits = self._prefetch.read([self._groups[index] for index in wanted])
         self._asked += len(wanted)
         self._hits += hits
         by_index = {**self._old, **dict(zip(wanted, found, strict=True))}
         return [by_index[index] for index in indices]
+
+    def read_share(self, indices: Sequence[int]) -> list[Group]:
+        """The groups at these indices, one rank's share. Raises `CorruptGroup` when any group of the batch is gone.
+
+        A group that only its rank finds to be unreadable cannot be replaced: the others train the batch already. It
+        gets masked sequences of the lengths in its rows, so all counts stay those that the other ranks have.
+        """
+        self._check_present()
+        try:
+            return self.read(indices)
+        except CorruptGroup:
+            return [self._read_or_mask(index) for index in indices]
+
+    def _check_present(self) -> None:
+        groups = [group for group in self._groups if group.rows]  # those without were read as a whole
+        for group, size_bytes in zip(groups, self._buffer.sizes_bytes(groups), strict=True):
+            if size_bytes == 0:
+                raise CorruptGroup(group.task, group.group_id, "its samples are not in the store any more")
 
     def _rows_of(self, index: int) -> SampleRows:
         if index in self._old:
@@ -73,7 +79,7 @@ class GroupReader:
     def _read_or_mask(self, index: int) -> Group:
         claimed = self._groups[index]
         try:
-            (group,), _ = self._prefetch.read([claimed])
+            (group,) = self.read([index])
         except CorruptGroup as error:
             log.error("%s; other ranks train the batch already, so its samples are masked", error)
             self.unreadable.append((claimed.task, claimed.group_id))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def record_batch(folder: Path, batch: Batch) -> None:
-    """Write the whole batch (all ranks) of a step."""
+    """Write the whole batch (all ranks) of a step, which is read for it: call it before the step is committed."""
     sequences = batch.sequences
     per_token = ("ids", "versions", "epochs", "staleness", "logprobs", "loss_mask")
     arrays = {name: np.concatenate([getattr(sequence, name) for sequence in sequences]) for name in per_token}

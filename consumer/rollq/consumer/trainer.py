@@ -129,7 +129,8 @@ class Learner:
         return batch.micro_batches(tokens, padded=padded, arrays=[ROUTED_EXPERTS])
 
     def _with_images(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
-        return self._images.add(micro, batch) if micro.lacks_images else micro
+        has_images = any(batch.groups[index].prompt.images for index in batch.share_groups)
+        return self._images.add(micro, batch) if has_images else micro
 
     @cached_property
     def _images(self) -> ImageInputs:
@@ -330,7 +331,7 @@ class Trainer:
 
 def find_truncation(batch: Batch) -> str | None:
     """A warning if samples were drawn with top_p or top_k, which the trainer's logprobs do not include."""
-    for sample in (sample for index in batch.share_groups for sample in batch.groups[index].samples):
+    for sample in batch.share_samples:
         top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
         if top_p < 1 or top_k > 0:
             return (
@@ -342,7 +343,7 @@ def find_truncation(batch: Batch) -> str | None:
 
 
 def describe_batch(batch: Batch) -> dict[str, Any]:
-    """Describe a batch for the metrics of its step. `workers` maps a worker to the samples it generated."""
+    """Describe a batch for the metrics of its step. `workers`: how many samples of the share each made."""
     tasks = np.array([batch.group_ids[index][0] for index in batch.sample_groups])
     rewards = batch.rewards
     return {
@@ -357,13 +358,7 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
         "groups": batch.counts.groups,
         "samples": batch.counts.samples,
         "prefetched": batch.prefetched,
-        "workers": dict(
-            Counter(
-                str(sample.extra.get("worker", "?"))
-                for index in batch.share_groups
-                for sample in batch.groups[index].samples
-            )
-        ),
+        "workers": dict(Counter(str(sample.extra.get("worker", "?")) for sample in batch.share_samples)),
     }
 
 
