@@ -27,12 +27,12 @@ class Batches(BufferCore):
 
     def batch(self, task: str, batch_id: str) -> BatchState | None:
         """The latest batch with this id; None when there was none, or when 200 batches have ended since."""
-        handle = self.send(lambda: self.client.hget(task_keys(self.run, task).batches, batch_id))
+        handle = self.send("HGET", task_keys(self.run, task).batches, batch_id)
         return None if handle is None else self.batch_by_handle(task, handle.decode())
 
     def running_batches(self, task: str) -> list[BatchState]:
         """The batches of a task that are under way, filled or not."""
-        handles = self.send(lambda: self.client.hvals(task_keys(self.run, task).batches))
+        handles = self.send("HVALS", task_keys(self.run, task).batches)
         keys = task_keys(self.run, task)
         found = self.send_all([("HGETALL", keys.batch(handle.decode())) for handle in handles])
         states = [_state(handle.decode(), pairs(raw)) for handle, raw in zip(handles, found, strict=True) if raw]
@@ -40,7 +40,7 @@ class Batches(BufferCore):
 
     def batch_by_handle(self, task: str, handle: str) -> BatchState:
         """The state of a batch. Raises `BatchOver` when it is not there."""
-        raw = self.send(lambda: self.client.hgetall(task_keys(self.run, task).batch(handle)))
+        raw = self.send("HGETALL", task_keys(self.run, task).batch(handle))
         if not raw:
             raise BatchOver(f"batch {handle!r} of task {task!r} is not there")
         return _state(handle, raw.items())

@@ -58,7 +58,7 @@ class Claiming(Sweeping):
 
     def _sizes_at_hand(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> dict[str, int]:
         """The sizes, cut down to what is ready."""
-        claim_round = self.send(lambda: self.client.hget(self.keys.plan(step), "round"))
+        claim_round = self.send("HGET", self.keys.plan(step), "round")
         if claim_round is not None and len(self._without_manifest(sizes, step)) == len(sizes):
             self._replan(held, step, int(claim_round), released=False)  # a claim wanted more
         return {task: min(size, self.readiness(task, step)[0]) for task, size in sizes.items()}

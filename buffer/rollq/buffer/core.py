@@ -89,7 +89,7 @@ class BufferCore(RunStore):
 
     def clock(self, task: str) -> Clock:
         """The task's clock. Raises `StoreLost` when the task, or this incarnation of the run, is gone."""
-        fields: Mapping[bytes, bytes] = self.send(lambda: self.client.hgetall(task_keys(self.run, task).clock))
+        fields: Mapping[bytes, bytes] = self.send("HGETALL", task_keys(self.run, task).clock)
         return self._decode_clock(task, fields)
 
     def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
@@ -109,7 +109,7 @@ class BufferCore(RunStore):
         """
         moved = True
         while moved:
-            revision = self.send(lambda: self.client.hget(task_keys(self.run, task).clock, "control_revision")) or 0
+            revision = self.send("HGET", task_keys(self.run, task).clock, "control_revision") or 0
             moved = self.call_task(name, task, *args, revision) == _CONTROL_MOVED
 
     def rules(self, task: str) -> TaskRules:
@@ -120,7 +120,7 @@ class BufferCore(RunStore):
 
     def live_model(self) -> LiveModel | None:
         """The weights to serve; None before the first trainer."""
-        fields = self.send(lambda: self.client.hmget(self.keys.model, "epoch", "version", "digest", "uri"))
+        fields = self.send("HMGET", self.keys.model, "epoch", "version", "digest", "uri")
         if fields[0] is None:
             return None
         return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode())
@@ -133,7 +133,7 @@ class BufferCore(RunStore):
 
     def memory_fraction(self) -> float:
         """Used share of the server's `maxmemory`; 0 without a limit."""
-        info: Mapping[str, Any] = self.send(lambda: self.client.info("memory"))
+        info: Mapping[str, Any] = self.send("INFO", "memory")
         limit = int(info.get("maxmemory", 0))
         return int(info["used_memory"]) / limit if limit else 0.0
 

@@ -43,7 +43,7 @@ class Evaluations(Batches):
     def evaluated(self, task: str, handle: str) -> list[EvaluatedGroup]:
         """The results of an open evaluation so far, in the order of its prompts. Reads no payload."""
         keys = task_keys(self.run, task)
-        ids = self.send(lambda: self.client.lrange(keys.batch_groups(handle), 0, -1))
+        ids = self.send("LRANGE", keys.batch_groups(handle), 0, -1)
         found: list[EvaluatedGroup] = []
         for start in range(0, len(ids), GROUPS_PER_TRIP):
             commands = [

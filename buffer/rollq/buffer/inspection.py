@@ -31,7 +31,7 @@ class Inspection(BufferCore):
 
     def last_error(self, task: str) -> str:
         """The error of the group that arrived last among the failed ones; empty when none has failed."""
-        newest = self.send(lambda: self.client.zrevrange(task_keys(self.run, task).status(Status.FAILED), 0, 0))
+        newest = self.send("ZREVRANGE", task_keys(self.run, task).status(Status.FAILED), 0, 0)
         return self.inspect(task, int(newest[0])).get("error", "") if newest else ""
 
     def inspect(self, task: str, group_id: int) -> dict[str, str]:
@@ -43,7 +43,7 @@ class Inspection(BufferCore):
         """The last report of every worker that has reported within the last half minute, with its `age_s`."""
         now_ms = self.server_ms()
         reports: dict[str, dict[str, Any]] = {}
-        for name, value in sorted(self.send(lambda: self.client.hgetall(self.keys.workers)).items()):
+        for name, value in sorted(self.send("HGETALL", self.keys.workers).items()):
             age_s, report = _decode_report(value, now_ms)
             if abs(age_s) <= SILENT_WORKER_S:  # the server's clock may have been set back
                 reports[name.decode()] = report
@@ -51,7 +51,7 @@ class Inspection(BufferCore):
 
     def trainer(self) -> dict[str, Any] | None:
         """The trainer's last report, with its `age_s`; None before the first one."""
-        report = self.send(lambda: self.client.hget(self.keys.trainer, "report"))
+        report = self.send("HGET", self.keys.trainer, "report")
         return None if report is None else _decode_report(report, self.server_ms())[1]
 
 

@@ -53,7 +53,7 @@ class Training(Fetching, Claiming):
             raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
         saved_in = self._saved_in(lineage, from_step, accept_new_store=accept_new_store) if lineage else ""
         tasks = self.tasks()
-        seen_epoch = self.send(lambda: self.client.hget(self.keys.trainer, "epoch")) or 0
+        seen_epoch = self.send("HGET", self.keys.trainer, "epoch") or 0
         self._check_history(tasks, from_step, None if takeover else trainer_id)
         epoch, nonce, at_step, as_mode = self.call(
             "run_begin_epoch", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
@@ -86,7 +86,7 @@ class Training(Fetching, Claiming):
         incarnation, epoch = _parse_lineage(lineage)
         if incarnation == self.incarnation:
             return str(epoch)
-        restored = self.send(lambda: self.client.hget(self.keys.info, "ancestors")) or b"{}"
+        restored = self.send("HGET", self.keys.info, "ancestors") or b"{}"
         if incarnation not in (ancestors := orjson.loads(restored)):
             if accept_new_store:
                 return ""
@@ -110,8 +110,8 @@ class Training(Fetching, Claiming):
         """
         self.tasks()
         names = ("launch_id", "epoch", "nonce", "announced", "from_step", "trainer_id")
-        replaced = self.send(lambda: self.client.zscore(self.keys.launches, launch_id))
-        raw = self.send(lambda: self.client.hmget(self.keys.trainer, names))
+        replaced = self.send("ZSCORE", self.keys.launches, launch_id)
+        raw = self.send("HMGET", self.keys.trainer, *names)
         live, epoch, nonce, announced, from_step, trainer_id = (value and value.decode() for value in raw)
         if replaced is not None:
             raise FencedError(f"launch {launch_id!r} was replaced by launch {live!r}")
@@ -121,7 +121,7 @@ class Training(Fetching, Claiming):
 
     def recorded_digest(self, version: int) -> str | None:
         """The digest of the weights that were last published as `version`; None when a checkpoint covers it."""
-        digest = self.send(lambda: self.client.hget(self.keys.versions, str(version)))
+        digest = self.send("HGET", self.keys.versions, str(version))
         return digest.decode() if digest else None
 
     def regenerate_replays(self, held: TrainerEpoch, after: int) -> None:
@@ -140,7 +140,7 @@ class Training(Fetching, Claiming):
                 raise HistoryGone(f"task {task!r}: {problem}")
 
     def _check_holder(self, trainer_id: str) -> None:
-        holder, deadline_ms = self.send(lambda: self.client.hmget(self.keys.trainer, "trainer_id", "deadline_ms"))
+        holder, deadline_ms = self.send("HMGET", self.keys.trainer, "trainer_id", "deadline_ms")
         if holder and holder.decode() != trainer_id and int(deadline_ms) > self.server_ms():
             raise TrainerHeld(f"trainer {holder.decode()!r} holds the run; wait until it ends, or take over on purpose")
 
@@ -183,7 +183,7 @@ class Training(Fetching, Claiming):
 
     def _taking_part(self, step: int) -> set[str]:
         """The tasks that have groups in the batch of a step."""
-        sizes = self.send(lambda: self.client.hget(self.keys.plan(step), "sizes"))
+        sizes = self.send("HGET", self.keys.plan(step), "sizes")
         return set(orjson.loads(sizes) if sizes else self.train_tasks())
 
     def checkpoint(self, held: TrainerEpoch, step: int) -> None:

@@ -191,7 +191,7 @@ class Saving(BufferCore):
         """Statistics of prompts. There may be many; as averages, they need not be of the instant of the index."""
         key, found, cursor = task_keys(self.run, task).prompts, dict[str, str](), 0
         while True:
-            cursor, page = self.send(partial(self.client.hscan, key, cursor, count=PROMPTS_PER_TRIP))
+            cursor, page = self.send("HSCAN", key, cursor, "COUNT", PROMPTS_PER_TRIP)
             found |= _texts(page)
             if cursor == 0:
                 return {"prompts": found} if found else {}

@@ -72,7 +72,7 @@ class RunStore:
     def incarnation(self) -> str:
         """The identity of the run in this store, read once. Raises `StoreLost` when the run does not exist."""
         if self._incarnation is None:
-            value = self.send(lambda: self.client.hget(self.keys.info, "incarnation"))
+            value = self.send("HGET", self.keys.info, "incarnation")
             if not isinstance(value, bytes):
                 raise StoreLost(
                     f"run {self.run!r} is not in this store: it was never created here (a producer, a worker or `rollq "
@@ -102,9 +102,9 @@ class RunStore:
         """Call functions in one round trip. Raises the first error after all of them have run."""
         return [_good(index, reply) for index, reply in enumerate(self.call_each(lambda: calls))]
 
-    def send(self, command: Callable[[], Any]) -> Any:
-        """Run a plain command of the driver, which must be harmless to repeat, and wait for a server that is away."""
-        return patiently(self.client, command, self._patience)
+    def send(self, *command: Any) -> Any:
+        """Send a plain command, which must be harmless to repeat, and wait for a server that is away."""
+        return patiently(self.client, lambda: self.client.execute_command(*command), self._patience)  # type: ignore[no-untyped-call]
 
     def send_all(self, commands: Sequence[Command], read: Callable[[int, Any], Any] | None = None) -> list[Any]:
         """Send plain commands in one round trip. Returns their replies, or `read(index, reply)` of each.
@@ -116,7 +116,7 @@ class RunStore:
 
     def server_ms(self) -> int:
         """The server's clock, by which all deadlines are set, in milliseconds since 1970."""
-        seconds, microseconds = self.send(lambda: self.client.time())
+        seconds, microseconds = self.send("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
 

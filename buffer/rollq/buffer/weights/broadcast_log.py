@@ -15,7 +15,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -201,8 +200,7 @@ class BroadcastLog:
 
     def read(self) -> Broadcast:
         """Read the log up to now. Raises `WeightsError` when it is gone."""
-        read = partial(self._buffer.client.xrange, self._key, b"(" + self._last)
-        entries: Any = self._buffer.send(read)
+        entries = self._buffer.send("XRANGE", self._key, b"(" + self._last, "+")
         for at, fields in entries:
             if self._found is None:
                 self._found = first_entry(fields[b"entry"])
@@ -222,12 +220,11 @@ class BroadcastLog:
             if condition(found) or left_s <= 0:
                 return found
             block_ms = max(int(1000 * min(left_s, LOOK_S)), 1)
-            read = partial(self._buffer.client.xread, {self._key: self._last}, count=1, block=block_ms)
-            self._buffer.send(read)
+            self._buffer.send("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._key, self._last)
 
     def keep(self) -> None:
         """Extend the life of the log, for workers that come late."""
-        self._buffer.send(partial(self._buffer.client.expire, self._key, TTL_S))
+        self._buffer.send("EXPIRE", self._key, TTL_S)
 
 
 def _apply(found: Broadcast, raw: bytes) -> None:

@@ -5,7 +5,6 @@ Weights are named by the digest of their manifest, so storing the same ones agai
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -129,9 +128,9 @@ def check_redis_size(size_bytes: int) -> None:
 
 def keep_weights(buffer: BufferCore) -> None:
     """Have what Redis holds of weights live for `TTL_S` from now. The trainer calls it as long as it lives."""
-    for entry in buffer.send(partial(buffer.client.lrange, buffer.keys.weights_held, 0, -1)):
+    for entry in buffer.send("LRANGE", buffer.keys.weights_held, 0, -1):
         for name in _chunk_names(buffer, entry.decode()):
-            buffer.send(partial(buffer.client.expire, name, TTL_S))
+            buffer.send("EXPIRE", name, TTL_S)
 
 
 def read_manifest(buffer: BufferCore, uri: str, digest: str) -> bytes:
@@ -155,17 +154,17 @@ def read_chain(buffer: BufferCore, uri: str, digest: str) -> Chain:
 
 def read_probe(buffer: BufferCore, digest: str) -> Probe | None:
     """The probe that was published with weights; None without one. Raises `WeightsError`, `ServerError`."""
-    raw: bytes | None = buffer.send(partial(buffer.client.get, buffer.keys.weights(digest, PROBE_PART)))
+    raw: bytes | None = buffer.send("GET", buffer.keys.weights(digest, PROBE_PART))
     return None if raw is None else Probe.decode(raw)
 
 
 def needed_uris(buffer: BufferCore, kept: int) -> set[str]:
     """The live weights' URI, and all that the chains of the last `kept` versions and of the live one name."""
-    held = [entry.decode() for entry in buffer.send(partial(buffer.client.lrange, buffer.keys.weights_held, 0, -1))]
+    held = [entry.decode() for entry in buffer.send("LRANGE", buffer.keys.weights_held, 0, -1)]
     live = buffer.live_model()
     digests = [_name(entry) for entry in _versions(held)[-kept:]] + ([] if live is None else [live.digest])
     names = [buffer.keys.weights(digest, CHAIN_PART) for digest in digests]
-    chains = [Chain.decode(raw) for name in names if (raw := buffer.send(partial(buffer.client.get, name)))]
+    chains = [Chain.decode(raw) for name in names if (raw := buffer.send("GET", name))]
     return set[str]().union(*(chain.uris for chain in chains), () if live is None else [live.uri])
 
 
@@ -219,7 +218,7 @@ def _name(entry: str) -> str:
 
 
 def _chunk(buffer: BufferCore, digest: str, part: int) -> bytes:
-    chunk: bytes | None = buffer.send(partial(buffer.client.get, buffer.keys.weights(digest, part)))
+    chunk: bytes | None = buffer.send("GET", buffer.keys.weights(digest, part))
     if chunk is None:
         raise WeightsError(
             f"weights {digest[:12]}: chunk {part} is not in Redis (any more); the last versions are kept, for "
@@ -236,8 +235,8 @@ def _drop(buffer: BufferCore, entry: str, held: list[str]) -> None:
     others = [other for other in held if other != entry and _name(other) == _name(entry)]
     names = set(_chunk_names(buffer, entry)).difference(*(_chunk_names(buffer, other) for other in others))
     if names:
-        buffer.send(partial(buffer.client.unlink, *names))
-    buffer.send(partial(buffer.client.lrem, buffer.keys.weights_held, 0, entry))
+        buffer.send("UNLINK", *names)
+    buffer.send("LREM", buffer.keys.weights_held, 0, entry)
     held.remove(entry)
 
 
