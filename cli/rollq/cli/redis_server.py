@@ -1,5 +1,6 @@
 """`rollq redis`: runs the embedded server in the foreground."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import click
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.cli.logs import log_options
 from rollq.cli.signals import stop_on_signals
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -33,6 +36,13 @@ from rollq.cli.signals import stop_on_signals
     type=click.Path(path_type=Path),
     help="Server program, such as /usr/bin/redis-server; the default one has no TLS.",
 )
+@click.option(
+    "--cluster",
+    "primaries",
+    type=int,
+    metavar="N",
+    help="Run a cluster of N primaries and a replica of each instead, on the ports from --port on.",
+)
 @log_options
 def redis(
     directory: Path,
@@ -42,15 +52,18 @@ def redis(
     acl: Path | None,
     certificates: Path | None,
     program: Path | None,
+    primaries: int | None,
 ) -> None:
-    """Run a Redis-compatible server on this machine until Ctrl-C, with its data safe on disk.
+    """Run a Redis-compatible server, or a cluster, on this machine until Ctrl-C, with its data safe on disk.
 
     \b
     Example:
       rollq redis --dir data
+      rollq redis --dir data --cluster 3
       ROLLQ_REDIS_PASSWORD=... rollq redis --bind 0.0.0.0 --password-env ROLLQ_REDIS_PASSWORD
       rollq redis --bind 10.0.0.1 --acl rollq.acl --certificates certificates --program /usr/bin/redis-server
     """
+    from rollq.buffer.store.embedded_cluster import EmbeddedCluster
     from rollq.buffer.store.server import EmbeddedServer
 
     password = None
@@ -58,11 +71,25 @@ def redis(
         password = os.environ.get(password_env)
         if not password:
             raise ConfigError(f"--password-env {password_env!r}: this environment variable is not set or is empty")
+    if primaries is not None and (acl or certificates):
+        raise ConfigError("--cluster: starts a cluster with one password at most, without --acl and --certificates")
     stop = stop_on_signals()
-    with EmbeddedServer(
-        directory, port=port, bind=bind, password=password, binary=program, acl=acl, certificates=certificates
-    ) as server:
+    server: EmbeddedServer | EmbeddedCluster
+    if primaries is None:
+        server = EmbeddedServer(
+            directory, port=port, bind=bind, password=password, binary=program, acl=acl, certificates=certificates
+        )
+    else:
+        server = EmbeddedCluster(
+            directory, primaries=primaries, port=port, bind=bind, password=password, binary=program
+        )
+    nodes = [server] if isinstance(server, EmbeddedServer) else server.nodes
+    with server:
         click.echo(f"serving at {server.url}, data in {directory.absolute()}; Ctrl-C stops it")
+        alive = list(nodes)
         while not stop.wait(0.2):
-            if not server.running:
-                raise ServerUnavailable(f"the server exited by itself; see {str(server.log_path)!r}")
+            for dead in [node for node in alive if not node.running]:
+                alive.remove(dead)
+                log.warning("the server at %s exited by itself; see %r", dead.url, str(dead.log_path))
+            if not alive:
+                raise ServerUnavailable(f"no server runs any more; see server.log in {str(directory)!r}")

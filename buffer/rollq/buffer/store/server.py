@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
@@ -51,6 +52,7 @@ class EmbeddedServer:
 
     acl: a file with the server's users, one line each, as `rollq acl` prints it; read at each start. certificates: a
     folder of `rollq certificates`; the port then speaks only TLS, with clients that show a certificate of that folder.
+    directives: more lines of its configuration, by name.
 
     Raises `ConfigError` for invalid arguments.
     """
@@ -66,6 +68,7 @@ class EmbeddedServer:
         binary: str | os.PathLike[str] | None = None,
         acl: Path | None = None,
         certificates: Path | None = None,
+        directives: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = Path(directory).absolute()
         self.port = port
@@ -75,6 +78,7 @@ class EmbeddedServer:
         self.binary = Path(binary) if binary is not None else None
         self.acl = acl
         self.certificates = certificates.absolute() if certificates else None
+        self.directives = dict(directives or {})
         self.pid: int | None = None
         self._login = (START_USER, secrets.token_hex(16)) if acl else (None, password)
         self._guard: subprocess.Popen[bytes] | None = None
@@ -272,6 +276,7 @@ def server_config(server: EmbeddedServer) -> list[tuple[str, str]]:
         ("maxmemory-policy", "noeviction"),
         *([("requirepass", server.password)] if server.password else []),
         *(tls_config(server.certificates) if server.certificates else []),
+        *server.directives.items(),
     ]
 
 

@@ -1,0 +1,170 @@
+"""An embedded cluster: primaries and their replicas on this machine, for tests and for trying one out."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import redis
+from redis import exceptions as driver
+
+from rollq.buffer.errors import ConfigError, ServerUnavailable
+from rollq.buffer.store.server import EmbeddedServer, free_port
+
+SLOTS = 16384
+"""Hash slots of every Redis Cluster."""
+BUS_OFFSET = 10_000
+"""From the ports that clients use to those that the nodes use among themselves."""
+READY_TIMEOUT_S = 60.0
+LEAST_PRIMARIES = 3
+"""With fewer, the others cannot agree that one is dead."""
+
+
+class EmbeddedCluster:
+    """`primaries` Valkey servers that share the slots, each with `replicas`, in folders below `directory`.
+
+    port: the first of their TCP ports, with those after it; None for free ones, kept over restarts. node_timeout_ms:
+    how long a node may be silent before a replica takes its place. The other arguments are those of `EmbeddedServer`.
+
+    Raises `ConfigError` for invalid arguments.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        primaries: int = LEAST_PRIMARIES,
+        replicas: int = 1,
+        port: int | None = None,
+        bind: str = "127.0.0.1",
+        password: str | None = None,
+        binary: str | os.PathLike[str] | None = None,
+        node_timeout_ms: int = 5000,
+    ) -> None:
+        if primaries < LEAST_PRIMARIES:
+            raise ConfigError(f"a cluster of {primaries} primaries: needs at least {LEAST_PRIMARIES}, to agree on one")
+        self.directory = Path(directory).absolute()
+        self.password = password
+        self._primaries = primaries
+        bus = None if port is None else port + BUS_OFFSET
+        self.nodes: Sequence[EmbeddedServer] = [
+            EmbeddedServer(
+                self.directory / f"node-{index}",
+                port=_port(bind, port, index),
+                bind=bind,
+                password=password,
+                binary=binary,
+                directives=_directives(_port(bind, bus, index), password, node_timeout_ms),
+            )
+            for index in range(primaries * (1 + replicas))
+        ]
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine find the cluster, without its password."""
+        first, *others = [node.url for node in self.nodes]
+        hosts = [url.partition("://")[2].partition("/")[0] for url in others]
+        return f"{','.join([first.removesuffix('/0'), *hosts])}/0"
+
+    def start(self) -> None:
+        """Start all nodes, join them if they are new, and return when every slot and every replica is served.
+
+        Raises `ServerUnavailable` when a node does not start, or the cluster does not come together.
+        """
+        try:
+            for node in self.nodes:
+                node.start()
+            with ExitStack() as stack:
+                clients = [stack.enter_context(self._client(node)) for node in self.nodes]
+                if int(_cluster_info(clients[0])["cluster_slots_assigned"]) < SLOTS:
+                    self._join(clients)
+                _wait(lambda: all(_is_ready(client, len(clients)) for client in clients), "is not complete")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Shut all nodes down, replicas first: a primary waits for its replicas."""
+        for node in reversed(self.nodes):
+            node.stop()
+
+    def _client(self, node: EmbeddedServer) -> redis.Redis:
+        return redis.Redis.from_url(node.url, password=self.password, protocol=2, socket_timeout=5.0)
+
+    def _join(self, clients: Sequence[redis.Redis]) -> None:
+        """Make one cluster of nodes that know nothing of each other."""
+        primaries, replicas = clients[: self._primaries], clients[self._primaries :]
+        for index, client in enumerate(primaries):
+            first, end = index * SLOTS // len(primaries), (index + 1) * SLOTS // len(primaries)
+            _ask(client, "ADDSLOTSRANGE", first, end - 1)
+        for node in self.nodes[1:]:
+            _ask(clients[0], "MEET", node.bind, node.port, node.directives["cluster-port"])
+        _wait(
+            lambda: all(_known_nodes(client) == len(clients) for client in clients),
+            "has nodes that do not find each other",
+        )
+        ids = [_ask(client, "MYID").decode() for client in primaries]
+        for index, client in enumerate(replicas):
+            _ask(client, "REPLICATE", ids[index % len(ids)])
+
+
+def _port(bind: str, first: int | None, index: int) -> int:
+    return free_port(bind) if first is None else first + index
+
+
+def _directives(bus: int, password: str | None, node_timeout_ms: int) -> dict[str, str]:
+    return {
+        "cluster-enabled": "yes",
+        "cluster-port": str(bus),
+        "cluster-config-file": "nodes.conf",
+        "cluster-node-timeout": str(node_timeout_ms),
+        "cluster-require-full-coverage": "no",  # a task's index serves on when a node with payloads is dead
+        "repl-diskless-sync-delay": "0",
+        **({"masterauth": password} if password else {}),
+    }
+
+
+def _ask(client: redis.Redis, *command: Any) -> Any:
+    return client.execute_command("CLUSTER", *command)  # type: ignore[no-untyped-call]
+
+
+def _cluster_info(client: redis.Redis) -> dict[str, str]:
+    lines = _ask(client, "INFO").decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _known_nodes(client: redis.Redis) -> int:
+    return int(_cluster_info(client)["cluster_known_nodes"])
+
+
+def _is_ready(client: redis.Redis, nodes: int) -> bool:
+    """Whether the node sees all `nodes` serve all slots, and has its primary's data if it is a replica."""
+    try:
+        cluster, ranges, replication = _cluster_info(client), _ask(client, "SLOTS"), client.info("replication")
+    except driver.BusyLoadingError:
+        return False
+    serving = {node[2] for _, _, *served_by in ranges for node in served_by}
+    sees_all = cluster["cluster_state"] == "ok" and int(cluster["cluster_slots_ok"]) == SLOTS and len(serving) == nodes
+    return sees_all and (replication["role"] == "master" or replication["master_link_status"] == "up")
+
+
+def _wait(condition: Callable[[], bool], trouble: str) -> None:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise ServerUnavailable(
+                f"the embedded cluster {trouble} after {READY_TIMEOUT_S:g} s: see its nodes' server.log"
+            )
+        time.sleep(0.05)
