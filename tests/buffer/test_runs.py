@@ -104,7 +104,7 @@ def while_registering(
     world: World, monkeypatch: pytest.MonkeyPatch, *, before: str = "", after: str = "", then: Callable[[], object]
 ) -> None:
     """Register the task `late`; `then` happens before or after one of the calls for it."""
-    own = Buffer(world.buffer.client, world.buffer.run)
+    own = Buffer(world.buffer.servers, world.buffer.run)
     call = own.call
 
     def watched(name: str, key: str, *args: object) -> object:

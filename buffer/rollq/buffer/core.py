@@ -16,6 +16,7 @@ from rollq.buffer.store.events import EventKind, Events
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import FUNCTIONS_VERSION
 from rollq.buffer.store.run import RunStore
+from rollq.buffer.store.servers import Servers
 
 _CONTROL_MOVED = -1
 """The reply of a function when a control has changed since its caller read it."""
@@ -31,9 +32,9 @@ class _LiveEpoch(NamedTuple):
 class BufferCore(RunStore):
     """Runs and tasks: their creation, clocks and rules, which every role may read."""
 
-    def __init__(self, client: redis.Redis, run: str, patience: Patience | None = None) -> None:
-        """Use `connect`. `client` must answer in bytes."""
-        super().__init__(client, run, patience)
+    def __init__(self, servers: Servers, run: str, patience: Patience | None = None) -> None:
+        """Use `connect`. `servers` must answer in bytes."""
+        super().__init__(servers, run, patience)
         self._rules: dict[str, TaskRules] = {}
 
     # -- creation ---------------------------------------------------------------------------------------------------
@@ -129,13 +130,13 @@ class BufferCore(RunStore):
         """A subscription to the run's wake-ups, or only to those of some kinds, or only to those of one task and of the
         run as a whole."""
         prefix = None if task is None else task_keys(self.run, task).prefix
-        return Events(self.client, self.keys.events, self._patience, kinds, prefix)
+        return Events(self.servers, self.keys.events, self._patience, kinds, prefix)
 
     def memory_fraction(self) -> float:
-        """Used share of the server's `maxmemory`; 0 without a limit."""
-        info: Mapping[str, Any] = self.send("INFO", "memory")
-        limit = int(info.get("maxmemory", 0))
-        return int(info["used_memory"]) / limit if limit else 0.0
+        """Used share of `maxmemory`, of the fullest server; 0 without a limit."""
+        return max(
+            self.servers.patiently(lambda: list(map(_memory_fraction, self.servers.primaries())), self._patience)
+        )
 
     def _check_incarnation(self, task: str, found: str | None) -> None:
         if found != self.incarnation:
@@ -162,6 +163,12 @@ class BufferCore(RunStore):
             rules=decode_rules(fields),
             floors=Floors.decode(fields["floors"]),
         )
+
+
+def _memory_fraction(client: redis.Redis) -> float:
+    info: Mapping[str, Any] = client.info("memory")
+    limit = int(info.get("maxmemory", 0))
+    return int(info["used_memory"]) / limit if limit else 0.0
 
 
 def pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:

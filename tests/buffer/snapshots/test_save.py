@@ -222,7 +222,7 @@ def test_a_restored_run_may_have_another_name(world: World, tmp_path: Path) -> N
     world.start()
     world.complete(2)
     world.buffer.save(tmp_path / "saved")
-    with Buffer(world.buffer.client, f"{world.buffer.run}-fork") as fork:
+    with Buffer(world.buffer.servers, f"{world.buffer.run}-fork") as fork:
         fork.restore(tmp_path / "saved")
         there = World(fork)
         there.begin(0, launch_id="fork")
@@ -497,7 +497,7 @@ def test_xb16_a_restore_that_died_is_ended_by_another_one(
         elsewhere.buffer.restore(tmp_path / "other")
     elsewhere.buffer.restore(tmp_path / "saved")
     elsewhere.check()
-    fork = World(Buffer(elsewhere.buffer.client, "in-one-go"))
+    fork = World(Buffer(elsewhere.buffer.servers, "in-one-go"))
     fork.buffer.restore(tmp_path / "saved")
     for task in ("math", "code"):
         assert lasting(dump(elsewhere.buffer, task)) == lasting(dump(fork.buffer, task))
@@ -517,7 +517,7 @@ def test_a_restore_that_another_one_overtook_writes_nothing(
             elsewhere.begin(0, launch_id="quick")
             elsewhere.train(1)
 
-    slow = Buffer(elsewhere.buffer.client, elsewhere.buffer.run)
+    slow = Buffer(elsewhere.buffer.servers, elsewhere.buffer.run)
     slow.restore(tmp_path / "saved", report=overtake)
     elsewhere.check()
     assert elsewhere.statuses() == {"archived": 2, "completed": 2}

@@ -221,7 +221,10 @@ def test_a_role_without_admin_rights_connects_when_it_may_look(fresh_server: Emb
         ({"redis_version": "6.2.14"}, "it is redis 6.2.14"),
         ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, ""),
         ({"redis_version": "7.2.4", "valkey_version": "7.1.0"}, "it is valkey 7.1.0"),
-        ({"redis_version": "7.4.0", "cluster_enabled": 1}, "it is a node of a cluster"),
+        (
+            {"redis_version": "7.4.0", "cluster_enabled": 1},
+            "it is a node of a cluster; name two or more of its nodes, as in redis://a:7000,b:7000/0",
+        ),
         ({}, "it is redis of unknown version"),
     ],
 )
@@ -254,7 +257,7 @@ def reply_error(reply: str) -> redis.RedisError:
         ("NOAUTH Authentication required.", ServerRefused, False),
         ("WRONGPASS invalid username-password pair or user is disabled.", ServerRefused, False),
         ("NOPERM User x has no permissions to run the 'set' command", ServerRefused, False),
-        ("MOVED 3999 127.0.0.1:6381", ServerRefused, False),
+        ("MOVED 3999 127.0.0.1:6381", ServerUnavailable, True),
         ("CROSSSLOT Keys in request don't hash to the same slot", ServerRefused, False),
         ("DENIED Redis is running in protected mode", ServerRefused, False),
     ],

@@ -9,6 +9,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ServerRefused
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.pipelining import SEND_BYTES, Command, Transaction, _pack, pipeline
+from rollq.buffer.store.servers import OneServer
 
 LARGE = b"x" * SEND_BYTES
 
@@ -24,7 +25,7 @@ def test_large_arguments_are_packed_as_the_driver_packs_them(buffer: Buffer, com
 
 
 def exchange(buffer: Buffer, *commands: Command | Transaction) -> list[Any]:
-    return pipeline(buffer.client, Patience(unanswered_s=0, unready_s=0), lambda: commands, lambda _, reply: reply)
+    return pipeline(buffer.servers, Patience(unanswered_s=0, unready_s=0), lambda: commands, lambda _, reply: reply)
 
 
 def test_a_transaction_has_the_reply_of_its_last_command(buffer: Buffer) -> None:
@@ -60,6 +61,6 @@ def test_a_right_that_is_missing_inside_a_transaction_is_raised(buffer: Buffer) 
     with redis.Redis(host=at["host"], port=at["port"], username="narrow", password="any", protocol=2) as narrow:
         commands = [Transaction([("SET", "key", b"1"), ("DEL", "key")])]
         with pytest.raises(ServerRefused, match="no permissions"):
-            pipeline(narrow, Patience(unanswered_s=0, unready_s=0), lambda: commands, lambda _, reply: reply)
+            pipeline(OneServer(narrow), Patience(unanswered_s=0, unready_s=0), lambda: commands, lambda _, reply: reply)
     client.acl_deluser("narrow")
     assert not client.exists("key")

@@ -359,7 +359,7 @@ def test_a_snapshot_is_restored_by_the_operator(users: Users, tmp_path: Path) ->
     make = World(users.buffer(Role.WORKER))
     make.put(make.lease(2))
     world.train(1)
-    operator = MonitorBuffer(users.buffer(Role.OPERATOR).client, RUN, Patience())
+    operator = MonitorBuffer(users.buffer(Role.OPERATOR).servers, RUN, Patience())
     assert measured_tasks(operator)["math"].payload_bytes > 0
     users.buffer(Role.OPERATOR).save(tmp_path / "snapshot")
     users.client(ServerUser.ADMIN).flushdb()

@@ -30,7 +30,6 @@ from rollq.buffer.store.redis_url import address, check_url, cli_command, mask_u
 log = logging.getLogger(__name__)
 
 SOCKET_TIMEOUT_S = 15.0
-"""After this long without a byte a connection counts as broken."""
 CONNECT_TIMEOUT_S = 5.0
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
@@ -67,27 +66,33 @@ def patiently(client: redis.Redis, do: Callable[[], T], patience: Patience | Non
     `do` must be harmless to repeat, since a reply may be lost after the command ran. Raises `ServerUnavailable` or
     `ServerRefused` when waiting does not help or `patience` has run out.
     """
-    patience = patience or Patience()
+    return wait_out(do, patience or Patience(), name=address(client))
+
+
+def wait_out(do: Callable[[], T], patience: Patience, *, name: str, before_next: Callable[[], None] | None = None) -> T:
+    """Like `patiently`, for the servers that messages call `name`. `before_next` is called before `do` is repeated."""
     started_s = time.monotonic()
     for tries in count(1):
         try:
             result = do()
         except driver.RedisError as error:
-            _pause(client, error, tries, time.monotonic() - started_s, patience)
+            _pause(name, error, tries, time.monotonic() - started_s, patience)
+            if before_next:
+                before_next()
         else:
             if tries > 1:
-                log.info("%s serves again after %.1f s", address(client), time.monotonic() - started_s)
+                log.info("%s serves again after %.1f s", name, time.monotonic() - started_s)
             return result
     raise AssertionError("unreachable: count() has no end")
 
 
-def _pause(client: redis.Redis, error: driver.RedisError, tries: int, waited_s: float, patience: Patience) -> None:
+def _pause(name: str, error: driver.RedisError, tries: int, waited_s: float, patience: Patience) -> None:
     """Wait before the next try; raise `error`, or what it means, when there is none."""
     trouble = diagnose(error)
     if trouble is None:
         raise error
     wait_s = patience.for_trouble(trouble)
-    message = f"{address(client)}: {reply_text(error)}"
+    message = f"{name}: {reply_text(error)}"
     if waited_s >= wait_s or patience.closed.is_set():
         raise trouble.error(f"{message} - {trouble.remedy}") from error
     if tries == 1:
@@ -111,8 +116,10 @@ def connect(url: str, password: str | None = None) -> redis.Redis:
     return client
 
 
-def open_client(url: str, password: str | None = None) -> redis.Redis:
+def open_client(url: str, password: str | None = None, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
     """Return a client for `url` without talking to the server. A password in the URL wins over `password`.
+
+    After `timeout_s` without a byte a connection counts as broken.
 
     Raises ConfigError for a URL that is not `redis://`, `rediss://` or `unix://`, or has options nobody knows.
     """
@@ -125,8 +132,8 @@ def open_client(url: str, password: str | None = None) -> redis.Redis:
             url,
             password=password,
             protocol=2,
-            socket_timeout=SOCKET_TIMEOUT_S,
-            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=min(timeout_s, CONNECT_TIMEOUT_S),
             retry=retry,
             **tcp_options,
         )
@@ -139,14 +146,17 @@ def open_client(url: str, password: str | None = None) -> redis.Redis:
     return client
 
 
-def check_server(client: redis.Redis, patience: Patience | None = None) -> None:
-    """Raise unless the server answers, is recent enough, has Functions, is not in a cluster and evicts nothing."""
+def check_server(client: redis.Redis, patience: Patience | None = None, *, in_cluster: bool = False) -> None:
+    """Raise unless the server answers, is recent enough, has Functions and evicts nothing, and is a node of a cluster
+    only with `in_cluster`."""
     patiently(client, client.ping, patience)
     info: Mapping[str, Any] = patiently(client, client.info, patience)
     functions = patiently(client, lambda: has_functions(client), patience)
-    refusal = unfit(info) or ("" if functions else "it has no Functions (FUNCTION STATS is unknown to it)")
+    refusal = unfit(info, in_cluster=in_cluster) or (
+        "" if functions else "it has no Functions (FUNCTION STATS is unknown to it)"
+    )
     if refusal:
-        raise ServerRefused(f"{address(client)}: {refusal} - rollq needs Redis >= 7.0 or Valkey >= 7.2, not a cluster")
+        raise ServerRefused(f"{address(client)}: {refusal} - rollq needs Redis >= 7.0 or Valkey >= 7.2")
     policy = info.get("maxmemory_policy", "unknown")
     if policy != "noeviction":
         fix = cli_command(client, "config set maxmemory-policy noeviction")
@@ -156,15 +166,18 @@ def check_server(client: redis.Redis, patience: Patience | None = None) -> None:
         )
 
 
-def unfit(info: Mapping[str, Any]) -> str:
-    """Why a server with this INFO cannot serve rollq, whatever its settings; empty when it can."""
+def unfit(info: Mapping[str, Any], *, in_cluster: bool = False) -> str:
+    """Why a server with this INFO cannot serve rollq, whatever its settings; empty when it can.
+
+    A node of a cluster can only with `in_cluster`.
+    """
     name, oldest = ("valkey", OLDEST_VALKEY) if "valkey_version" in info else ("redis", OLDEST_REDIS)
     version = str(info.get(f"{name}_version", ""))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if numbers < oldest:
         return f"it is {name} {version or 'of unknown version'}"
-    if info.get("cluster_enabled"):
-        return "it is a node of a cluster"
+    if info.get("cluster_enabled") and not in_cluster:
+        return "it is a node of a cluster; name two or more of its nodes, as in redis://a:7000,b:7000/0"
     return ""
 
 

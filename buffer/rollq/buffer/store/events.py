@@ -1,15 +1,17 @@
 """Wake-ups over pub/sub. They only save waiting: losing one delays the waiting role by one poll at most."""
 
+import random
 import time
 from collections.abc import Collection
 from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
-import redis
 from redis import exceptions as driver
+from redis.client import PubSub
 
-from rollq.buffer.store.connection import Patience, patiently
+from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.servers import Servers
 
 OF_THE_RUN = b""
 """The message of an event that is not of one task, whose message is the prefix of its keys."""
@@ -36,7 +38,7 @@ class Events:
 
     def __init__(
         self,
-        client: redis.Redis,
+        servers: Servers,
         channels: str,
         patience: Patience,
         kinds: Collection[EventKind],
@@ -44,20 +46,32 @@ class Events:
     ) -> None:
         """`channels`: their names without the kind. `kinds`: what to be woken by; empty for everything. `task_prefix`:
         that of the keys of the only task whose events count, beside those of the run as a whole; None for all."""
-        self._client = client
+        self._servers = servers
         self._channels = [f"{channels}:{kind}" for kind in kinds or EventKind]
         self._origins = None if task_prefix is None else (task_prefix.encode(), OF_THE_RUN)
         self._patience = patience
-        self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        self._pubsub: PubSub | None = None
 
     def __enter__(self) -> Self:
-        patiently(self._client, lambda: self._pubsub.subscribe(*self._channels), self._patience)
+        self._servers.patiently(self._subscribe, self._patience)
         return self
+
+    def _subscribe(self) -> PubSub:
+        """Listen to any of the servers: in a cluster, each one hears of everything."""
+        client = random.choice(self._servers.primaries())
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        self._pubsub.subscribe(*self._channels)
+        return self._pubsub
+
+    def _unsubscribe(self) -> None:
+        if self._pubsub:
+            self._pubsub.close()
+        self._pubsub = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pubsub.close()
+        self._unsubscribe()
 
     def wait(self, timeout_s: float) -> bool:
         """Block until something has happened since the last wait, or for `timeout_s`. True when something has.
@@ -67,16 +81,18 @@ class Events:
         deadline = time.monotonic() + timeout_s
         while (left_s := deadline - time.monotonic()) > 0:
             try:
-                message = self._pubsub.get_message(timeout=left_s)
+                pubsub = self._pubsub or self._subscribe()
+                message = pubsub.get_message(timeout=left_s)
                 if message is not None and (self._origins is None or message["data"] in self._origins):
-                    self._drain()
+                    _drain(pubsub)
                     return True
             except (driver.ConnectionError, driver.TimeoutError, OSError):
-                # the next get_message reconnects and subscribes again; until then there is nothing to listen to
+                self._unsubscribe()
                 time.sleep(min(0.25, max(0.0, deadline - time.monotonic())))
         return False
 
-    def _drain(self) -> None:
-        """Take what else has arrived: one look at the buffer answers them all."""
-        while self._pubsub.get_message(timeout=0) is not None:
-            pass
+
+def _drain(pubsub: PubSub) -> None:
+    """Take what else has arrived: one look at the buffer answers them all."""
+    while pubsub.get_message(timeout=0) is not None:
+        pass

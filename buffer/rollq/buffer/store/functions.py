@@ -32,6 +32,7 @@ from rollq.buffer.store.library import LIBRARY, READ_ONLY, library_source
 from rollq.buffer.store.pipelining import Command, Transaction, pipeline
 from rollq.buffer.store.redis_errors import reply_text
 from rollq.buffer.store.redis_url import cli_command
+from rollq.buffer.store.servers import Servers
 
 ERRORS: Mapping[str, type[RollqError]] = {
     "STORE_LOST": StoreLost,
@@ -53,12 +54,17 @@ ERRORS: Mapping[str, type[RollqError]] = {
 """Error of rollq for each code that a function's error reply begins with, after "ROLLQ_"."""
 
 
-def load_library(client: redis.Redis) -> None:
-    """Load the library where it is missing; leave an identical one alone.
+def load_library(servers: Servers) -> None:
+    """Load the library into every server that lacks it; leave an identical one alone.
 
     Raises `RunMismatch` when the server holds other functions of the same version, `ServerRefused` when the
     library is missing and may not be loaded, `ServerUnavailable`.
     """
+    for client in servers.primaries():
+        _load_where_missing(client)
+
+
+def _load_where_missing(client: redis.Redis) -> None:
     source = library_source()
 
     def loaded_code() -> str | None:
@@ -109,14 +115,14 @@ def _digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:12]
 
 
-def call(client: redis.Redis, patience: Patience, name: str, key: str, *args: Any) -> Any:
+def call(servers: Servers, patience: Patience, name: str, key: str, *args: Any) -> Any:
     """Call function `name` on the slot of `key` and return its reply.
 
     Every function is harmless to repeat, so outages are waited out. Raises the errors of `ERRORS`, `ServerError`.
     """
     command = _fcall((name, key, *args))
     try:
-        return patiently(client, lambda: client.execute_command(*command), patience)  # type: ignore[no-untyped-call]
+        return servers.patiently(lambda: servers.of(key).execute_command(*command), patience)  # type: ignore[no-untyped-call]
     except driver.ResponseError as error:
         raise translate(error) from error
 
@@ -135,7 +141,7 @@ Call = Command | Beside
 """Name of the function, key, arguments."""
 
 
-def call_all(client: redis.Redis, patience: Patience, calls: Callable[[], Iterable[Call]]) -> list[Any]:
+def call_all(servers: Servers, patience: Patience, calls: Callable[[], Iterable[Call]]) -> list[Any]:
     """Call several functions in one trip (see `pipeline`). Returns their replies; that of one that failed is its
     error."""
 
@@ -152,7 +158,7 @@ def call_all(client: redis.Redis, patience: Patience, calls: Callable[[], Iterab
     def read(_: int, reply: Any) -> Any:
         return translate(reply) if isinstance(reply, driver.ResponseError) else reply
 
-    return pipeline(client, patience, commands, read)
+    return pipeline(servers, patience, commands, read)
 
 
 def _fcall(call: Command, *more_keys: str) -> Command:

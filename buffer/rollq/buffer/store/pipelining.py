@@ -5,15 +5,19 @@ not. Functions with large arguments and reads of large values go this way.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import redis
 from redis import exceptions as driver
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from rollq.buffer.store.connection import Patience, patiently
+from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.redis_errors import diagnose
+from rollq.buffer.store.servers import Servers
 
 SEND_BYTES = 32 << 10
 """Smaller commands are sent together."""
@@ -29,60 +33,118 @@ class Transaction(NamedTuple):
 
 
 def pipeline(
-    client: redis.Redis,
+    servers: Servers,
     patience: Patience,
     commands: Callable[[], Iterable[Command | Transaction]],
     read: Callable[[int, Any], T],
 ) -> list[T]:
-    """Send `commands()`, and return `read(i, reply)` of each one's reply; that of a refused command is its error.
+    """Send each of `commands()` to the server that has its key, and return `read(i, reply)` of each one's reply; that
+    of a refused command is its error.
 
     Must be harmless to repeat: after an outage all starts again. Nothing holds the commands together: others may come
     between, and later ones run when an earlier one is refused.
     """
 
     def do() -> list[T]:
-        pool = client.connection_pool
-        connection: Any = pool.get_connection()
-        try:
-            talk = partial(_exchange, connection, commands, read)
-            replies: list[T] = connection.retry.call_with_retry(talk, lambda _: connection.disconnect())
-        except BaseException:
-            connection.disconnect()  # replies may be on their way that nobody waits for
-            raise
-        finally:
-            pool.release(connection)
+        with ExitStack() as stack:
+            lines = _Lines(servers, stack)
+            retry = Retry(NoBackoff(), 1, supported_errors=(driver.ConnectionError,))
+            talk = partial(_exchange, lines, commands, read)
+            # a pooled connection that died unnoticed is replaced at once; everything longer is for `patiently`
+            replies: list[T] = retry.call_with_retry(talk, lambda _: lines.disconnect())
+            lines.are_free = True
         return replies
 
-    return patiently(client, do, patience)
+    return servers.patiently(do, patience)
+
+
+class _Line:
+    """One connection: what is to be sent is gathered, so that few system calls are needed."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._packed: list[bytes] = []
+        self._size_bytes = 0
+
+    def send(self, command: Command) -> None:
+        for piece in _pack(self.connection, command):
+            if len(piece) >= SEND_BYTES:
+                self.flush()
+                self.connection.send_packed_command([piece])  # not copied
+            else:
+                self._packed.append(piece)
+                self._size_bytes += len(piece)
+                if self._size_bytes >= SEND_BYTES:
+                    self.flush()
+
+    def flush(self) -> None:
+        if self._packed:
+            self.connection.send_packed_command([b"".join(self._packed)])
+        self._packed, self._size_bytes = [], 0
+
+    def disconnect(self) -> None:
+        """Begin again, with a new connection."""
+        self._packed, self._size_bytes = [], 0
+        self.connection.disconnect()
+
+
+class _Lines:
+    """A connection to each server that has a key, taken from its pool when it is first needed."""
+
+    def __init__(self, servers: Servers, stack: ExitStack) -> None:
+        self._servers = servers
+        self._stack = stack
+        self._lines: dict[redis.Redis, _Line] = {}
+        self.are_free = False  # set when no reply is on its way any more
+
+    def of(self, key: str) -> _Line:
+        client = self._servers.of(key)
+        if client not in self._lines:
+            connection = client.connection_pool.get_connection()
+            self._stack.callback(self._give_back, client.connection_pool, connection)
+            self._lines[client] = _Line(connection)
+        return self._lines[client]
+
+    def flush(self) -> None:
+        for line in self._lines.values():
+            line.flush()
+
+    def disconnect(self) -> None:
+        for line in self._lines.values():
+            line.disconnect()
+
+    def _give_back(self, pool: Any, connection: Any) -> None:
+        if not self.are_free:
+            connection.disconnect()
+        pool.release(connection)
 
 
 def _exchange(
-    connection: Any, commands: Callable[[], Iterable[Command | Transaction]], read: Callable[[int, Any], T]
+    lines: _Lines, commands: Callable[[], Iterable[Command | Transaction]], read: Callable[[int, Any], T]
 ) -> list[T]:
-    queued: list[int] = []  # of each command, the replies that come before its own
-    packed: list[bytes] = []
-    size_bytes = 0
-
-    def flush() -> None:
-        nonlocal packed, size_bytes
-        if packed:
-            connection.send_packed_command([b"".join(packed)])  # few system calls
-        packed, size_bytes = [], 0
-
+    sent: list[tuple[_Line, int]] = []  # of each command, its line and the replies that come before its own
     for command in commands():
-        parts = [("MULTI",), *command.commands, ("EXEC",)] if isinstance(command, Transaction) else [command]
-        queued.append(len(parts) - 1)
-        for piece in chain.from_iterable(_pack(connection, part) for part in parts):
-            if len(piece) >= SEND_BYTES:
-                flush()
-                connection.send_packed_command([piece])  # not copied
-            else:
-                packed.append(piece)
-                size_bytes += len(piece)
-                if size_bytes >= SEND_BYTES:
-                    flush()
-    flush()
-    return [read(index, _reply(connection, before)) for index, before in enumerate(queued)]
+        parts = command.commands if isinstance(command, Transaction) else [command]
+        line = lines.of(key_of(parts[0]))
+        if isinstance(command, Transaction):
+            parts = [("MULTI",), *parts, ("EXEC",)]
+        for part in parts:
+            line.send(part)
+        sent.append((line, len(parts) - 1))
+    lines.flush()
+    return [read(index, _reply(line.connection, before)) for index, (line, before) in enumerate(sent)]
+
+
+def key_of(command: Command) -> str:
+    """The key that decides which server a command goes to."""
+    match command[0]:
+        case "FCALL" | "FCALL_RO":
+            at = 3
+        case "XREAD":
+            at = command.index("STREAMS") + 1
+        case _:
+            at = 1
+    return str(command[at])
 
 
 def _pack(connection: Any, command: Command) -> Iterable[bytes]:

@@ -30,7 +30,7 @@ RIGHTS = Trouble(
     "give this user the missing right with `ACL SETUSER`; after an upgrade, make the ACL file again with `rollq acl`",
     passes=False,
 )
-CLUSTER = Trouble(ServerRefused, "it is a node of a Redis Cluster: give the URL of a plain server", passes=False)
+MOVED = Trouble(ServerUnavailable, "the cluster has moved these keys: see `redis-cli cluster slots`")
 
 TROUBLES: Mapping[str, Trouble] = {
     "LOADING": Trouble(ServerUnavailable, "it is still loading its data: try again when it has"),
@@ -45,9 +45,9 @@ TROUBLES: Mapping[str, Trouble] = {
     "NOAUTH": LOGIN,
     "WRONGPASS": LOGIN,
     "NOPERM": RIGHTS,
-    "MOVED": CLUSTER,
-    "ASK": CLUSTER,
-    "CROSSSLOT": CLUSTER,
+    "MOVED": MOVED,
+    "ASK": MOVED,
+    "CROSSSLOT": Trouble(ServerRefused, "it is a node of a cluster: give the URL of a plain server", passes=False),
     "DENIED": Trouble(ServerRefused, "it is in protected mode: make its users with `rollq acl`", passes=False),
 }
 

@@ -9,9 +9,36 @@ import redis
 
 from rollq.buffer.errors import ConfigError
 
+_HOSTS = re.compile(r"(?P<before>rediss?://(?:.*@)?)(?P<hosts>[^/?#]*)(?P<after>.*)", re.DOTALL)
+"""The hosts of a URL, and what is before and after them."""
+
+
+def node_urls(url: str) -> list[str]:
+    """The URL of every host that `url` names: `redis://a:7000,b:7000/0` names two."""
+    parts = _HOSTS.fullmatch(url)
+    return [parts["before"] + host + parts["after"] for host in parts["hosts"].split(",")] if parts else [url]
+
+
+def node_url(url: str, host: str, port: int) -> str:
+    """The URL of another node of the cluster at `url`: the same but for host and port."""
+    parts = _HOSTS.fullmatch(url)
+    assert parts is not None
+    return f"{parts['before']}{f'[{host}]' if ':' in host else host}:{port}{parts['after']}"
+
 
 def check_url(url: str) -> None:
-    """Raise ConfigError unless `url` names a server: `redis[s]://[user:password@]host[:port][/db]` or `unix://path`."""
+    """Raise ConfigError unless `url` names a server: `redis[s]://[user:password@]host[:port][/db]` or `unix://path`.
+
+    Several hosts, with commas between them, name nodes of a cluster.
+    """
+    urls = node_urls(url)
+    for one in urls:
+        _check_url(one)
+    if len(urls) > 1 and urlsplit(urls[0]).path not in ("", "/", "/0"):
+        raise ConfigError(f"server URL {mask_url(url)!r}: a cluster has only database 0")
+
+
+def _check_url(url: str) -> None:
     shown = mask_url(url)
     try:
         parts = urlsplit(url)

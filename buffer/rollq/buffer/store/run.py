@@ -14,9 +14,10 @@ import redis
 
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store import functions
-from rollq.buffer.store.connection import Patience, connect, patiently
+from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import RunKeys, task_keys
-from rollq.buffer.store.pipelining import Command, pipeline
+from rollq.buffer.store.pipelining import Command, key_of, pipeline
+from rollq.buffer.store.servers import Servers, connect_servers
 
 MEMORY_LIMIT = 0.8
 """Used share of maxmemory above which producers admit nothing new: the rest is for results that are on their way."""
@@ -25,9 +26,9 @@ MEMORY_LIMIT = 0.8
 class RunStore:
     """The keys of one run on one server. Thread-safe; holds no state that another process could not rebuild."""
 
-    def __init__(self, client: redis.Redis, run: str, patience: Patience | None = None) -> None:
-        """Use `connect`. `client` must answer in bytes."""
-        self.client = client
+    def __init__(self, servers: Servers, run: str, patience: Patience | None = None) -> None:
+        """Use `connect`. `servers` must answer in bytes."""
+        self.servers = servers
         self.run = run
         self.keys = RunKeys(run)
         self._patience = patience or Patience()
@@ -40,24 +41,29 @@ class RunStore:
         Raises `ConfigError` (an invalid run name), `ServerUnavailable`, `ServerRefused`, `RunMismatch`.
         """
         RunKeys(run)
-        client = connect(url, password)
+        servers = connect_servers(url, password)
         try:
-            functions.load_library(client)
+            functions.load_library(servers)
         except BaseException:
-            client.close()
+            servers.close()
             raise
-        return cls(client, run, patience)
+        return cls(servers, run, patience)
 
     def close(self) -> None:
         """Close the connections and end every wait for the server."""
         self.closed.set()
-        self.client.close()
+        self.servers.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def client(self) -> redis.Redis:
+        """A client of the server that has the keys of the run as a whole."""
+        return self.servers.of(self.keys.info)
 
     @property
     def closed(self) -> Event:
@@ -85,7 +91,7 @@ class RunStore:
 
     def call(self, name: str, key: str, *args: Any) -> Any:
         """Call one of rollq's functions. Raises the error that its reply names."""
-        return functions.call(self.client, self._patience, name, key, *args)
+        return functions.call(self.servers, self._patience, name, key, *args)
 
     def call_task(self, name: str, task: str, *args: Any) -> Any:
         """Call a function on a task's clock, with the run's incarnation as the first argument."""
@@ -96,7 +102,7 @@ class RunStore:
 
         Returns their replies, with an exception in place of the reply of a call that failed.
         """
-        return functions.call_all(self.client, self._patience, calls)
+        return functions.call_all(self.servers, self._patience, calls)
 
     def call_all(self, calls: Sequence[functions.Call]) -> list[Any]:
         """Call functions in one round trip. Raises the first error after all of them have run."""
@@ -104,7 +110,11 @@ class RunStore:
 
     def send(self, *command: Any) -> Any:
         """Send a plain command, which must be harmless to repeat, and wait for a server that is away."""
-        return patiently(self.client, lambda: self.client.execute_command(*command), self._patience)  # type: ignore[no-untyped-call]
+
+        def do() -> Any:
+            return self.servers.of(key_of(command)).execute_command(*command)  # type: ignore[no-untyped-call]
+
+        return self.servers.patiently(do, self._patience)
 
     def send_all(self, commands: Sequence[Command], read: Callable[[int, Any], Any] | None = None) -> list[Any]:
         """Send plain commands in one round trip. Returns their replies, or `read(index, reply)` of each.
@@ -112,11 +122,11 @@ class RunStore:
         `read` runs while later replies still arrive. It gets the exception of a command that the server refused;
         without `read` such an exception is raised.
         """
-        return pipeline(self.client, self._patience, lambda: commands, read or _good)
+        return pipeline(self.servers, self._patience, lambda: commands, read or _good)
 
     def server_ms(self) -> int:
-        """The server's clock, by which all deadlines are set, in milliseconds since 1970."""
-        seconds, microseconds = self.send("TIME")
+        """The clock of the server that has the keys of the run, in milliseconds since 1970."""
+        seconds, microseconds = self.servers.patiently(lambda: self.client.time(), self._patience)
         return int(seconds) * 1000 + int(microseconds) // 1000
 
 

@@ -13,6 +13,7 @@ from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.redis_url import address
+from rollq.buffer.store.servers import OneServer
 from rollq.buffer.weights.store import MAX_REDIS_BYTES
 from rollq.monitor.doctor.checks import Check, check_sizing, check_weights_folder, check_weights_in_redis
 from rollq.monitor.doctor.facts import SETTINGS, ServerFacts, read_facts, read_space
@@ -73,7 +74,7 @@ def examine_sizing(
 def _stored_tasks(client: redis.Redis, run: str) -> dict[str, TaskSize]:
     """The tasks whose groups could be measured; none where the run does not exist, or may not be read."""
     try:
-        sizes = measured_tasks(MonitorBuffer(client, run, PATIENCE))
+        sizes = measured_tasks(MonitorBuffer(OneServer(client), run, PATIENCE))
     except (StoreLost, ServerError):
         return {}
     return {task: size for task, size in sizes.items() if size.payload_bytes}
