@@ -152,6 +152,9 @@ def test_no_token_of_rejected_weights_leaves(models: Sequence[Path], tmp_path: P
     reported: list[Completion] = []
     completions: list[Completion] = []
 
+    def any_aborted() -> bool:
+        return any(completion.finish_reason is FinishReason.ABORT for completion in completions)
+
     async def scenario(host: EngineHost) -> None:
         def report(so_far: Completion) -> None:
             if host.trusts(so_far.versions):
@@ -159,7 +162,7 @@ def test_no_token_of_rejected_weights_leaves(models: Sequence[Path], tmp_path: P
 
         async def ask_until_aborted() -> None:
             """A slow swap outlasts a request, so that there is always another."""
-            while not completions or completions[-1].finish_reason is not FinishReason.ABORT:
+            while not any_aborted():
                 request = Request(np.arange(40, 60, dtype=np.int32), Sampling(max_tokens=600), report=report)
                 completions.append(await host.generate(request))
 
@@ -172,11 +175,17 @@ def test_no_token_of_rejected_weights_leaves(models: Sequence[Path], tmp_path: P
         await asyncio.gather(*running)
 
     with_host(models[0], scenario)
-    assert any(completion.finish_reason is FinishReason.ABORT for completion in completions)
-    assert any(len(completion.ids) for completion in completions)
-    for completion in [*completions, *reported]:
+    assert any_aborted()
+    with_tokens = [completion for completion in completions if len(completion.ids) > 0]
+    without_tokens = [completion for completion in completions if len(completion.ids) == 0]
+    assert with_tokens
+    for completion in [*with_tokens, *reported]:
+        assert {span.version for span in completion.versions} == {0}
+        assert len(completion.ids) == len(completion.logprobs) == sum(span.tokens for span in completion.versions) > 0
+    for completion in without_tokens:  # they began with the rejected weights, or not at all
+        assert completion.finish_reason is FinishReason.ABORT
+        assert len(completion.logprobs) == sum(span.tokens for span in completion.versions) == 0
         assert {span.version for span in completion.versions} <= {0}
-        assert len(completion.ids) == len(completion.logprobs) == sum(span.tokens for span in completion.versions)
 
 
 def test_tokens_before_the_first_rejected_one_are_kept() -> None:
