@@ -13,7 +13,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.leasing import version_of
+from rollq.buffer.put_args import version_of
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors

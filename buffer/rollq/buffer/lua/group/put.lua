@@ -76,7 +76,7 @@ end
 
 -- One group of the call.
 local function read_result(clock, args, at)
-  -- in the order of `_result_args` in Python
+  -- in the order of `result_args` in Python
   -- stylua: ignore
   local id, attempt, nonce, letters, versions, oldest, newest, filtered, reward, rewarded, new_tokens, tokens, took_ms,
     error_text, frame_count, passed, rewarded_tokens, rows = unpack(args, at, at + RESULT_ARGS - 1)

@@ -1,0 +1,163 @@
+"""The arguments of `put` and `salvage`, made from the results of groups and from parts of samples.
+
+The server does not read samples. The worker counts what the server decides by, such as versions, rewards and tokens,
+and sends these numbers beside the bytes. Nothing in this module asks the server. One group or part that cannot be
+encoded never fails the others of its call: the group is put as failed, and the part is left out.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.rollouts import BESIDE, EMPTY_SAMPLE, WHOLE, GroupResult, Sample, SamplePart, SampleStatus
+from rollq.buffer.samples import Samples
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.staleness import Floors, brings_labels, counted_version
+from rollq.buffer.wire.parts import encode_part
+from rollq.buffer.wire.payload import encode_payload
+from rollq.buffer.wire.rows import SampleRows
+
+log = logging.getLogger(__name__)
+
+MAX_GROUP_BYTES = 256 << 20
+MAX_CALL_BYTES = 256 << 10
+"""Bytes of one call with several groups, payloads included: the server files them while the rest is being encoded."""
+NUMBERS_BYTES = 256
+"""Approximate size of a group in a call, without its frames."""
+_NO_VERSION = "-"
+RESULT_ARGS = (
+    "id", "attempt", "nonce", "letters", "versions", "oldest", "newest", "filtered", "reward", "rewarded", "new_tokens",
+    "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "rows",
+)  # fmt: skip
+"""The numbers of one group in a call of `put`, in their order."""
+
+
+def encode_result(result: GroupResult) -> tuple[GroupResult, Mapping[str, bytes]]:
+    """The result, or a failed one when it cannot be trained on, and its frames (see `rollq.buffer.wire.payload`): one
+    of the whole group, or those of its new samples."""
+    lease, samples = result.lease, result.samples
+    try:
+        frames = encode_payload(samples, _new_samples(result), group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
+    except InvalidGroup as error:
+        log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
+        failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
+        samples = (failed,) * len(lease.samples)
+        return GroupResult(lease, samples, error=str(error), generate_s=result.generate_s), {}
+    return result, frames
+
+
+def _new_samples(result: GroupResult) -> list[int]:
+    """The samples whose frames the buffer lacks. What it has in parts, it drops when the group is put."""
+    lease = result.lease
+    return [
+        index
+        for index, (sample, kept) in enumerate(zip(result.samples, lease.samples, strict=False))
+        if sample is not kept or (lease.parts > 0 and sample is not EMPTY_SAMPLE)
+    ]
+
+
+def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
+    """The arguments of `salvage` for one part; none if it cannot be encoded."""
+    lease, sample = part.lease, part.sample
+    try:
+        encoded = encode_part(part)
+    except InvalidGroup as error:
+        log.warning("a part of group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
+        return []
+    version = version_of(sample, floors, rules)
+    return [
+        lease.group_id, lease.attempt, lease.nonce, part.number, part.index, sample.status.value,
+        _NO_VERSION if version is None else version, int(part.tokens_before == 0), encoded,
+    ]  # fmt: skip
+
+
+class GroupArgs(NamedTuple):
+    """One group in a call: its arguments, the frames among them, and payloads that are set beside it, by key."""
+
+    args: list[Any]
+    frames: Mapping[str, bytes]
+    payloads: Mapping[str, bytes] = MappingProxyType({})
+
+    @property
+    def size_bytes(self) -> int:
+        return NUMBERS_BYTES + sum(map(len, self.frames.values())) + sum(map(len, self.payloads.values()))
+
+
+def calls_of(groups: Iterable[GroupArgs]) -> Iterator[tuple[list[Any], dict[str, bytes]]]:
+    """The arguments and payloads of calls of limited size."""
+    args: list[Any] = []
+    payloads: dict[str, bytes] = {}
+    size_bytes = 0
+    for group in groups:
+        if args and size_bytes + group.size_bytes > MAX_CALL_BYTES:
+            yield args, payloads
+            args, payloads, size_bytes = [], {}, 0
+        args += group.args
+        payloads = {**group.payloads, **payloads}  # of two results for one lease, the first one counts
+        size_bytes += group.size_bytes
+    if args:
+        yield args, payloads
+
+
+def result_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floors, rules: TaskRules) -> list[Any]:
+    """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames."""
+    lease, samples = result.lease, result.samples
+    tokens = [sample.response_tokens for sample in samples]
+    new = _new_samples(result) if frames else []  # an invalid group has none
+    numbers = {
+        "id": lease.group_id,
+        "attempt": lease.attempt,
+        "nonce": lease.nonce,
+        "letters": "".join([sample.status for sample in samples]),
+        **_version_args(samples, floors, rules),
+        "filtered": int(result.filtered),
+        **_reward_args(samples, tokens, rules),
+        "new_tokens": sum([tokens[i] - lease.samples[i].response_tokens for i in new]) + lease.salvaged_tokens,
+        "tokens": sum(tokens),
+        "took_ms": round(result.generate_s * 1000),
+        "error_text": result.error or _first_error(samples),
+        "frame_count": len(frames),
+        "rows": SampleRows.of(Samples.of(samples)).encode() if frames.keys() & {WHOLE, BESIDE} else b"",
+    }
+    return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
+
+
+def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -> dict[str, str | int]:
+    """The version that each sample counts as, the oldest of them, and the newest version of any token."""
+    counted = [version_of(sample, floors, rules) for sample in samples]
+    known = [version for version in counted if version is not None]
+    made_by = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
+    return {
+        "versions": ",".join([_NO_VERSION if version is None else str(version) for version in counted]),
+        "oldest": min(known, default=_NO_VERSION),
+        "newest": max(made_by, default=_NO_VERSION),
+    }
+
+
+def _reward_args(samples: Sequence[Sample], tokens: Sequence[int], rules: TaskRules) -> dict[str, float]:
+    """Mean reward, and how many samples have one, have passed, and how many response tokens they have."""
+    rewarded = [(sample.reward, n) for sample, n in zip(samples, tokens, strict=True) if sample.reward is not None]
+    return {
+        "reward": sum([reward for reward, _ in rewarded]) / len(rewarded) if rewarded else 0.0,
+        "rewarded": len(rewarded),
+        "passed": sum([reward >= rules.pass_reward for reward, _ in rewarded]),
+        "rewarded_tokens": sum([n for _, n in rewarded]),
+    }
+
+
+def _first_error(samples: Sequence[Sample]) -> str:
+    return next((sample.error for sample in samples if sample.error and sample.status is SampleStatus.FAILED), "")
+
+
+def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
+    """The version that a sample counts as (see `counted_version`); None without tokens."""
+    versions = [floors.counted(span.epoch, span.version) for segment in sample.segments for span in segment.versions]
+    if not versions:
+        return None
+    if rules.token_threshold == rules.stale_threshold or brings_labels(sample.segments):
+        return min(versions)
+    newest = max(versions)  # a span that the environment wrote all of is as young as the model's tokens before it
+    return counted_version(min(versions), newest, rules.stale_threshold, rules.token_threshold)
