@@ -39,14 +39,6 @@ from support.waiting import PATIENCE_S
 Connect = Callable[..., Consumer]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = tiny_qwen3()
-    folder = tmp_path_factory.mktemp("model")
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def worker(buffer: Buffer, tmp_path: Path) -> HandWorker:
     make_run(buffer)

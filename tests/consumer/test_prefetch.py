@@ -21,13 +21,6 @@ from support.waiting import wait_until
 Connect = Callable[..., Consumer]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_qwen3().save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def worker(buffer: Buffer, tmp_path: Path) -> HandWorker:
     make_run(buffer, batch_groups=10, max_staleness=5)

@@ -34,13 +34,6 @@ from support.waiting import PATIENCE_S
 Connect = Callable[..., Consumer]
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_qwen3().save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def connect(server_url: str, run_name: str, model_folder: Path) -> Connect:
     def open_consumer(**settings: object) -> Consumer:

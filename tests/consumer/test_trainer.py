@@ -28,13 +28,6 @@ from support.waiting import PATIENCE_S
 TASKS = ("math", "code")
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_qwen3().save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture
 def settings(model_folder: Path, tmp_path: Path) -> Callable[..., TrainerSettings]:
     """Settings of a short training into this test's folder."""
