@@ -705,12 +705,15 @@ KEPT, RESET = "ca", "pp"
 def test_sb07_a_group_is_saved_as_it_was_in_the_index_or_as_still_to_be_sampled(
     status: str, now: str, saved: str, tries: int, letters: str
 ) -> None:
-    found = SavedGroup(
-        7, status, "7", {"status": now, "tries": "2", "letters": KEPT, "nonce": "n"}, {"0": b"0", "1": b"1"}
-    )
+    result = {"letters": KEPT, "payload": "a key", "rows": "of its samples"}
+    found = SavedGroup(7, status, "7", {"status": now, "tries": "2", "nonce": "n", **result}, {"0": b"0", "1": b"1"})
     group = as_indexed(found, None, admitted=9)
     assert (group.group_id, group.status, group.score) == (7, saved, "7")
-    assert group.fields == {"status": saved, "tries": str(tries), "letters": letters}
+    assert group.fields == {
+        "status": saved,
+        "tries": str(tries),
+        **(result if letters is KEPT else {"letters": letters}),
+    }
     assert group.frames == (found.frames if letters is KEPT else {})
 
 

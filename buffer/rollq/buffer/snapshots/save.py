@@ -244,6 +244,7 @@ def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -
         return frames
     fields["letters"] = "p" * len(fields["letters"])
     fields.pop("payload", None)
+    fields.pop("rows", None)
     return {}
 
 
