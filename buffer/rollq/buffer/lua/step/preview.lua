@@ -5,7 +5,7 @@
 --   want: how many groups at most
 -- Returns: the groups (see `describe_groups`)
 -- Caller: Claiming.preview; the trainer, any rank
--- Repeat: harmless
+-- Repeat: only reads
 local function preview(keys, args)
   local incarnation, step, want = unpack(args)
   check_whole(step)
