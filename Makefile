@@ -18,8 +18,10 @@ SGLANG_INSTALLED := .venv-sglang/.installed
 SOURCES := buffer producer workers consumer monitor cli benchmarks tests
 # Without an NVIDIA GPU, torch's small CPU build.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
-# On Redis, only the tests of what depends on the kind of server.
-CHOSEN := $(if $(filter redis,$(SERVER)),any_server and )not slow
+# On Redis and on a cluster, only the tests of what depends on the kind of server.
+CHOSEN_redis := any_server and
+CHOSEN_cluster := any_server and not plain_server and
+CHOSEN := $(CHOSEN_$(SERVER)) not slow
 DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server $(SERVER) --durations 30 -m "$(CHOSEN)" $(PYTEST_ARGS)
 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
@@ -41,7 +43,7 @@ $(INSTALLED): pyproject.toml constraints-cpu.txt
 demo: $(INSTALLED)  ## the main job: producer, two workers and a trainer teach a tiny model
 	$(BIN)/rollq demo
 
-test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORKERS=4, SERVER=redis)
+test: $(INSTALLED)  ## the default tests, on real servers (PYTEST_ARGS=..., WORKERS=4, SERVER=redis or cluster)
 	$(DEFAULT_TESTS)
 
 test-busy: $(INSTALLED)  ## the default tests beside four busy processes: none may depend on the machine's speed

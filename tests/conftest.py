@@ -1,8 +1,8 @@
 """Shared fixtures: real servers, and a run per test.
 
 Every pytest-xdist worker starts one server for its whole session and empties it after each test, so no test sees the
-keys of another. `--server redis` starts the system's Redis instead of the embedded Valkey. A test that kills, fills or
-reconfigures a server takes `fresh_server`.
+keys of another. `--server redis` starts the system's Redis instead of the embedded Valkey, `--server cluster` a cluster
+of six. A test that kills, fills or reconfigures a server takes `fresh_server`.
 """
 
 import gc
@@ -12,8 +12,9 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -22,7 +23,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import redis
 
+from rollq.buffer.store.embedded_cluster import EmbeddedCluster
+from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.servers import Cluster
+from support.any_server import AnyServer
 from support.demo_folder import prepare_once
 
 if TYPE_CHECKING:
@@ -35,7 +40,9 @@ MANY_PROCESSES = {"deploy", "docs", "e2e", "test_benchmarks.py"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--server", choices=["valkey", "redis"], default="valkey", help="the server that tests share")
+    parser.addoption(
+        "--server", choices=["valkey", "redis", "cluster"], default="valkey", help="the server that tests share"
+    )
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -61,26 +68,49 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    """The server that all tests of this process share."""
+def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnyServer]:
+    """The server, or the cluster, that all tests of this process share."""
     kind = request.config.getoption("--server")
+    folder = tmp_path_factory.mktemp(kind)
     binary = request.getfixturevalue("redis_binary") if kind == "redis" else None
-    with EmbeddedServer(tmp_path_factory.mktemp(kind), binary=binary) as server:
+    started = EmbeddedCluster(folder) if kind == "cluster" else EmbeddedServer(folder, binary=binary)
+    with started as server:
         yield server
 
 
 @pytest.fixture
-def server(shared_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
-    """The shared server, empty at the start of each test."""
-    yield shared_server
-    with redis.Redis.from_url(shared_server.url) as client:
-        client.flushall()
+def any_server(shared_server: AnyServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[AnyServer]:
+    """The shared server, for tests that CI also runs on the system's Redis and on a cluster.
+
+    It is empty at the start of each test. On a cluster, `Buffer.client` reaches all of it: tests look into it by that.
+    """
+    if isinstance(shared_server, EmbeddedServer):
+        yield shared_server
+        _empty(shared_server)
+        return
+    with redis.RedisCluster.from_url(shared_server.nodes[0].url) as client:
+        one_server = vars(RunStore)["client"].fget
+
+        def client_of(store: RunStore) -> Any:
+            return client if isinstance(store.servers, Cluster) else one_server(store)
+
+        monkeypatch.setattr(RunStore, "client", property(client_of))
+        yield shared_server
+    for node in shared_server.nodes:
+        _empty(node)
 
 
 @pytest.fixture
-def any_server(server: EmbeddedServer) -> EmbeddedServer:
-    """The shared server, for tests that CI also runs on the system's Redis (`make test SERVER=redis`)."""
-    return server
+def server(shared_server: AnyServer) -> Iterator[EmbeddedServer]:
+    """The shared server, for tests that need a plain one."""
+    assert isinstance(shared_server, EmbeddedServer)
+    yield shared_server
+    _empty(shared_server)
+
+
+def _empty(server: EmbeddedServer) -> None:
+    with redis.Redis.from_url(server.url) as client, suppress(redis.exceptions.ReadOnlyError):
+        client.flushall()
 
 
 @pytest.fixture

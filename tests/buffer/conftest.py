@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.server import EmbeddedServer
+from support.any_server import AnyServer
 from support.buffer_run import World
 
 
 @pytest.fixture
-def world(any_server: EmbeddedServer, run_name: str) -> Iterator[World]:
+def world(any_server: AnyServer, run_name: str) -> Iterator[World]:
     with Buffer.connect(any_server.url, run_name) as buffer:
         yield World(buffer)

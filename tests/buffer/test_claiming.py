@@ -8,7 +8,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.replies import Claimed, Shortfall
-from rollq.buffer.store.server import EmbeddedServer
+from support.any_server import AnyServer
 from support.buffer_run import World
 
 
@@ -63,7 +63,7 @@ class Rank(Buffer):
 
 @pytest.mark.parametrize("moment", ["plan", "release"], ids=["before it is undone", "while it is undone"])
 def test_a_rank_that_undoes_a_torn_claim_takes_no_batch_from_another(
-    moment: str, any_server: EmbeddedServer, world: World
+    moment: str, any_server: AnyServer, world: World
 ) -> None:
     world.start(math={}, code={})
     world.complete(2, "math")

@@ -13,12 +13,13 @@ from rollq.buffer.replies import Claimed, PutOutcome
 from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.staleness import counted_version, stale_threshold, staleness, token_mask
 from rollq.buffer.store.server import EmbeddedServer
+from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
-def world(any_server: EmbeddedServer, run_name: str) -> Iterator[World]:
+def world(any_server: AnyServer, run_name: str) -> Iterator[World]:
     with Buffer.connect(any_server.url, run_name) as buffer:
         world = World(buffer)
         yield world

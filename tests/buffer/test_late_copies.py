@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rollq.buffer.store import library
-from rollq.buffer.store.server import EmbeddedServer
+from support.any_server import AnyServer
 from support.function_names import FUNCTION_NAMES
 from support.late_copies import AT_ANY_TIME, RecordingBuffer, check_copies
 
@@ -12,7 +12,7 @@ RESTORING = {"restore_run", "restore_groups", "restore_task", "finish_restore"}
 
 
 def test_a_copy_of_any_call_that_arrives_after_any_later_move_changes_nothing(
-    any_server: EmbeddedServer, run_name: str, tmp_path: Path
+    any_server: AnyServer, run_name: str, tmp_path: Path
 ) -> None:
     with RecordingBuffer.connect(any_server.url, run_name) as recorded:
         copied = check_copies(recorded, tmp_path)

@@ -13,6 +13,7 @@ from rollq.buffer.rollouts import GroupResult, Lease, SampleStatus, Status
 from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 
 LARGE = "y" * (MOST_INLINE_BYTES + 1)
@@ -231,13 +232,13 @@ def test_a_lost_payload_is_a_corrupt_group(world: World) -> None:
 
 
 def test_a_snapshot_holds_payloads_and_they_are_restored(
-    world: World, server_url: str, run_name: str, tmp_path: Path
+    world: World, any_server: AnyServer, run_name: str, tmp_path: Path
 ) -> None:
     leases = put_large(world.start(), 2)
     world.admit(1)
     world.buffer.set_control("math", Control.PAUSE)
     world.buffer.save(tmp_path / "saved")
-    with Buffer.connect(server_url, f"{run_name}-elsewhere") as buffer:
+    with Buffer.connect(any_server.url, f"{run_name}-elsewhere") as buffer:
         elsewhere = World(buffer)
         buffer.restore(tmp_path / "saved")
         keys = task_keys(buffer.run, "math")

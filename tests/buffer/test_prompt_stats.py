@@ -10,13 +10,14 @@ from rollq.buffer.replies import PromptStats, PutOutcome
 from rollq.buffer.rollouts import GroupResult, Lease, Prompt, SampleStatus
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 
 RULES: dict[str, object] = {"prompt_stats": True, "pass_reward": 0.5, "group_size": 4, "min_valid_samples": 1}
 
 
 @pytest.fixture
-def world(any_server: EmbeddedServer, run_name: str) -> Iterator[World]:
+def world(any_server: AnyServer, run_name: str) -> Iterator[World]:
     with Buffer.connect(any_server.url, run_name) as buffer:
         yield World(buffer)
 

@@ -19,6 +19,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.library import library_source
 from rollq.buffer.store.server import EmbeddedServer
+from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.power_cut import kill_synced
 
@@ -168,7 +169,7 @@ def test_a_trainer_brings_along_a_task_that_has_not_heard_of_its_epoch(
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "{x}", "a b", "..\r\n", "x" * 65, "käse", "*"])
-def test_names_that_could_break_keys_are_refused(any_server: EmbeddedServer, name: str) -> None:
+def test_names_that_could_break_keys_are_refused(any_server: AnyServer, name: str) -> None:
     with pytest.raises(ConfigError, match="name"):
         Buffer.connect(any_server.url, name)
     with Buffer.connect(any_server.url, "fine") as buffer, pytest.raises(ConfigError, match="task name"):

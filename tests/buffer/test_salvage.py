@@ -24,8 +24,8 @@ from rollq.buffer.rollouts import (
     VersionSpan,
 )
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.wire.parts import decode_parts, encode_part, join_parts, rest_of
+from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.parts import cut, in_parts, part
 
@@ -296,7 +296,7 @@ def test_tokens_that_are_kept_again_count_once(salvaging: World) -> None:
     assert salvaging.buffer.counts("math").progress["tokens"] == 400
 
 
-def test_a_snapshot_holds_what_was_salvaged(salvaging: World, any_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_snapshot_holds_what_was_salvaged(salvaging: World, any_server: AnyServer, tmp_path: Path) -> None:
     (lease,) = salvaging.lease(1)
     salvaging.buffer.salvage(list(in_parts(lease, a_sample(128), 100, 128)))
     salvaging.buffer.save(tmp_path / "saved")
@@ -311,7 +311,7 @@ def test_a_snapshot_holds_what_was_salvaged(salvaging: World, any_server: Embedd
         restored.check()
 
 
-def test_a_snapshot_holds_groups_of_many_parts(salvaging: World, any_server: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_snapshot_holds_groups_of_many_parts(salvaging: World, any_server: AnyServer, tmp_path: Path) -> None:
     (lease,) = salvaging.lease(1)
     one = a_sample(1)
     assert set(salvaging.buffer.salvage([SamplePart(lease, number, 0, 0, one) for number in range(4200)])) == {KEPT}

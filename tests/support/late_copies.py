@@ -68,9 +68,9 @@ def name_of(call: Call) -> str:
 
 def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
     """All that a run depends on, by key."""
-    client: Any = buffer.client
+    servers: Any = buffer.servers.primaries()
     found: dict[str, Any] = {}
-    for raw, kind, content in client.eval(READ, 0, f"rollq:{{{buffer.run}*"):
+    for raw, kind, content in [entry for one in servers for entry in one.eval(READ, 0, f"rollq:{{{buffer.run}*")]:
         key = raw.decode()
         if kind == b"hash":
             fields = {name.decode(): value for name, value in zip(content[::2], content[1::2], strict=True)}

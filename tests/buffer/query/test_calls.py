@@ -18,6 +18,7 @@ from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Sta
 from rollq.buffer.store.connection import connect, open_client
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
+from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.query_strategies import QUERIES
 
@@ -33,7 +34,7 @@ EMPTY = Sample(segments=(), status=SampleStatus.ABORTED)
 
 
 @pytest.fixture
-def world(any_server: EmbeddedServer, run_name: str) -> Iterator[World]:
+def world(any_server: AnyServer, run_name: str) -> Iterator[World]:
     with Buffer.connect(any_server.url, run_name) as buffer:
         yield World(buffer)
 

@@ -17,13 +17,15 @@ from rollq.buffer.store.connection import Patience, connect, open_client, patien
 from rollq.buffer.store.redis_errors import diagnose, reply_text
 from rollq.buffer.store.redis_url import address, check_url, cli_command, has_password, mask_url
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
+from support.any_server import AnyServer
 from support.power_cut import kill_synced
 from support.proxy import Proxy
 
 AT_ONCE = Patience(unanswered_s=0, unready_s=0)
 
 
-def test_connect_returns_a_client_that_keeps_bytes(any_server: EmbeddedServer, run_name: str) -> None:
+@pytest.mark.plain_server
+def test_connect_returns_a_client_that_keeps_bytes(any_server: AnyServer, run_name: str) -> None:
     with connect(any_server.url) as client:
         client.set(run_name, b"\xff\x00")
         assert client.get(run_name) == b"\xff\x00"

@@ -14,6 +14,7 @@ from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.store import server as server_module
 from rollq.buffer.store.connection import connect
 from rollq.buffer.store.server import EmbeddedServer, config_word, embedded_binary
+from support.any_server import AnyServer
 from support.power_cut import kill_synced
 
 PARENT = """
@@ -54,7 +55,8 @@ def refuses_connections(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_a_started_server_keeps_everything_and_evicts_nothing(any_server: EmbeddedServer) -> None:
+@pytest.mark.plain_server
+def test_a_started_server_keeps_everything_and_evicts_nothing(any_server: AnyServer) -> None:
     with connect(any_server.url) as client:
         assert client.config_get("append*") | client.config_get("maxmemory-policy") == {
             "appendonly": "yes",

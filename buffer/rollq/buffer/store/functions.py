@@ -118,13 +118,12 @@ def _digest(source: str) -> str:
 def call(servers: Servers, patience: Patience, name: str, key: str, *args: Any) -> Any:
     """Call function `name` on the slot of `key` and return its reply.
 
-    Every function is harmless to repeat, so outages are waited out. Raises the errors of `ERRORS`, `ServerError`.
+    Raises the errors of `ERRORS`, and `ServerError`.
     """
-    command = _fcall((name, key, *args))
-    try:
-        return servers.patiently(lambda: servers.of(key).execute_command(*command), patience)  # type: ignore[no-untyped-call]
-    except driver.ResponseError as error:
-        raise translate(error) from error
+    (reply,) = call_all(servers, patience, lambda: [(name, key, *args)])
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
 class Beside(NamedTuple):
@@ -143,7 +142,7 @@ Call = Command | Beside
 
 def call_all(servers: Servers, patience: Patience, calls: Callable[[], Iterable[Call]]) -> list[Any]:
     """Call several functions in one trip (see `pipeline`). Returns their replies; that of one that failed is its
-    error."""
+    error. Every function is harmless to repeat, so outages are waited out."""
 
     def commands() -> Iterator[Command | Transaction]:
         for call in calls():

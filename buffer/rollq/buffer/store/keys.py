@@ -19,6 +19,8 @@ rollq:{run}:weights:<digest>:<n> string  manifest (0), bytes, probe, chain; delt
 rollq:{run}:rounds               string  number of weight broadcasts so far             functions  run
 rollq:{run}:round:<n>            stream  who takes part in one, entry by entry         functions  1 day
 rollq:{run}:events:<kind>        channel wake-ups of a kind; the message is the task   all        -
+rollq:{run}:mark                 string  nothing: written before WAIT, on a cluster    all        run
+rollq:{run:task}:mark            string  likewise                                      all        run
 rollq:{run:task}:clock           hash    what the task's functions check               all        run
 rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run
 rollq:{run:task}:<status>        zset    group ids                                     functions  run
@@ -56,6 +58,11 @@ def check_name(kind: str, name: str) -> str:
         shown = name if len(name) <= 80 else name[:77] + "..."
         raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed")
     return name
+
+
+def mark_key(key: str) -> str:
+    """The mark in the slot of `key`."""
+    return key[: key.index("}")] + "}:mark"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.keys import mark_key
 from rollq.buffer.store.redis_errors import diagnose
 from rollq.buffer.store.servers import Servers
 
 SEND_BYTES = 32 << 10
 """Smaller commands are sent together."""
+REPLICA_TIMEOUT_MS = 1000
+"""How long to wait for a replica before the call is repeated."""
 
 Command = Sequence[Any]
 T = TypeVar("T")
@@ -42,7 +45,8 @@ def pipeline(
     of a refused command is its error.
 
     Must be harmless to repeat: after an outage all starts again. Nothing holds the commands together: others may come
-    between, and later ones run when an earlier one is refused.
+    between, and later ones run when an earlier one is refused. Where servers have replicas, it returns when all that
+    its functions have found or written is on a replica too, so that no failover takes back what was answered.
     """
 
     def do() -> list[T]:
@@ -59,10 +63,14 @@ def pipeline(
 
 
 class _Line:
-    """One connection: what is to be sent is gathered, so that few system calls are needed."""
+    """One connection: what is to be sent is gathered, so that few system calls are needed.
+
+    `mark` is a key of the last function that may have written; None without one.
+    """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self.mark: str | None = None
         self._packed: list[bytes] = []
         self._size_bytes = 0
 
@@ -106,8 +114,21 @@ class _Lines:
         return self._lines[client]
 
     def flush(self) -> None:
+        """Send what is gathered, and ask for replicas where functions have run."""
         for line in self._lines.values():
+            if line.mark and self._servers.replicas:
+                # WAIT is for writes of its own connection, and a function that is repeated may write nothing
+                line.send(("SET", line.mark, ""))
+                line.send(("WAIT", self._servers.replicas, REPLICA_TIMEOUT_MS))
             line.flush()
+
+    def confirm(self) -> None:
+        """Read the replies about replicas. Raises the driver's error of a server that has too few."""
+        for line in self._lines.values():
+            if line.mark and self._servers.replicas:
+                _read(line.connection)
+                if (count := _read(line.connection)) < self._servers.replicas:
+                    raise driver.ResponseError(f"NOREPLICAS {count} of {self._servers.replicas} replicas have the data")
 
     def disconnect(self) -> None:
         for line in self._lines.values():
@@ -130,9 +151,13 @@ def _exchange(
             parts = [("MULTI",), *parts, ("EXEC",)]
         for part in parts:
             line.send(part)
+            if part[0] == "FCALL":
+                line.mark = mark_key(key_of(part))
         sent.append((line, len(parts) - 1))
     lines.flush()
-    return [read(index, _reply(line.connection, before)) for index, (line, before) in enumerate(sent)]
+    replies = [read(index, _reply(line.connection, before)) for index, (line, before) in enumerate(sent)]
+    lines.confirm()
+    return replies
 
 
 def key_of(command: Command) -> str:

@@ -38,7 +38,7 @@ TROUBLES: Mapping[str, Trouble] = {
     "MASTERDOWN": Trouble(ServerUnavailable, "it is a replica that has lost its primary"),
     "CLUSTERDOWN": Trouble(ServerUnavailable, "the cluster is incomplete: see `redis-cli cluster info`"),
     "TRYAGAIN": Trouble(ServerUnavailable, "the cluster is moving these keys: try again"),
-    "NOREPLICAS": Trouble(ServerRefused, "too few replicas are up for its min-replicas-to-write"),
+    "NOREPLICAS": Trouble(ServerRefused, "too few replicas are up: see `redis-cli info replication`"),
     "MISCONF": Trouble(ServerRefused, "it cannot write to its disk: see its log, free space"),
     "READONLY": Trouble(ServerRefused, "it is a read-only replica: give the URL of the primary"),
     "OOM": Trouble(ServerRefused, "its memory is full: raise maxmemory, or let the trainer catch up", passes=False),

@@ -126,7 +126,7 @@ class RunStore:
 
     def server_ms(self) -> int:
         """The clock of the server that has the keys of the run, in milliseconds since 1970."""
-        seconds, microseconds = self.servers.patiently(lambda: self.client.time(), self._patience)
+        seconds, microseconds = self.servers.patiently(lambda: self.servers.of(self.keys.info).time(), self._patience)
         return int(seconds) * 1000 + int(microseconds) // 1000
 
 

@@ -29,7 +29,12 @@ T = TypeVar("T")
 
 
 class Servers(Protocol):
-    """Where the keys of a buffer are. Thread-safe."""
+    """Where the keys of a buffer are. Thread-safe.
+
+    `replicas`: how many replicas of a server must have what a function has written before it counts.
+    """
+
+    replicas: int
 
     def of(self, key: str) -> redis.Redis:
         """A client of the server that has `key`. Raises the driver's `ClusterDownError` while none has it."""
@@ -45,7 +50,9 @@ class Servers(Protocol):
 
 
 class OneServer:
-    """`Servers` that are one."""
+    """`Servers` that are one. What it acknowledges after a failover is for its own configuration to decide."""
+
+    replicas = 0
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -77,6 +84,8 @@ class _Slots(NamedTuple):
 
 class Cluster:
     """The primaries of a Redis or Valkey Cluster, some nodes of which a URL names. Begins with `refresh`."""
+
+    replicas = 1
 
     def __init__(self, url: str, password: str | None) -> None:
         """Does no I/O. Raises `ConfigError` for a URL that names no cluster."""

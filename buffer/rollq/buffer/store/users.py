@@ -54,6 +54,7 @@ rollq:{run:task}:by_version         write     write   write    read     write
 rollq:{run:task}:suspects           write     write   write    read     write
 rollq:{run:task}:generating         write     write   write    read     write
 rollq:{run:task}:clock              write     write   write    read     write
+rollq:{run:task}:mark               write     write   write    -        write
 rollq:{run:task}:progress           write     write   write    read     write
 rollq:{run:task}:outcomes           write     write   write    read     write
 rollq:{run:task}:batch:<handle>     write     write   write    read     write
@@ -66,6 +67,7 @@ rollq:{run:task}:grant:<nonce>      -         write   -        -        -
 rollq:{run:task}:window             -         write   write    -        -
 rollq:{run:task}:timings            -         write   write    -        -
 rollq:{run}:run                     write     write   write    read     write
+rollq:{run}:mark                    write     write   write    -        write
 rollq:{run}:tasks                   write     write   write    read     write
 rollq:{run}:workers                 read      write   read     read     read
 rollq:{run}:rounds                  -         write   write    -        -
@@ -92,7 +94,7 @@ WRITES = (
 )
 DROPS = "hdel hexists unlink"
 
-EVERYONE = "ping info time select acl|whoami function|list function|stats subscribe unsubscribe"
+EVERYONE = "ping info time select wait cluster|slots acl|whoami function|list function|stats subscribe unsubscribe"
 QUEUE_EVERYONE = "hget hgetall hmget exists llen lrange smembers zcard zrange"
 QUEUE_PRODUCER = "expire hset persist rpush sadd"
 QUEUE_WORKER = (
