@@ -50,7 +50,7 @@ cluster|nodes config|get|* config|set|maxmemory|1 dbsize debug|sleep|0 dump|k ev
 flushall flushdb function|flush function|restore|x function|dump keys|* latency|doctor memory|stats
 migrate|h|1|k|0|1 module|list monitor object|encoding|k psync|?|-1 randomkey rename|a|b replconf|a|b
 replicaof|no|one restore|k|0|x save scan|0 script|load|return script|flush script|kill shutdown|nosave slowlog|get
-sort|k swapdb|0|1 sync slaveof|no|one wait|0|0
+sort|k swapdb|0|1 sync slaveof|no|one
 """
 """Commands that no role may send, with arguments."""
 

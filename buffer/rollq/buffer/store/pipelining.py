@@ -117,7 +117,7 @@ class _Lines:
         """Send what is gathered, and ask for replicas where functions have run."""
         for line in self._lines.values():
             if line.mark and self._servers.replicas:
-                # WAIT is for writes of its own connection, and a function that is repeated may write nothing
+                # WAIT counts writes of this connection alone, and a function that is repeated may write nothing
                 line.send(("SET", line.mark, ""))
                 line.send(("WAIT", self._servers.replicas, REPLICA_TIMEOUT_MS))
             line.flush()
