@@ -63,7 +63,9 @@ def _read(buffer: Buffer, task: str) -> tuple[list[set[int]], dict[int, Stored]]
     keys = task_keys(buffer.run, task)
     names = [keys.by_version, keys.generating, keys.suspects, *map(keys.status, Status)]
     prefixes = [keys.group(0)[:-1], keys.rollout(0)[:-1], f"{keys.prefix}payload:*"]
-    client: Any = buffer.client  # the driver's types cover replies of every protocol and mode at once
+    client: Any = buffer.servers.of(
+        keys.progress
+    )  # the driver's types cover replies of every protocol and mode at once
     sets, groups, payloads = client.eval(READ, len(names), *names, keys.progress, *prefixes)
     stored = {
         group_id: Stored(dict(zip(fields[::2], fields[1::2], strict=True)), {name.decode() for name in frames})

@@ -4,6 +4,7 @@ Client and server so work at the same time, which a pipeline that packs everythi
 not. Functions with large arguments and reads of large values go this way.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -15,6 +16,7 @@ from redis import exceptions as driver
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import mark_key
 from rollq.buffer.store.redis_errors import diagnose
@@ -24,6 +26,8 @@ SEND_BYTES = 32 << 10
 """Smaller commands are sent together."""
 REPLICA_TIMEOUT_MS = 1000
 """How long to wait for a replica before the call is repeated."""
+
+log_once = LogOnce(logging.getLogger(__name__))
 
 Command = Sequence[Any]
 T = TypeVar("T")
@@ -123,12 +127,20 @@ class _Lines:
             line.flush()
 
     def confirm(self) -> None:
-        """Read the replies about replicas. Raises the driver's error of a server that has too few."""
+        """Read the replies about replicas. Raises the driver's error of a server whose replicas lack the data.
+
+        A server that has no replica left, as after a failover, is believed alone, so that the run continues.
+        """
         for line in self._lines.values():
             if line.mark and self._servers.replicas:
                 _read(line.connection)
-                if (count := _read(line.connection)) < self._servers.replicas:
+                if (count := _read(line.connection)) >= self._servers.replicas:
+                    continue
+                if _has_replicas(line.connection):
                     raise driver.ResponseError(f"NOREPLICAS {count} of {self._servers.replicas} replicas have the data")
+                log_once.warning(
+                    "no replica", "a primary of the cluster has no replica: what it acknowledges is on its disk alone"
+                )
 
     def disconnect(self) -> None:
         for line in self._lines.values():
@@ -170,6 +182,11 @@ def key_of(command: Command) -> str:
         case _:
             at = 1
     return str(command[at])
+
+
+def _has_replicas(connection: Any) -> bool:
+    connection.send_command("INFO", "replication")
+    return b"connected_slaves:0\r" not in connection.read_response()
 
 
 def _pack(connection: Any, command: Command) -> Iterable[bytes]:

@@ -1,0 +1,237 @@
+"""A buffer on a cluster: which server has a key, and what happens when that changes under load."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
+from rollq.buffer.replies import PutOutcome
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.connection import Patience, open_client
+from rollq.buffer.store.embedded_cluster import EmbeddedCluster
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.redis_url import check_url, mask_url, node_url, node_urls
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.servers import connect_servers
+from support.buffer_run import World
+from support.waiting import wait_until
+
+NODE_TIMEOUT_MS = 2000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), node_timeout_ms=NODE_TIMEOUT_MS) as started:
+        yield started
+
+
+@pytest.fixture
+def world(cluster: EmbeddedCluster, run_name: str) -> Iterator[World]:
+    for node in cluster.nodes:
+        node.start()  # what an earlier test has killed
+    cluster.start()
+    with Buffer.connect(cluster.url, run_name, patience=Patience(unanswered_s=60, unready_s=60)) as buffer:
+        yield World(buffer).start(math={"lease_s": 300})
+
+
+# -- URLs
+
+
+def test_a_url_names_one_server_or_the_nodes_of_a_cluster() -> None:
+    url = "rediss://user:pass@a:7000,b:7001,[::1]:7002/0?ssl_ca_certs=ca.crt"
+    check_url(url)
+    assert node_urls(url) == [
+        "rediss://user:pass@a:7000/0?ssl_ca_certs=ca.crt",
+        "rediss://user:pass@b:7001/0?ssl_ca_certs=ca.crt",
+        "rediss://user:pass@[::1]:7002/0?ssl_ca_certs=ca.crt",
+    ]
+    assert node_url(url, "fe80::1", 7003) == "rediss://user:pass@[fe80::1]:7003/0?ssl_ca_certs=ca.crt"
+    assert mask_url(url) == "rediss://***@a:7000,b:7001,[::1]:7002/0?ssl_ca_certs=ca.crt"
+    assert node_urls("unix:///run/a,b.sock") == ["unix:///run/a,b.sock"]
+    assert node_urls("redis://us,er:pa,ss@a:7000/0") == ["redis://us,er:pa,ss@a:7000/0"]
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("redis://a:7000,b:7000/3", "a cluster has only database 0"),
+        ("redis://a:7000,/0", "needs a host and a port"),
+        ("redis://a:7000,b:70000/0", "the port must be 1 to 65535"),
+    ],
+)
+def test_wrong_urls_of_clusters_are_refused(url: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_url(url)
+
+
+# -- what is refused at the start
+
+
+def test_one_node_alone_does_not_name_a_cluster(cluster: EmbeddedCluster) -> None:
+    with pytest.raises(ServerRefused, match="it is a node of a cluster; name two or more of its nodes"):
+        connect_servers(cluster.nodes[0].url)
+
+
+def test_plain_servers_are_not_taken_for_a_cluster(server: EmbeddedServer) -> None:
+    with pytest.raises(ServerRefused, match="a URL with several hosts names the nodes of a cluster"):
+        connect_servers(f"redis://127.0.0.1:{server.port},localhost:{server.port}/0")
+
+
+def test_nodes_that_do_not_answer_are_named() -> None:
+    with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1/0, redis://127\.0\.0\.1:2/0: .* - start it"):
+        connect_servers("redis://127.0.0.1:1,127.0.0.1:2/0")
+
+
+def test_a_node_that_is_away_does_not_matter(cluster: EmbeddedCluster) -> None:
+    connect_servers(cluster.url.replace("redis://", "redis://127.0.0.1:1,")).close()
+
+
+def test_a_cluster_without_replicas_is_refused(tmp_path: Path) -> None:
+    why = "this primary has no replica, so its groups would be lost with it"
+    with EmbeddedCluster(tmp_path, replicas=0) as bare, pytest.raises(ServerRefused, match=why):
+        connect_servers(bare.url)
+
+
+def test_every_primary_must_evict_nothing(cluster: EmbeddedCluster) -> None:
+    servers = connect_servers(cluster.url)
+    one = servers.primaries()[1]
+    one.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        with pytest.raises(ServerRefused, match="maxmemory-policy is 'allkeys-lru'"):
+            connect_servers(cluster.url)
+    finally:
+        one.config_set("maxmemory-policy", "noeviction")
+        servers.close()
+
+
+# -- what happens under load
+
+
+class Worker:
+    """Leases groups and puts their results, one after the other, in a thread."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.put: list[int] = []
+        self.errors: list[BaseException] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Worker":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def puts_more(self, count: int) -> None:
+        """Wait until it has put that many more groups."""
+        goal = len(self.put) + count
+        wait_until(lambda: len(self.put) >= goal or bool(self.errors), otherwise=lambda: self.errors)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                (lease,) = self.world.lease(1)
+                (outcome,) = self.world.put([lease])
+                assert outcome in (PutOutcome.COMPLETED, PutOutcome.DUPLICATE), outcome
+                self.put.append(lease.group_id)
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            self.errors.append(error)
+
+
+@contextmanager
+def at_work(world: World) -> Iterator[Worker]:
+    world.admit(2000)
+    with Worker(world) as worker:
+        worker.puts_more(20)
+        yield worker
+        worker.puts_more(20)
+    assert worker.errors == []
+    check_nothing_is_lost(world, worker.put)
+
+
+def check_nothing_is_lost(world: World, put: Sequence[int]) -> None:
+    """Every acknowledged group is there once, with its samples."""
+    keys = task_keys(world.buffer.run, "math")
+    completed = {int(found) for found in world.buffer.send("ZRANGE", keys.status(Status.COMPLETED), 0, -1)}
+    assert set(put) <= completed
+    assert len(put) == len(set(put))
+    world.check()
+
+
+def primary_of(cluster: EmbeddedCluster, world: World) -> EmbeddedServer:
+    """The node that has the task."""
+    client: Any = world.buffer.servers.of(task_keys(world.buffer.run, "math").clock)
+    port = client.connection_pool.connection_kwargs["port"]
+    (node,) = [node for node in cluster.nodes if node.port == port]
+    return node
+
+
+def replica_of(cluster: EmbeddedCluster, primary: EmbeddedServer) -> EmbeddedServer:
+    with open_client(primary.url) as client:
+        ports = {int(entry["port"]) for name, entry in client.info("replication").items() if name.startswith("slave")}
+    (node,) = [node for node in cluster.nodes if node.port in ports]
+    return node
+
+
+def test_a_primary_that_dies_takes_nothing_with_it(cluster: EmbeddedCluster, world: World) -> None:
+    with at_work(world) as worker:
+        dead = primary_of(cluster, world)
+        dead.kill()
+        worker.puts_more(20)
+        assert primary_of(cluster, world) is not dead
+        dead.start()
+
+
+def test_slots_move_under_load(cluster: EmbeddedCluster, world: World) -> None:
+    with at_work(world) as worker:
+        source = primary_of(cluster, world)
+        slot = key_slot(task_keys(world.buffer.run, "math").clock.encode())
+        target = next(client for client in world.buffer.servers.primaries() if port_of(client) != source.port)
+        node_id = ask(target, "MYID").decode()
+        with open_client(source.url) as client:
+            ask(client, "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", node_id)
+            wait_until(lambda: slot not in slots_of(client), otherwise=lambda: ask(client, "GETSLOTMIGRATIONS"))
+        worker.puts_more(20)
+        assert primary_of(cluster, world).port == port_of(target)
+
+
+def port_of(client: redis.Redis) -> int:
+    return int(client.connection_pool.connection_kwargs["port"])
+
+
+def ask(client: redis.Redis, *command: Any) -> Any:
+    return client.execute_command("CLUSTER", *command)  # type: ignore[no-untyped-call]
+
+
+def slots_of(client: redis.Redis) -> set[int]:
+    """The slots that the node has."""
+    own = ask(client, "MYID")
+    return {slot for first, last, node, *_ in ask(client, "SLOTS") if node[2] == own for slot in range(first, last + 1)}
+
+
+def test_a_result_counts_when_a_replica_has_it(cluster: EmbeddedCluster, world: World) -> None:
+    """The replica is stopped: what is put is not acknowledged before it continues."""
+    with at_work(world) as worker:
+        replica = replica_of(cluster, primary_of(cluster, world))
+        assert replica.pid is not None
+        os.kill(replica.pid, signal.SIGSTOP)
+        try:
+            before = len(worker.put)
+            time.sleep(3)
+            assert len(worker.put) <= before + 1  # one was on its way
+        finally:
+            os.kill(replica.pid, signal.SIGCONT)
+        worker.puts_more(20)
