@@ -13,8 +13,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.events import EventKind, Events
-from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.library import FUNCTIONS_VERSION
+from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers
 
@@ -44,7 +43,7 @@ class BufferCore(RunStore):
 
         Raises `RunMismatch`, with both values.
         """
-        reply = self.call("create_run", self.keys.info, secrets.token_hex(16), FUNCTIONS_VERSION, model, tokenizer)
+        reply = self.call("create_run", self.keys.info, secrets.token_hex(16), SCHEMA_VERSION, model, tokenizer)
         self._incarnation = reply.decode()
 
     def register_task(self, task: str, rules: TaskRules) -> None:

@@ -303,7 +303,7 @@ def test_a_snapshot_of_a_rollq_that_stored_each_sample_alone_is_restored(
         frames = {str(index): encode_old_frame(sample) for index, sample in enumerate(group.samples)}
         world.buffer.client.hset(rollout, mapping=frames)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
-        patch.setattr("rollq.buffer.snapshots.save.FUNCTIONS_VERSION", 4)
+        patch.setattr("rollq.buffer.snapshots.save.SCHEMA_VERSION", 4)
         world.buffer.save(tmp_path / "saved")
     elsewhere.buffer.restore(tmp_path / "saved")
     elsewhere.held = elsewhere.begin(0, launch_id="elsewhere")
@@ -314,15 +314,15 @@ def test_a_snapshot_of_a_rollq_that_stored_each_sample_alone_is_restored(
             assert_same_sample(sample, other)
 
 
-@pytest.mark.parametrize("version", [3, 6])
-def test_a_snapshot_of_other_functions_is_refused(
+@pytest.mark.parametrize("version", [3, 7])
+def test_a_snapshot_of_a_run_with_another_schema_is_refused(
     world: World, elsewhere: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     world.start()
     with monkeypatch.context() as patch:
-        patch.setattr("rollq.buffer.snapshots.save.FUNCTIONS_VERSION", version)
+        patch.setattr("rollq.buffer.snapshots.save.SCHEMA_VERSION", version)
         world.buffer.save(tmp_path / "saved")
-    with pytest.raises(SnapshotError, match=f"version {version} of rollq's functions, this rollq restores 4 and 5"):
+    with pytest.raises(SnapshotError, match=f"schema {version}, this rollq restores those with 4, 5, 6"):
         elsewhere.buffer.restore(tmp_path / "saved")
 
 

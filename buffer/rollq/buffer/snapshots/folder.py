@@ -72,6 +72,7 @@ class SavedTask(_Model):
 class Snapshot(_Model):
     """The index of a snapshot.
 
+    `functions`: the schema of the run that was saved, by the name that it had in the first snapshots.
     `versions`: version -> digest of weights that were published; `plans`: step -> sizes per task.
     `ancestors`: incarnations whose trainers' checkpoints belong to this snapshot -> last step and epoch of each.
     `undone`: see `run_begin_epoch.lua`.

@@ -23,11 +23,10 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_index
 from rollq.buffer.snapshots.save import Report
 from rollq.buffer.store.functions import Beside
-from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.library import FUNCTIONS_VERSION
+from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 
-RESTORABLE = (4, FUNCTIONS_VERSION)
-"""Versions of the functions that can continue what was saved. Those before 5 stored each sample on its own."""
+RESTORABLE = (4, 5, SCHEMA_VERSION)
+"""Schemas of runs that can be restored. Runs before 5 stored each sample on its own, those before 6 no payloads."""
 BYTES_PER_CALL = 1 << 20
 GROUPS_PER_CALL = 200
 ITEMS_PER_WRITE = 1000
@@ -48,8 +47,8 @@ class Restoring(BufferCore):
         snapshot, digest = read_index(directory)
         if snapshot.functions not in RESTORABLE:
             raise SnapshotError(
-                f"{directory}: was saved from version {snapshot.functions} of rollq's functions, this rollq restores "
-                f"{' and '.join(map(str, RESTORABLE))}: use the rollq that wrote it"
+                f"{directory}: was saved from a run with schema {snapshot.functions}, this rollq restores those with "
+                f"{', '.join(map(str, RESTORABLE))}: use the rollq that wrote it"
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
@@ -93,7 +92,7 @@ class Restoring(BufferCore):
 
     def _finish_restore(self, incarnation: str, snapshot: Snapshot, digest: str) -> None:
         run = {
-            "incarnation": incarnation, "schema": str(FUNCTIONS_VERSION), "model": snapshot.model,
+            "incarnation": incarnation, "schema": str(SCHEMA_VERSION), "model": snapshot.model,
             "tokenizer": snapshot.tokenizer, "restored_from": digest,
             "ancestors": orjson.dumps(snapshot.ancestors).decode(),
         }  # fmt: skip

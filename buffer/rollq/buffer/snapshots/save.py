@@ -19,8 +19,7 @@ from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import SnapshotError
 from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
-from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.library import FUNCTIONS_VERSION
+from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 
 HOLD_MS = 30_000
 """How long the buffer waits for a saver after its last call. A saver calls after every trip."""
@@ -144,7 +143,7 @@ class Saving(BufferCore):
         steps = range(first + 1, last + 1)
         plans = self.send_all([("HGET", self.keys.plan(step), "sizes") for step in steps])
         return {
-            "functions": FUNCTIONS_VERSION,
+            "functions": SCHEMA_VERSION,
             "run": self.run,
             "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": _text(info[1]),

@@ -14,10 +14,10 @@ from importlib.resources.abc import Traversable
 
 from rollq.buffer.rollouts import BESIDE, MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
 from rollq.buffer.store.events import EventKind
+from rollq.buffer.store.keys import SCHEMA_VERSION
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
-FUNCTIONS_VERSION = 5
-LIBRARY = f"rollq_{FUNCTIONS_VERSION}"
+LIBRARY = f"rollq_{SCHEMA_VERSION}"
 
 COMMON = (
     "basics",

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import redis
 
-from rollq.buffer.errors import StoreLost
+from rollq.buffer.errors import RunMismatch, StoreLost
 from rollq.buffer.store import functions
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.keys import RunKeys, task_keys
+from rollq.buffer.store.keys import SCHEMA_VERSION, RunKeys, task_keys
 from rollq.buffer.store.pipelining import Command, key_of, pipeline
 from rollq.buffer.store.servers import Servers, connect_servers
 
@@ -76,15 +76,23 @@ class RunStore:
 
     @property
     def incarnation(self) -> str:
-        """The identity of the run in this store, read once. Raises `StoreLost` when the run does not exist."""
+        """The identity of the run in this store, read once.
+
+        Raises `StoreLost` when the run does not exist, `RunMismatch` when its schema is not this release's.
+        """
         if self._incarnation is None:
-            value = self.send("HGET", self.keys.info, "incarnation")
-            if not isinstance(value, bytes):
+            found, schema = self.send("HMGET", self.keys.info, "incarnation", "schema")
+            if found is None:
                 raise StoreLost(
                     f"run {self.run!r} is not in this store: it was never created here (a producer, a worker or `rollq "
                     "train` does), or the store lost its data"
                 )
-            self._incarnation = value.decode()
+            if int(schema) != SCHEMA_VERSION:
+                raise RunMismatch(
+                    f"run {self.run!r} was created with schema {int(schema)}, this rollq has {SCHEMA_VERSION}: use the "
+                    "rollq that created it, or give the run another name"
+                )
+            self._incarnation = found.decode()
         return self._incarnation
 
     # -- for the parts of the buffer --------------------------------------------------------------------------------

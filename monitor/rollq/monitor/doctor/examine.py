@@ -6,7 +6,7 @@ from pathlib import Path
 
 import redis
 
-from rollq.buffer.errors import ServerError, StoreLost
+from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.store.connection import Patience
@@ -72,10 +72,11 @@ def examine_sizing(
 
 
 def _stored_tasks(client: redis.Redis, run: str) -> dict[str, TaskSize]:
-    """The tasks whose groups could be measured; none where the run does not exist, or may not be read."""
+    """The tasks whose groups could be measured; none where the run does not exist, is another release's, or may not be
+    read."""
     try:
         sizes = measured_tasks(MonitorBuffer(OneServer(client), run, PATIENCE))
-    except (StoreLost, ServerError):
+    except (StoreLost, RunMismatch, ServerError):
         return {}
     return {task: size for task, size in sizes.items() if size.payload_bytes}
 

@@ -1,21 +1,27 @@
 -- Creates the run, or compares it with the one that exists. No other function creates a run.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, functions_version, model, tokenizer
+-- ARGV: incarnation, schema, model, tokenizer
 --   model, tokenizer: fingerprints, '' when unknown
 -- Returns: the incarnation of the run
 -- Caller: BufferCore.create_run; every role, when it starts
 -- Repeat: compares and changes nothing
 local function refuse_mismatch(name, found, asked)
   if found == '' or asked == '' or found == asked then return nil end
-  return fail('RUN_MISMATCH', 'the run was created with %s %s, this role has %s', name, found, asked)
+  return fail(
+    'RUN_MISMATCH',
+    'the run was created with %s %s, this role has %s: use the same, or give the run another name',
+    name,
+    found,
+    asked
+  )
 end
 
 local function create_run(keys, args)
-  local incarnation, functions_version, model, tokenizer = unpack(args)
-  check_given(incarnation, functions_version, model, tokenizer)
+  local incarnation, schema, model, tokenizer = unpack(args)
+  check_given(incarnation, schema, model, tokenizer)
   local run = keys[1]
-  local existing, run_version, run_model, run_tokenizer = fields(run, 'incarnation', 'schema', 'model', 'tokenizer')
+  local existing, run_schema, run_model, run_tokenizer = fields(run, 'incarnation', 'schema', 'model', 'tokenizer')
   if not existing and redis.call('HEXISTS', run, 'restoring') == 1 then
     return fail(
       'RUN_MISMATCH',
@@ -25,11 +31,11 @@ local function create_run(keys, args)
   end
   if not existing then
     -- stylua: ignore
-    redis.call('HSET', run, 'incarnation', incarnation, 'schema', functions_version, 'model', model,
+    redis.call('HSET', run, 'incarnation', incarnation, 'schema', schema, 'model', model,
       'tokenizer', tokenizer, 'created_ms', now_ms())
     return incarnation
   end
-  local err = refuse_mismatch('schema', run_version, functions_version)
+  local err = refuse_mismatch('schema', run_schema, schema)
     or refuse_mismatch('model fingerprint', run_model, model)
     or refuse_mismatch('tokenizer fingerprint', run_tokenizer, tokenizer)
   if err then return err end
