@@ -17,7 +17,6 @@ from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.rules_codec import encode_rules
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.library import library_source
 from rollq.buffer.store.server import EmbeddedServer
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
@@ -174,15 +173,6 @@ def test_names_that_could_break_keys_are_refused(any_server: AnyServer, name: st
         Buffer.connect(any_server.url, name)
     with Buffer.connect(any_server.url, "fine") as buffer, pytest.raises(ConfigError, match="task name"):
         buffer.clock(name)
-
-
-def test_functions_of_another_build_are_not_run_silently(fresh_server: EmbeddedServer, run_name: str) -> None:
-    client = Buffer.connect(fresh_server.url, run_name).client
-    foreign = library_source() + "\n-- another build"
-    client.function_load(foreign, replace=True)
-    with pytest.raises(RunMismatch, match=f"another build of the functions.*-p {fresh_server.port} function delete"):
-        Buffer.connect(fresh_server.url, run_name)
-    client.close()
 
 
 def test_a_full_server_lets_roles_in_as_long_as_it_has_the_functions(

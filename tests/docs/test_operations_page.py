@@ -18,7 +18,6 @@ from rollq.buffer.errors import NotClaimed, StoreLost
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import MOST_PART_BYTES
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.store.library import LIBRARY
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from rollq.cli.main import main
 from rollq.monitor.doctor import checks, sizing
@@ -176,13 +175,6 @@ def test_a_run_is_rewound_beside_the_old_one_whose_keys_are_removed(room: Room) 
 def test_a_failed_group_is_inspected(room: Room) -> None:
     assert "the judge raised" in room.run('"status": "failed"')
     assert room.run("group:1' error").startswith("the judge raised\n")
-
-
-def test_the_functions_are_loaded_again(room: Room) -> None:
-    assert LIBRARY in command("function delete")
-    assert f"the server has the functions {LIBRARY}" in room.run("function delete")
-    with room.world() as world:
-        assert world.statuses() == {"completed": 2, "archived": 2, "failed": 1}
 
 
 @BOTH_KINDS

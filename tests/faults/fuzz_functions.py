@@ -21,7 +21,7 @@ from faults.findings import Tally
 from faults.mutations import mutate_words
 from faults.saved_store import SavedStore
 from rollq.buffer.store.functions import Beside, Call
-from rollq.buffer.store.library import LIBRARY, READ_ONLY
+from rollq.buffer.store.library import READ_ONLY, function_name
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
 from support.golden_run import GOLDEN_TASKS, golden_run
@@ -121,7 +121,7 @@ class Fuzzer:
             pipe.info("persistence")
             for payload_key, payload in payloads.items():
                 pipe.set(payload_key, payload, nx=True)
-            pipe.execute_command(command, f"{LIBRARY}_{name}", len(keys), *keys, *arguments)
+            pipe.execute_command(command, function_name(name), len(keys), *keys, *arguments)
             pipe.info("persistence")
             first, *_, reply, last = pipe.execute(raise_on_error=False)
         return last[DIRTY] - first[DIRTY] != 2 * new, reply

@@ -92,8 +92,8 @@ def load_functions(file: Path | None, url: str | None, run_name: str | None) -> 
       export ROLLQ_REDIS_USER=sums-operator ROLLQ_REDIS_PASSWORD_FILE=passwords/operator
       rollq load-functions rollq.toml
     """
-    from rollq.buffer.store.library import LIBRARY
+    from rollq.buffer.store.library import digest, library_name
     from rollq.cli.run_location import find_run
 
     with find_run(file, url, run_name).buffer():
-        click.echo(f"the server has the functions {LIBRARY}")
+        click.echo(f"the server has the functions {library_name()}, of the release with digest {digest()}")

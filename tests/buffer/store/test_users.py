@@ -21,7 +21,7 @@ from rollq.buffer.rollouts import GroupResult
 from rollq.buffer.store import keys
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.keys import RunKeys
-from rollq.buffer.store.library import COMMON, LIBRARY, READ_ONLY, function_sources
+from rollq.buffer.store.library import COMMON, READ_ONLY, function_name, function_sources, library_name
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import (
     READS,
@@ -146,8 +146,8 @@ def test_a_role_calls_its_functions_and_no_other(users: Users, role: Role) -> No
     for name in function_sources():
         command = "FCALL_RO" if name in READ_ONLY else "FCALL"
         key = RunKeys(RUN).info if "-- KEYS: run" in function_sources()[name] else f"rollq:{{{RUN}:math}}:clock"
-        assert is_allowed(client, command, f"{LIBRARY}_{name}", 1, key, "none") == (name in functions_of(role)), name
-        assert not is_allowed(client, command, f"{LIBRARY}_{name}", 1, key.replace(RUN, OTHER_RUN), "none")
+        assert is_allowed(client, command, function_name(name), 1, key, "none") == (name in functions_of(role)), name
+        assert not is_allowed(client, command, function_name(name), 1, key.replace(RUN, OTHER_RUN), "none")
 
 
 def test_every_function_has_a_caller() -> None:
@@ -399,7 +399,7 @@ def test_a_worker_may_clean_up_after_another_that_died(users: Users) -> None:
 
 
 def test_only_the_operator_loads_functions(users: Users) -> None:
-    users.client(Role.OPERATOR).function_delete(LIBRARY)
+    users.client(Role.OPERATOR).function_delete(library_name())
     with pytest.raises(ServerRefused, match="run `rollq load-functions` as the operator"):
         users.buffer(Role.TRAINER)
     users.buffer(Role.OPERATOR)
@@ -408,7 +408,7 @@ def test_only_the_operator_loads_functions(users: Users) -> None:
 
 def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users: Users) -> None:
     World(users.buffer(Role.TRAINER)).start()
-    calls = f"(+fcall|{LIBRARY}_register_task ~*) (+hget ~none)"
+    calls = f"(+fcall|{function_name('register_task')} ~*) (+hget ~none)"
     admin = users.client(ServerUser.ADMIN)
     admin.execute_command("ACL", "SETUSER", "poor", "on", ">poor", "+@connection", "+info", *calls_of(calls))
     with (

@@ -3,7 +3,6 @@
 Nothing else in rollq calls FCALL. `rollq.buffer.store.library` has the source.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -27,11 +26,10 @@ from rollq.buffer.errors import (
     TrainerHeld,
     VersionFalls,
 )
-from rollq.buffer.store.connection import Patience, patiently
-from rollq.buffer.store.library import LIBRARY, READ_ONLY, library_source
+from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.library import READ_ONLY, function_name, library_name, library_source
 from rollq.buffer.store.pipelining import Command, Transaction, pipeline
 from rollq.buffer.store.redis_errors import reply_text
-from rollq.buffer.store.redis_url import cli_command
 from rollq.buffer.store.servers import Servers
 
 ERRORS: Mapping[str, type[RollqError]] = {
@@ -55,64 +53,37 @@ ERRORS: Mapping[str, type[RollqError]] = {
 
 
 def load_library(servers: Servers) -> None:
-    """Load the library into every server that lacks it; leave an identical one alone.
+    """Load the library into every server that lacks it.
 
-    Raises `RunMismatch` when the server holds other functions of the same version, `ServerRefused` when the
-    library is missing and may not be loaded, `ServerUnavailable`.
+    Raises `ServerRefused` when the library is missing and may not be loaded, `ServerUnavailable`.
     """
-    for client in servers.primaries():
-        _load_where_missing(client)
 
+    def load() -> None:
+        for client in servers.primaries():
+            _load_where_missing(client)
 
-def _load_where_missing(client: redis.Redis) -> None:
-    source = library_source()
-
-    def loaded_code() -> str | None:
-        try:
-            return _loaded_code(client)
-        except driver.NoPermissionError:
-            return source  # roles that may not look rely on an administrator having loaded it
-
-    code = patiently(client, loaded_code)  # looked for first: a full server refuses to load even what it has
-    if code is None:
-        _load(client, source)
-        code = patiently(client, loaded_code)
-    if code != source:
-        raise RunMismatch(
-            f"the server holds another build of the functions {LIBRARY!r} "
-            f"({_digest(code or '')}, ours is {_digest(source)}): use the same rollq everywhere, or, when no role "
-            f"runs, `{cli_command(client, f'function delete {LIBRARY}')}`"
-        )
-
-
-def _load(client: redis.Redis, source: str) -> None:
     try:
-        patiently(client, lambda: client.function_load(source))
+        servers.patiently(load, Patience())
     except ServerRefused as error:
         if not isinstance(error.__cause__, driver.NoPermissionError):
             raise
         raise ServerRefused(
-            f"the server lacks the functions {LIBRARY!r}, and this user may not load them: run `rollq load-functions` "
-            "as the operator"
+            f"the server lacks the functions {library_name()!r}, and this user may not load them: run "
+            "`rollq load-functions` as the operator"
         ) from error
+
+
+def _load_where_missing(client: redis.Redis) -> None:
+    try:
+        if client.function_list(library=library_name()):  # a full server refuses to load even what it has
+            return
+    except driver.NoPermissionError:
+        return  # a user that may not look relies on an administrator having loaded it
+    try:
+        client.function_load(library_source())
     except driver.ResponseError as error:
         if "already exists" not in str(error):  # it does when another role was quicker
             raise
-
-
-def _loaded_code(client: redis.Redis) -> str | None:
-    """The library's source as the server holds it, whichever of the protocol's shapes the reply has; None without."""
-    listing = client.function_list(library=LIBRARY, withcode=True)
-    if not listing:
-        return None
-    entry = listing[0]
-    fields = entry if isinstance(entry, dict) else dict(zip(entry[::2], entry[1::2], strict=True))
-    code = fields.get(b"library_code", fields.get("library_code"))
-    return code.decode() if isinstance(code, bytes) else str(code)
-
-
-def _digest(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()[:12]
 
 
 def call(servers: Servers, patience: Patience, name: str, key: str, *args: Any) -> Any:
@@ -163,7 +134,7 @@ def call_all(servers: Servers, patience: Patience, calls: Callable[[], Iterable[
 def _fcall(call: Command, *more_keys: str) -> Command:
     name, key, *args = call
     command = "FCALL_RO" if name in READ_ONLY else "FCALL"
-    return (command, f"{LIBRARY}_{name}", 1 + len(more_keys), key, *more_keys, *args)
+    return (command, function_name(name), 1 + len(more_keys), key, *more_keys, *args)
 
 
 def translate(error: driver.ResponseError) -> Exception:

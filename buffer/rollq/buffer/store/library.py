@@ -3,10 +3,11 @@
 It begins with constants that Python and Lua share, so that each has one definition, in Python. Then come the files in
 `lua/common/`, whose names every function can use, and one block for each function, whose names only it can use.
 
-The version is part of the library's and of every function's name, so that builds of two versions can serve their runs
-side by side on one server.
+The digest of the source is part of the library's and of every function's name, so that several releases can work side
+by side on one server, in one run too.
 """
 
+import hashlib
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
@@ -14,10 +15,7 @@ from importlib.resources.abc import Traversable
 
 from rollq.buffer.rollouts import BESIDE, MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
 from rollq.buffer.store.events import EventKind
-from rollq.buffer.store.keys import SCHEMA_VERSION
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
-
-LIBRARY = f"rollq_{SCHEMA_VERSION}"
 
 COMMON = (
     "basics",
@@ -45,11 +43,31 @@ TAKE_PAYLOADS = frozenset({"put", "restore_groups"})
 
 
 @cache
+def digest() -> str:
+    """The first 12 hexadecimal digits of the SHA-256 of the library's source, without digests in its names."""
+    return hashlib.sha256(_source("rollq").encode()).hexdigest()[:12]
+
+
+def library_name() -> str:
+    """The name of the library on a server."""
+    return f"rollq_{digest()}"
+
+
+def function_name(name: str) -> str:
+    """The name of the function `name` on a server."""
+    return f"{library_name()}_{name}"
+
+
+@cache
 def library_source() -> str:
     """The Lua source of the whole library."""
+    return _source(library_name())
+
+
+def _source(library: str) -> str:
     common = [(_folder() / "common" / f"{name}.lua").read_text() for name in COMMON]
-    blocks = [_block(name, source) for name, source in function_sources().items()]
-    return "\n".join([f"#!lua name={LIBRARY}", constants(), *common, *blocks])
+    blocks = [_block(library, name, source) for name, source in function_sources().items()]
+    return "\n".join([f"#!lua name={library}", constants(), *common, *blocks])
 
 
 def function_sources() -> dict[str, str]:
@@ -87,12 +105,12 @@ def _lua_table(items: Iterable[tuple[str, str]]) -> str:
     return "{\n" + "".join(f"  {name} = '{value}',\n" for name, value in items) + "}"
 
 
-def _block(name: str, source: str) -> str:
+def _block(library: str, name: str, source: str) -> str:
     flags = [] if name in REFUSED_WHEN_FULL else ["'allow-oom'"]
     if name in READ_ONLY:
         flags = ["'no-writes'"]
     callback = f"with_payloads({name})" if name in TAKE_PAYLOADS else name
     return (
-        f"do\n{source}redis.register_function({{\n  function_name = '{LIBRARY}_{name}',\n  callback = {callback},\n"
+        f"do\n{source}redis.register_function({{\n  function_name = '{library}_{name}',\n  callback = {callback},\n"
         f"  flags = {{ {', '.join(flags)} }},\n}})\nend"
     )

@@ -38,7 +38,7 @@ class RunStore:
     def connect(cls, url: str, run: str, *, password: str | None = None, patience: Patience | None = None) -> Self:
         """Open the buffer of `run` on the server at `url`, and load the functions if the server lacks them.
 
-        Raises `ConfigError` (an invalid run name), `ServerUnavailable`, `ServerRefused`, `RunMismatch`.
+        Raises `ConfigError` (an invalid run name), `ServerUnavailable`, `ServerRefused`.
         """
         RunKeys(run)
         servers = connect_servers(url, password)

@@ -16,7 +16,7 @@ from functools import cache
 
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import RunKeys
-from rollq.buffer.store.library import LIBRARY, READ_ONLY, function_sources
+from rollq.buffer.store.library import READ_ONLY, function_name, function_sources
 
 
 class Role(StrEnum):
@@ -203,7 +203,7 @@ def _function_rules(run: str, role: Role) -> str:
     """A function is called with the key of its clock or run, and maybe payloads. The server assumes that it writes
     them, unless it is FCALL_RO."""
     names = sorted(functions_of(role))
-    calls = " ".join(f"{'fcall_ro' if name in READ_ONLY else 'fcall'}|{LIBRARY}_{name}" for name in names)
+    calls = " ".join(f"{'fcall_ro' if name in READ_ONLY else 'fcall'}|{function_name(name)}" for name in names)
     mark = "~" if set(names) - READ_ONLY else "%R~"
     payloads = _keys(run, {key: roles[role] for key, roles in rights().items() if ":payload:" in key}, ("write",), "~")
     return f"{_allow(calls)}{mark}{RunKeys(run).info} {mark}rollq:{{{run}:*}}:clock {payloads}".rstrip()
