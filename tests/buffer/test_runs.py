@@ -65,6 +65,7 @@ def test_a_server_that_was_started_again_empty_is_store_lost(fresh_server: Embed
         ):
             with pytest.raises(StoreLost):
                 attempt()
+        assert (buffer.client.dbsize(), buffer.client.function_list()) == (0, []), "nothing is created again"
 
 
 def test_another_incarnation_of_the_run_is_not_mistaken_for_ours(fresh_server: EmbeddedServer, run_name: str) -> None:

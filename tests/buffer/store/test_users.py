@@ -399,11 +399,15 @@ def test_a_worker_may_clean_up_after_another_that_died(users: Users) -> None:
 
 
 def test_only_the_operator_loads_functions(users: Users) -> None:
+    World(users.buffer(Role.TRAINER)).start()
+    producer = World(users.buffer(Role.PRODUCER))
     users.client(Role.OPERATOR).function_delete(library_name())
-    with pytest.raises(ServerRefused, match="run `rollq load-functions` as the operator"):
-        users.buffer(Role.TRAINER)
+    for role_needs_them in (lambda: users.buffer(Role.TRAINER), lambda: producer.admit(1)):
+        with pytest.raises(ServerRefused, match="run `rollq load-functions` as the operator"):
+            role_needs_them()
     users.buffer(Role.OPERATOR)
     assert users.buffer(Role.TRAINER)
+    assert producer.admit(1) == 1
 
 
 def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users: Users) -> None:

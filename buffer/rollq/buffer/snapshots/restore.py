@@ -53,6 +53,7 @@ class Restoring(BufferCore):
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
         incarnation = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest).decode()
+        self._incarnation = incarnation
         done = 0
         for task in snapshot.tasks:
             for call in _calls(directory, snapshot, task):
@@ -102,7 +103,6 @@ class Restoring(BufferCore):
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
         parts += [(f"plan:{step}", plan) for step, plan in snapshot.plans.items()]
         self.call("finish_restore", self.keys.info, incarnation, digest, *chain(*_writes(parts)), "", *snapshot.tasks)
-        self._incarnation = incarnation
 
 
 def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:

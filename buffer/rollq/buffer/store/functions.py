@@ -1,9 +1,11 @@
 """The Redis functions: loaded into a server, called, and their error codes raised as errors of rollq.
 
-Nothing else in rollq calls FCALL. `rollq.buffer.store.library` has the source.
+Nothing else in rollq calls FCALL. `rollq.buffer.store.library` has the source. A server may lack the functions while
+roles run: somebody deleted them, or it has joined a cluster. A call that does not find its function loads the library
+and is repeated.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import redis
@@ -52,18 +54,18 @@ ERRORS: Mapping[str, type[RollqError]] = {
 """Error of rollq for each code that a function's error reply begins with, after "ROLLQ_"."""
 
 
-def load_library(servers: Servers) -> None:
-    """Load the library into every server that lacks it.
+def load_library(servers: Servers, patience: Patience | None = None, *, key: str | None = None) -> None:
+    """Load the library into every server that lacks it, or only into that of `key`.
 
     Raises `ServerRefused` when the library is missing and may not be loaded, `ServerUnavailable`.
     """
 
     def load() -> None:
-        for client in servers.primaries():
+        for client in servers.primaries() if key is None else [servers.of(key)]:
             _load_where_missing(client)
 
     try:
-        servers.patiently(load, Patience())
+        servers.patiently(load, patience or Patience())
     except ServerRefused as error:
         if not isinstance(error.__cause__, driver.NoPermissionError):
             raise
@@ -86,12 +88,16 @@ def _load_where_missing(client: redis.Redis) -> None:
             raise
 
 
-def call(servers: Servers, patience: Patience, name: str, key: str, *args: Any) -> Any:
-    """Call function `name` on the slot of `key` and return its reply.
+Load = Callable[[str], None]
+"""Loads the library into the server of a key, or raises why it must not."""
+
+
+def call(servers: Servers, patience: Patience, load: Load, name: str, key: str, *args: Any) -> Any:
+    """Call function `name` on the slot of `key` and return its reply; `load` is called if the server lacks it.
 
     Raises the errors of `ERRORS`, and `ServerError`.
     """
-    (reply,) = call_all(servers, patience, lambda: [(name, key, *args)])
+    (reply,) = call_all(servers, patience, load, lambda: [(name, key, *args)])
     if isinstance(reply, Exception):
         raise reply
     return reply
@@ -111,24 +117,39 @@ Call = Command | Beside
 """Name of the function, key, arguments."""
 
 
-def call_all(servers: Servers, patience: Patience, calls: Callable[[], Iterable[Call]]) -> list[Any]:
+def call_all(servers: Servers, patience: Patience, load: Load, calls: Callable[[], Iterable[Call]]) -> list[Any]:
     """Call several functions in one trip (see `pipeline`). Returns their replies; that of one that failed is its
-    error. Every function is harmless to repeat, so outages are waited out."""
+    error. Every function is harmless to repeat, so outages are waited out, and those calls are repeated, after `load`,
+    for which a server lacked the function."""
 
-    def commands() -> Iterator[Command | Transaction]:
-        for call in calls():
-            if not isinstance(call, Beside):
-                yield _fcall(call)
-            elif not call.payloads:
-                yield _fcall(call.call)
-            else:
-                sets = [("SET", key, payload, "NX") for key, payload in call.payloads.items()]
-                yield Transaction([*sets, _fcall(call.call, *call.payloads)])
+    def send(chosen: Callable[[], Iterable[Call]]) -> list[Any]:
+        return pipeline(servers, patience, lambda: map(_command, chosen()), lambda _, reply: reply)
 
-    def read(_: int, reply: Any) -> Any:
-        return translate(reply) if isinstance(reply, driver.ResponseError) else reply
+    replies = send(calls)
+    if missing := {index for index, reply in enumerate(replies) if _is_missing(reply)}:
 
-    return pipeline(servers, patience, commands, read)
+        def missed() -> Iterable[Call]:
+            return (call for index, call in enumerate(calls()) if index in missing)
+
+        for key in dict.fromkeys(map(_key, missed())):
+            load(key)
+        for index, reply in zip(sorted(missing), send(missed), strict=True):
+            replies[index] = reply
+    return [translate(reply) if isinstance(reply, driver.ResponseError) else reply for reply in replies]
+
+
+def _key(call: Call) -> str:
+    _, key, *_ = call.call if isinstance(call, Beside) else call
+    return str(key)
+
+
+def _command(call: Call) -> Command | Transaction:
+    if not isinstance(call, Beside):
+        return _fcall(call)
+    if not call.payloads:
+        return _fcall(call.call)
+    sets = [("SET", key, payload, "NX") for key, payload in call.payloads.items()]
+    return Transaction([*sets, _fcall(call.call, *call.payloads)])
 
 
 def _fcall(call: Command, *more_keys: str) -> Command:
@@ -137,12 +158,18 @@ def _fcall(call: Command, *more_keys: str) -> Command:
     return (command, function_name(name), 1 + len(more_keys), key, *more_keys, *args)
 
 
+def _is_missing(reply: Any) -> bool:
+    """Whether the server lacks the function that was called."""
+    return isinstance(reply, driver.ResponseError) and "Function not found" in reply_text(reply)
+
+
 def translate(error: driver.ResponseError) -> Exception:
     """The error of rollq for a function's error reply; `error` itself when the reply has no code of rollq's."""
-    # every role loads the functions when it connects, and they persist with the data: a server that has lost the
-    # functions has lost the data too
-    if "Function not found" in reply_text(error):
-        return StoreLost("the server has lost rollq's functions, and with them its data: it was restarted empty")
+    if _is_missing(error):
+        return ServerRefused(
+            f"the server lacks functions of {library_name()!r}: run `rollq load-functions` as the operator; if that "
+            f"changes nothing, delete what replaced them: `redis-cli function delete {library_name()}`, and try again"
+        )
     code, _, message = reply_text(error).partition(" ")
     kind = ERRORS.get(code.removeprefix("ROLLQ_")) if code.startswith("ROLLQ_") else None
     return kind(message) if kind else error

@@ -95,11 +95,20 @@ class RunStore:
             self._incarnation = found.decode()
         return self._incarnation
 
+    def _load_functions(self, key: str) -> None:
+        """Load the functions into the server of `key`, which lacks them. Raises `StoreLost` when the run is gone as
+        well: then the server was emptied."""
+        if self._incarnation is not None:
+            found = self.send("HMGET", self.keys.info, "incarnation", "restored_as")
+            if self._incarnation.encode() not in found:
+                raise StoreLost(f"the server has lost run {self.run!r} and rollq's functions: it was emptied")
+        functions.load_library(self.servers, self._patience, key=key)
+
     # -- for the parts of the buffer --------------------------------------------------------------------------------
 
     def call(self, name: str, key: str, *args: Any) -> Any:
         """Call one of rollq's functions. Raises the error that its reply names."""
-        return functions.call(self.servers, self._patience, name, key, *args)
+        return functions.call(self.servers, self._patience, self._load_functions, name, key, *args)
 
     def call_task(self, name: str, task: str, *args: Any) -> Any:
         """Call a function on a task's clock, with the run's incarnation as the first argument."""
@@ -110,7 +119,7 @@ class RunStore:
 
         Returns their replies, with an exception in place of the reply of a call that failed.
         """
-        return functions.call_all(self.servers, self._patience, calls)
+        return functions.call_all(self.servers, self._patience, self._load_functions, calls)
 
     def call_all(self, calls: Sequence[functions.Call]) -> list[Any]:
         """Call functions in one round trip. Raises the first error after all of them have run."""
