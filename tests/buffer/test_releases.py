@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import RunMismatch, StoreLost
+from rollq.buffer.errors import ConfigError, RunMismatch, StoreLost
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.store import library
+from rollq.buffer.store.connection import open_client
 from rollq.buffer.store.keys import SCHEMA_VERSION
-from rollq.buffer.store.library import digest, library_name, library_source
+from rollq.buffer.store.library import connection_name, digest, is_digest, library_name, library_source
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
 from support.other_release import MARK, OtherRelease
@@ -23,7 +24,7 @@ def libraries(buffer: Buffer) -> set[str]:
 
 def test_the_digest_is_that_of_the_source_and_part_of_every_name(monkeypatch: pytest.MonkeyPatch) -> None:
     source = library_source()
-    assert re.fullmatch("[0-9a-f]{12}", digest())
+    assert is_digest(digest())
     assert source.startswith(f"#!lua name={library_name()}\n")
     names = re.findall(r"function_name = '(\w+)'", source)
     assert len(names) > 50
@@ -37,6 +38,11 @@ def test_the_digest_is_that_of_the_source_and_part_of_every_name(monkeypatch: py
         monkeypatch.undo()
         digest.cache_clear()
     assert digest() == before
+
+
+@pytest.mark.parametrize("text", ["", "5", "0123456789a", "0123456789abc", "0123456789aB", "0123456789ab\n", "g" * 12])
+def test_what_is_no_digest(text: str) -> None:
+    assert not is_digest(text)
 
 
 def test_two_releases_work_side_by_side_and_in_one_run(fresh_server: EmbeddedServer, tmp_path: Path) -> None:
@@ -86,3 +92,18 @@ def test_a_role_that_only_reads_checks_the_schema(world: World) -> None:
     world.buffer.client.hset(world.buffer.keys.info, mapping={"restoring": "digest", "restored_as": "cafe"})
     with pytest.raises(StoreLost, match="is not in this store"):
         monitor.tasks()
+
+
+def test_every_connection_of_a_buffer_has_the_name_of_its_release(fresh_server: EmbeddedServer) -> None:
+    with Buffer.connect(fresh_server.url, "mine") as buffer, open_client(fresh_server.url) as stranger:
+        World(buffer).start().complete(2)
+        with buffer.events():
+            buffer.tasks()
+            names = [connection["name"] for connection in stranger.client_list()]
+    assert sorted(names) == ["", *[connection_name(library_name())] * (len(names) - 1)]
+    assert len(names) >= 3, "the subscription has a separate connection"
+
+
+def test_the_name_of_connections_cannot_be_given_in_a_url(fresh_server: EmbeddedServer) -> None:
+    with pytest.raises(ConfigError, match="client_name, which rollq sets: leave it out"):
+        Buffer.connect(f"{fresh_server.url}?client_name=mine", "mine")

@@ -9,7 +9,10 @@ import redis
 from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.store.connection import open_client
+from rollq.buffer.store.library import library_name
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.users import Role, acl_lines, password_digest
 from rollq.cli.doctor import planned_tasks, weights_of
 from rollq.cli.main import main
 from rollq.cli.settings_file import load_settings
@@ -84,6 +87,45 @@ def test_the_doctor_changes_nothing(healthy_server: EmbeddedServer) -> None:
     with redis.Redis.from_url(healthy_server.url) as client:
         doctor("--url", healthy_server.url, "--run", "r")
         assert (client.dbsize(), client.function_list()) == (0, [])
+
+
+def test_functions_that_no_role_uses_are_deleted(healthy_server: EmbeddedServer) -> None:
+    place = ("--url", healthy_server.url, "--run", "r")
+    with redis.Redis.from_url(healthy_server.url) as client:
+        for name in ("rollq_aaaaaaaaaaaa", "rollq_bbbbbbbbbbbb", "rollq_5", "mine"):
+            client.function_load(f"#!lua name={name}\nredis.register_function('{name}_f', function() end)")
+        other = open_client(healthy_server.url, name="rollq-bbbbbbbbbbbb")
+        with Buffer.connect(healthy_server.url, "r"), other:
+            other.ping()
+            words = " ".join(doctor(*place).stdout.split())
+            assert "bbbbbbbbbbbb (1); no role uses aaaaaaaaaaaa; rollq_5: of" in words
+            result = doctor(*place, "--clean")
+            assert (result.exit_code, result.stdout) == (0, "deleted the functions rollq_aaaaaaaaaaaa\n")
+            assert doctor(*place, "--clean").stdout == "found no unused functions\n"
+        assert doctor(*place, "--clean").stdout == "deleted the functions rollq_bbbbbbbbbbbb\n"
+        left = str(client.function_list())
+    assert [name in left for name in (library_name(), "rollq_5", "mine", "rollq_bbbbbbbbbbbb")] == [True] * 3 + [False]
+
+
+def test_only_the_operator_deletes_functions(tmp_path: Path) -> None:
+    acl = tmp_path / "rollq.acl"
+    lines = acl_lines("r", {role: password_digest(role.value) for role in (Role.MONITOR, Role.OPERATOR)})
+    acl.write_text("\n".join(lines) + "\n")
+    with EmbeddedServer(tmp_path / "server", acl=acl) as server:
+
+        def clean(role: Role) -> Result:
+            login = {"ROLLQ_REDIS_USER": f"r-{role.value}", "ROLLQ_REDIS_PASSWORD": role.value}
+            return doctor("--url", server.url, "--run", "r", "--clean", **login)
+
+        assert (clean(Role.OPERATOR).exit_code, clean(Role.OPERATOR).stdout) == (0, "found no unused functions\n")
+        refused = clean(Role.MONITOR)
+        assert refused.exit_code != 0
+        assert "run `rollq doctor --clean` as the operator" in refused.stderr
+
+
+def test_a_clean_makes_no_report(healthy_server: EmbeddedServer) -> None:
+    result = doctor("--url", healthy_server.url, "--run", "r", "--clean", "--json")
+    assert (result.exit_code, "leave out --json" in result.stderr) == (2, True)
 
 
 def test_the_settings_add_the_queue_the_sizing_and_the_weights(

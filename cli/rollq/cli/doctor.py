@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from rollq.buffer.errors import ConfigError
 from rollq.cli.options import run_options
 
 if TYPE_CHECKING:
@@ -20,11 +22,17 @@ if TYPE_CHECKING:
 @click.command()
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.option(
+    "--clean", is_flag=True, help="Instead, delete the functions of other releases that no role uses, as the operator."
+)
 @click.pass_context
-def doctor(context: click.Context, file: Path | None, url: str | None, run_name: str | None, as_json: bool) -> None:
+def doctor(
+    context: click.Context, file: Path | None, url: str | None, run_name: str | None, as_json: bool, clean: bool
+) -> None:
     """Report what about a run's servers and folders is unsafe or will hurt later, with the commands that mend it.
 
-    Changes nothing. With FILE, also compares the server's memory with the settings, and checks the weights' folder.
+    Changes nothing without --clean. With FILE, also compares the server's memory with the settings, and checks the
+    weights' folder.
 
     \b
     Exit status, for health checks:
@@ -41,9 +49,26 @@ def doctor(context: click.Context, file: Path | None, url: str | None, run_name:
     from rollq.cli.run_location import find_run
     from rollq.monitor.doctor import findings
 
+    if clean:
+        if as_json:
+            raise ConfigError("--clean makes no report: leave out --json")
+        _clean(find_run(file, url, run_name))
+        return
     report = _examine(find_run(file, url, run_name), file)
     click.echo(findings.as_json(report) if as_json else findings.as_text(report))
     context.exit(findings.EXIT_STATUS[findings.worst_level(report)])
+
+
+def _clean(location: "RunLocation") -> None:
+    from rollq.buffer.store.servers import connect_servers
+    from rollq.monitor.doctor.cleaning import delete_unused
+
+    with closing(connect_servers(location.buffer_url, location.password)) as servers:
+        deleted = delete_unused(servers)
+    for name in deleted:
+        click.echo(f"deleted the functions {name}")
+    if not deleted:
+        click.echo("found no unused functions")
 
 
 def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Finding]]":

@@ -45,7 +45,7 @@ from support.waiting import wait_until
 
 RUN, OTHER_RUN = "sums", "other"
 NOBODY = """
-acl|list acl|setuser|x|on acl|getuser|default acl|save bgrewriteaof bgsave client|list client|kill|id|1 client|pause|1
+acl|list acl|setuser|x|on acl|getuser|default acl|save bgrewriteaof bgsave client|kill|id|1 client|pause|1
 cluster|nodes config|get|* config|set|maxmemory|1 dbsize debug|sleep|0 dump|k eval|return|0 evalsha|a|0 failover|abort
 flushall flushdb function|flush function|restore|x function|dump keys|* latency|doctor memory|stats
 migrate|h|1|k|0|1 module|list monitor object|encoding|k psync|?|-1 randomkey rename|a|b replconf|a|b
@@ -408,6 +408,18 @@ def test_only_the_operator_loads_functions(users: Users) -> None:
     users.buffer(Role.OPERATOR)
     assert users.buffer(Role.TRAINER)
     assert producer.admit(1) == 1
+
+
+def test_only_the_operator_lists_connections(users: Users) -> None:
+    assert [role for role in Role if allowed(users, role, "client|list")] == [Role.OPERATOR]
+
+
+def test_a_user_of_an_older_acl_file_is_refused_with_the_remedy(users: Users) -> None:
+    """It may not name its connections."""
+    rules = acl_lines(RUN, {Role.WORKER: ""})[1].partition(" on # ")[2].replace("+client|setname ", "")
+    users.client(ServerUser.ADMIN).execute_command("ACL", "SETUSER", "old", "on", ">old", *calls_of(rules))
+    with pytest.raises(ServerRefused, match="after an upgrade, make the ACL file again with `rollq acl`"):
+        Buffer.connect(users.server.url.replace("://", "://old:old@"), RUN)
 
 
 def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users: Users) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollq.buffer.store.library import connection_name, digest, library_name
 from rollq.monitor.doctor.checks import (
     BUFFER_CHECKS,
     check_access,
@@ -14,6 +15,7 @@ from rollq.monitor.doctor.checks import (
     check_disk_writes,
     check_encryption,
     check_fork,
+    check_functions,
     check_latency,
     check_queue_kind,
     check_server_kind,
@@ -23,6 +25,7 @@ from rollq.monitor.doctor.checks import (
 )
 from rollq.monitor.doctor.facts import ServerFacts, Space
 from rollq.monitor.doctor.findings import Level
+from rollq.monitor.doctor.libraries import sort_libraries
 
 GIB = 2**30
 FACTS = ServerFacts(
@@ -42,6 +45,8 @@ FACTS = ServerFacts(
     },
     config={"appendfsync": "everysec", "save": "", "bind": "*", "protected-mode": "no", "min-replicas-to-write": "0"},
     functions=True,
+    libraries=(library_name(), "rollq_0123456789ab", "another"),
+    connections=("rollq-0123456789ab", "rollq-0123456789ab", "name", connection_name(library_name())),
     user="worker",
     open=False,
     local=False,
@@ -105,6 +110,47 @@ def test_servers_without_functions_are_named_by_what_they_say_of_themselves(
 def test_servers_that_rollq_refuses_are_errors(fields: dict[str, Any], words: str) -> None:
     finding = check_server_kind(with_info(**fields))
     assert (finding.level, finding.message.partition(";")[0]) == (Level.ERROR, words)
+
+
+def test_releases_in_use_are_listed_with_their_connections() -> None:
+    finding = check_functions(FACTS)
+    assert finding.level is Level.OK
+    assert finding.message.startswith(f"the digest of this rollq is {digest()}; connections use ")
+    assert f"{digest()} (1)" in finding.message
+    assert "0123456789ab (2)" in finding.message
+    assert "another" not in finding.message
+    fresh = check_functions(replace(FACTS, libraries=(), connections=()))
+    assert (fresh.level, fresh.message) == (
+        Level.OK, f"the digest of this rollq is {digest()}, whose functions are not loaded yet"
+    )  # fmt: skip
+
+
+def test_a_release_that_no_role_uses_is_found_with_the_command() -> None:
+    finding = check_functions(replace(FACTS, connections=("rollq-0123456789ac", "rollq_0123456789ab")))
+    assert (finding.level, finding.commands) == (Level.NOTE, ("rollq doctor rollq.toml --clean",))
+    assert finding.message.endswith("; no role uses 0123456789ab")
+
+
+def test_an_old_library_is_left_to_the_operator() -> None:
+    finding = check_functions(replace(FACTS, libraries=(*(FACTS.libraries or ()), "rollq_5")))
+    assert (finding.level, finding.commands) == (Level.NOTE, (f"{FACTS.cli} function delete rollq_5",))
+    assert "rollq_5" in finding.message
+
+
+def test_a_user_who_may_not_list_connections_learns_it() -> None:
+    blind = check_functions(replace(FACTS, connections=None))
+    assert (blind.level, blind.commands) == (Level.NOTE, ())
+    assert "only the operator may read whether roles use 0123456789ab" in blind.message
+    assert check_functions(replace(FACTS, connections=None, libraries=(library_name(),))).level is Level.OK
+    assert check_functions(replace(FACTS, libraries=None)).level is Level.NOTE
+
+
+def test_only_unused_libraries_of_other_releases_may_be_deleted() -> None:
+    names = ["rollq_0123456789ab", "rollq_aaaaaaaaaaaa", "rollq_123456789012", "rollq_5", "rollq_x", "a"]
+    found = sort_libraries([library_name(), *names], ["rollq-0123456789ab", "rollq-5"])
+    assert found.unused == ["rollq_123456789012", "rollq_aaaaaaaaaaaa"]
+    assert found.used == {library_name(): 0, "rollq_0123456789ab": 1}
+    assert found.unknown == ["rollq_5"]
 
 
 def test_a_queue_on_a_cluster_is_an_error() -> None:

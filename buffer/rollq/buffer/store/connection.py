@@ -101,13 +101,15 @@ def _pause(name: str, error: driver.RedisError, tries: int, waited_s: float, pat
     patience.closed.wait(pause_s)
 
 
-def connect(url: str, password: str | None = None) -> redis.Redis:
+def connect(url: str, password: str | None = None, name: str | None = None) -> redis.Redis:
     """Return a client of the server at `url` that is known to serve rollq. Payloads stay bytes.
+
+    `name`: of its connections, as the server lists them.
 
     Waits for a server that is still loading its data, but only a moment for one that does not answer.
     Raises ConfigError (the URL), ServerUnavailable, ServerRefused (password, rights, version, eviction policy).
     """
-    client = open_client(url, password)
+    client = open_client(url, password, name)
     try:
         check_server(client, Patience(unanswered_s=2.0))
     except BaseException:
@@ -116,10 +118,12 @@ def connect(url: str, password: str | None = None) -> redis.Redis:
     return client
 
 
-def open_client(url: str, password: str | None = None, *, timeout_s: float = SOCKET_TIMEOUT_S) -> redis.Redis:
+def open_client(
+    url: str, password: str | None = None, name: str | None = None, *, timeout_s: float = SOCKET_TIMEOUT_S
+) -> redis.Redis:
     """Return a client for `url` without talking to the server. A password in the URL wins over `password`.
 
-    After `timeout_s` without a byte a connection counts as broken.
+    `name`: of its connections, as the server lists them. After `timeout_s` without a byte one counts as broken.
 
     Raises ConfigError for a URL that is not `redis://`, `rediss://` or `unix://`, or has options nobody knows.
     """
@@ -135,6 +139,7 @@ def open_client(url: str, password: str | None = None, *, timeout_s: float = SOC
             socket_timeout=timeout_s,
             socket_connect_timeout=min(timeout_s, CONNECT_TIMEOUT_S),
             retry=retry,
+            client_name=name,
             **tcp_options,
         )
         client.connection_pool.make_connection()
@@ -143,6 +148,8 @@ def open_client(url: str, password: str | None = None, *, timeout_s: float = SOC
         raise ConfigError(
             f"server URL {mask_url(url)!r}: has an option that is unknown or of the wrong type ({type(error).__name__})"
         ) from None
+    if client.connection_pool.connection_kwargs["client_name"] != name:
+        raise ConfigError(f"server URL {mask_url(url)!r}: has the option client_name, which rollq sets: leave it out")
     return client
 
 

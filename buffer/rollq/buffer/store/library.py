@@ -8,6 +8,7 @@ by side on one server, in one run too.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
@@ -48,9 +49,19 @@ def digest() -> str:
     return hashlib.sha256(_source("rollq").encode()).hexdigest()[:12]
 
 
+def is_digest(text: str) -> bool:
+    """Whether `text` may be the digest of a release."""
+    return re.fullmatch("[0-9a-f]{12}", text) is not None
+
+
 def library_name() -> str:
     """The name of the library on a server."""
     return f"rollq_{digest()}"
+
+
+def connection_name(library: str) -> str:
+    """The name of the connections of roles that use a library: `rollq doctor` so learns which libraries are in use."""
+    return library.replace("_", "-")
 
 
 def function_name(name: str) -> str:

@@ -16,6 +16,7 @@ from rollq.buffer.errors import RunMismatch, StoreLost
 from rollq.buffer.store import functions
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import SCHEMA_VERSION, RunKeys, task_keys
+from rollq.buffer.store.library import connection_name, library_name
 from rollq.buffer.store.pipelining import Command, key_of, pipeline
 from rollq.buffer.store.servers import Servers, connect_servers
 
@@ -41,7 +42,7 @@ class RunStore:
         Raises `ConfigError` (an invalid run name), `ServerUnavailable`, `ServerRefused`.
         """
         RunKeys(run)
-        servers = connect_servers(url, password)
+        servers = connect_servers(url, password, connection_name(library_name()))
         try:
             functions.load_library(servers)
         except BaseException:

@@ -87,10 +87,11 @@ class Cluster:
 
     replicas = 1
 
-    def __init__(self, url: str, password: str | None) -> None:
-        """Does no I/O. Raises `ConfigError` for a URL that names no cluster."""
+    def __init__(self, url: str, password: str | None, name: str | None = None) -> None:
+        """Does no I/O. `name`: of connections. Raises `ConfigError` for a URL that names no cluster."""
         self._url = url
         self._password = password
+        self._name = name
         self._lock = threading.Lock()
         self._clients: dict[str, redis.Redis] = {}  # by the URL of a node; they stay, since others may use them
         self._slots = _Slots((0,), (None,))
@@ -152,20 +153,21 @@ class Cluster:
         url = node_url(self._url, host, port)
         with self._lock:
             if url not in self._clients:
-                self._clients[url] = open_client(url, self._password)
+                self._clients[url] = open_client(url, self._password, self._name)
             return self._clients[url]
 
 
-def connect_servers(url: str, password: str | None = None) -> Servers:
+def connect_servers(url: str, password: str | None = None, name: str | None = None) -> Servers:
     """Return the servers at `url`, all of them known to serve rollq: a cluster where it names several hosts.
 
+    `name`: of the connections, as the servers list them.
     Waits for servers that are still loading their data, but only a moment for those that do not answer.
     Raises `ConfigError` (the URL), `ServerUnavailable`, `ServerRefused` (password, rights, version, eviction policy, a
     cluster without replicas).
     """
     if len(node_urls(url)) == 1:
-        return OneServer(connect(url, password))
-    cluster = Cluster(url, password)
+        return OneServer(connect(url, password, name))
+    cluster = Cluster(url, password, name)
     try:
         _check_cluster(cluster)
     except BaseException:

@@ -94,7 +94,9 @@ WRITES = (
 )
 DROPS = "hdel hexists unlink"
 
-EVERYONE = "ping info time select cluster|slots acl|whoami function|list function|stats subscribe unsubscribe"
+EVERYONE = (
+    "ping info time select cluster|slots client|setname acl|whoami function|list function|stats subscribe unsubscribe"
+)
 QUEUE_EVERYONE = "hget hgetall hmget exists llen lrange smembers zcard zrange"
 QUEUE_PRODUCER = "expire hset persist rpush sadd"
 QUEUE_WORKER = (
@@ -195,7 +197,7 @@ def _role_rules(run: str, role: Role) -> str:
 def _extras(role: Role) -> str:
     """Commands without a key that not every role has. `publish` reaches only the channel of the run."""
     if role is Role.OPERATOR:
-        return f"publish wait {TRANSACTIONS} function|load function|delete acl|load"
+        return f"publish wait {TRANSACTIONS} function|load function|delete client|list acl|load"
     return "" if role is Role.MONITOR else f"publish wait {TRANSACTIONS}"
 
 

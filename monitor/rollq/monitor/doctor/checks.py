@@ -9,9 +9,11 @@ from shlex import quote
 from statistics import median
 
 from rollq.buffer.store.connection import unfit
+from rollq.buffer.store.library import digest, library_name
 from rollq.buffer.store.run import MEMORY_LIMIT
 from rollq.monitor.doctor.facts import ServerFacts, Space, is_loopback
 from rollq.monitor.doctor.findings import Finding, Level
+from rollq.monitor.doctor.libraries import release_of, sort_libraries
 from rollq.monitor.doctor.sizing import maxmemory_for
 from rollq.monitor.doctor.units import in_config, in_words
 
@@ -40,6 +42,29 @@ def check_server_kind(facts: ServerFacts) -> Finding:
         message = f"{refusal}; rollq needs Redis 7.0 or Valkey 7.2 or newer, and no cluster"
         return _finding("server", Level.ERROR, message, "rollq redis --dir server")
     return _finding("server", Level.OK, f"{server_name(facts)}, with functions")
+
+
+def check_functions(facts: ServerFacts) -> Finding:
+    """Which releases have functions on this server, and whether roles use them."""
+    if facts.libraries is None:
+        return _finding("functions", Level.NOTE, "which functions the server has could not be read")
+    found = sort_libraries(facts.libraries, facts.connections or ())
+    parts, commands = [f"the digest of this rollq is {digest()}"], []
+    if library_name() not in found.used:
+        parts[0] += ", whose functions are not loaded yet"
+    if used := [f"{release_of(name)} ({count})" for name, count in found.used.items() if count]:
+        parts.append(f"connections use {', '.join(used)}")
+    unused = ", ".join(map(release_of, found.unused))
+    if unused and facts.connections is None:
+        parts.append(f"only the operator may read whether roles use {unused}")
+    elif unused:
+        parts.append(f"no role uses {unused}")
+        commands.append(f"rollq doctor {facts.settings} --clean")
+    if found.unknown:
+        parts.append(f"{', '.join(found.unknown)}: of releases that name no connections; delete when none of them runs")
+        commands += [f"{facts.cli} function delete {name}" for name in found.unknown]
+    level = Level.NOTE if unused or found.unknown else Level.OK
+    return _finding("functions", level, "; ".join(parts), *commands)
 
 
 def check_queue_kind(facts: ServerFacts) -> Finding:
@@ -241,6 +266,7 @@ def check_clock(facts: ServerFacts) -> Finding:
 
 BUFFER_CHECKS: Sequence[Check] = (
     check_server_kind,
+    check_functions,
     check_replication,
     check_eviction,
     check_memory,

@@ -22,6 +22,7 @@ from redis.retry import Retry
 from rollq.buffer.errors import ServerRefused
 from rollq.buffer.store.connection import Patience, has_functions, patiently
 from rollq.buffer.store.redis_url import address, cli_command
+from rollq.monitor.doctor.libraries import PREFIX
 
 SETTINGS = Path("rollq.toml")
 """The settings that commands name when the doctor was not given any."""
@@ -54,6 +55,8 @@ class ServerFacts:
     info: Mapping[str, Any]
     config: Mapping[str, str] | None
     functions: bool
+    libraries: tuple[str, ...] | None  # names of rollq's libraries of functions
+    connections: tuple[str, ...] | None  # names of all connections that have one
     user: str | None
     open: bool | None  # whether it serves clients that do not log in
     local: bool  # whether it is reached over loopback or a socket
@@ -93,6 +96,8 @@ def read_facts(
         info=read(client.info),
         config=config,
         functions=read(lambda: has_functions(client)),
+        libraries=read_if_allowed(lambda: read_libraries(client)),
+        connections=read_if_allowed(lambda: read_connections(client)),
         user=read_if_allowed(lambda: _text(client.acl_whoami())),
         open=_is_open(client),
         local=local,
@@ -100,6 +105,18 @@ def read_facts(
         clock_ahead_s=read(lambda: _clock_ahead_s(client, clock)),
         space=_server_space(config) if local else None,
     )
+
+
+def read_libraries(client: redis.Redis) -> tuple[str, ...]:
+    """The names of rollq's libraries of functions on the server."""
+    found: Any = client.function_list(library=f"{PREFIX}*")
+    return tuple(_text(entry[entry.index(b"library_name") + 1]) for entry in found)
+
+
+def read_connections(client: redis.Redis) -> tuple[str, ...]:
+    """The names of the server's connections, once for each connection that has one."""
+    found: Any = client.client_list()
+    return tuple(name for connection in found if (name := connection.get("name")))
 
 
 def read_space(folder: Path) -> Space:
