@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rollq.buffer.store.library import digest, library_name
+from rollq.buffer.store.library import digest, function_name, library_name
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import USERS, Role, password_digest
 from rollq.cli.main import main
@@ -58,6 +58,24 @@ def test_acl_keeps_the_passwords_of_an_older_rollq_and_adds_those_it_lacked(conf
         f"user r-replica reset on #{replica} +psync +replconf +ping",
     ]
     assert "r-operator, r-admin, r-replica; their passwords are in" in said
+
+
+def test_acl_also_allows_the_functions_of_other_releases(config: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "passwords"
+    also = ("--also", "0123456789ab", "--also", "ba9876543210")
+    status, printed, _ = rollq("acl", config, "--passwords", folder, *also)
+    assert status == 0
+    for release in (digest(), "0123456789ab", "ba9876543210"):
+        assert f"+fcall|{function_name('put', release)} " in printed
+    assert "0123456789ab" not in rollq("acl", config, "--passwords", folder)[1]
+
+
+@pytest.mark.parametrize("release", ["rollq_5", "0123456789AB", "0123456789abc"])
+def test_acl_refuses_what_is_no_digest(config: Path, tmp_path: Path, release: str) -> None:
+    status, printed, said = rollq("acl", config, "--passwords", tmp_path / "passwords", "--also", release)
+    assert (status, printed) == (2, "")
+    assert f"--also {release!r}: must be the 12 hexadecimal digits that `rollq doctor` prints" in said
+    assert not (tmp_path / "passwords").exists()
 
 
 def test_certificates_are_made_once(tmp_path: Path, openssl: Path) -> None:

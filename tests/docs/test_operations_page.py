@@ -4,7 +4,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import redis
 from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import NotClaimed, StoreLost
+from rollq.buffer.errors import NotClaimed, ServerRefused, StoreLost
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import MOST_PART_BYTES
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.library import library_name
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
+from rollq.buffer.store.users import Role
 from rollq.cli.main import main
 from rollq.monitor.doctor import checks, sizing
 from rollq.monitor.doctor.checks import BUFFER_CHECKS
@@ -26,6 +28,7 @@ from rollq.monitor.doctor.findings import EXIT_STATUS
 from support.buffer_run import World
 from support.configured_server import configured_server
 from support.documented_commands import ROOT, Desk, blocks, files
+from support.other_release import OtherRelease, OtherRole
 from support.waiting import wait_until
 
 PAGE = ROOT / "docs" / "guide" / "operations.md"
@@ -175,6 +178,50 @@ def test_a_run_is_rewound_beside_the_old_one_whose_keys_are_removed(room: Room) 
 def test_a_failed_group_is_inspected(room: Room) -> None:
     assert "the judge raised" in room.run('"status": "failed"')
     assert room.run("group:1' error").startswith("the judge raised\n")
+
+
+def test_roles_are_upgraded_one_by_one(binary: Path, users: Path, tmp_path: Path, redis_cli: Path) -> None:
+    shutil.copytree(users, tmp_path / "store")
+    desk, old = Desk(tmp_path / "store", free_port("127.0.0.1")), OtherRelease(tmp_path / "old")
+    settings, acl, url = desk.folder / "rollq.toml", desk.folder / "rollq.acl", f"redis://127.0.0.1:{desk.port}"
+    config = files(PAGE)["server.conf"].replace("10.0.0.1", "127.0.0.1").replace("/etc/redis/rollq.acl", str(acl))
+    (desk.folder / "server.conf").write_text(config.replace("8gb", "100mb"))
+    acl.write_text(old.rollq("acl", settings, "--passwords", desk.folder / "passwords"))
+
+    def password(role: Role) -> str:
+        return (desk.folder / "passwords" / role).read_text().strip()
+
+    def old_role(role: Role) -> AbstractContextManager[OtherRole]:
+        return old.role(url.replace("://", f"://sums-{role}@"), "sums", password(role))
+
+    def new_role(role: Role) -> Buffer:
+        return Buffer.connect(url.replace("://", f"://sums-{role}@"), "sums", password=password(role))
+
+    def as_admin(code: str) -> str:
+        return desk.run(f"{command('REDISCLI_AUTH')}{code.replace('0123456789ab', old.digest)}")
+
+    with configured_server(binary, desk.folder / "server.conf", desk.port):
+        operator = {"ROLLQ_REDIS_USER": "sums-operator", "ROLLQ_REDIS_PASSWORD": password(Role.OPERATOR)}
+        assert old.digest in old.rollq("load-functions", "--url", url, "--run", "sums", **operator)
+        with old_role(Role.TRAINER) as trainer, old_role(Role.WORKER) as worker:
+            with old_role(Role.PRODUCER) as producer:
+                assert trainer("start") == producer("admit") == worker("lease") == ["done"]
+            with pytest.raises(ServerRefused, match="run `rollq load-functions` as the operator"):
+                new_role(Role.WORKER)
+            assert library_name() in as_admin(command("--also"))
+            with new_role(Role.PRODUCER) as buffer:
+                World(buffer).admit(2)
+            with new_role(Role.WORKER) as buffer:
+                world = World(buffer)
+                world.put(world.lease(2))
+            assert trainer("train") == worker("put") == ["done"]
+            report = as_admin("rollq doctor rollq.toml || test $? -eq 3\nrollq doctor rollq.toml --clean")
+            assert f"{old.digest} (" in report
+            assert report.endswith("found no unused functions\n")
+        assert f"deleted the functions rollq_{old.digest}\n" in as_admin(command("--clean"))
+        with new_role(Role.OPERATOR) as buffer:
+            assert World(buffer).statuses() == {"completed": 2, "archived": 2}
+    assert old.digest not in acl.read_text()
 
 
 @BOTH_KINDS

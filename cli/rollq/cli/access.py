@@ -23,12 +23,21 @@ if TYPE_CHECKING:
     required=True,
     help="Folder with a password file per user; those that are missing are created, readable only for you.",
 )
-def acl(file: Path, folder: Path) -> None:
+@click.option(
+    "--also",
+    metavar="DIGEST",
+    multiple=True,
+    help="Also allow the functions of another release, while its roles still run; repeat it.",
+)
+def acl(file: Path, folder: Path, also: tuple[str, ...]) -> None:
     """Print an ACL file with one user per role of the run: producer, worker, trainer, monitor, operator.
 
     Two more users take care of the server: admin, the only one that may change it, and replica, as which a replica logs
     in to its primary. The default user is switched off. FILE is rollq.toml. The ACL file holds digests of the
     passwords. Give each machine only the password file of its role, and keep that of admin away from all roles.
+
+    The file names the functions of this release. While another one is replaced, role by role, use the newer rollq with
+    --also and the digest of the other one, which `rollq doctor` and `rollq load-functions` print.
 
     \b
     Example:
@@ -36,12 +45,16 @@ def acl(file: Path, folder: Path) -> None:
       rollq redis --acl rollq.acl
       ROLLQ_REDIS_USER=sums-worker ROLLQ_REDIS_PASSWORD_FILE=passwords/worker rollq work rollq.toml
     """
+    from rollq.buffer.store.library import is_digest
     from rollq.buffer.store.users import USERS, acl_lines, password_digest, user_name
     from rollq.cli.settings_file import load_settings
 
+    for release in also:
+        if not is_digest(release):
+            raise ConfigError(f"--also {release!r}: must be the 12 hexadecimal digits that `rollq doctor` prints")
     run = load_settings(file).run
     digests = {user: password_digest(_password(folder, user)) for user in USERS}
-    click.echo("\n".join(acl_lines(run, digests)))
+    click.echo("\n".join(acl_lines(run, digests, also)))
     click.echo(f"users {', '.join(user_name(run, user) for user in USERS)}; their passwords are in {folder}", err=True)
     click.echo("a server takes this file with `rollq redis --acl`, or as `aclfile` in its configuration", err=True)
 

@@ -21,7 +21,7 @@ from rollq.buffer.rollouts import GroupResult
 from rollq.buffer.store import keys
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.keys import RunKeys
-from rollq.buffer.store.library import COMMON, READ_ONLY, function_name, function_sources, library_name
+from rollq.buffer.store.library import COMMON, READ_ONLY, digest, function_name, function_sources, library_name
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import (
     READS,
@@ -408,6 +408,17 @@ def test_only_the_operator_loads_functions(users: Users) -> None:
     users.buffer(Role.OPERATOR)
     assert users.buffer(Role.TRAINER)
     assert producer.admit(1) == 1
+
+
+def test_a_role_of_another_release_calls_its_functions(users: Users) -> None:
+    """`also` adds a second name for each function."""
+    ours, both = (
+        acl_lines(RUN, {Role.WORKER: password_digest("w")}, also)[1] for also in ((), ("0123456789ab", digest()))
+    )
+    added = set(calls_of(both.replace("(", " "))) - set(calls_of(ours.replace("(", " ")))
+    names = functions_of(Role.WORKER)
+    assert added == {f"+fcall{'_ro' * (name in READ_ONLY)}|rollq_0123456789ab_{name}" for name in names}
+    assert len(both.split()) == len(ours.split()) + len(names)
 
 
 def test_only_the_operator_lists_connections(users: Users) -> None:

@@ -64,9 +64,9 @@ def connection_name(library: str) -> str:
     return library.replace("_", "-")
 
 
-def function_name(name: str) -> str:
-    """The name of the function `name` on a server."""
-    return f"{library_name()}_{name}"
+def function_name(name: str, release: str | None = None) -> str:
+    """The name of the function `name` on a server, of this release or of the one with the digest `release`."""
+    return f"rollq_{release or digest()}_{name}"
 
 
 @cache

@@ -16,7 +16,7 @@ from functools import cache
 
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import RunKeys
-from rollq.buffer.store.library import READ_ONLY, function_name, function_sources
+from rollq.buffer.store.library import READ_ONLY, digest, function_name, function_sources
 
 
 class Role(StrEnum):
@@ -129,15 +129,17 @@ CALLERS: Mapping[str, tuple[Role, ...]] = {
 """Words after the method in a line `Caller:` -> the roles that they mean."""
 
 
-def acl_lines(run: str, password_digests: Mapping[User, str]) -> list[str]:
+def acl_lines(run: str, password_digests: Mapping[User, str], also: Collection[str] = ()) -> list[str]:
     """The lines of an ACL file for `run`: no default user, and a user `<run>-<user>` for each of `password_digests`.
 
-    `password_digests`: see `password_digest`. Raises `ConfigError` for an invalid run name.
+    `password_digests`: see `password_digest`. `also`: digests of other releases whose functions the roles may call.
+    Raises `ConfigError` for an invalid run name.
     """
     RunKeys(run)
+    releases = (digest(), *also)
     users = [
-        f"user {user_name(run, user)} reset on #{digest} {_rules(run, user)}"
-        for user, digest in password_digests.items()
+        f"user {user_name(run, user)} reset on #{password} {_rules(run, user, releases)}"
+        for user, password in password_digests.items()
     ]
     return ["user default reset off", *users]
 
@@ -183,13 +185,13 @@ def key_patterns(run: str, key: str) -> list[str]:
     return [re.sub(r"<\w+>", "*", key.replace("{run:task}", f"{{{run}:*}}").replace("{run}", f"{{{run}}}"))]
 
 
-def _rules(run: str, user: User) -> str:
-    return SERVER_RULES[user] if isinstance(user, ServerUser) else _role_rules(run, user)
+def _rules(run: str, user: User, releases: Sequence[str]) -> str:
+    return SERVER_RULES[user] if isinstance(user, ServerUser) else _role_rules(run, user, releases)
 
 
-def _role_rules(run: str, role: Role) -> str:
+def _role_rules(run: str, role: Role, releases: Sequence[str]) -> str:
     events = f"&{RunKeys(run).events}:*"
-    selectors = [_function_rules(run, role), *_key_rules(run, role), *_queue_rules(run, role)]
+    selectors = [_function_rules(run, role, releases), *_key_rules(run, role), *_queue_rules(run, role)]
     own = f"{_allow(EVERYONE)}{_allow(_extras(role))}{events}"
     return " ".join([own, *(f"({selector})" for selector in selectors)])
 
@@ -201,11 +203,15 @@ def _extras(role: Role) -> str:
     return "" if role is Role.MONITOR else f"publish wait {TRANSACTIONS}"
 
 
-def _function_rules(run: str, role: Role) -> str:
+def _function_rules(run: str, role: Role, releases: Sequence[str]) -> str:
     """A function is called with the key of its clock or run, and maybe payloads. The server assumes that it writes
     them, unless it is FCALL_RO."""
     names = sorted(functions_of(role))
-    calls = " ".join(f"{'fcall_ro' if name in READ_ONLY else 'fcall'}|{function_name(name)}" for name in names)
+    calls = " ".join(
+        f"{'fcall_ro' if name in READ_ONLY else 'fcall'}|{function_name(name, release)}"
+        for release in dict.fromkeys(releases)
+        for name in names
+    )
     mark = "~" if set(names) - READ_ONLY else "%R~"
     payloads = _keys(run, {key: roles[role] for key, roles in rights().items() if ":payload:" in key}, ("write",), "~")
     return f"{_allow(calls)}{mark}{RunKeys(run).info} {mark}rollq:{{{run}:*}}:clock {payloads}".rstrip()
