@@ -220,3 +220,11 @@ def test_keys_are_spelled_the_same_in_lua_and_python(world: World) -> None:
     assert client.exists(keys.clock, keys.progress, keys.by_version, keys.group(1), keys.rollout(1)) == 5
     world.claim(1)
     assert client.exists(keys.manifest(1), world.buffer.keys.plan(1), keys.status(Status.CLAIMED)) == 3
+
+
+def test_a_task_that_the_run_knows_is_not_created_again(world: World) -> None:
+    """A primary of a cluster came back without its data, and the run's keys are on another one."""
+    world.start()
+    world.buffer.send("DEL", task_keys(world.buffer.run, "math").clock)
+    with pytest.raises(StoreLost, match=r"task 'math' of run .* is not in this store"):
+        world.buffer.register_task("math", TaskRules(batch_groups=2, group_size=2))

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.connection import open_client
+from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.library import library_name
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.users import Role, acl_lines, password_digest
@@ -179,3 +180,16 @@ def test_the_weights_are_those_of_the_trainer(tmp_path: Path) -> None:
     assert weights(TRAINER) == (None, 4000)
     assert weights(TRAINER + 'transport = "path"\nkeep_versions = 1') == (tmp_path / "out" / "weights", 2000)
     assert weights(TRAINER + 'transport = "nccl"\ndevice = "cuda"') is None
+
+
+def test_every_primary_of_a_cluster_is_examined(tmp_path: Path) -> None:
+    with EmbeddedCluster(tmp_path / "cluster") as cluster:
+        report = orjson.loads(doctor("--url", cluster.url, "--run", "r", "--json").stdout)
+        nodes = {node.url for node in cluster.nodes[:3]}
+        assert {finding["subject"] for finding in report["findings"]} == nodes
+        found = {(one["subject"], one["check"]): (one["level"], one["message"]) for one in report["findings"]}
+        for node in nodes:
+            assert found[node, "server"][0] == "ok"
+            assert found[node, "replicas"] == ("ok", "1 replicas; a result counts when one of them has it")
+        cluster.nodes[3].stop()
+        assert "this primary has no replica" in " ".join(doctor("--url", cluster.url, "--run", "r").stdout.split())

@@ -47,10 +47,13 @@ class BufferCore(RunStore):
         self._incarnation = reply.decode()
 
     def register_task(self, task: str, rules: TaskRules) -> None:
-        """Create the task with its rules, or compare its rules with them. Raises `RunMismatch` naming the rule.
+        """Create the task with its rules, or compare its rules with them. Raises `RunMismatch` naming the rule, and
+        `StoreLost` for a task that is known to the run and gone, as when one server of a cluster came back empty.
 
         The task is listed only once it has a clock: a role that dies in between leaves nothing that others miss.
         """
+        if task in self.tasks():
+            self.clock(task)
         fields = [item for pair in encode_rules(rules).items() for item in pair]
         epoch = self.call_task("register_task", task, self.keys.events, *self._live_epoch(), *fields)
         self.call("add_task", self.keys.info, self.incarnation, task)

@@ -23,7 +23,10 @@ class Settings(BaseModel):
 class RedisSettings(Settings):
     """The Redis servers of a run."""
 
-    buffer_url: str = Field(default="redis://127.0.0.1:6379/0", description="server of the buffer")
+    buffer_url: str = Field(
+        default="redis://127.0.0.1:6379/0",
+        description="server of the buffer; or nodes of a cluster, as in redis://a:7000,b:7000/0",
+    )
     queue_url: str | None = Field(default=None, description="server of the RQ tickets; default: buffer_url")
     user: str | None = Field(default=None, description="user on both servers; see docs/guide/security.md")
     password: SecretStr | None = Field(

@@ -17,6 +17,8 @@ from types import MappingProxyType
 from typing import Any
 
 import orjson
+import redis
+from redis import exceptions as driver
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from rq import Queue
@@ -24,9 +26,10 @@ from rq.exceptions import DeserializationError
 from rq.job import Job
 from rq.queue import EnqueueData
 
-from rollq.buffer.errors import TicketRefused
+from rollq.buffer.errors import ConfigError, TicketRefused
 from rollq.buffer.store.connection import Patience, open_client, patiently
 from rollq.buffer.store.keys import RunKeys, check_name
+from rollq.buffer.store.redis_url import mask_url, node_urls
 
 log = logging.getLogger(__name__)
 
@@ -119,14 +122,30 @@ class TicketJob(Job):
         return ticket
 
 
-def open_queue(url: str, run: str, *, pool: str | None = None, password: str | None = None) -> Queue:
-    """The queue of tickets of a run (of one named pool of its workers) on the Redis server at `url`. Does no I/O.
+PLAIN = "RQ does not work on a cluster: set [redis] queue_url, or ROLLQ_QUEUE_URL, to a plain server"
 
-    Raises ConfigError for a URL that names no server.
+
+def open_queue(url: str, run: str, *, pool: str | None = None, password: str | None = None) -> Queue:
+    """The queue of tickets of a run (of one named pool of its workers) on the Redis server at `url`.
+
+    Raises ConfigError for a URL that names no server, and for a cluster, on which RQ does not work. Does not wait for a
+    server that is away.
     """
+    if len(node_urls(url)) > 1:
+        raise ConfigError(f"the queue's server {mask_url(url)!r} is a cluster; {PLAIN}")
     client = open_client(url, password)
+    if _is_in_cluster(client):
+        raise ConfigError(f"the queue's server {mask_url(url)!r} is a node of a cluster; {PLAIN}")
     client.set_retry(Retry(NoBackoff(), 0))  # a pop that the driver repeats moves two tickets and reports one
     return Queue(RunKeys(run).queue(pool), connection=client, job_class=TicketJob, serializer=TicketSerializer)
+
+
+def _is_in_cluster(client: redis.Redis) -> bool:
+    """Whether the server says that it is a node of a cluster; False while it says nothing."""
+    try:
+        return bool(client.info("cluster").get("cluster_enabled"))
+    except driver.RedisError:
+        return False
 
 
 def enqueue_tickets(

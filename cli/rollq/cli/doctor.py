@@ -74,8 +74,9 @@ def _clean(location: "RunLocation") -> None:
 def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Finding]]":
     from rollq.buffer.store.connection import open_client
     from rollq.buffer.store.redis_url import address
+    from rollq.buffer.store.servers import open_servers
     from rollq.cli.settings_file import load_settings
-    from rollq.monitor.doctor.checks import BUFFER_CHECKS, QUEUE_CHECKS
+    from rollq.monitor.doctor.checks import BUFFER_CHECKS, CLUSTER_CHECKS, QUEUE_CHECKS
     from rollq.monitor.doctor.examine import examine_server, examine_sizing, examine_weights
     from rollq.monitor.doctor.facts import SETTINGS
 
@@ -83,10 +84,12 @@ def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Find
     planned = planned_tasks(settings) if settings else None
     weights = weights_of(settings) if settings else None
     report = {}
-    with open_client(location.buffer_url, location.password) as client:
-        facts, report[address(client)] = examine_server(client, BUFFER_CHECKS, settings=file or SETTINGS)
-        if facts:
-            report[address(client)].append(examine_sizing(client, location.run, facts, planned, weights))
+    with closing(open_servers(location.buffer_url, location.password)) as servers:
+        checks = CLUSTER_CHECKS if len(servers.primaries()) > 1 else BUFFER_CHECKS
+        for client in servers.primaries():
+            facts, report[address(client)] = examine_server(client, checks, settings=file or SETTINGS)
+            if facts and checks is BUFFER_CHECKS:
+                report[address(client)].append(examine_sizing(servers, location.run, facts, planned, weights))
     if location.queue_url != location.buffer_url:
         with open_client(location.queue_url, location.password) as client:
             _, report[f"{address(client)}, the queue"] = examine_server(client, QUEUE_CHECKS, settings=file or SETTINGS)

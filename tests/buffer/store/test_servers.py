@@ -23,6 +23,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_url import check_url, mask_url, node_url, node_urls
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.servers import connect_servers
+from rollq.buffer.tickets import open_queue
 from support.buffer_run import World
 from support.waiting import wait_until
 
@@ -100,6 +101,21 @@ def test_a_cluster_without_replicas_is_refused(tmp_path: Path) -> None:
     why = "this primary has no replica, so its groups would be lost with it"
     with EmbeddedCluster(tmp_path, replicas=0) as bare, pytest.raises(ServerRefused, match=why):
         connect_servers(bare.url)
+
+
+def test_the_queue_must_be_on_a_plain_server(cluster: EmbeddedCluster) -> None:
+    with pytest.raises(ConfigError, match=r"is a cluster; RQ does not work on a cluster: set \[redis\] queue_url"):
+        open_queue(cluster.url, "run")
+    with pytest.raises(ConfigError, match="is a node of a cluster; RQ does not work"):
+        open_queue(cluster.nodes[0].url, "run")
+
+
+def test_a_primary_without_the_functions_gets_them(cluster: EmbeddedCluster, world: World) -> None:
+    world.admit(10)
+    with open_client(primary_of(cluster, world).url) as client:
+        client.function_flush("SYNC")
+    assert len(world.lease(4)) == 4
+    world.check()
 
 
 def test_every_primary_must_evict_nothing(cluster: EmbeddedCluster) -> None:

@@ -13,6 +13,7 @@ from rollq.buffer.rollouts import MOST_PART_BYTES, Lease, SamplePart, SampleStat
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.servers import OneServer
 from rollq.buffer.wire.samples import encode_samples
 from rollq.monitor.doctor.examine import Weights, examine_sizing, measured_tasks
 from rollq.monitor.doctor.facts import read_facts
@@ -151,7 +152,7 @@ def test_sizing_says_what_it_measured_or_assumed(server_url: str, buffer: Buffer
         facts = replace(facts, info={**facts.info, "maxmemory": 1})
 
         def sized(planned: dict[str, TaskSize] | None = None, weights: Weights | None = None) -> tuple[Level, str]:
-            finding = examine_sizing(client, buffer.run, facts, planned, weights)
+            finding = examine_sizing(OneServer(client), buffer.run, facts, planned, weights)
             return finding.level, finding.message
 
         planned = {"math": TaskSize(RULES, payload_bytes=5000, checkpoint_steps=5)}
@@ -180,5 +181,5 @@ def test_groups_that_may_not_be_read_count_at_their_limits(fresh_server: Embedde
         client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", *rights)
     planned = {"math": TaskSize(RULES, payload_bytes=5000, checkpoint_steps=5)}
     with open_client(fresh_server.url.replace("redis://", "redis://reader:secret@")) as reader:
-        finding = examine_sizing(reader, run_name, read_facts(reader, Patience()), planned, None)
+        finding = examine_sizing(OneServer(reader), run_name, read_facts(reader, Patience()), planned, None)
     assert "groups of 5 KiB, if all samples reach their limits" in finding.message

@@ -169,6 +169,7 @@ def connect_servers(url: str, password: str | None = None, name: str | None = No
         return OneServer(connect(url, password, name))
     cluster = Cluster(url, password, name)
     try:
+        _find_primaries(cluster)
         _check_cluster(cluster)
     except BaseException:
         cluster.close()
@@ -176,7 +177,17 @@ def connect_servers(url: str, password: str | None = None, name: str | None = No
     return cluster
 
 
-def _check_cluster(cluster: Cluster) -> None:
+def open_servers(url: str, password: str | None = None) -> Servers:
+    """Return the servers at `url`, whatever their state. Raises `ConfigError`, and of a cluster `ServerUnavailable` and
+    `ServerRefused`."""
+    if len(node_urls(url)) == 1:
+        return OneServer(open_client(url, password))
+    cluster = Cluster(url, password)
+    _find_primaries(cluster)
+    return cluster
+
+
+def _find_primaries(cluster: Cluster) -> None:
     patience = Patience(unanswered_s=2.0)
     try:
         cluster.patiently(cluster.refresh, patience)
@@ -187,6 +198,10 @@ def _check_cluster(cluster: Cluster) -> None:
         ) from error
     if not cluster.primaries():
         raise ServerRefused(f"{cluster.address}: no node has slots - `rollq redis --cluster 3` starts a cluster here")
+
+
+def _check_cluster(cluster: Cluster) -> None:
+    patience = Patience(unanswered_s=2.0)
     for client in cluster.primaries():
         check_server(client, patience, in_cluster=True)
         replication = patiently(client, partial(client.info, "replication"), patience)

@@ -5,6 +5,7 @@ Each check returns exactly one finding, `ok` when there is nothing to mend. A fa
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from shlex import quote
 from statistics import median
 
@@ -32,14 +33,14 @@ DELAYED_FSYNCS = 10
 Check = Callable[[ServerFacts], Finding]
 
 
-def check_server_kind(facts: ServerFacts) -> Finding:
-    """Whether rollq can run on this server at all."""
+def check_server_kind(facts: ServerFacts, *, in_cluster: bool = False) -> Finding:
+    """Whether rollq can run on this server at all, which is a node of a cluster only with `in_cluster`."""
     other = next((f"{name} {facts.info[key]}" for key, name in OTHER_SERVERS.items() if key in facts.info), "")
-    refusal = "" if other else unfit(facts.info)
+    refusal = "" if other else unfit(facts.info, in_cluster=in_cluster)
     if not refusal and (other or not facts.functions):
         refusal = f"{other or server_name(facts)} has no functions (FUNCTION, FCALL)"
     if refusal:
-        message = f"{refusal}; rollq needs Redis 7.0 or Valkey 7.2 or newer, and no cluster"
+        message = f"{refusal}; rollq needs Redis 7.0 or Valkey 7.2 or newer"
         return _finding("server", Level.ERROR, message, "rollq redis --dir server")
     return _finding("server", Level.OK, f"{server_name(facts)}, with functions")
 
@@ -95,6 +96,15 @@ def check_replication(facts: ServerFacts) -> Finding:
         message = f"{replicas} replicas, but writes do not wait for any: a failover may lose all since a replica hung"
         return _finding("replication", Level.WARNING, message, *_set(facts, "min-replicas-to-write 1"))
     return _finding("replication", Level.OK, f"{replicas} replicas; writes stop when none follows")
+
+
+def check_replicas(facts: ServerFacts) -> Finding:
+    """Whether a primary of a cluster has a replica, without which a failover would lose its groups."""
+    replicas = facts.number("connected_slaves")
+    if not replicas:
+        message = "this primary has no replica: what it acknowledges is on its disk alone, and is away while it is"
+        return _finding("replicas", Level.ERROR, message, f"{facts.cli} cluster nodes")
+    return _finding("replicas", Level.OK, f"{replicas} replicas; a result counts when one of them has it")
 
 
 def check_eviction(facts: ServerFacts) -> Finding:
@@ -279,6 +289,12 @@ BUFFER_CHECKS: Sequence[Check] = (
     check_latency,
     check_clock,
 )
+CLUSTER_CHECKS: Sequence[Check] = (
+    partial(check_server_kind, in_cluster=True),
+    check_replicas,
+    *(check for check in BUFFER_CHECKS if check not in (check_server_kind, check_replication)),
+)
+"""For each primary."""
 QUEUE_CHECKS: Sequence[Check] = (
     check_queue_kind,
     check_eviction,

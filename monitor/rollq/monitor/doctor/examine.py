@@ -13,7 +13,7 @@ from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.redis_url import address
-from rollq.buffer.store.servers import OneServer
+from rollq.buffer.store.servers import Servers
 from rollq.buffer.weights.store import MAX_REDIS_BYTES
 from rollq.monitor.doctor.checks import Check, check_sizing, check_weights_folder, check_weights_in_redis
 from rollq.monitor.doctor.facts import SETTINGS, ServerFacts, read_facts, read_space
@@ -53,13 +53,13 @@ def examine_server(
 
 
 def examine_sizing(
-    client: redis.Redis, run: str, facts: ServerFacts, planned: Mapping[str, TaskSize] | None, weights: Weights | None
+    servers: Servers, run: str, facts: ServerFacts, planned: Mapping[str, TaskSize] | None, weights: Weights | None
 ) -> Finding:
     """Compare the server's memory with what the run may take: as planned in its settings, else as it is stored.
 
     The payload of a group is measured on the groups that the run has finished, where they can be read.
     """
-    stored = _stored_tasks(client, run)
+    stored = _stored_tasks(servers, run)
     if planned is None:
         sizes = list(stored.values())
     else:
@@ -71,11 +71,11 @@ def examine_sizing(
     return check_sizing(facts, used, _description(sizes, measured=len(stored)))
 
 
-def _stored_tasks(client: redis.Redis, run: str) -> dict[str, TaskSize]:
+def _stored_tasks(servers: Servers, run: str) -> dict[str, TaskSize]:
     """The tasks whose groups could be measured; none where the run does not exist, is another release's, or may not be
     read."""
     try:
-        sizes = measured_tasks(MonitorBuffer(OneServer(client), run, PATIENCE))
+        sizes = measured_tasks(MonitorBuffer(servers, run, PATIENCE))
     except (StoreLost, RunMismatch, ServerError):
         return {}
     return {task: size for task, size in sizes.items() if size.payload_bytes}
