@@ -72,7 +72,8 @@ class _Line:
     `mark` is a key of the last function that may have written; None without one.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, client: redis.Redis, connection: Any) -> None:
+        self.client = client
         self.connection = connection
         self.mark: str | None = None
         self._packed: list[bytes] = []
@@ -114,7 +115,7 @@ class _Lines:
         if client not in self._lines:
             connection = client.connection_pool.get_connection()
             self._stack.callback(self._give_back, client.connection_pool, connection)
-            self._lines[client] = _Line(connection)
+            self._lines[client] = _Line(client, connection)
         return self._lines[client]
 
     def flush(self) -> None:
@@ -129,14 +130,14 @@ class _Lines:
     def confirm(self) -> None:
         """Read the replies about replicas. Raises the driver's error of a server whose replicas lack the data.
 
-        A server that has no replica left, as after a failover, is believed alone, so that the run continues.
+        A primary that has no replica left, as after a failover, is believed alone, so that the run continues.
         """
         for line in self._lines.values():
             if line.mark and self._servers.replicas:
                 _read(line.connection)
                 if (count := _read(line.connection)) >= self._servers.replicas:
                     continue
-                if _has_replicas(line.connection):
+                if _has_replicas(line.connection) or not self._servers.is_primary(line.client, line.mark):
                     raise driver.ResponseError(f"NOREPLICAS {count} of {self._servers.replicas} replicas have the data")
                 log_once.warning(
                     "no replica", "a primary of the cluster has no replica: what it acknowledges is on its disk alone"
@@ -185,8 +186,9 @@ def key_of(command: Command) -> str:
 
 
 def _has_replicas(connection: Any) -> bool:
+    """Whether a replica follows the server, or may: it is no primary any more, and follows another one."""
     connection.send_command("INFO", "replication")
-    return b"connected_slaves:0\r" not in connection.read_response()
+    return not {b"role:master", b"connected_slaves:0"} <= set(connection.read_response().splitlines())
 
 
 def _pack(connection: Any, command: Command) -> Iterable[bytes]:

@@ -7,7 +7,7 @@ enough: a cluster only adds the table of which server has which slot.
 import random
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
@@ -22,7 +22,7 @@ from rollq.buffer.errors import ServerRefused
 from rollq.buffer.store.connection import Patience, check_server, connect, open_client, patiently, wait_out
 from rollq.buffer.store.redis_url import address, node_url, node_urls
 
-REFRESH_TIMEOUT_S = 2.0
+ASK_TIMEOUT_S = 2.0
 """A node that takes longer to say who has which slot is passed over."""
 
 T = TypeVar("T")
@@ -44,6 +44,10 @@ class Servers(Protocol):
 
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
         """`do()`, repeated while a server is away; see `connection.patiently`."""
+
+    def is_primary(self, client: redis.Redis, key: str) -> bool:
+        """Whether others say that the server of `client` has `key`. One that was cut off may not know that it has lost
+        it. Raises the driver's error of the last one if none answers."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -70,6 +74,11 @@ class OneServer:
         """`do()`, repeated while the server is away."""
         return patiently(self._client, do, patience)
 
+    def is_primary(self, client: redis.Redis, key: str) -> bool:
+        """True: there are no others."""
+        del client, key
+        return True
+
     def close(self) -> None:
         """Close its connections."""
         self._client.close()
@@ -80,6 +89,10 @@ class _Slots(NamedTuple):
 
     firsts: Sequence[int]
     nodes: Sequence[redis.Redis | None]
+
+    def of(self, key: str) -> redis.Redis | None:
+        """The server that has `key`."""
+        return self.nodes[bisect_right(self.firsts, key_slot(key.encode())) - 1]
 
 
 class Cluster:
@@ -100,8 +113,7 @@ class Cluster:
 
     def of(self, key: str) -> redis.Redis:
         """A client of the primary that has `key`. Raises the driver's `ClusterDownError` while none is known."""
-        slots = self._slots
-        client = slots.nodes[bisect_right(slots.firsts, key_slot(key.encode())) - 1]
+        client = self._slots.of(key)
         if client is None:
             raise driver.ClusterDownError(f"no primary serves the slot of {key!r}")
         return client
@@ -122,32 +134,38 @@ class Cluster:
 
     def refresh(self) -> None:
         """Find out which node has which slot, from the first node that answers. Raises the error of the last one."""
-        urls = list({*self._clients, *node_urls(self._url)})
-        random.shuffle(urls)  # a node that is cut off from the others may answer, and be wrong
-        failure: driver.RedisError = driver.ConnectionError("no node is known")
-        for url in urls:
+        self._slots = self._ask({*self._clients, *node_urls(self._url)})
+
+    def is_primary(self, client: redis.Redis, key: str) -> bool:
+        """Whether another node says that the server of `client` has `key`."""
+        others = {url for url, other in self._clients.items() if other is not client}
+        return self._ask(others).of(key) is client
+
+    def _ask(self, urls: Collection[str]) -> _Slots:
+        """The slots, as the first of these nodes says that answers. Raises the error of the last one."""
+        failure: driver.RedisError = driver.ConnectionError("no other node is known")
+        for url in random.sample(sorted(urls), len(urls)):  # one that is cut off from the others may answer first
             try:
-                with open_client(url, self._password, timeout_s=REFRESH_TIMEOUT_S) as client:
+                with open_client(url, self._password, timeout_s=ASK_TIMEOUT_S) as client:
                     ranges = client.execute_command("CLUSTER", "SLOTS")
             except driver.RedisError as error:
                 failure = error
             else:
-                self._take(urlsplit(url).hostname or "", ranges)
-                return
+                return self._read(urlsplit(url).hostname or "", ranges)
         raise failure
 
     def _try_refresh(self) -> None:
         with suppress(driver.RedisError):  # the next try says what is wrong
             self.refresh()
 
-    def _take(self, asked: str, ranges: Any) -> None:
-        """Take over the answer of the node at host `asked`: first slot, last slot, and its primary, of each range."""
+    def _read(self, asked: str, ranges: Any) -> _Slots:
+        """The answer of the node at host `asked`: first slot, last slot, and the primary, of each range."""
         firsts: list[int] = [0]
         nodes: list[redis.Redis | None] = [None]
         for first, last, (host, port, *_), *_ in sorted(ranges, key=itemgetter(0)):
             firsts += (first, last + 1)
             nodes += (self._client_at(host.decode() if host else asked, port), None)
-        self._slots = _Slots(firsts, nodes)
+        return _Slots(firsts, nodes)
 
     def _client_at(self, host: str, port: int) -> redis.Redis:
         url = node_url(self._url, host, port)
