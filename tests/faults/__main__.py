@@ -62,11 +62,12 @@ def main() -> None:
 @click.option("--gap", default=0.4, help="Mean seconds between two faults.")
 @click.option("--fsync", type=click.Choice(["everysec", "always"]), default="everysec")
 @click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
+@click.option("--cluster", is_flag=True, help="The buffer is on a cluster, whose nodes break.")
 @click.option("--only", default="", help="Break only this role: server, producer, worker or trainer.")
 @click.option("--keep", is_flag=True, help="Keep the folder of every run, not only of those with violations.")
-def chaos(seed: int, faults: int, gap: float, fsync: str, server: str, only: str, keep: bool) -> None:
+def chaos(seed: int, faults: int, gap: float, fsync: str, server: str, cluster: bool, only: str, keep: bool) -> None:
     """Kill, stop and cut off roles and server at random while a run trains."""
-    scene = partial(Scene, fsync=fsync, binary=_binary(server), only=only, gap_s=gap)
+    scene = partial(Scene, fsync=fsync, binary=_binary(server), only=only, gap_s=gap, cluster=cluster)
     scenes = [
         scene(seed + index, min(FAULTS_PER_RUN, faults - at))
         for index, at in enumerate(range(0, faults, FAULTS_PER_RUN))

@@ -1,32 +1,39 @@
 """Runs all roles as processes, breaks them as a plan says, and has the checker judge what is left."""
 
 import os
+import random
 import signal
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import redis
+from redis.crc import key_slot
 
 from faults import processes
 from faults.checker import Rules, Violation, check
 from faults.dump import dump_run
 from faults.history import OK, Event, History, read_histories
-from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_judge, make_plan
+from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_cluster_plan, make_judge, make_plan
 from faults.processes import LIGHT, Load, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
+from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.servers import connect_servers
 from support.proxy import Proxy, Verdict
+from support.waiting import wait_until
 
 PRODUCERS = ("producer0", "producer1")
 RANK_NAMES = tuple(f"{TRAINER}{rank}" for rank in range(RANKS))
 MODES = ("replay", "replay", "return", "regenerate")
 TICK_S = 0.02
+NODE_TIMEOUT_MS = 2000
 SETTLE_STEPS = 4
 SETTLE_S = 90.0
 STOP_S = 30.0
@@ -50,6 +57,7 @@ class Scene:
 
     `only`: how the names of roles begin that break.   `plan`: the faults themselves, where they are not drawn.
     `modes`: how launches of the trainer resume, in turns.   `lasts_s`: the run's time, at least.
+    `cluster`: the buffer is on one, whose nodes break, and the roles reach it without a network that fails.
     """
 
     seed: int
@@ -66,6 +74,7 @@ class Scene:
     modes: Sequence[str] = MODES
     release_every: int = 4
     lasts_s: float = 0.0
+    cluster: bool = False
 
     @property
     def broken(self) -> list[str]:
@@ -98,6 +107,8 @@ class Chaos:
         self._folder = folder
         self._run = f"chaos-{scene.seed}"
         self._server = EmbeddedServer(folder / "server", binary=scene.binary)
+        self._cluster = EmbeddedCluster(folder / "cluster", node_timeout_ms=NODE_TIMEOUT_MS) if scene.cluster else None
+        self._random = random.Random(f"nodes {scene.seed}")
         self._replica: EmbeddedServer | None = None
         self._stack = ExitStack()
         self._proxies: dict[str, Proxy] = {}
@@ -114,13 +125,21 @@ class Chaos:
         self._history = History(self._folder / "history", "orchestrator")
         self._stack.enter_context(self._server)
         self._configure()
-        for name in (*PRODUCERS, *self._workers, *RANK_NAMES):
-            self._proxies[name] = self._stack.enter_context(self._proxy(name))
+        if self._cluster:
+            self._stack.enter_context(self._cluster)
+        else:
+            for name in (*PRODUCERS, *self._workers, *RANK_NAMES):
+                self._proxies[name] = self._stack.enter_context(self._proxy(name))
+        queue_url = self._server.url if self._cluster else ""
         for name in PRODUCERS:
-            self._roles[name] = Role(name, processes.produce, self._folder, self._proxies[name].url)
+            self._roles[name] = Role(name, processes.produce, self._folder, self._url(name), queue_url)
         for name in self._workers:
-            self._roles[name] = Role(name, processes.work, self._folder, self._proxies[name].url, name)
+            self._roles[name] = Role(name, processes.work, self._folder, self._url(name), name, queue_url)
         return self
+
+    def _url(self, name: str) -> str:
+        """Where a role finds the buffer."""
+        return self._cluster.url if self._cluster else self._proxies[name].url
 
     def __exit__(self, *exc_info: object) -> None:
         for role in (*self._roles.values(), *self._zombies):
@@ -131,7 +150,8 @@ class Chaos:
     def play(self) -> Outcome:
         """Carry out the plan, let everything settle, stop the roles in order, and check."""
         scene = self._scene
-        drawn = make_plan(scene.seed, scene.faults, scene.broken, gap_s=scene.gap_s, longest_s=scene.longest_s)
+        draw = make_cluster_plan if scene.cluster else make_plan
+        drawn = draw(scene.seed, scene.faults, scene.broken, gap_s=scene.gap_s, longest_s=scene.longest_s)
         plan = drawn if scene.plan is None else scene.plan
         if any(fault.kind == "failover" for fault in plan):
             self._replicate()
@@ -144,16 +164,22 @@ class Chaos:
         violations = self._settle()
         violations += self._stop_roles()
         events = read_histories(self._folder / "history")
-        violations += check(events, dump_run(self._server.url, self._run), Rules(scene.load.max_staleness + 1))
+        violations += check(events, dump_run(self._buffer_url, self._run), Rules(scene.load.max_staleness + 1))
         copies = sum(proxy.copies for proxy in self._proxies.values())
         return Outcome(self._scene, violations, self._done, events, copies)
+
+    @property
+    def _buffer_url(self) -> str:
+        return self._cluster.url if self._cluster else self._server.url
 
     # -- faults -------------------------------------------------------------------------------------------------------
 
     def _carry_out(self, fault: Fault) -> None:
         self._done[fault.kind] += 1
         self._history.note(fault.kind, target=fault.target)
-        if fault.target == SERVER:
+        if fault.target == SERVER and self._cluster:
+            self._break_node(self._cluster, fault)
+        elif fault.target == SERVER:
             self._break_server(fault)
         elif fault.kind == "partition":
             self._proxies[fault.target].hold(fault.for_s)
@@ -180,6 +206,22 @@ class Chaos:
             os.kill(pid, signal.SIGSTOP)
             self._live_for(fault.for_s)
             os.kill(pid, signal.SIGCONT)
+
+    def _break_node(self, cluster: EmbeddedCluster, fault: Fault) -> None:
+        """Break one node, once all have recovered from the last fault: with one replica, none survives two at once."""
+        self._live_until(cluster.is_ready, timeout_s=SETTLE_S)
+        node = self._random.choice(cluster.nodes)
+        if fault.kind == "kill":
+            node.kill()
+            self._live_for(fault.for_s)
+            node.start()
+        elif fault.kind == "stop" and node.pid is not None:
+            os.kill(node.pid, signal.SIGSTOP)
+            self._live_for(fault.for_s)
+            os.kill(node.pid, signal.SIGCONT)
+        elif fault.kind == "move":
+            task = self._random.choice(sorted(self._scene.load.batch))
+            move_slot(cluster, key_slot(f"{self._run}:{task}".encode()), self._random)
 
     def _replicate(self) -> None:
         """Start a replica of the server, and wait until it has everything."""
@@ -263,7 +305,7 @@ class Chaos:
         self._history.note("launch", launch=launch_id)
         for rank, name in enumerate(RANK_NAMES):
             launch = Launch(
-                self._proxies[name].url, self._run, self._folder, launch_id, mode, step, weights,
+                self._url(name), self._run, self._folder, launch_id, mode, step, weights,
                 release_every=self._scene.release_every,
             )  # fmt: skip
             self._roles[name] = Role(name, processes.train, launch, rank)
@@ -309,6 +351,29 @@ class Chaos:
         with redis.Redis.from_url(self._server.url) as client:
             client.config_set("appendfsync", self._scene.fsync)
             client.config_set("repl-diskless-sync-delay", 0)  # it would wait 5 s for further replicas
+
+
+def move_slot(cluster: EmbeddedCluster, slot: int, rng: random.Random) -> None:
+    """Move a slot from the primary that has it to another one, and wait for that."""
+    servers = connect_servers(cluster.url)
+    with closing(servers):
+        ids = {ask(client, "MYID"): client for client in servers.primaries()}
+        (owner,) = [
+            node[2] for first, last, node, *_ in ask(next(iter(ids.values())), "SLOTS") if first <= slot <= last
+        ]
+        target = rng.choice(sorted(set(ids) - {owner}))
+        ask(ids[owner], "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.decode())
+        wait_until(lambda: _is_over(ask(ids[owner], "GETSLOTMIGRATIONS")[0]))
+
+
+def _is_over(migration: Sequence[Any]) -> bool:
+    """Whether a move of slots has ended, well or not. The server lists it as names and values."""
+    return dict(zip(migration[::2], migration[1::2], strict=True))[b"state"] in (b"success", b"failed", b"cancelled")
+
+
+def ask(client: Any, *command: Any) -> Any:
+    """The reply of a CLUSTER command."""
+    return client.execute_command("CLUSTER", *command)
 
 
 def run_chaos(scene: Scene, folder: Path) -> Outcome:

@@ -36,8 +36,11 @@ class Dump:
 
 
 def dump_run(url: str, run: str) -> Dump:
-    """Read every key of a run; nothing else may write meanwhile."""
-    with redis.Redis.from_url(url, decode_responses=True, encoding_errors="replace", protocol=2) as client:
+    """Read every key of a run; nothing else may write meanwhile. A URL with several hosts names a cluster."""
+    first, *others = url.partition("://")[2].removesuffix("/0").split(",")
+    kind = redis.RedisCluster if others else redis.Redis
+    options: Any = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2}
+    with kind.from_url(f"redis://{first}/0", **options) as client:
         tasks: Any = client.smembers(f"rollq:{{{run}}}:tasks")
         return Dump(
             model=_hash(client, f"rollq:{{{run}}}:model"),
@@ -46,7 +49,7 @@ def dump_run(url: str, run: str) -> Dump:
         )
 
 
-def _dump_task(client: redis.Redis, prefix: str) -> TaskDump:
+def _dump_task(client: Any, prefix: str) -> TaskDump:
     names = [key.removeprefix(prefix) for key in client.scan_iter(match=f"{prefix}*", count=1000)]
 
     def numbers(kind: str) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from support.proxy import PASS, Fate, Judge, Verdict, function_of, name_of
 
-Kind = Literal["kill", "stop", "zombie", "partition", "failover"]
+Kind = Literal["kill", "stop", "zombie", "partition", "failover", "move"]
 SERVER = "server"
 TRAINER = "trainer"
 ZOMBIE_SHARE = 0.2
@@ -19,7 +19,8 @@ class Fault:
 
     kill: SIGKILL; stop: SIGSTOP, and SIGCONT afterwards; partition: no byte passes between the role and the server;
     zombie: the trainer is stopped, a successor takes over, and then it continues; failover: SIGKILL to the server, and
-    its replica, which was cut off `for_s` before, takes its place.
+    its replica, which was cut off `for_s` before, takes its place; move: the slot of a task moves to another primary of
+    the cluster. On a cluster, `server` is any of its nodes, and a killed one comes back after `for_s`.
     """
 
     at_s: float
@@ -72,6 +73,20 @@ def make_recovery_plan(kills: int, roles: Sequence[str], *, every_s: float) -> l
 def make_failover_plan(count: int, *, every_s: float, behind_s: float) -> list[Fault]:
     """`count` failovers to a replica that is `behind_s` behind."""
     return [Fault(every_s * (number + 1), "failover", SERVER, for_s=behind_s) for number in range(count)]
+
+
+def make_cluster_plan(seed: int, count: int, roles: Sequence[str], *, gap_s: float, longest_s: float) -> list[Fault]:
+    """`count` faults, about half of them of the nodes, which are killed, stopped, or give a slot away."""
+    rng = random.Random(f"cluster {seed}")
+    faults, at_s = [], 1.0
+    for _ in range(count):
+        at_s += rng.expovariate(1 / gap_s)
+        target = SERVER if rng.random() < 0.5 else rng.choice([role for role in roles if role != SERVER])
+        kind: Kind = rng.choice(["kill", "kill", "stop"]) if target != SERVER else rng.choice(["kill", "stop", "move"])
+        if target == SERVER:  # of one node at a time: those with one replica survive no second fault
+            at_s += longest_s
+        faults.append(Fault(at_s, kind, target, for_s=rng.choice([0.0, longest_s / 4, longest_s])))
+    return faults
 
 
 def make_judge(seed: int, proxy: str, odds: Odds) -> Judge:

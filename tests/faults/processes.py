@@ -145,9 +145,9 @@ def _main(name: str, main: Callable[..., None], *args: object) -> None:
         sys.exit(1)
 
 
-def produce(folder: Path, url: str) -> None:
-    """`rollq produce`."""
-    _run_command(["produce", str(folder / SETTINGS_FILE)], url)
+def produce(folder: Path, url: str, queue_url: str = "") -> None:
+    """`rollq produce`. `queue_url`: where the queue is, unless it is with the buffer."""
+    _run_command(["produce", str(folder / SETTINGS_FILE)], url, queue_url)
 
 
 def produce_ticks(folder: Path, url: str, ticks: int) -> None:
@@ -184,11 +184,11 @@ def sweep(folder: Path, url: str) -> None:
         buffer.workers()
 
 
-def work(folder: Path, url: str, name: str) -> None:
+def work(folder: Path, url: str, name: str, queue_url: str = "") -> None:
     """`rollq work`, which writes a history of its leases and results. Its larger frames are payloads."""
     payload.MOST_INLINE_BYTES = 1000
     record_worker(History(folder / "history", name))
-    _run_command(["work", str(folder / SETTINGS_FILE), "--name", name], url)
+    _run_command(["work", str(folder / SETTINGS_FILE), "--name", name], url, queue_url)
 
 
 def train(launch: Launch, rank: int) -> None:
@@ -196,9 +196,11 @@ def train(launch: Launch, rank: int) -> None:
     trainer.run_rank(launch, rank)
 
 
-def _run_command(arguments: list[str], url: str) -> None:
+def _run_command(arguments: list[str], url: str, queue_url: str = "") -> None:
     from rollq.cli.main import main
 
     os.environ["ROLLQ_REDIS_URL"] = url
+    if queue_url:
+        os.environ["ROLLQ_QUEUE_URL"] = queue_url
     sys.argv = ["rollq", *arguments]
     main()

@@ -16,3 +16,8 @@ def test_a_failover_to_a_replica_that_has_everything_breaks_no_promise(tmp_path:
     outcome = run_chaos(Scene(seed=0, faults=0, odds=CALM, plan=plan, modes=("replay",)), tmp_path)
     assert outcome.done["failover"] == 1
     assert not outcome.violations, outcome.violations
+
+
+def test_no_promise_is_broken_while_nodes_of_a_cluster_break(tmp_path: Path) -> None:
+    outcome = run_chaos(Scene(seed=3, faults=6, gap_s=0.2, longest_s=4.0, cluster=True), tmp_path)
+    assert not outcome.violations, outcome.violations

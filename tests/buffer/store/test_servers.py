@@ -89,7 +89,7 @@ def test_plain_servers_are_not_taken_for_a_cluster(server: EmbeddedServer) -> No
 
 
 def test_nodes_that_do_not_answer_are_named() -> None:
-    with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1/0, redis://127\.0\.0\.1:2/0: .* - start it"):
+    with pytest.raises(ServerUnavailable, match=r"cluster at redis://127\.0\.0\.1:1/0 and 1 others: .* - start it"):
         connect_servers("redis://127.0.0.1:1,127.0.0.1:2/0")
 
 

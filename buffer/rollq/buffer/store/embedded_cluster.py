@@ -90,10 +90,19 @@ class EmbeddedCluster:
                 clients = [stack.enter_context(self._client(node)) for node in self.nodes]
                 if int(_cluster_info(clients[0])["cluster_slots_assigned"]) < SLOTS:
                     self._join(clients)
-                _wait(lambda: all(_is_ready(client, len(clients)) for client in clients), "is not complete")
+                _wait(self.is_ready, "is not complete")
         except BaseException:
             self.stop()
             raise
+
+    def is_ready(self) -> bool:
+        """Whether all nodes see each other, serve all slots, and have a primary's data."""
+        try:
+            with ExitStack() as stack:
+                clients = [stack.enter_context(self._client(node)) for node in self.nodes]
+                return all(_is_ready(client, len(clients)) for client in clients)
+        except driver.ConnectionError:
+            return False
 
     def stop(self) -> None:
         """Shut all nodes down, replicas first: a primary waits for its replicas."""

@@ -76,6 +76,8 @@ PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", 
 
 def reply_text(error: driver.RedisError) -> str:
     """The server's own words, without the note that the driver puts before errors inside a pipeline."""
+    if isinstance(error, driver.AskError):  # the driver has cut the words off
+        return f"slot {error.slot_id} is on {error.host}:{error.port}"
     return PIPELINE_NOTE.sub("", str(error), count=1)
 
 

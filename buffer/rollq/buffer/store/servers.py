@@ -108,8 +108,8 @@ class Cluster:
         self._lock = threading.Lock()
         self._clients: dict[str, redis.Redis] = {}  # by the URL of a node; they stay, since others may use them
         self._slots = _Slots((0,), (None,))
-        self.named = [open_client(one, password) for one in node_urls(url)]
-        self.address = ", ".join(map(address, self.named))
+        named = [address(open_client(one, password)) for one in node_urls(url)]
+        self.address = f"cluster at {named[0]} and {len(named) - 1} others"
 
     def of(self, key: str) -> redis.Redis:
         """A client of the primary that has `key`. Raises the driver's `ClusterDownError` while none is known."""
