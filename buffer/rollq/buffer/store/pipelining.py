@@ -186,7 +186,7 @@ def key_of(command: Command) -> str:
 
 
 def _has_replicas(connection: Any) -> bool:
-    """Whether a replica follows the server, or may: it is no primary any more, and follows another one."""
+    """Whether a replica follows the server. Also true for a server that has become a replica itself."""
     connection.send_command("INFO", "replication")
     return not {b"role:master", b"connected_slaves:0"} <= set(connection.read_response().splitlines())
 
