@@ -12,7 +12,7 @@ from rollq.buffer.replies import Control, PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.scores import ARRIVALS
-from support.buffer_run import World, make_sample
+from support.buffer_run import World, make_sample, set_clock
 from support.waiting import PATIENCE_S
 
 
@@ -29,10 +29,6 @@ def scores(world: World, name: str) -> dict[int, float]:
     """Members and scores of one of the task's sorted sets."""
     key = task_keys(world.buffer.run, "math").clock.removesuffix("clock") + name
     return {int(member): score for member, score in client_of(world).zrange(key, 0, -1, withscores=True)}
-
-
-def set_clock(world: World, **fields: int) -> None:
-    client_of(world).hset(task_keys(world.buffer.run, "math").clock, mapping=fields)
 
 
 def server_ms(world: World) -> int:
@@ -58,7 +54,7 @@ def kill_holders(world: World) -> None:
     running = task_keys(world.buffer.run, "math").status(Status.RUNNING)
     for group_id in client_of(world).zrange(running, 0, -1):
         client_of(world).zadd(running, {group_id: now - 1})
-    set_clock(world, reaped_ms=now, hold_until_ms=0)
+    set_clock(world.buffer, "math", reaped_ms=now, hold_until_ms=0)
 
 
 # -- wake-ups -------------------------------------------------------------------------------------------------------
@@ -131,7 +127,7 @@ def test_a_reaped_group_wakes_workers_and_an_early_look_wakes_nobody(world: Worl
     world.start().admit(1)
     world.lease(1)
     with world.buffer.events() as events:
-        set_clock(world, reaped_ms=server_ms(world), hold_until_ms=0)
+        set_clock(world.buffer, "math", reaped_ms=server_ms(world), hold_until_ms=0)
         assert world.buffer.reap("math") == (0, 0, False)
         assert not events.wait(0.05)
         kill_holders(world)
@@ -264,7 +260,7 @@ def test_a_silence_of_a_third_of_a_lease_holds_every_verdict_for_a_lease(
     world.lease(1)
     kill_holders(world)
     now = server_ms(world)
-    set_clock(world, reaped_ms=now - silent_ms)
+    set_clock(world.buffer, "math", reaped_ms=now - silent_ms)
     assert world.buffer.reap("math").held is held
     clock = client_of(world).hmget(task_keys(world.buffer.run, "math").clock, "reaped_ms", "hold_until_ms")
     assert int(clock[0]) >= now
@@ -276,9 +272,9 @@ def test_while_verdicts_are_held_nobody_dies(world: World) -> None:
     world.start().admit(1)
     world.lease(1)
     kill_holders(world)
-    set_clock(world, hold_until_ms=server_ms(world) + 30_000)
+    set_clock(world.buffer, "math", hold_until_ms=server_ms(world) + 30_000)
     assert world.buffer.reap("math") == (0, 0, True)
-    set_clock(world, hold_until_ms=server_ms(world) - 1)
+    set_clock(world.buffer, "math", hold_until_ms=server_ms(world) - 1)
     assert world.buffer.reap("math") == (1, 0, False)
 
 
@@ -558,9 +554,9 @@ def test_weights_are_refused_at_the_step_for_which_they_are_too_old(world: World
 def test_old_weights_take_groups_up_to_the_last_step_they_are_young_enough_for(world: World) -> None:
     world.start(math={"max_staleness": 1})
     for step in (1, 2, 3):
-        set_clock(world, step=step)
+        set_clock(world.buffer, "math", step=step)
         world.admit(1)
-    set_clock(world, step=1, version=1)
+    set_clock(world.buffer, "math", step=1, version=1)
     assert [lease.step for lease in world.lease(9, version=0)] == [1, 2]
     assert [lease.step for lease in world.lease(9, version=1)] == [3]
 
@@ -754,7 +750,7 @@ def test_one_stale_group_in_front_is_swept_first_and_passed_over_while_the_buffe
     world.buffer.publish(world.held, 5, uri="", digest="5")
     world.complete(3)
     assert claim_raw(world, 6, 2) == [b"sweep", 0, 0]
-    set_clock(world, saving_until_ms=server_ms(world) + 60_000, saving_ms=60_000)
+    set_clock(world.buffer, "math", saving_until_ms=server_ms(world) + 60_000, saving_ms=60_000)
     assert [group[0] for group in claim_raw(world, 6, 2)[4:]] == [2, 3]
     assert world.statuses() == {"completed": 2, "claimed": 2}
 
@@ -816,7 +812,7 @@ def test_a_death_in_company_never_spends_the_last_try(world: World) -> None:
     kill_holders(world)
     assert world.buffer.call_task("reap", "math", 9) == [1, 0, 0]
     assert scores(world, "suspects") == {1: 2}
-    set_clock(world, reaped_ms=0)
+    set_clock(world.buffer, "math", reaped_ms=0)
     assert world.buffer.call_task("reap", "math", 9) == [0, 0, 1]
 
 

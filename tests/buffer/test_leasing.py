@@ -13,7 +13,7 @@ from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import EMPTY_SAMPLE, GroupResult, Prompt, Sample, SampleStatus, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
-from support.buffer_run import World, make_sample
+from support.buffer_run import World, make_sample, set_clock
 
 
 def test_groups_are_leased_by_step_then_arrival(world: World) -> None:
@@ -176,7 +176,7 @@ def test_an_outage_makes_no_suspects(world: World) -> None:
     world.start().admit(1)
     leases = world.lease(1)
     world.run_out(leases)
-    world.buffer.client.hset(task_keys(world.buffer.run, "math").clock, "reaped_ms", 1)
+    set_clock(world.buffer, "math", reaped_ms=1)
     assert world.buffer.reap("math").held, "nobody reaped for long: everyone was away, not the worker"
     assert world.buffer.reap("math").held, "for one more lease"
     assert world.buffer.renew(leases) == []
@@ -254,7 +254,7 @@ def test_leases_whose_replies_are_lost_quarantine_nobody(world: World) -> None:
         keys = task_keys(world.buffer.run, "math")
         world.buffer.client.delete(f"{keys.clock.removesuffix('clock')}grant:nonce")
         world.buffer.client.zadd(keys.status(Status.RUNNING), {group_id: 1})
-        world.buffer.client.hset(keys.clock, mapping={"reaped_ms": world.buffer.server_ms(), "hold_until_ms": 0})
+        set_clock(world.buffer, "math", reaped_ms=world.buffer.server_ms(), hold_until_ms=0)
         assert world.buffer.reap("math") == (1, 0, False)
     group = world.buffer.inspect("math", group_id)
     assert (group["deaths"], group["tries"], group["status"]) == ("0", "0", "pending")
@@ -269,7 +269,7 @@ def test_leases_end_in_time_although_the_servers_clock_was_set_back(world: World
     keys = task_keys(world.buffer.run, "math")
     an_hour_ahead = world.buffer.server_ms() + 3_600_000
     world.buffer.client.zadd(keys.status(Status.RUNNING), {str(lease.group_id): an_hour_ahead})
-    world.buffer.client.hset(keys.clock, mapping={"reaped_ms": an_hour_ahead, "hold_until_ms": an_hour_ahead})
+    set_clock(world.buffer, "math", reaped_ms=an_hour_ahead, hold_until_ms=an_hour_ahead)
     assert world.buffer.reap("math") == (0, 0, False)
     client: Any = world.buffer.client
     assert client.zscore(keys.status(Status.RUNNING), lease.group_id) <= world.buffer.server_ms() + 60_000

@@ -72,8 +72,8 @@ BUGS = (
     ),
     Bug(
         "tokens stay as young as before a rewind",
-        "'floors', floors, 'first",
-        "'floors', clock.floors, 'first",
+        "floors = floors,",
+        "floors = clock.floors,",
         by_model,
     ),
     Bug(
@@ -98,6 +98,12 @@ BUGS = (
         "a checkpoint drops more than it covers",
         "redis.call('ZRANGEBYSCORE', archived, '-inf', step,",
         "redis.call('ZRANGEBYSCORE', archived, '-inf', '+inf',",
+        by_model,
+    ),
+    Bug(
+        "a clock that another server wrote goes unnoticed",
+        "values.revision ~= redis.call('HGET', key, 'revision')",
+        "false",
         by_model,
     ),
     Bug(

@@ -13,7 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import FinishReason, GroupResult, Lease, Sample, SampleStatus, Segment, Status, VersionSpan
 from rollq.buffer.store.keys import task_keys
 from rollq.cli.settings_file import load_settings
-from support.buffer_run import World, text_of
+from support.buffer_run import World, set_clock, text_of
 
 TOKENS = 4
 
@@ -70,8 +70,7 @@ class StandIns:
         """Let every lease run out, as if its worker had died some time ago while others swept all the time."""
         for task in self.tasks:
             keys = task_keys(self.buffer.run, task)
-            now_ms = self.buffer.counts(task).server_ms
-            self.buffer.client.hset(keys.clock, mapping={"reaped_ms": now_ms, "hold_until_ms": 0})
+            set_clock(self.buffer, task, reaped_ms=self.buffer.server_ms(), hold_until_ms=0)
             for member in self.members(task, Status.RUNNING):
                 self.buffer.client.zadd(keys.status(Status.RUNNING), {member: 1.0})
 

@@ -10,7 +10,6 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidPrompt, StoreLost
 from rollq.buffer.replies import BatchState, Control
 from rollq.buffer.rollouts import SampleStatus, Status
-from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
 from rollq.cli.settings import EvaluationSettings
@@ -18,6 +17,7 @@ from rollq.producer.producer import EvaluationFeed, Producer, task_state
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import TaskState, plan_production
+from support.buffer_run import set_clock
 from support.producer_run import (
     TASK,
     begin,
@@ -271,9 +271,7 @@ def expire(buffer: Buffer, n: int) -> None:
     made = lease(buffer, n)
     put(buffer, made)
     clock = buffer.clock(TASK)
-    buffer.client.hset(
-        task_keys(buffer.run, TASK).clock, mapping={"step": clock.step + 1, "version": clock.version + 1}
-    )
+    set_clock(buffer, TASK, step=clock.step + 1, version=clock.version + 1)
     assert buffer.expire(TASK) == n
 
 

@@ -1,5 +1,6 @@
 """A small world for buffer tests: a run with tasks, hand-made results, and the invariants that must always hold."""
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,6 +47,12 @@ def make_sample(
         reward=reward if status == "c" else None,
         text=text,
     )
+
+
+def set_clock(buffer: Buffer, task: str, **fields: object) -> None:
+    """Set fields of a task's clock, as another server might have done: with a revision that no server has given."""
+    mapping = {**fields, "revision": f"test-{uuid.uuid4().hex}"}
+    buffer.client.hset(task_keys(buffer.run, task).clock, mapping=mapping)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -140,8 +147,7 @@ class World:
     def run_out_ids(self, task: str, ids: Sequence[int]) -> None:
         keys = task_keys(self.buffer.run, task)
         self.buffer.client.zadd(keys.status(Status.RUNNING), {str(group_id): 1.0 for group_id in ids})
-        now_ms = self.buffer.counts(task).server_ms
-        self.buffer.client.hset(keys.clock, mapping={"reaped_ms": now_ms, "hold_until_ms": 0})
+        set_clock(self.buffer, task, reaped_ms=self.buffer.server_ms(), hold_until_ms=0)
 
     def statuses(self, task: str = "math") -> dict[str, int]:
         """Groups by status, zeros left out."""

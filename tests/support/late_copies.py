@@ -19,6 +19,8 @@ AT_ANY_TIME = {
 
 
 DEADLINES = {"deadline_ms", "owned_until_ms", "saving_until_ms"}
+REVISIONS = {"revision"}
+"""What a write changes that sets fields to what they are."""
 COUNTERS = {"duplicates", "refused"}
 """Counts of the copies themselves."""
 READ = """
@@ -74,7 +76,7 @@ def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
         key = raw.decode()
         if kind == b"hash":
             fields = {name.decode(): value for name, value in zip(content[::2], content[1::2], strict=True)}
-            found[key] = {name: value for name, value in fields.items() if name not in DEADLINES | COUNTERS}
+            found[key] = {name: value for name, value in fields.items() if name not in DEADLINES | COUNTERS | REVISIONS}
         elif key.endswith(":running"):  # the score is a deadline
             found[key] = sorted(content[::2])
         elif ":grant:" not in key:

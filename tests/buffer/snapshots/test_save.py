@@ -29,7 +29,7 @@ from rollq.buffer.wire.payload import encode_payload
 from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.samples import decode_samples
 from support.any_server import AnyServer
-from support.buffer_run import World, make_sample
+from support.buffer_run import World, make_sample, set_clock
 from support.made_samples import assert_same_sample
 from support.old_frames import encode_old_frame
 from support.waiting import PATIENCE_S
@@ -648,13 +648,12 @@ def test_sb07_a_save_begins_again_when_a_batch_goes_from_under_it(
 def test_sb07_a_save_whose_hold_ran_out_begins_again(world: World, tmp_path: Path) -> None:
     world.start()
     world.complete(4)
-    client: Any = world.buffer.client
     reports = []
 
     def report(done: int, total: int) -> None:
         reports.append(done)
         if len(reports) == 1:
-            client.hset(task_keys(world.buffer.run, "math").clock, "saving_until_ms", 0)
+            set_clock(world.buffer, "math", saving_until_ms=0)
 
     world.buffer.save(tmp_path / "saved", report=report)
     assert reports == [1, 1, 2, 3, 4]

@@ -23,7 +23,7 @@ from rollq.buffer.weights.store import store_weights
 from rollq.workers.engines.protocol import EngineDead, SwapMode, WeightsVersion
 from rollq.workers.groups.task_control import WorkerState
 from rollq.workers.run import Worker
-from support.buffer_run import make_sample
+from support.buffer_run import make_sample, set_clock
 from support.waiting import PATIENCE_S
 from support.worker_run import Script, WorkerWorld, age_leases
 
@@ -535,12 +535,11 @@ def test_a_flushed_store_stops_the_worker(fresh_server: EmbeddedServer, run_name
 
 
 def test_a_paused_run_spends_no_tickets_and_goes_on_when_it_is_resumed(world: WorkerWorld) -> None:
-    clock = f"rollq:{{{world.buffer.run}:math}}:clock"
-    world.buffer.client.hset(clock, "control", "pause")
+    set_clock(world.buffer, "math", control="pause")
 
     async def scene(worker: Worker, script: Script) -> None:
         await world.until(lambda: worker.control.state is WorkerState.PAUSED)
-        world.buffer.client.hset(clock, "control", "run")
+        set_clock(world.buffer, "math", control="run")
         world.admit(2)
         await world.until_count(Status.COMPLETED, 2)
 

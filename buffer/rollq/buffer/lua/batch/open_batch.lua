@@ -9,17 +9,14 @@
 local function pin_evaluation(clock)
   if clock.kind ~= 'eval' then return fail('EVALUATION', 'the task is trained on, and cannot be evaluated') end
   local pin = exact(clock.epoch) .. ':' .. exact(clock.version)
-  if clock.pin ~= pin then
-    if clock.open_evaluations > 0 then
-      return fail(
-        'BATCH_EXISTS',
-        'an evaluation of version %s (epoch:version) is under way: finalize or abort it',
-        clock.pin
-      )
-    end
-    redis.call('HSET', clock.key, 'pin', pin)
+  if clock.pin ~= pin and clock.open_evaluations > 0 then
+    return fail(
+      'BATCH_EXISTS',
+      'an evaluation of version %s (epoch:version) is under way: finalize or abort it',
+      clock.pin
+    )
   end
-  redis.call('HINCRBY', clock.key, 'open_evaluations', 1)
+  write_clock(clock, { pin = pin, open_evaluations = clock.open_evaluations + 1 })
   return nil
 end
 

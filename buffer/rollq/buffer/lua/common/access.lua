@@ -1,23 +1,20 @@
--- Reading the clock of a task and the hash of a run, and refusing callers from another incarnation or a dead epoch.
+-- The clock of a task and the hash of a run, and refusing callers from another incarnation or a dead epoch.
 --
 -- KEYS[1] of a task function is the task's clock. KEYS[1] of a run function is the run's `run` hash. All other keys
 -- share the hash tag of KEYS[1], and are built from its prefix.
+--
+-- Every function reads the whole clock. The server keeps the clocks that it has read, between calls too, and reads one
+-- anew when its `revision` has changed. So every write of a clock gives it a new revision.
 
--- stylua: ignore
-local CLOCK_FIELDS = {
-  'incarnation', 'epoch', 'nonce', 'step', 'version', 'threshold', 'control', 'events', 'order', 'expiry', 'expired',
-  'group_size', 'min_valid', 'max_tries', 'max_deaths', 'lease_ms', 'audit', 'partial', 'committed', 'claimed_step',
-  'checkpoint', 'history', 'max_uncheckpointed', 'resume', 'reaped_ms', 'hold_until_ms', 'batch_groups', 'schedule',
-  'kind', 'token_shift', 'max_uses', 'cooldown', 'stragglers', 'interruptions', 'keep_window', 'saving_until_ms',
-  'saving_ms', 'pin', 'open_evaluations', 'prompt_stats', 'sleep', 'control_revision', 'saver', 'saved_by', 'floors',
-  'first_manifest', 'undone',
-}
+local MOST_CLOCKS = 1000
 -- stylua: ignore
 local CLOCK_STRINGS = {
   incarnation = true, nonce = true, control = true, events = true, order = true, expiry = true, expired = true,
   resume = true, schedule = true, kind = true, stragglers = true, pin = true, sleep = true, saver = true,
-  saved_by = true, floors = true,
+  saved_by = true, floors = true, revision = true,
 }
+
+local clocks, clock_count, clock_writes = {}, 0, 0 -- the fields of clocks by key
 
 local function task_prefix(clock_key)
   return string.sub(clock_key, 1, -6) -- without 'clock'
@@ -42,15 +39,62 @@ local function epoch_replaced(epoch, live)
   return fail('FENCED', 'epoch %s was replaced by epoch %s', epoch, live)
 end
 
+local function clock_value(name, text)
+  return CLOCK_STRINGS[name] and text or tonumber(text)
+end
+
+local function refuse_assignment(_, name)
+  error('clock.' .. name .. ' was assigned to; write_clock sets fields of a clock')
+end
+
+-- Reads a clock from the store, and keeps it.
+local function load_clock(key)
+  local values, stored = { prefix = task_prefix(key), key = key }, redis.call('HGETALL', key)
+  for i = 1, #stored, 2 do
+    values[stored[i]] = clock_value(stored[i], stored[i + 1])
+  end
+  values.view = setmetatable({}, { __index = values, __newindex = refuse_assignment })
+  if not clocks[key] then
+    if clock_count == MOST_CLOCKS then
+      clocks, clock_count = {}, 0
+    end
+    clock_count = clock_count + 1
+  end
+  clocks[key] = values
+  return values
+end
+
 -- The task's clock as a table, numbers as numbers, with `prefix` and `key`; or nil and an error reply.
 local function read_clock(key, incarnation)
-  local clock = { prefix = task_prefix(key), key = key }
-  for i, value in ipairs(redis.call('HMGET', key, unpack(CLOCK_FIELDS))) do
-    local name = CLOCK_FIELDS[i]
-    clock[name] = CLOCK_STRINGS[name] and value or tonumber(value)
+  local values = clocks[key]
+  if not values or values.revision ~= redis.call('HGET', key, 'revision') then values = load_clock(key) end
+  if values.incarnation ~= incarnation then return nil, store_lost(key, values.incarnation) end
+  return values.view
+end
+
+-- A text that no other write of a clock has, on this server or on another: the time, and how many came before it here.
+local function new_revision()
+  clock_writes = clock_writes + 1
+  return table.concat(redis.call('TIME'), '.') .. '-' .. clock_writes
+end
+
+-- Sets fields of the clock that read_clock has returned, in the store and in `clock`; false removes one.
+local function write_clock(clock, changes)
+  changes.revision = new_revision()
+  local set, removed = {}, {}
+  for name, value in pairs(changes) do
+    if value then
+      append_pair(set, name, value)
+    else
+      removed[#removed + 1] = name
+    end
   end
-  if clock.incarnation ~= incarnation then return nil, store_lost(key, clock.incarnation) end
-  return clock
+  redis.call('HSET', clock.key, unpack(set))
+  call_many('HDEL', clock.key, removed)
+  local values = clocks[clock.key]
+  for name, value in pairs(changes) do
+    values[name] = clock_value(name, value)
+  end
 end
 
 -- Like read_clock, for the trainer: `epoch` and `nonce` must be those of the live one.

@@ -35,7 +35,9 @@ local function end_batch(clock, handle, state, result)
   local batch, over = batch_key(clock, handle), clock.prefix .. 'batches_over'
   redis.call('UNLINK', batch .. ':groups')
   redis.call('HSET', batch, 'state', state, 'result', result)
-  if redis.call('HGET', batch, 'type') == 'eval' then redis.call('HINCRBY', clock.key, 'open_evaluations', -1) end
+  if redis.call('HGET', batch, 'type') == 'eval' then
+    write_clock(clock, { open_evaluations = clock.open_evaluations - 1 })
+  end
   if redis.call('RPUSH', over, handle) > BATCHES_KEPT then
     local oldest, handles = redis.call('LPOP', over), clock.prefix .. 'batches'
     local id = redis.call('HGET', batch_key(clock, oldest), 'id')

@@ -122,7 +122,7 @@ local function forget_counters(clock, step)
   local first = clock.first_manifest
   if step - first < IDS_PER_CALL then return end
   redis.call('UNLINK', manifest_key(clock, first))
-  redis.call('HSET', clock.key, 'first_manifest', first + 1, 'history', math.max(clock.history, first + 1))
+  write_clock(clock, { first_manifest = first + 1, history = math.max(clock.history, first + 1) })
 end
 
 -- A trained batch leaves claimed: archived for the checkpoint, or dropped at once where the run resumes fresh.

@@ -13,11 +13,8 @@ local LEAST_OUTAGE_MS = 3000
 
 -- Whether no worker may be declared dead now.
 local function is_held(clock, now)
-  redis.call('HSET', clock.key, 'reaped_ms', now)
-  if now - clock.reaped_ms > math.max(clock.lease_ms / 3, LEAST_OUTAGE_MS) then
-    redis.call('HSET', clock.key, 'hold_until_ms', now + clock.lease_ms)
-    return true
-  end
+  local was_away = now - clock.reaped_ms > math.max(clock.lease_ms / 3, LEAST_OUTAGE_MS)
+  write_clock(clock, { reaped_ms = now, hold_until_ms = was_away and now + clock.lease_ms or clock.hold_until_ms })
   return is_ahead(clock.hold_until_ms, clock.lease_ms, now)
 end
 

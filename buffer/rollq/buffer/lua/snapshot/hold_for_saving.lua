@@ -15,10 +15,11 @@ local function hold_for_saving(keys, args)
   hold_ms = tonumber(hold_ms)
   local now = now_ms()
   if clock.saved_by == save_id then return 0 end
+  local was_held = is_saving(clock, now)
   if hold_ms > 0 then
-    redis.call('HSET', clock.key, 'saving_until_ms', now + hold_ms, 'saving_ms', hold_ms, 'saver', save_id)
+    write_clock(clock, { saving_until_ms = now + hold_ms, saving_ms = hold_ms, saver = save_id })
   elseif clock.saver == save_id then
-    redis.call('HSET', clock.key, 'saving_until_ms', 0, 'saved_by', save_id)
+    write_clock(clock, { saving_until_ms = 0, saved_by = save_id })
   end
-  return is_saving(clock, now) and 1 or 0
+  return was_held and 1 or 0
 end

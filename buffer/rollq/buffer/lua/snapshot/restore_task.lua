@@ -14,6 +14,9 @@ local function restore_task(keys, args)
   if not wanted then return 0 end
   redis.call('HSET', clock_key, 'restoring', incarnation)
   write_parts(task_prefix(clock_key), args, 3)
-  if last == '1' then redis.call('HDEL', clock_key, 'restoring') end
+  if last == '1' then
+    redis.call('HDEL', clock_key, 'restoring')
+    redis.call('HSET', clock_key, 'revision', new_revision()) -- not that of the snapshot
+  end
   return 1
 end

@@ -19,18 +19,16 @@ local function checkpoint(keys, args)
   end
   if step < clock.checkpoint then return 0 end
   if is_saving(clock, now_ms()) then -- nothing is dropped before the next checkpoint
-    redis.call('HSET', clock.key, 'checkpoint', step)
+    write_clock(clock, { checkpoint = step })
     return 0
   end
   local archived = clock.prefix .. 'archived'
   local ids = redis.call('ZRANGEBYSCORE', archived, '-inf', step, 'LIMIT', 0, limit)
   local first = math.min(step, clock.first_manifest + limit)
-  -- stylua: ignore
-  redis.call('HSET', clock.key, 'checkpoint', step, 'history', step,
-    'first_manifest', math.max(clock.first_manifest, first))
   for old = clock.first_manifest, first - 1 do
     redis.call('UNLINK', manifest_key(clock, old))
   end
+  write_clock(clock, { checkpoint = step, history = step, first_manifest = math.max(clock.first_manifest, first) })
   for _, id in ipairs(ids) do
     redis.call('ZREM', archived, id)
     drop_group(clock, id, 'trained')

@@ -55,7 +55,7 @@ local function claim_new(clock, manifest, step, want, claim_round, releases)
   redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', clock.floors, 'epoch', clock.epoch,
     'version', clock.version, 'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round,
     'releases', releases)
-  redis.call('HSET', clock.key, 'claimed_step', math.max(clock.claimed_step, step))
+  write_clock(clock, { claimed_step = math.max(clock.claimed_step, step) })
   wake(clock, EVENT.claim)
   return describe_batch(clock, manifest)
 end

@@ -32,9 +32,11 @@ local function commit(keys, args)
     return fail('NOT_CLAIMED', 'step %s cannot be committed: its batch is another one now; %s', step, LOST)
   end
   file_trained(clock, manifest, step)
-  -- stylua: ignore
-  redis.call('HSET', clock.key, 'committed', step, 'claimed_step', math.max(clock.claimed_step, step),
-    'step', math.max(clock.step, step + 1))
+  write_clock(clock, {
+    committed = step,
+    claimed_step = math.max(clock.claimed_step, step),
+    step = math.max(clock.step, step + 1),
+  })
   wake(clock, EVENT.commit)
   return 1
 end

@@ -43,12 +43,12 @@ local function release(keys, args)
   end
   -- an older trainer may have trained it: its checkpoint must not be resumed from
   local is_replayed = tonumber(redis.call('HGET', manifest, 'epoch') or clock.epoch) < clock.epoch
-  if is_replayed then redis.call('HSET', clock.key, 'undone', math.max(clock.undone, step)) end
+  if is_replayed then write_clock(clock, { undone = math.max(clock.undone, step) }) end
   redis.call('UNLINK', manifest)
   -- a claim of these rounds that arrives late takes nothing
   redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'given_up', math.max(given_up, up_to_round))
   -- a replay may already hold the batches of later steps
-  if had_batch and step == clock.claimed_step then redis.call('HSET', clock.key, 'claimed_step', step - 1) end
+  if had_batch and step == clock.claimed_step then write_clock(clock, { claimed_step = step - 1 }) end
   wake(clock, EVENT.release)
   return #ids
 end

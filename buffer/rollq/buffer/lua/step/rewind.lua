@@ -60,6 +60,6 @@ local function rewind(keys, args)
     if status then rewind_group(clock, id, status, step, mode) end -- else dropped as the copy of another
   end
   redis.call('UNLINK', manifest)
-  redis.call('HSET', clock.key, 'undone', math.max(clock.undone, step), 'claimed_step', step - 1)
+  write_clock(clock, { undone = math.max(clock.undone, step), claimed_step = step - 1 })
   return #ids
 end

@@ -48,7 +48,7 @@ local function register_task(keys, args)
     'version', version, 'step', committed + 1, 'committed', committed, 'claimed_step', committed,
     'checkpoint', from_step, 'history', 0, 'first_manifest', committed, 'control', 'run', 'control_revision', 0,
     'reaped_ms', 0, 'hold_until_ms', 0, 'saving_until_ms', 0, 'pin', '', 'open_evaluations', 0,
-    'floors', floors, 'undone', 0, unpack(args, FIRST_RULE))
+    'floors', floors, 'undone', 0, 'revision', new_revision(), unpack(args, FIRST_RULE))
   redis.call('HSET', task_prefix(clock_key) .. 'progress', 'cursor', 0, 'admitted', 0, 'consumed', 0)
   return tonumber(epoch)
 end

@@ -18,9 +18,11 @@ local function set_control(keys, args)
   if clock.control_revision ~= tonumber(revision) then return -1 end
   -- the outcomes that stopped the task would stop it again
   if clock.control == 'stopped' and control == 'run' then redis.call('DEL', clock.prefix .. 'outcomes') end
-  -- stylua: ignore
-  redis.call('HSET', clock.key, 'control', control, 'control_reason', reason,
-    'control_revision', clock.control_revision + 1)
+  write_clock(clock, {
+    control = control,
+    control_reason = reason,
+    control_revision = clock.control_revision + 1,
+  })
   wake(clock, EVENT.control)
   return 1
 end

@@ -14,12 +14,7 @@ local function sleep(keys, args)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   if clock.control_revision ~= tonumber(revision) then return -1 end
-  redis.call('HSET', clock.key, 'control_revision', clock.control_revision + 1)
-  if why == '' then
-    redis.call('HDEL', clock.key, 'sleep')
-  else
-    redis.call('HSET', clock.key, 'sleep', why)
-  end
+  write_clock(clock, { control_revision = clock.control_revision + 1, sleep = why ~= '' and why })
   wake(clock, EVENT.control)
   return 1
 end

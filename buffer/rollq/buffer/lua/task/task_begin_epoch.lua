@@ -14,7 +14,7 @@ local function commit_one(clock, from_step)
     local manifest = manifest_key(clock, step)
     if has_batch(manifest) then
       file_trained(clock, manifest, step)
-      redis.call('HSET', clock.key, 'committed', step, 'step', math.max(clock.step, step + 1))
+      write_clock(clock, { committed = step, step = math.max(clock.step, step + 1) })
       return true
     end
   end
@@ -79,11 +79,18 @@ local function task_begin_epoch(keys, args)
   local claimed_step, first = manifest_steps(clock, from_step)
   -- floors that are too old for every step that can still be trained are settled
   local floors = lower_levels(clock.floors, epoch, from_step, stale_version(clock, clock.history + 1))
-  -- stylua: ignore
-  redis.call('HSET', clock.key, 'epoch', epoch, 'nonce', nonce, 'step', from_step + 1, 'version', from_step,
-    'committed', from_step, 'claimed_step', claimed_step, 'checkpoint', checkpoint_at(clock, from_step),
-    'floors', floors, 'first_manifest', first)
-  redis.call('HDEL', clock.key, 'sleep') -- the trainer for which engines made room is gone
+  write_clock(clock, {
+    epoch = epoch,
+    nonce = nonce,
+    step = from_step + 1,
+    version = from_step,
+    committed = from_step,
+    claimed_step = claimed_step,
+    checkpoint = checkpoint_at(clock, from_step),
+    floors = floors,
+    first_manifest = first,
+    sleep = false, -- the trainer for which engines made room is gone
+  })
   wake(clock, EVENT.publish)
   return { 0, claimed_step, first }
 end

@@ -12,7 +12,7 @@ local function task_publish(keys, args)
   if err then return err end
   version = tonumber(version)
   local step = math.max(clock.step, version + 1)
-  redis.call('HSET', clock.key, 'version', math.max(clock.version, version), 'step', step)
+  write_clock(clock, { version = math.max(clock.version, version), step = step })
   wake(clock, EVENT.publish)
   return step
 end
