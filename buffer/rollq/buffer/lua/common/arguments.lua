@@ -17,7 +17,7 @@ local function is_whole(text)
 end
 
 local function is_count(text)
-  return is_whole(text) and not string.find(text, '^-')
+  return text and #text <= MOST_DIGITS and string.find(text, '^%d+$')
 end
 
 local function is_finite(text)
