@@ -124,8 +124,8 @@ end
 
 -- What is stored of the group.
 local function read_group(key)
-  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row, parts =
-    fields(key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row', 'parts')
+  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row, letters, parts =
+    fields(key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row', 'letters', 'parts')
   return {
     attempt = attempt,
     nonce = nonce,
@@ -135,6 +135,7 @@ local function read_group(key)
     batch = batch,
     evaluation = evaluation == '1',
     row = row,
+    has_samples = letters and has_samples(letters),
     parts = tonumber(parts or '0'),
   }
 end
@@ -315,15 +316,16 @@ local function refuse(group, result, totals)
   return 'refused'
 end
 
--- Stores the new frames, which replace what was salvaged of the group: `put` gets every sample that has parts.
+-- Stores the new frames, which replace what was salvaged of the group: `put` gets every sample that has parts. Only a
+-- group with samples has frames from before.
 local function store_frames(clock, group, result)
   local id, form = result.id, result.frames[1]
+  local has_all = form == WHOLE or form == BESIDE
   if group.parts > 0 then drop_parts(clock, id, group.parts) end
+  if has_all and group.has_samples then drop_frames(clock, id) end
   if form == BESIDE then
-    drop_frames(clock, id)
     redis.call('HSET', result.key, 'payload', result.nonce)
   elseif form == WHOLE then
-    drop_frames(clock, id)
     redis.call('HSET', rollout_key(clock.prefix, id), unpack(result.frames))
   else
     call_many('HSET', rollout_key(clock.prefix, id), result.frames)

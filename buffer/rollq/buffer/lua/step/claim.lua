@@ -11,13 +11,6 @@
 -- Repeat: returns the manifest's batch
 --
 -- A batch that is replayed keeps the floors of its first claim: its tokens are as old as they were then.
-local function describe_batch(clock, manifest)
-  local round, releases = claim_numbers(clock, manifest)
-  local reply = { 'batch', redis.call('HGET', manifest, 'floors'), round, releases }
-  describe_groups(clock, manifest_ids(manifest), reply)
-  return reply
-end
-
 local function refuse_step(clock, step)
   if step <= clock.committed then
     return fail(
@@ -57,7 +50,7 @@ local function claim_new(clock, manifest, step, want, claim_round, releases)
     'releases', releases)
   write_clock(clock, { claimed_step = math.max(clock.claimed_step, step) })
   wake(clock, EVENT.claim)
-  return describe_batch(clock, manifest)
+  return describe_groups(clock, ids, { 'batch', clock.floors, claim_round, releases })
 end
 
 local function claim(keys, args)
@@ -71,12 +64,12 @@ local function claim(keys, args)
   local manifest = manifest_key(clock, step)
   local claimed_round, claimed_releases, given_up = claim_numbers(clock, manifest)
   if has_batch(manifest) then
-    -- takes over what a rank of an earlier round is about to undo
+    claim_round = math.max(claimed_round, claim_round) -- takes over what an earlier round's rank is about to undo
     -- stylua: ignore
-    redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', math.max(claimed_round, claim_round),
-      'releases', claimed_releases)
-    return describe_batch(clock, manifest)
+    redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', claim_round, 'releases', claimed_releases)
+    local reply = { 'batch', redis.call('HGET', manifest, 'floors'), claim_round, claimed_releases }
+    return describe_groups(clock, manifest_ids(manifest), reply)
   end
   if claim_round <= given_up then return { 'given_up', 0, 0 } end
-  return refuse_step(clock, step) or claim_new(clock, manifest, step, tonumber(want), claim_round, releases)
+  return refuse_step(clock, step) or claim_new(clock, manifest, step, tonumber(want), claim_round, tonumber(releases))
 end
