@@ -36,7 +36,7 @@ def checked_server(fresh_server: EmbeddedServer) -> Iterator[EmbeddedServer]:
 def ready(client: redis.Redis, world: World) -> int:
     """The groups that are ready at the clock's step, by what the server of `client` keeps of the clock."""
     found: Any = client.fcall_ro(
-        f"{library.LIBRARY}_counts", 1, task_keys(world.buffer.run, "math").clock, world.buffer.incarnation
+        library.function_name("counts"), 1, task_keys(world.buffer.run, "math").clock, world.buffer.incarnation
     )
     return int(found[1])
 
@@ -113,13 +113,14 @@ def test_a_run_can_be_restored_twice_where_it_was(any_server: EmbeddedServer, wo
             assert restored.counts("math").ready == 2
 
 
+@pytest.mark.plain_server
 def test_a_server_reads_a_clock_once_and_again_after_a_thousand_others(world: World) -> None:
     world.start()
     client: Any = world.buffer.client
     clock = task_keys(world.buffer.run, "math").clock
 
     def read(key: str) -> None:
-        client.fcall_ro(f"{library.LIBRARY}_readiness", 1, key, world.buffer.incarnation, 1)
+        client.fcall_ro(library.function_name("readiness"), 1, key, world.buffer.incarnation, 1)
 
     def reads() -> int:
         return int(client.info("commandstats")["cmdstat_hgetall"]["calls"])
