@@ -13,6 +13,7 @@ from support.golden_run import golden_run
 AT_ANY_TIME = {
     "expire", "reap", "recycle",  # do what is due now, whoever asks
     "take_production", "report_worker", "report_trainer", "append_round",  # for people, or for a broadcast that is over
+    "mark",  # nothing reads it
     "store_weights",  # by content: in the store once, and never instead of the live ones
 }  # fmt: skip
 """Functions whose copies do what any other role might do at that moment, or change nothing that a run depends on."""

@@ -118,6 +118,20 @@ def test_a_primary_without_the_functions_gets_them(cluster: EmbeddedCluster, wor
     world.check()
 
 
+def test_a_cluster_whose_memory_is_full_takes_results(cluster: EmbeddedCluster, world: World) -> None:
+    world.admit(2)
+    leases = world.lease(2)
+    primaries = world.buffer.servers.primaries()
+    for client in primaries:
+        client.config_set("maxmemory", 1)
+    try:
+        assert world.put(leases) == [PutOutcome.COMPLETED] * 2
+    finally:
+        for client in primaries:
+            client.config_set("maxmemory", 0)
+    world.check()
+
+
 def test_every_primary_must_evict_nothing(cluster: EmbeddedCluster) -> None:
     servers = connect_servers(cluster.url)
     one = servers.primaries()[1]

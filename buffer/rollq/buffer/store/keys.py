@@ -66,11 +66,6 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
-def mark_key(key: str) -> str:
-    """The mark in the slot of `key`."""
-    return key[: key.index("}")] + "}:mark"
-
-
 @dataclass(frozen=True, slots=True)
 class RunKeys:
     """Keys of one run."""

@@ -18,7 +18,7 @@ from redis.retry import Retry
 
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.keys import mark_key
+from rollq.buffer.store.library import function_name
 from rollq.buffer.store.redis_errors import diagnose
 from rollq.buffer.store.servers import Servers
 
@@ -69,7 +69,7 @@ def pipeline(
 class _Line:
     """One connection: what is to be sent is gathered, so that few system calls are needed.
 
-    `mark` is a key of the last function that may have written; None without one.
+    `mark` is the key of the last function that may have written; None without one.
     """
 
     def __init__(self, client: redis.Redis, connection: Any) -> None:
@@ -122,8 +122,9 @@ class _Lines:
         """Send what is gathered, and ask for replicas where functions have run."""
         for line in self._lines.values():
             if line.mark and self._servers.replicas:
-                # WAIT counts writes of this connection alone, and a function that is repeated may write nothing
-                line.send(("SET", line.mark, ""))
+                # WAIT counts writes of this connection alone, and a function that is repeated may write nothing. A
+                # function writes also where memory is full
+                line.send(("FCALL", function_name("mark"), 1, line.mark))
                 line.send(("WAIT", self._servers.replicas, REPLICA_TIMEOUT_MS))
             line.flush()
 
@@ -165,7 +166,7 @@ def _exchange(
         for part in parts:
             line.send(part)
             if part[0] == "FCALL":
-                line.mark = mark_key(key_of(part))
+                line.mark = key_of(part)
         sent.append((line, len(parts) - 1))
     lines.flush()
     replies = [read(index, _reply(line.connection, before)) for index, (line, before) in enumerate(sent)]
