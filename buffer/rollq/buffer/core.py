@@ -135,10 +135,14 @@ class BufferCore(RunStore):
         return Events(self.servers, self.keys.events, self._patience, kinds, prefix)
 
     def memory_fraction(self) -> float:
-        """Used share of `maxmemory`, of the fullest server; 0 without a limit."""
-        return max(
-            self.servers.patiently(lambda: list(map(_memory_fraction, self.servers.primaries())), self._patience)
-        )
+        """Used share of `maxmemory`; 0 without a limit. On a cluster, of the fullest server that has keys of the run or
+        of the tasks that this role knows."""
+        keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
+
+        def fullest() -> float:
+            return max(map(_memory_fraction, {self.servers.of(key) for key in keys}))
+
+        return self.servers.patiently(fullest, self._patience)
 
     def _check_incarnation(self, task: str, found: str | None) -> None:
         if found != self.incarnation:

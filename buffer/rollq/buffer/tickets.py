@@ -40,6 +40,8 @@ TICKET_TTL_S = 24 * 3600
 """Life of a job from when it is enqueued or started: none outlives a worker that was killed with it for longer."""
 MAX_GROUPS = 4096
 ENQUEUE_BATCH = 500
+ASK_TIMEOUT_S = 2.0
+"""How long a server may take to say that it is a node of a cluster."""
 
 
 class TicketSerializer:
@@ -128,14 +130,16 @@ PLAIN = "RQ does not work on a cluster: set [redis] queue_url, or ROLLQ_QUEUE_UR
 def open_queue(url: str, run: str, *, pool: str | None = None, password: str | None = None) -> Queue:
     """The queue of tickets of a run (of one named pool of its workers) on the Redis server at `url`.
 
-    Raises ConfigError for a URL that names no server, and for a cluster, on which RQ does not work. Does not wait for a
-    server that is away.
+    Raises ConfigError for a URL that names no server, and for a cluster, on which RQ does not work. Waits for a server
+    that is away for `ASK_TIMEOUT_S` at most.
     """
     if len(node_urls(url)) > 1:
         raise ConfigError(f"the queue's server {mask_url(url)!r} is a cluster; {PLAIN}")
-    client = open_client(url, password)
-    if _is_in_cluster(client):
+    with open_client(url, password, timeout_s=ASK_TIMEOUT_S) as client:
+        in_cluster = _is_in_cluster(client)
+    if in_cluster:
         raise ConfigError(f"the queue's server {mask_url(url)!r} is a node of a cluster; {PLAIN}")
+    client = open_client(url, password)
     client.set_retry(Retry(NoBackoff(), 0))  # a pop that the driver repeats moves two tickets and reports one
     return Queue(RunKeys(run).queue(pool), connection=client, job_class=TicketJob, serializer=TicketSerializer)
 

@@ -105,8 +105,10 @@ def load_functions(file: Path | None, url: str | None, run_name: str | None) -> 
       export ROLLQ_REDIS_USER=sums-operator ROLLQ_REDIS_PASSWORD_FILE=passwords/operator
       rollq load-functions rollq.toml
     """
+    from rollq.buffer.store.functions import load_library
     from rollq.buffer.store.library import digest, library_name
     from rollq.cli.run_location import find_run
 
-    with find_run(file, url, run_name).buffer():
+    with find_run(file, url, run_name).buffer() as buffer:
+        load_library(buffer.servers)
         click.echo(f"the server has the functions {library_name()}, of the release with digest {digest()}")

@@ -252,7 +252,7 @@ def reply_error(reply: str) -> redis.RedisError:
         ("CLUSTERDOWN The cluster is down", ServerUnavailable, True),
         ("TRYAGAIN Multiple keys request during rehashing of slot", ServerUnavailable, True),
         ("READONLY You can't write against a read only replica.", ServerRefused, True),
-        ("NOREPLICAS Not enough good replicas to write.", ServerRefused, True),
+        ("NOREPLICAS Not enough good replicas to write.", ServerUnavailable, True),
         ("MISCONF Errors writing to the AOF file: No space left on device", ServerRefused, True),
         ("ERR max number of clients reached", ServerUnavailable, True),
         ("OOM command not allowed when used memory > 'maxmemory'.", ServerRefused, False),

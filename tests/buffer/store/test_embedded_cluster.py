@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -65,3 +66,15 @@ def test_a_cluster_on_given_ports_has_them_in_a_row(tmp_path: Path) -> None:
     cluster = EmbeddedCluster(tmp_path, port=7000, replicas=0)
     assert cluster.url == "redis://127.0.0.1:7000,127.0.0.1:7001,127.0.0.1:7002/0"
     assert [node.directives["cluster-port"] for node in cluster.nodes] == ["17000", "17001", "17002"]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"port": 55_530}, "port 55530: the 6 nodes also need those from 65530 on"),
+        ({"bind": "0.0.0.0", "password": "x"}, "bind address '0.0.0.0': nodes name it to clients"),
+    ],
+)
+def test_arguments_that_no_cluster_can_have_are_refused(tmp_path: Path, given: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        EmbeddedCluster(tmp_path, **given)

@@ -17,11 +17,12 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import Status
+from rollq.buffer.store import servers
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_url import check_url, mask_url, node_url, node_urls
-from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.store.server import EmbeddedServer, free_port
 from rollq.buffer.store.servers import connect_servers
 from rollq.buffer.tickets import open_queue
 from support.buffer_run import World
@@ -59,6 +60,7 @@ def test_a_url_names_one_server_or_the_nodes_of_a_cluster() -> None:
     assert node_url(url, "fe80::1", 7003) == "rediss://user:pass@[fe80::1]:7003/0?ssl_ca_certs=ca.crt"
     assert mask_url(url) == "rediss://***@a:7000,b:7001,[::1]:7002/0?ssl_ca_certs=ca.crt"
     assert node_urls("unix:///run/a,b.sock") == ["unix:///run/a,b.sock"]
+    assert len(node_urls("rediss://a:1,b:2/0?ssl_ca_certs=/x@y/ca.pem")) == 2
     assert node_urls("redis://us,er:pa,ss@a:7000/0") == ["redis://us,er:pa,ss@a:7000/0"]
 
 
@@ -66,6 +68,8 @@ def test_a_url_names_one_server_or_the_nodes_of_a_cluster() -> None:
     ("url", "why"),
     [
         ("redis://a:7000,b:7000/3", "a cluster has only database 0"),
+        ("redis://a:7000,b:7000?db=3", "a cluster has only database 0"),
+        ("redis://u:p@a:7000,u:p@b:7000/0", "user and password come once, before the first host"),
         ("redis://a:7000,/0", "needs a host and a port"),
         ("redis://a:7000,b:70000/0", "the port must be 1 to 65535"),
     ],
@@ -98,7 +102,7 @@ def test_a_node_that_is_away_does_not_matter(cluster: EmbeddedCluster) -> None:
 
 
 def test_a_cluster_without_replicas_is_refused(tmp_path: Path) -> None:
-    why = "this primary has no replica, so its groups would be lost with it"
+    why = "no primary has a replica, so a failover would lose groups"
     with EmbeddedCluster(tmp_path, replicas=0) as bare, pytest.raises(ServerRefused, match=why):
         connect_servers(bare.url)
 
@@ -133,15 +137,15 @@ def test_a_cluster_whose_memory_is_full_takes_results(cluster: EmbeddedCluster, 
 
 
 def test_every_primary_must_evict_nothing(cluster: EmbeddedCluster) -> None:
-    servers = connect_servers(cluster.url)
-    one = servers.primaries()[1]
+    found = connect_servers(cluster.url)
+    one = found.primaries()[1]
     one.config_set("maxmemory-policy", "allkeys-lru")
     try:
         with pytest.raises(ServerRefused, match="maxmemory-policy is 'allkeys-lru'"):
             connect_servers(cluster.url)
     finally:
         one.config_set("maxmemory-policy", "noeviction")
-        servers.close()
+        found.close()
 
 
 # -- what happens under load
@@ -260,8 +264,71 @@ def test_a_result_counts_when_a_replica_has_it(cluster: EmbeddedCluster, world: 
         os.kill(replica.pid, signal.SIGSTOP)
         try:
             before = len(worker.put)
-            time.sleep(3)
+            for _ in range(6):
+                time.sleep(0.5)
+                unblock(primary_of(cluster, world))  # as a primary does that becomes a replica
             assert len(worker.put) <= before + 1  # one was on its way
         finally:
             os.kill(replica.pid, signal.SIGCONT)
         worker.puts_more(20)
+
+
+def unblock(server: EmbeddedServer) -> None:
+    """End every WAIT on the server with an error."""
+    with open_client(server.url) as client:
+        for entry in client.client_list():
+            if entry["cmd"] == "wait":
+                client.client_unblock(int(entry["id"]), error=True)
+
+
+def test_a_primary_waits_for_a_replica_that_died_until_none_would_elect_it(
+    cluster: EmbeddedCluster, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with at_work(world) as worker:
+        replica = replica_of(cluster, primary_of(cluster, world))
+        replica.kill()
+        before = len(worker.put)
+        time.sleep(3)
+        assert len(worker.put) <= before + 1
+        monkeypatch.setattr(servers, "GONE_MS", 0)
+        worker.puts_more(20)
+        replica.start()
+
+
+def test_a_role_can_start_while_a_primary_has_no_replica_and_another_shard_is_away(
+    cluster: EmbeddedCluster, world: World
+) -> None:
+    world.admit(2)
+    known = {port_of(world.buffer.servers.of(key)) for key in (world.buffer.keys.info, clock_of(world))}
+    ports = {port_of(client) for client in world.buffer.servers.primaries()}
+    primaries = [node for node in cluster.nodes if node.port in ports]
+    away = next(node for node in primaries if node.port not in known)
+    bare = next(node for node in primaries if node.port in known)
+    for node in (replica_of(cluster, away), away, replica_of(cluster, bare)):
+        node.kill()
+    assert world.buffer.memory_fraction() == 0
+    with Buffer.connect(cluster.url, world.buffer.run) as buffer:
+        assert buffer.counts("math").statuses[Status.PENDING] == 2
+
+
+def clock_of(world: World) -> str:
+    return task_keys(world.buffer.run, "math").clock
+
+
+def test_a_node_that_knows_nothing_is_not_asked_twice(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    directives = {"cluster-enabled": "yes", "cluster-port": str(free_port("127.0.0.1"))}
+    with EmbeddedServer(tmp_path, directives=directives) as empty:
+        url = f"redis://127.0.0.1:{empty.port},127.0.0.1:{cluster.nodes[0].port}/0"
+        for _ in range(8):
+            found = connect_servers(url)
+            assert len(found.primaries()) == 3
+            found.close()
+
+
+def test_a_queue_that_hangs_is_not_waited_for(fresh_server: EmbeddedServer) -> None:
+    assert fresh_server.pid is not None
+    os.kill(fresh_server.pid, signal.SIGSTOP)
+    try:
+        open_queue(fresh_server.url, "run")
+    finally:
+        os.kill(fresh_server.pid, signal.SIGCONT)

@@ -18,6 +18,7 @@ SLOTS = 16384
 """Hash slots of every Redis Cluster."""
 BUS_OFFSET = 10_000
 """From the ports that clients use to those that the nodes use among themselves."""
+LAST_PORT = 65_535
 READY_TIMEOUT_S = 60.0
 LEAST_PRIMARIES = 3
 """With fewer, the others cannot agree that one is dead."""
@@ -46,6 +47,11 @@ class EmbeddedCluster:
     ) -> None:
         if primaries < LEAST_PRIMARIES:
             raise ConfigError(f"a cluster of {primaries} primaries: needs at least {LEAST_PRIMARIES}, to agree on one")
+        nodes = primaries * (1 + replicas)
+        if port is not None and port + BUS_OFFSET + nodes > LAST_PORT:
+            raise ConfigError(f"port {port!r}: the {nodes} nodes also need those from {port + BUS_OFFSET} on")
+        if bind in ("0.0.0.0", "::"):
+            raise ConfigError(f"bind address {bind!r}: nodes name it to clients, so it must be that of this machine")
         self.directory = Path(directory).absolute()
         self.password = password
         self._primaries = primaries
@@ -59,7 +65,7 @@ class EmbeddedCluster:
                 binary=binary,
                 directives=_directives(_port(bind, bus, index), password, node_timeout_ms),
             )
-            for index in range(primaries * (1 + replicas))
+            for index in range(nodes)
         ]
 
     def __enter__(self) -> Self:
@@ -139,7 +145,7 @@ def _directives(bus: int, password: str | None, node_timeout_ms: int) -> dict[st
         "cluster-port": str(bus),
         "cluster-config-file": "nodes.conf",
         "cluster-node-timeout": str(node_timeout_ms),
-        "cluster-require-full-coverage": "no",  # a task's index serves on when a node with payloads is dead
+        "cluster-require-full-coverage": "no",  # the others serve on while one is away
         "repl-diskless-sync-delay": "0",
         **({"masterauth": password} if password else {}),
     }

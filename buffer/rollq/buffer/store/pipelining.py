@@ -20,6 +20,7 @@ from rollq.buffer.log_once import LogOnce
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.library import function_name
 from rollq.buffer.store.redis_errors import diagnose
+from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.servers import Servers
 
 SEND_BYTES = 32 << 10
@@ -131,18 +132,18 @@ class _Lines:
     def confirm(self) -> None:
         """Read the replies about replicas. Raises the driver's error of a server whose replicas lack the data.
 
-        A primary that has no replica left, as after a failover, is believed alone, so that the run continues.
+        A primary that has no replica left, as after a failover, needs none, so that the run continues.
         """
         for line in self._lines.values():
             if line.mark and self._servers.replicas:
-                _read(line.connection)
-                if (count := _read(line.connection)) >= self._servers.replicas:
+                _read(line.connection)  # without the functions it is an error, as the calls are that will be repeated
+                count = _read(line.connection)  # an error when the server has become a replica meanwhile
+                if isinstance(count, int) and count >= self._servers.replicas:
                     continue
-                if _has_replicas(line.connection) or not self._servers.is_primary(line.client, line.mark):
-                    raise driver.ResponseError(f"NOREPLICAS {count} of {self._servers.replicas} replicas have the data")
-                log_once.warning(
-                    "no replica", "a primary of the cluster has no replica: what it acknowledges is on its disk alone"
-                )
+                if _has_replicas(line.connection) or not self._servers.is_alone(line.client, line.mark):
+                    raise driver.ResponseError("NOREPLICAS no replica has the data yet")
+                name = address(line.client)
+                log_once.warning(name, "%s has no replica: what it acknowledges is on its disk alone", name)
 
     def disconnect(self) -> None:
         for line in self._lines.values():

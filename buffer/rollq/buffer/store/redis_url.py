@@ -9,7 +9,7 @@ import redis
 
 from rollq.buffer.errors import ConfigError
 
-_HOSTS = re.compile(r"(?P<before>rediss?://(?:.*@)?)(?P<hosts>[^/?#]*)(?P<after>.*)", re.DOTALL)
+_HOSTS = re.compile(r"(?P<before>rediss?://(?:[^/?#]*@)?)(?P<hosts>[^/?#]*)(?P<after>.*)", re.DOTALL)
 """The hosts of a URL, and what is before and after them."""
 
 
@@ -34,8 +34,10 @@ def check_url(url: str) -> None:
     urls = node_urls(url)
     for one in urls:
         _check_url(one)
-    if len(urls) > 1 and urlsplit(urls[0]).path not in ("", "/", "/0"):
+    if len(urls) > 1 and (urlsplit(urls[0]).path not in ("", "/", "/0") or re.search(r"[?&]db=[^0]", url)):
         raise ConfigError(f"server URL {mask_url(url)!r}: a cluster has only database 0")
+    if re.search(r"://[^/?#]*@[^/?#]*,[^/?#]*@", url):
+        raise ConfigError(f"server URL {mask_url(url)!r}: user and password come once, before the first host")
 
 
 def _check_url(url: str) -> None:

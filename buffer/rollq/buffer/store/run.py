@@ -25,7 +25,10 @@ MEMORY_LIMIT = 0.8
 
 
 class RunStore:
-    """The keys of one run on one server. Thread-safe; holds no state that another process could not rebuild."""
+    """The keys of one run, on one server or on the primaries of a cluster.
+
+    Thread-safe; holds no state that another process could not rebuild.
+    """
 
     def __init__(self, servers: Servers, run: str, patience: Patience | None = None) -> None:
         """Use `connect`. `servers` must answer in bytes."""
@@ -37,14 +40,14 @@ class RunStore:
 
     @classmethod
     def connect(cls, url: str, run: str, *, password: str | None = None, patience: Patience | None = None) -> Self:
-        """Open the buffer of `run` on the server at `url`, and load the functions if the server lacks them.
+        """Open the buffer of `run` on the server or cluster at `url`, and load the functions where they are missing.
 
         Raises `ConfigError` (an invalid run name), `ServerUnavailable`, `ServerRefused`.
         """
-        RunKeys(run)
+        keys = RunKeys(run)
         servers = connect_servers(url, password, connection_name(library_name()))
         try:
-            functions.load_library(servers)
+            functions.load_library(servers, key=keys.info)  # others get it when they are first called
         except BaseException:
             servers.close()
             raise

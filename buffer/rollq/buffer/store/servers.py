@@ -4,8 +4,10 @@ Everything that a function touches has one hash tag, so it is on one server, and
 enough: a cluster only adds the table of which server has which slot.
 """
 
+import logging
 import random
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -18,10 +20,17 @@ import redis
 from redis import exceptions as driver
 from redis.crc import key_slot
 
-from rollq.buffer.errors import ServerRefused
+from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.store.connection import Patience, check_server, connect, open_client, patiently, wait_out
 from rollq.buffer.store.redis_url import address, node_url, node_urls
 
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 5.0
+"""After this long without a byte a primary counts as away, and another may have taken its place."""
+GONE_MS = 180_000.0
+"""More than a replica may be behind to be elected, `cluster-replica-validity-factor` x `cluster-node-timeout`, by
+default 150 s."""
 ASK_TIMEOUT_S = 2.0
 """A node that takes longer to say who has which slot is passed over."""
 
@@ -45,9 +54,9 @@ class Servers(Protocol):
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
         """`do()`, repeated while a server is away; see `connection.patiently`."""
 
-    def is_primary(self, client: redis.Redis, key: str) -> bool:
-        """Whether others say that the server of `client` has `key`. One that was cut off may not know that it has lost
-        it. Raises the driver's error of the last one if none answers."""
+    def is_alone(self, client: redis.Redis, key: str) -> bool:
+        """Whether others say that the server of `client` has `key`, and that no replica may take its place. One that
+        was cut off may not know. Raises the driver's error of the last one if none answers."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -74,7 +83,7 @@ class OneServer:
         """`do()`, repeated while the server is away."""
         return patiently(self._client, do, patience)
 
-    def is_primary(self, client: redis.Redis, key: str) -> bool:
+    def is_alone(self, client: redis.Redis, key: str) -> bool:
         """True: there are no others."""
         del client, key
         return True
@@ -93,6 +102,31 @@ class _Slots(NamedTuple):
     def of(self, key: str) -> redis.Redis | None:
         """The server that has `key`."""
         return self.nodes[bisect_right(self.firsts, key_slot(key.encode())) - 1]
+
+
+class _Node(NamedTuple):
+    """A node as another one sees it. `primary`: the id of the one that it follows."""
+
+    id: str
+    host: str
+    port: int
+    primary: str
+    seen_ms: float
+    slots: Collection[int]
+
+
+def _read_node(asked: str, words: Sequence[str]) -> _Node:
+    """A line of CLUSTER NODES: id, host:port@bus,name, flags, id of its primary, ping and answer in ms, ..., slots."""
+    address, _, name = words[1].partition(",")
+    host, _, port = address.partition("@")[0].rpartition(":")
+    ranges = [word.split("-") for word in words[8:] if not word.startswith("[")]  # those in [] are on their way
+    slots = {slot for first, *last in ranges for slot in range(int(first), int((last or [first])[0]) + 1)}
+    return _Node(words[0], _host(name.partition(",")[0] or host, asked), int(port), words[3], float(words[5]), slots)
+
+
+def _host(announced: str, asked: str) -> str:
+    """The host that a node announces; without one, it is the host that was asked."""
+    return announced if announced not in ("", "?") else asked
 
 
 class Cluster:
@@ -133,45 +167,59 @@ class Cluster:
                 client.close()
 
     def refresh(self) -> None:
-        """Find out which node has which slot, from the first node that answers. Raises the error of the last one."""
-        self._slots = self._ask({*self._clients, *node_urls(self._url)})
+        """Find out which node has which slot, from the first node that knows. Raises the error of the last one."""
+        self._slots = self._ask({*self._clients, *node_urls(self._url)}, self._read_slots, "SLOTS")
 
-    def is_primary(self, client: redis.Redis, key: str) -> bool:
-        """Whether another node says that the server of `client` has `key`."""
-        others = {url for url, other in self._clients.items() if other is not client}
-        return self._ask(others).of(key) is client
+    def is_alone(self, client: redis.Redis, key: str) -> bool:
+        """Whether another node says that the server of `client` has `key`, and that no replica may take its place.
 
-    def _ask(self, urls: Collection[str]) -> _Slots:
-        """The slots, as the first of these nodes says that answers. Raises the error of the last one."""
-        failure: driver.RedisError = driver.ConnectionError("no other node is known")
+        A replica that was away for longer than `GONE_MS` may not: no primary elects one whose data is that old.
+        """
+        others = {url for url, other in list(self._clients.items()) if other is not client}
+        nodes = self._ask(others, self._read_nodes, "NODES")
+        slot = key_slot(key.encode())
+        owner = next((node for node in nodes if slot in node.slots), None)
+        now_ms = time.time() * 1000
+        replicas = [node for node in nodes if owner and node.primary == owner.id and now_ms - node.seen_ms < GONE_MS]
+        return owner is not None and self._client_at(owner.host, owner.port) is client and not replicas
+
+    def _ask(self, urls: Collection[str], read: Callable[[str, Any], T | None], what: str) -> T:
+        """The answer of the first of these nodes that knows. Raises the error of the last one."""
+        failure: driver.RedisError = driver.ClusterDownError("no node knows of any slot")
         for url in random.sample(sorted(urls), len(urls)):  # one that is cut off from the others may answer first
             try:
                 with open_client(url, self._password, timeout_s=ASK_TIMEOUT_S) as client:
-                    ranges = client.execute_command("CLUSTER", "SLOTS")
+                    reply = client.execute_command("CLUSTER", what)
             except driver.RedisError as error:
                 failure = error
             else:
-                return self._read(urlsplit(url).hostname or "", ranges)
+                if found := read(urlsplit(url).hostname or "", reply):
+                    return found
         raise failure
 
     def _try_refresh(self) -> None:
-        with suppress(driver.RedisError):  # the next try says what is wrong
+        with suppress(driver.RedisError, ConfigError):  # the next try says what is wrong
             self.refresh()
 
-    def _read(self, asked: str, ranges: Any) -> _Slots:
+    def _read_slots(self, asked: str, ranges: Any) -> _Slots | None:
         """The answer of the node at host `asked`: first slot, last slot, and the primary, of each range."""
         firsts: list[int] = [0]
         nodes: list[redis.Redis | None] = [None]
         for first, last, (host, port, *_), *_ in sorted(ranges, key=itemgetter(0)):
             firsts += (first, last + 1)
-            nodes += (self._client_at(host.decode() if host else asked, port), None)
-        return _Slots(firsts, nodes)
+            nodes += (self._client_at(_host(host.decode() if host else "", asked), port), None)
+        return _Slots(firsts, nodes) if ranges else None
+
+    def _read_nodes(self, asked: str, text: bytes) -> list[_Node]:
+        """The answer of the node at host `asked`: a line for each node."""
+        nodes = [_read_node(asked, line.split()) for line in text.decode().splitlines()]
+        return nodes if any(node.slots for node in nodes) else []
 
     def _client_at(self, host: str, port: int) -> redis.Redis:
         url = node_url(self._url, host, port)
         with self._lock:
             if url not in self._clients:
-                self._clients[url] = open_client(url, self._password, self._name)
+                self._clients[url] = open_client(url, self._password, self._name, timeout_s=TIMEOUT_S)
             return self._clients[url]
 
 
@@ -214,17 +262,22 @@ def _find_primaries(cluster: Cluster) -> None:
             f"{cluster.address}: {error} - a URL with several hosts names the nodes of a cluster: give the URL of one "
             "host for a plain server"
         ) from error
-    if not cluster.primaries():
-        raise ServerRefused(f"{cluster.address}: no node has slots - `rollq redis --cluster 3` starts a cluster here")
 
 
 def _check_cluster(cluster: Cluster) -> None:
-    patience = Patience(unanswered_s=2.0)
+    """Check the primaries that answer. Raises `ServerRefused`, and `ServerUnavailable` when none answers."""
+    patience, replicas, away = Patience(unanswered_s=2.0), [], []
     for client in cluster.primaries():
-        check_server(client, patience, in_cluster=True)
-        replication = patiently(client, partial(client.info, "replication"), patience)
-        if replication["connected_slaves"] < 1:
-            raise ServerRefused(
-                f"{address(client)}: this primary has no replica, so its groups would be lost with it - add one, as "
-                "with `redis-cli --cluster add-node ... --cluster-slave`"
-            )
+        try:
+            check_server(client, patience, in_cluster=True)
+            replicas.append(patiently(client, partial(client.info, "replication"), patience)["connected_slaves"])
+        except ServerUnavailable as error:
+            log.warning("%s", error)
+            away.append(error)
+    if not replicas:
+        raise away[0]
+    if not any(replicas):
+        raise ServerRefused(
+            f"{cluster.address}: no primary has a replica, so a failover would lose groups - add some, as with "
+            "`redis-cli --cluster add-node ... --cluster-slave`"
+        )
