@@ -190,6 +190,6 @@ def test_every_primary_of_a_cluster_is_examined(tmp_path: Path) -> None:
         found = {(one["subject"], one["check"]): (one["level"], one["message"]) for one in report["findings"]}
         for node in nodes:
             assert found[node, "server"][0] == "ok"
-            assert found[node, "replicas"] == ("ok", "1 replicas; a result counts when one of them has it")
+            assert found[node, "replicas"] == ("ok", "replicas: 1; a result counts when one of them has it")
         cluster.nodes[3].stop()
         assert "this primary has no replica" in " ".join(doctor("--url", cluster.url, "--run", "r").stdout.split())

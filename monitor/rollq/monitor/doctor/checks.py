@@ -104,7 +104,7 @@ def check_replicas(facts: ServerFacts) -> Finding:
     if not replicas:
         message = "this primary has no replica: what it acknowledges is on its disk alone, and is away while it is"
         return _finding("replicas", Level.ERROR, message, f"{facts.cli} cluster nodes")
-    return _finding("replicas", Level.OK, f"{replicas} replicas; a result counts when one of them has it")
+    return _finding("replicas", Level.OK, f"replicas: {replicas}; a result counts when one of them has it")
 
 
 def check_eviction(facts: ServerFacts) -> Finding:
