@@ -53,6 +53,7 @@ SCHEMA_VERSION = 6
 """Version of what a run stores: keys, fields, frames and messages. Releases with the same one may work in one run.
 
 Raise it when roles of the last release could not work with what this one stores, or the other way round.
+All releases with one schema give a clock another `revision` when they write it: servers keep the clocks that they read.
 """
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
