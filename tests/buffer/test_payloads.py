@@ -8,8 +8,9 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import CorruptGroup, EpochMoved, StoreLost
+from rollq.buffer.put_args import GroupArgs, calls_of
 from rollq.buffer.replies import Control, PutOutcome
-from rollq.buffer.rollouts import GroupResult, Lease, SampleStatus, Status
+from rollq.buffer.rollouts import BESIDE, WHOLE, GroupResult, Lease, SampleStatus, Status
 from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
@@ -61,6 +62,15 @@ def test_many_large_results_in_one_call_are_filed_in_order(world: World) -> None
         lease.group_id: text for lease, text in zip(leases, texts, strict=True)
     }
     world.check()
+
+
+def test_a_call_takes_four_times_as_many_bytes_of_payloads() -> None:
+    frame = b"x" * 32_000
+    inline = [GroupArgs([number], {WHOLE: frame}) for number in range(24)]
+    beside = [GroupArgs([number], {BESIDE: b""}, {f"key {number}": 4 * frame}) for number in range(24)]
+    assert [args for args, _ in calls_of(inline)] == [[*range(8)], [*range(8, 16)], [*range(16, 24)]]
+    assert [args for args, _ in calls_of(beside)] == [args for args, _ in calls_of(inline)]
+    assert [len(payloads) for _, payloads in calls_of(beside)] == [8, 8, 8]
 
 
 def test_a_result_that_is_refused_leaves_no_payload(world: World) -> None:
