@@ -1,5 +1,6 @@
 """The embedded cluster: real nodes on this machine."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,16 @@ def test_a_replica_takes_the_place_of_a_primary_that_died(cluster: EmbeddedClust
 
     wait_until(reads)
     dead.start()
+
+
+def test_a_port_that_somebody_took_is_replaced(tmp_path: Path) -> None:
+    cluster = EmbeddedCluster(tmp_path)
+    taken = cluster.nodes[1]
+    port = taken.port
+    assert port is not None
+    with socket.create_server(("127.0.0.1", port)), cluster:
+        assert taken.port != port
+        assert cluster.is_ready()
 
 
 def test_a_cluster_needs_three_primaries(tmp_path: Path) -> None:

@@ -32,16 +32,19 @@ NODE_TIMEOUT_MS = 2000
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), node_timeout_ms=NODE_TIMEOUT_MS) as started:
         yield started
 
 
 @pytest.fixture
+def cluster(shared_cluster: EmbeddedCluster) -> EmbeddedCluster:
+    shared_cluster.start()  # what an earlier test has killed
+    return shared_cluster
+
+
+@pytest.fixture
 def world(cluster: EmbeddedCluster, run_name: str) -> Iterator[World]:
-    for node in cluster.nodes:
-        node.start()  # what an earlier test has killed
-    cluster.start()
     with Buffer.connect(cluster.url, run_name, patience=Patience(unanswered_s=60, unready_s=60)) as buffer:
         yield World(buffer).start(math={"lease_s": 300})
 

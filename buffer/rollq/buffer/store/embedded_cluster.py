@@ -11,8 +11,8 @@ from typing import Any, Self
 import redis
 from redis import exceptions as driver
 
-from rollq.buffer.errors import ConfigError, ServerUnavailable
-from rollq.buffer.store.server import EmbeddedServer, free_port
+from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
+from rollq.buffer.store.server import PORT_TRIES, EmbeddedServer, free_port
 
 SLOTS = 16384
 """Hash slots of every Redis Cluster."""
@@ -55,6 +55,7 @@ class EmbeddedCluster:
         self.directory = Path(directory).absolute()
         self.password = password
         self._primaries = primaries
+        self._chooses_ports = port is None
         bus = None if port is None else port + BUS_OFFSET
         self.nodes: Sequence[EmbeddedServer] = [
             EmbeddedServer(
@@ -91,7 +92,7 @@ class EmbeddedCluster:
         """
         try:
             for node in self.nodes:
-                node.start()
+                self._start(node)
             with ExitStack() as stack:
                 clients = [stack.enter_context(self._client(node)) for node in self.nodes]
                 if int(_cluster_info(clients[0])["cluster_slots_assigned"]) < SLOTS:
@@ -100,6 +101,18 @@ class EmbeddedCluster:
         except BaseException:
             self.stop()
             raise
+
+    def _start(self, node: EmbeddedServer) -> None:
+        """Start a node; on other ports if somebody took those that were chosen for it, and the caller gave none."""
+        for tries_left in reversed(range(PORT_TRIES if self._chooses_ports else 1)):
+            try:
+                node.start()
+                return
+            except PortTaken:
+                if not tries_left:
+                    raise
+                node.port = free_port(node.bind)
+                node.directives["cluster-port"] = str(free_port(node.bind))
 
     def is_ready(self) -> bool:
         """Whether all nodes see each other, serve all slots, and have a primary's data."""

@@ -6,7 +6,6 @@ not. Functions with large arguments and reads of large values go this way.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +26,9 @@ SEND_BYTES = 32 << 10
 """Smaller commands are sent together."""
 REPLICA_TIMEOUT_MS = 1000
 """How long to wait for a replica before the call is repeated."""
+
+RETRY = Retry(NoBackoff(), 1, supported_errors=(driver.ConnectionError,))
+"""Replaces a pooled connection that died unnoticed, at once. Everything longer is for `Servers.patiently`."""
 
 log_once = LogOnce(logging.getLogger(__name__))
 
@@ -55,13 +57,15 @@ def pipeline(
     """
 
     def do() -> list[T]:
-        with ExitStack() as stack:
-            lines = _Lines(servers, stack)
-            retry = Retry(NoBackoff(), 1, supported_errors=(driver.ConnectionError,))
+        lines = _Lines(servers)
+        try:
             talk = partial(_exchange, lines, commands, read)
-            # a pooled connection that died unnoticed is replaced at once; everything longer is for `patiently`
-            replies: list[T] = retry.call_with_retry(talk, lambda _: lines.disconnect())
-            lines.are_free = True
+            replies: list[T] = RETRY.call_with_retry(talk, lambda _: lines.disconnect())
+        except BaseException:
+            lines.disconnect()  # replies may be on their way that nobody waits for
+            raise
+        finally:
+            lines.release()
         return replies
 
     return servers.patiently(do, patience)
@@ -105,18 +109,14 @@ class _Line:
 class _Lines:
     """A connection to each server that has a key, taken from its pool when it is first needed."""
 
-    def __init__(self, servers: Servers, stack: ExitStack) -> None:
+    def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._stack = stack
         self._lines: dict[redis.Redis, _Line] = {}
-        self.are_free = False  # set when no reply is on its way any more
 
     def of(self, key: str) -> _Line:
         client = self._servers.of(key)
         if client not in self._lines:
-            connection = client.connection_pool.get_connection()
-            self._stack.callback(self._give_back, client.connection_pool, connection)
-            self._lines[client] = _Line(client, connection)
+            self._lines[client] = _Line(client, client.connection_pool.get_connection())
         return self._lines[client]
 
     def flush(self) -> None:
@@ -149,10 +149,9 @@ class _Lines:
         for line in self._lines.values():
             line.disconnect()
 
-    def _give_back(self, pool: Any, connection: Any) -> None:
-        if not self.are_free:
-            connection.disconnect()
-        pool.release(connection)
+    def release(self) -> None:
+        for line in self._lines.values():
+            line.client.connection_pool.release(line.connection)
 
 
 def _exchange(
