@@ -298,6 +298,24 @@ def test_a_primary_waits_for_a_replica_that_died_until_none_would_elect_it(
         replica.start()
 
 
+NODES = """\
+a1 10.0.0.1:7000@17000,first.example master - 0 1000000 1 connected 0-5460 5470
+a2 10.0.0.2:7000@17000 myself,slave a1 0 0 1 connected
+a3 :0@0 slave,fail,noaddr a1 0 1000 1 disconnected
+b1 ::1:7001@17001 master - 0 999000 2 connected 5461-5469 [5470->-a1]
+"""
+
+
+def test_the_nodes_of_a_cluster_are_read() -> None:
+    found = [servers._read_node("asked", line.split()) for line in NODES.splitlines()]
+    assert [(node.host, node.port, node.primary, node.seen_ms, len(node.slots)) for node in found] == [
+        ("first.example", 7000, "-", 1000000, 5462),
+        ("10.0.0.2", 7000, "a1", float("inf"), 0),
+        ("asked", 0, "a1", 1000, 0),
+        ("::1", 7001, "-", 999000, 9),
+    ]
+
+
 def test_a_role_can_start_while_a_primary_has_no_replica_and_another_shard_is_away(
     cluster: EmbeddedCluster, world: World
 ) -> None:

@@ -5,9 +5,9 @@ enough: a cluster only adds the table of which server has which slot.
 """
 
 import logging
+import math
 import random
 import threading
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -105,7 +105,8 @@ class _Slots(NamedTuple):
 
 
 class _Node(NamedTuple):
-    """A node as another one sees it. `primary`: the id of the one that it follows."""
+    """A node as another one sees it. `primary`: the id of the one that it follows. `seen_ms`: when it last answered, by
+    the clock of the other; infinity for that one itself."""
 
     id: str
     host: str
@@ -121,7 +122,8 @@ def _read_node(asked: str, words: Sequence[str]) -> _Node:
     host, _, port = address.partition("@")[0].rpartition(":")
     ranges = [word.split("-") for word in words[8:] if not word.startswith("[")]  # those in [] are on their way
     slots = {slot for first, *last in ranges for slot in range(int(first), int((last or [first])[0]) + 1)}
-    return _Node(words[0], _host(name.partition(",")[0] or host, asked), int(port), words[3], float(words[5]), slots)
+    seen_ms = math.inf if "myself" in words[2].split(",") else float(words[5])
+    return _Node(words[0], _host(name.partition(",")[0] or host, asked), int(port), words[3], seen_ms, slots)
 
 
 def _host(announced: str, asked: str) -> str:
@@ -179,9 +181,10 @@ class Cluster:
         nodes = self._ask(others, self._read_nodes, "NODES")
         slot = key_slot(key.encode())
         owner = next((node for node in nodes if slot in node.slots), None)
-        now_ms = time.time() * 1000
-        replicas = [node for node in nodes if owner and node.primary == owner.id and now_ms - node.seen_ms < GONE_MS]
-        return owner is not None and self._client_at(owner.host, owner.port) is client and not replicas
+        if owner is None or self._client_at(owner.host, owner.port) is not client:
+            return False
+        newest_ms = max(node.seen_ms for node in nodes if node.seen_ms < math.inf)  # by the clock of the asked node
+        return all(newest_ms - node.seen_ms > GONE_MS for node in nodes if node.primary == owner.id)
 
     def _ask(self, urls: Collection[str], read: Callable[[str, Any], T | None], what: str) -> T:
         """The answer of the first of these nodes that knows. Raises the error of the last one."""
