@@ -126,7 +126,8 @@ class _Lines:
                 # WAIT counts writes of this connection alone, and a function that is repeated may write nothing. A
                 # function writes also where memory is full
                 line.send(("FCALL", function_name("mark"), 1, line.mark))
-                line.send(("WAIT", self._servers.replicas, REPLICA_TIMEOUT_MS))
+                timeout_ms = 1 if self._servers.was_alone(line.client) else REPLICA_TIMEOUT_MS
+                line.send(("WAIT", self._servers.replicas, timeout_ms))
             line.flush()
 
     def confirm(self) -> None:
@@ -140,7 +141,8 @@ class _Lines:
                 count = _read(line.connection)  # an error when the server has become a replica meanwhile
                 if isinstance(count, int) and count >= self._servers.replicas:
                     continue
-                if _has_replicas(line.connection) or not self._servers.is_alone(line.client, line.mark):
+                has_replicas = _has_replicas(line.connection)
+                if not self._servers.is_alone(line.client, line.mark, has_replicas=has_replicas):
                     raise driver.ResponseError("NOREPLICAS no replica has the data yet")
                 name = address(line.client)
                 log_once.warning(name, "%s has no replica: what it acknowledges is on its disk alone", name)

@@ -8,6 +8,7 @@ import logging
 import math
 import random
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -31,6 +32,10 @@ TIMEOUT_S = 5.0
 GONE_MS = 180_000.0
 """More than a replica may be behind to be elected, `cluster-replica-validity-factor` x `cluster-node-timeout`, by
 default 150 s."""
+ASK_AGAIN_S = 1.0
+"""How often others are asked whether a primary is still alone."""
+ALONE_S = 10.0
+"""For this long, a primary that was alone is not given the time for a replica."""
 ASK_TIMEOUT_S = 2.0
 """A node that takes longer to say who has which slot is passed over."""
 
@@ -54,9 +59,12 @@ class Servers(Protocol):
     def patiently(self, do: Callable[[], T], patience: Patience) -> T:
         """`do()`, repeated while a server is away; see `connection.patiently`."""
 
-    def is_alone(self, client: redis.Redis, key: str) -> bool:
-        """Whether others say that the server of `client` has `key`, and that no replica may take its place. One that
-        was cut off may not know. Raises the driver's error of the last one if none answers."""
+    def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
+        """Whether no replica follows the server of `client`, and others say that it has `key`, and that no replica may
+        take its place. One that was cut off may not know. Raises the driver's error of the last one if none answers."""
+
+    def was_alone(self, client: redis.Redis) -> bool:
+        """Whether the server of `client` was alone a moment ago, so that it need not be waited for."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -83,9 +91,14 @@ class OneServer:
         """`do()`, repeated while the server is away."""
         return patiently(self._client, do, patience)
 
-    def is_alone(self, client: redis.Redis, key: str) -> bool:
+    def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
         """True: there are no others."""
-        del client, key
+        del client, key, has_replicas
+        return True
+
+    def was_alone(self, client: redis.Redis) -> bool:
+        """True: there are no others."""
+        del client
         return True
 
     def close(self) -> None:
@@ -143,6 +156,7 @@ class Cluster:
         self._name = name
         self._lock = threading.Lock()
         self._clients: dict[str, redis.Redis] = {}  # by the URL of a node; they stay, since others may use them
+        self._alone_s: dict[redis.Redis, float] = {}  # when a primary was last found to be alone
         self._slots = _Slots((0,), (None,))
         named = [address(open_client(one, password)) for one in node_urls(url)]
         self.address = f"cluster at {named[0]} and {len(named) - 1} others"
@@ -172,11 +186,24 @@ class Cluster:
         """Find out which node has which slot, from the first node that knows. Raises the error of the last one."""
         self._slots = self._ask({*self._clients, *node_urls(self._url)}, self._read_slots, "SLOTS")
 
-    def is_alone(self, client: redis.Redis, key: str) -> bool:
-        """Whether another node says that the server of `client` has `key`, and that no replica may take its place.
+    def is_alone(self, client: redis.Redis, key: str, *, has_replicas: bool) -> bool:
+        """Whether no replica follows the server of `client`, and another node says that it has `key`, and that no
+        replica may take its place.
 
         A replica that was away for longer than `GONE_MS` may not: no primary elects one whose data is that old.
         """
+        now_s = time.monotonic()
+        if not has_replicas and now_s - self._alone_s.get(client, -math.inf) < ASK_AGAIN_S:
+            return True
+        alone = not has_replicas and self._finds_alone(client, key)
+        self._alone_s[client] = now_s if alone else -math.inf
+        return alone
+
+    def was_alone(self, client: redis.Redis) -> bool:
+        """Whether the server of `client` was found to be alone within the last `ALONE_S`."""
+        return time.monotonic() - self._alone_s.get(client, -math.inf) < ALONE_S
+
+    def _finds_alone(self, client: redis.Redis, key: str) -> bool:
         others = {url for url, other in list(self._clients.items()) if other is not client}
         nodes = self._ask(others, self._read_nodes, "NODES")
         slot = key_slot(key.encode())
