@@ -124,7 +124,7 @@ class TicketJob(Job):
         return ticket
 
 
-PLAIN = "RQ does not work on a cluster: set [redis] queue_url, or ROLLQ_QUEUE_URL, to a plain server"
+NOT_ON_A_CLUSTER = "RQ does not work on a cluster: set [redis] queue_url, or ROLLQ_QUEUE_URL, to a plain server"
 
 
 def open_queue(url: str, run: str, *, pool: str | None = None, password: str | None = None) -> Queue:
@@ -134,11 +134,11 @@ def open_queue(url: str, run: str, *, pool: str | None = None, password: str | N
     that is away for `ASK_TIMEOUT_S` at most.
     """
     if len(node_urls(url)) > 1:
-        raise ConfigError(f"the queue's server {mask_url(url)!r} is a cluster; {PLAIN}")
+        raise ConfigError(f"the queue's server {mask_url(url)!r} is a cluster; {NOT_ON_A_CLUSTER}")
     with open_client(url, password, timeout_s=ASK_TIMEOUT_S) as client:
         in_cluster = _is_in_cluster(client)
     if in_cluster:
-        raise ConfigError(f"the queue's server {mask_url(url)!r} is a node of a cluster; {PLAIN}")
+        raise ConfigError(f"the queue's server {mask_url(url)!r} is a node of a cluster; {NOT_ON_A_CLUSTER}")
     client = open_client(url, password)
     client.set_retry(Retry(NoBackoff(), 0))  # a pop that the driver repeats moves two tickets and reports one
     return Queue(RunKeys(run).queue(pool), connection=client, job_class=TicketJob, serializer=TicketSerializer)

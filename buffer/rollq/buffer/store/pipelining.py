@@ -57,21 +57,21 @@ def pipeline(
     """
 
     def do() -> list[T]:
-        lines = _Lines(servers)
+        connections = _Connections(servers)
         try:
-            talk = partial(_exchange, lines, commands, read)
-            replies: list[T] = RETRY.call_with_retry(talk, lambda _: lines.disconnect())
+            talk = partial(_exchange, connections, commands, read)
+            replies: list[T] = RETRY.call_with_retry(talk, lambda _: connections.disconnect())
         except BaseException:
-            lines.disconnect()  # replies may be on their way that nobody waits for
+            connections.disconnect()  # replies may be on their way that nobody waits for
             raise
         finally:
-            lines.release()
+            connections.release()
         return replies
 
     return servers.patiently(do, patience)
 
 
-class _Line:
+class _Connection:
     """One connection: what is to be sent is gathered, so that few system calls are needed.
 
     `mark` is the key of the last function that may have written; None without one.
@@ -79,16 +79,16 @@ class _Line:
 
     def __init__(self, client: redis.Redis, connection: Any) -> None:
         self.client = client
-        self.connection = connection
+        self.raw = connection
         self.mark: str | None = None
         self._packed: list[bytes] = []
         self._size_bytes = 0
 
     def send(self, command: Command) -> None:
-        for piece in _pack(self.connection, command):
+        for piece in _pack(self.raw, command):
             if len(piece) >= SEND_BYTES:
                 self.flush()
-                self.connection.send_packed_command([piece])  # not copied
+                self.raw.send_packed_command([piece])  # not copied
             else:
                 self._packed.append(piece)
                 self._size_bytes += len(piece)
@@ -97,82 +97,82 @@ class _Line:
 
     def flush(self) -> None:
         if self._packed:
-            self.connection.send_packed_command([b"".join(self._packed)])
+            self.raw.send_packed_command([b"".join(self._packed)])
         self._packed, self._size_bytes = [], 0
 
     def disconnect(self) -> None:
         """Begin again, with a new connection."""
         self._packed, self._size_bytes = [], 0
-        self.connection.disconnect()
+        self.raw.disconnect()
 
 
-class _Lines:
+class _Connections:
     """A connection to each server that has a key, taken from its pool when it is first needed."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._lines: dict[redis.Redis, _Line] = {}
+        self._by_server: dict[redis.Redis, _Connection] = {}
 
-    def of(self, key: str) -> _Line:
+    def of(self, key: str) -> _Connection:
         client = self._servers.of(key)
-        if client not in self._lines:
-            self._lines[client] = _Line(client, client.connection_pool.get_connection())
-        return self._lines[client]
+        if client not in self._by_server:
+            self._by_server[client] = _Connection(client, client.connection_pool.get_connection())
+        return self._by_server[client]
 
     def flush(self) -> None:
         """Send what is gathered, and ask for replicas where functions have run."""
-        for line in self._lines.values():
-            if line.mark and self._servers.replicas:
+        for connection in self._by_server.values():
+            if connection.mark and self._servers.replicas:
                 # WAIT counts writes of this connection alone, and a function that is repeated may write nothing. A
                 # function writes also where memory is full
-                line.send(("FCALL", function_name("mark"), 1, line.mark))
-                timeout_ms = 1 if self._servers.was_alone(line.client) else REPLICA_TIMEOUT_MS
-                line.send(("WAIT", self._servers.replicas, timeout_ms))
-            line.flush()
+                connection.send(("FCALL", function_name("mark"), 1, connection.mark))
+                timeout_ms = 1 if self._servers.was_alone(connection.client) else REPLICA_TIMEOUT_MS
+                connection.send(("WAIT", self._servers.replicas, timeout_ms))
+            connection.flush()
 
     def confirm(self) -> None:
         """Read the replies about replicas. Raises the driver's error of a server whose replicas lack the data.
 
         A primary that has no replica left, as after a failover, needs none, so that the run continues.
         """
-        for line in self._lines.values():
-            if line.mark and self._servers.replicas:
-                _read(line.connection)  # without the functions it is an error, as the calls are that will be repeated
-                count = _read(line.connection)  # an error when the server has become a replica meanwhile
+        for connection in self._by_server.values():
+            if connection.mark and self._servers.replicas:
+                _read(connection.raw)  # without the functions it is an error, as the calls are that will be repeated
+                count = _read(connection.raw)  # an error when the server has become a replica meanwhile
                 if isinstance(count, int) and count >= self._servers.replicas:
                     continue
-                has_replicas = _has_replicas(line.connection)
-                if not self._servers.is_alone(line.client, line.mark, has_replicas=has_replicas):
+                has_replicas = _has_replicas(connection.raw)
+                if not self._servers.is_alone(connection.client, connection.mark, has_replicas=has_replicas):
                     raise driver.ResponseError("NOREPLICAS no replica has the data yet")
-                name = address(line.client)
+                name = address(connection.client)
                 log_once.warning(name, "%s has no replica: what it acknowledges is on its disk alone", name)
 
     def disconnect(self) -> None:
-        for line in self._lines.values():
-            line.disconnect()
+        for connection in self._by_server.values():
+            connection.disconnect()
 
     def release(self) -> None:
-        for line in self._lines.values():
-            line.client.connection_pool.release(line.connection)
+        for connection in self._by_server.values():
+            connection.client.connection_pool.release(connection.raw)
 
 
 def _exchange(
-    lines: _Lines, commands: Callable[[], Iterable[Command | Transaction]], read: Callable[[int, Any], T]
+    connections: _Connections, commands: Callable[[], Iterable[Command | Transaction]], read: Callable[[int, Any], T]
 ) -> list[T]:
-    sent: list[tuple[_Line, int]] = []  # of each command, its line and the replies that come before its own
+    sent: list[tuple[_Connection, int]] = []  # of each command, its connection and the replies that come before its own
     for command in commands():
         parts = command.commands if isinstance(command, Transaction) else [command]
-        line = lines.of(key_of(parts[0]))
+        connection = connections.of(key_of(parts[0]))
         if isinstance(command, Transaction):
             parts = [("MULTI",), *parts, ("EXEC",)]
         for part in parts:
-            line.send(part)
+            connection.send(part)
             if part[0] == "FCALL":
-                line.mark = key_of(part)
-        sent.append((line, len(parts) - 1))
-    lines.flush()
-    replies = [read(index, _reply(line.connection, before)) for index, (line, before) in enumerate(sent)]
-    lines.confirm()
+                connection.mark = key_of(part)
+        sent.append((connection, len(parts) - 1))
+    connections.flush()
+    replies = [read(index, _reply(connection.raw, before)) for index, (connection, before) in enumerate(sent)]
+    connections.confirm()
     return replies
 
 

@@ -3,7 +3,7 @@
 -- KEYS: clock or run
 -- ARGV: none
 -- Returns: 1
--- Caller: _Lines.flush; every role, and a restore
+-- Caller: _Connections.flush; every role, and a restore
 -- Repeat: writes the same
 local function mark(keys, _)
   redis.call('SET', string.match(keys[1], '^.*:') .. 'mark', '')
