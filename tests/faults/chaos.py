@@ -7,14 +7,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import redis
-from redis.crc import key_slot
 
 from faults import processes
 from faults.checker import Rules, Violation, check
@@ -25,9 +23,8 @@ from faults.processes import LIGHT, Load, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
 from rollq.buffer.store.embedded_cluster import EmbeddedCluster
 from rollq.buffer.store.server import EmbeddedServer
-from rollq.buffer.store.servers import connect_servers
+from support.cluster_nodes import move_slot
 from support.proxy import Proxy, Verdict
-from support.waiting import wait_until
 
 PRODUCERS = ("producer0", "producer1")
 RANK_NAMES = tuple(f"{TRAINER}{rank}" for rank in range(RANKS))
@@ -221,7 +218,7 @@ class Chaos:
             os.kill(node.pid, signal.SIGCONT)
         elif fault.kind == "move":
             task = self._random.choice(sorted(self._scene.load.batch))
-            move_slot(cluster, key_slot(f"{self._run}:{task}".encode()), self._random)
+            move_slot(cluster, f"{{{self._run}:{task}}}", self._random)
 
     def _replicate(self) -> None:
         """Start a replica of the server, and wait until it has everything."""
@@ -351,29 +348,6 @@ class Chaos:
         with redis.Redis.from_url(self._server.url) as client:
             client.config_set("appendfsync", self._scene.fsync)
             client.config_set("repl-diskless-sync-delay", 0)  # it would wait 5 s for further replicas
-
-
-def move_slot(cluster: EmbeddedCluster, slot: int, rng: random.Random) -> None:
-    """Move a slot from the primary that has it to another one, and wait for that."""
-    servers = connect_servers(cluster.url)
-    with closing(servers):
-        ids = {ask(client, "MYID"): client for client in servers.primaries()}
-        (owner,) = [
-            node[2] for first, last, node, *_ in ask(next(iter(ids.values())), "SLOTS") if first <= slot <= last
-        ]
-        target = rng.choice(sorted(set(ids) - {owner}))
-        ask(ids[owner], "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.decode())
-        wait_until(lambda: _is_over(ask(ids[owner], "GETSLOTMIGRATIONS")[0]))
-
-
-def _is_over(migration: Sequence[Any]) -> bool:
-    """Whether a move of slots has ended, well or not. The server lists it as names and values."""
-    return dict(zip(migration[::2], migration[1::2], strict=True))[b"state"] in (b"success", b"failed", b"cancelled")
-
-
-def ask(client: Any, *command: Any) -> Any:
-    """The reply of a CLUSTER command."""
-    return client.execute_command("CLUSTER", *command)
 
 
 def run_chaos(scene: Scene, folder: Path) -> Outcome:
