@@ -23,8 +23,8 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.monitor.doctor.examine import measured_tasks
 from rollq.monitor.doctor.sizing import live_groups, used_bytes
-from rollq.monitor.doctor.units import in_words
 from rollq.monitor.tables import aligned
+from rollq.monitor.units import in_words
 
 BATCH = 64
 CHECKPOINT_EVERY = 5

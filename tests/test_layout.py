@@ -22,7 +22,7 @@ MAY_IMPORT = {
 READING_ORDER = {
     "workers": ("run", "groups", "agents", "judging", "weight_follower", "engines", "http"),
     "consumer": ("trainer", "consumer", "batch", "weights"),
-    "buffer": ("buffer", "snapshots", "query", "weights", "core", "store", "wire", "errors"),
+    "buffer": ("buffer", "snapshots", "query", "weights", "core", "payloads", "store", "wire", "errors"),
 }
 """The rooms of a package in the order in which to read them; a room may import only from those after it."""
 MOST_FLOORS = {"workers": 7}

@@ -19,7 +19,7 @@ from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from support.any_server import AnyServer
-from support.buffer_run import World, make_sample
+from support.buffer_run import World, make_sample, payloads_in
 from support.function_names import FUNCTION_NAMES
 from support.golden_run import golden_run
 from support.late_copies import name_of
@@ -63,11 +63,12 @@ def large(lease: Lease) -> GroupResult:
 
 
 def test_every_call_of_a_run_loads_what_is_missing(any_server: AnyServer, tmp_path: Path) -> None:
-    with ForgetfulBuffer.connect(any_server.url, "run") as buffer:
+    payloads = payloads_in(tmp_path / "payloads")
+    with ForgetfulBuffer.connect(any_server.url, "run", payloads=payloads) as buffer:
         world = World(buffer)
         for _ in golden_run(world, tmp_path):
             world.check()
-        with ForgetfulBuffer.connect(any_server.url, "restored") as restored:
+        with ForgetfulBuffer.connect(any_server.url, "restored", payloads=payloads) as restored:
             restored.restore(tmp_path / "saved")
             restored.reap("math")
             called = buffer.called | restored.called

@@ -1,4 +1,4 @@
-"""Frames that are too large for a function: separate keys, which come and go with their group."""
+"""Frames that are too large for a function: keys in the slot of their task, which come and go with their group."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +18,8 @@ from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 
 LARGE = "y" * (MOST_INLINE_BYTES + 1)
+
+pytestmark = pytest.mark.plain_server  # on a cluster, payloads are away: see test_payloads_away.py
 
 
 def payloads(buffer: Buffer, task: str = "math") -> set[str]:
@@ -134,7 +136,29 @@ def test_a_call_of_another_epoch_leaves_no_payload_and_spares_a_live_one(world: 
 def test_a_result_without_the_payload_that_it_names_is_refused(world: World) -> None:
     world.start().admit(1)
     (lease,) = world.lease(1)
-    numbers = [lease.group_id, 1, lease.nonce, "cc", "0,0", 0, 0, 0, 1.0, 2, 6, 6, 10, "", 1, 2, 6, "", "beside", ""]
+    numbers = [
+        lease.group_id,
+        1,
+        lease.nonce,
+        "cc",
+        "0,0",
+        0,
+        0,
+        0,
+        1.0,
+        2,
+        6,
+        6,
+        10,
+        "",
+        1,
+        2,
+        6,
+        50_000,
+        "",
+        "beside",
+        "",
+    ]
     with pytest.raises(Exception, match="a payload that was set"):
         world.buffer.call_task("put", "math", world.held.epoch, *numbers)
     assert world.statuses() == {"running": 1}

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from rollq.buffer.advantages import AdvantageSettings
-from rollq.buffer.settings import RedisSettings
+from rollq.buffer.settings import PayloadSettings, RedisSettings
 from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.settings_file import load_settings
 from rollq.cli.shared_batch import BatchSettings
@@ -22,6 +22,7 @@ from rollq.workers.settings import WorkerSettings
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rollq.toml"
 SECTIONS: dict[str, type[BaseModel]] = {
     "redis": RedisSettings,
+    "payloads": PayloadSettings,
     "tasks.sum": TaskSettings,
     "producer": ProducerSettings,
     "worker": WorkerSettings,

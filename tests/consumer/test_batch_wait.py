@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import Clock, Control, Counts, Shortfall
 from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
@@ -83,7 +84,7 @@ RUNNING, PENDING = {Status.RUNNING: 1}, {Status.PENDING: 1}
 def test_xm03_the_outlook_of_a_step_that_is_short(
     shortfall: Shortfall, found: Sequence[Counts], memory: float, expected: Outlook
 ) -> None:
-    assert outlook(shortfall, found, memory) is expected
+    assert outlook(shortfall, found, Fullness(memory)) is expected
 
 
 @pytest.mark.parametrize(
@@ -124,26 +125,26 @@ def test_xm03_the_outlook_of_a_step_that_is_short(
     ],
 )
 def test_the_reason_follows_from_the_counts(shortfall: Shortfall, found: Counts, workers: int, reason: str) -> None:
-    text = explain_wait(shortfall, [found], {f"w{number}": {} for number in range(workers)})
+    text = explain_wait(shortfall, [found], {f"w{number}": {} for number in range(workers)}, Fullness())
     assert text.startswith("no batch for step 5:\n  task 'math': ")
     assert text.rpartition("ready: ")[2] == reason.rpartition("ready: ")[2]
 
 
 def test_every_task_is_listed_with_its_counts() -> None:
     found = counts({Status.COMPLETED: 9, Status.FAILED: 1})
-    text = explain_wait(Shortfall(5, {"code": 0}, {"code": 4}), [found], {"w0": {}})
+    text = explain_wait(Shortfall(5, {"code": 0}, {"code": 4}), [found], {"w0": {}}, Fullness())
     assert text == "no batch for step 5:\n  task 'math': completed 9, failed 1; it has enough"
-    assert "task 'math': nothing scheduled; 3 of 8 ready" in explain_wait(SHORT, [counts()], {"w0": {}})
+    assert "task 'math': nothing scheduled; 3 of 8 ready" in explain_wait(SHORT, [counts()], {"w0": {}}, Fullness())
 
 
 def test_workers_that_refuse_weights_say_why() -> None:
     why = "weights of version 4 refused: too large"
     workers: dict[str, dict[str, str | None]] = {"w0": {"refused_weights": None}, "w1": {"refused_weights": why}}
-    text = explain_wait(SHORT, [counts({Status.PENDING: 2})], workers)
+    text = explain_wait(SHORT, [counts({Status.PENDING: 2})], workers, Fullness())
     assert text.splitlines()[2:] == [f"  w1: {why}"]
 
 
 @pytest.mark.parametrize(("fraction", "named"), [(0.79, False), (0.8, True), (0.95, True)])
 def test_a_full_server_is_named_as_the_reason(fraction: float, named: bool) -> None:
-    text = explain_wait(SHORT, [counts()], {"w0": {}}, fraction)
+    text = explain_wait(SHORT, [counts()], {"w0": {}}, Fullness(fraction))
     assert (f"the server's memory is full to {fraction:.0%} of maxmemory" in text) is named

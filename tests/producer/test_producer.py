@@ -8,6 +8,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidPrompt, StoreLost
+from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import BatchState, Control
 from rollq.buffer.rollouts import SampleStatus, Status
 from rollq.buffer.store.server import EmbeddedServer
@@ -72,7 +73,7 @@ def test_a_paused_task_names_its_control_as_the_commands_do(server_url: str, run
         begin(buffer)
         buffer.set_control(TASK, Control.PAUSE, "by hand")
         counts = buffer.counts(TASK)
-        made = plan_production(ProducerSettings(), counts.clock.rules, task_state(counts), 0.0)
+        made = plan_production(ProducerSettings(), counts.clock.rules, task_state(counts), Fullness())
         assert made.reason == "the task is set to 'pause': by hand"
 
 

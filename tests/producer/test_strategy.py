@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rollq.buffer.fullness import Fullness
 from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
 from rollq.producer.settings import ProducerSettings
@@ -51,14 +52,14 @@ def outcomes(seen: int, kept: int) -> TaskState:
 def test_xp01_xp03_room_is_what_the_cumulative_target_leaves(
     settings: ProducerSettings, rule: TaskRules, now: TaskState, room: int
 ) -> None:
-    made = plan_production(settings, rule, now, 0.0)
+    made = plan_production(settings, rule, now, Fullness())
     assert max(0, made.room) == room
 
 
 def test_xp02_the_budget_of_oversampling_is_a_share_of_the_batch_beyond_the_target() -> None:
     """Target 10, 9 available, batch 4, over_sample 1.0: 5 launches, 14 in total."""
     rule = rules(4, staleness=1, schedule=[(2, 6)])
-    made = plan_production(ProducerSettings(over_sample=1.0), rule, state(completed=9), 0.0)
+    made = plan_production(ProducerSettings(over_sample=1.0), rule, state(completed=9), Fullness())
     assert (made.target, made.room, made.last_step) == (14, 5, 2)
 
 
@@ -125,8 +126,8 @@ def test_what_is_outstanding_is_a_sum() -> None:
 
 def test_xp04_a_tail_batch_is_not_oversampled() -> None:
     settings, rule = ProducerSettings(over_sample=1.0), rules(4, tail_batch_trigger_size=3)
-    assert plan_production(settings, rule, state(expired=2), 0.0).target == 8
-    assert plan_production(settings, rule, state(expired=3), 0.0).target == 4
+    assert plan_production(settings, rule, state(expired=2), Fullness()).target == 8
+    assert plan_production(settings, rule, state(expired=3), Fullness()).target == 4
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_sync_refuses_an_oversampling_budget() -> None:
 @pytest.mark.parametrize("threshold", [1, 2, 3, 6])
 def test_xp05_no_step_past_the_run_ahead_bound_is_scheduled(version: int, threshold: int) -> None:
     rule = rules(3, staleness=threshold - 1)
-    made = plan_production(ASYNC, rule, state(version=version), 0.0)
+    made = plan_production(ASYNC, rule, state(version=version), Fullness())
     assert made.last_step - version - 1 == threshold - 1
     assert step_of(made.target - 1, rule, made.last_step) == made.last_step
     assert step_of(made.target - 1, rule, made.last_step + 9) == made.last_step
@@ -164,9 +165,9 @@ def test_xp05_no_step_past_the_run_ahead_bound_is_scheduled(version: int, thresh
 
 def test_xp05_production_stops_at_the_bound_and_continues_with_a_newer_version() -> None:
     rule = rules(4, staleness=1)
-    stopped = plan_production(ASYNC, rule, state(version=3, consumed=16, pending=4), 0.0)
+    stopped = plan_production(ASYNC, rule, state(version=3, consumed=16, pending=4), Fullness())
     assert (stopped.room, "version 3" in stopped.reason) == (0, True)
-    assert plan_production(ASYNC, rule, state(version=4, consumed=16, pending=4), 0.0).room == 4
+    assert plan_production(ASYNC, rule, state(version=4, consumed=16, pending=4), Fullness()).room == 4
 
 
 @pytest.mark.parametrize(
@@ -181,19 +182,29 @@ def test_xp05_production_stops_at_the_bound_and_continues_with_a_newer_version()
     ],
 )
 def test_nothing_is_scheduled_for_a_reason(now: TaskState, memory: float, reason: str) -> None:
-    made = plan_production(ProducerSettings(over_sample=1.0), rules(), now, memory)
+    made = plan_production(ProducerSettings(over_sample=1.0), rules(), now, Fullness(memory))
     assert made.room == 0
     assert reason in made.reason
 
 
+def test_a_budget_that_is_used_up_is_named() -> None:
+    made = plan_production(ASYNC, rules(), state(), Fullness(0.81, "payloads.max_buffer_bytes"))
+    assert made.room == 0
+    assert "groups take 81% of payloads.max_buffer_bytes" in made.reason
+    assert "raise payloads.max_buffer_bytes" in made.reason
+
+
 def test_the_plan_says_why_a_task_was_stopped() -> None:
     stopped = replace(state(control="stopped"), control_reason="too little is kept")
-    assert plan_production(ASYNC, rules(), stopped, 0.0).reason == "the task is set to 'stopped': too little is kept"
-    assert plan_production(ASYNC, rules(), state(control="pause"), 0.0).reason == "the task is set to 'pause'"
+    assert (
+        plan_production(ASYNC, rules(), stopped, Fullness()).reason
+        == "the task is set to 'stopped': too little is kept"
+    )
+    assert plan_production(ASYNC, rules(), state(control="pause"), Fullness()).reason == "the task is set to 'pause'"
 
 
 def test_a_plan_with_a_reason_has_no_room() -> None:
-    made = plan_production(ASYNC, rules(4), state(control="pause"), 0.0)
+    made = plan_production(ASYNC, rules(4), state(control="pause"), Fullness())
     assert (made.target, made.outstanding, made.room) == (4, 0, 0)
 
 
@@ -211,4 +222,4 @@ def test_no_group_is_for_a_step_whose_batch_is_empty() -> None:
 
 
 def test_before_a_trainer_begins_nothing_is_due() -> None:
-    assert plan_production(SYNC, rules(4), state(version=-1), 0.0).target == 0
+    assert plan_production(SYNC, rules(4), state(version=-1), Fullness()).target == 0

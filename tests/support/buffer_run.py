@@ -3,10 +3,13 @@
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.collecting import AUDIT_PAUSE_S, Audit
+from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import Claimed, PutOutcome, TrainerEpoch
 from rollq.buffer.rollouts import (
     FinishReason,
@@ -19,15 +22,33 @@ from rollq.buffer.rollouts import (
     Status,
     VersionSpan,
 )
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from support.invariants import check_task
 
+OUTSIDE_BYTES = 2 * MOST_INLINE_BYTES
+"""Frames of this size are kept outside of the servers, where a run has a store for them."""
+
 
 def text_of(group_id: int) -> str:
-    """The text of a group's samples. That of even groups makes them large: their frame is a separate key."""
-    return "x" * (MOST_INLINE_BYTES + 1) if group_id % 2 == 0 else ""
+    """The text of a group's samples. That of even groups makes them large: their frame is a separate key, and that of
+    every other one of these is outside of the servers, if the run has a store for it."""
+    return "" if group_id % 2 else "x" * (OUTSIDE_BYTES if group_id % 4 == 0 else MOST_INLINE_BYTES + 1)
+
+
+def payloads_of(buffer: Buffer, task: str) -> dict[int, str]:
+    """What each group of a task names as its payload."""
+    ids = range(1, int(buffer.counts(task).progress["admitted"]) + 1)
+    keys = task_keys(buffer.run, task)
+    found = buffer.send_all([("HGET", keys.group(group_id), "payload") for group_id in ids])
+    return {group_id: name.decode() for group_id, name in zip(ids, found, strict=True) if name}
+
+
+def payloads_in(folder: Path) -> PayloadSettings:
+    """Settings with which frames of `OUTSIDE_BYTES` and more are in a folder, which is made."""
+    folder.mkdir(exist_ok=True)
+    return PayloadSettings(url=str(folder), min_bytes=OUTSIDE_BYTES)
 
 
 def make_sample(
@@ -152,6 +173,27 @@ class World:
     def statuses(self, task: str = "math") -> dict[str, int]:
         """Groups by status, zeros left out."""
         return {status.value: n for status, n in self.buffer.counts(task).statuses.items() if n}
+
+    def collect(self) -> None:
+        """Remove payloads that nobody needs, and assert that all others are left."""
+        self.collect_without_check()
+        named = {
+            name
+            for task in self.buffer.tasks()
+            for text in payloads_of(self.buffer, task).values()
+            if (name := PayloadName.parse(task, text))
+        }
+        assert {name for page in self.buffer.payloads.pages() for name in page} == named
+
+    def collect_without_check(self) -> None:
+        """Remove payloads that nobody needs, with two passes of an audit."""
+        for task in self.buffer.tasks():
+            self.buffer.collect(task)
+        audit = Audit(self.buffer)
+        for now_s in (0.0, AUDIT_PAUSE_S):
+            audit.step(now_s)
+            while audit.is_at_work:
+                audit.step(now_s)
 
     def check(self) -> None:
         """Assert what must hold at every moment: conservation, one status per group, indexes that match payloads."""

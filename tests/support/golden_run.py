@@ -78,5 +78,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     world.train(2, math=2, code=2)
     yield "train again"
     buffer.checkpoint(world.held, 2)
+    world.collect()
+    yield "collect"
     world.begin(2, launch_id="third")
     yield "restart"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.store.keys import task_keys
 
@@ -14,19 +15,35 @@ READ = """
 local sets, groups = {}, {}
 for i, key in ipairs(KEYS) do sets[i] = redis.call('ZRANGE', key, 0, -1) end
 for id = 1, redis.call('HGET', ARGV[1], 'admitted') or 0 do
-  groups[id] = { redis.call('HGETALL', ARGV[2] .. id), redis.call('HKEYS', ARGV[3] .. id) }
+  local names = redis.call('HKEYS', ARGV[3] .. id)
+  local sizes = {}
+  for i, name in ipairs(names) do sizes[i] = redis.call('HSTRLEN', ARGV[3] .. id, name) end
+  groups[id] = { redis.call('HGETALL', ARGV[2] .. id), names, sizes }
 end
-return { sets, groups, redis.call('KEYS', ARGV[4]) }
+local payloads = {}
+for i, key in ipairs(redis.call('KEYS', ARGV[4])) do payloads[i] = { key, redis.call('STRLEN', key) } end
+return { sets, groups, payloads, redis.call('HGET', ARGV[1], 'bytes') or '0' }
 """
 """Group ids are given in order of arrival, so all that may exist are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One group's own keys: the fields of its hash, and the names of its frames, `WHOLE` also for its payload."""
+    """One group's own keys: the fields of its hash, and the size of each frame, `WHOLE` also for its payload."""
 
     fields: Mapping[bytes, bytes]
-    names: set[str]
+    sizes: dict[str, int]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of its frames."""
+        return set(self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        """What its frames take, without parts."""
+        size = len(self.fields[b"letters"])
+        return sum(taken for name, taken in self.sizes.items() if name == WHOLE or int(name) < size)
 
     @property
     def frames(self) -> set[int]:
@@ -44,7 +61,7 @@ def check_task(buffer: Buffer, task: str) -> None:
     """Assert conservation, one status per group, and indexes that match what is stored."""
     counts = buffer.counts(task)
     assert counts.unaccounted == 0, counts
-    (by_version, generating, suspects, *by_status), stored = _read(buffer, task)
+    (by_version, generating, suspects, *by_status), stored, total_bytes = _read(buffer, task)
     filed: dict[int, Status] = {}
     for status, ids in zip(Status, by_status, strict=True):
         assert not ids & filed.keys(), f"{ids & filed.keys()} are {status} and something else: {filed}"
@@ -52,36 +69,41 @@ def check_task(buffer: Buffer, task: str) -> None:
     assert stored.keys() == filed.keys(), stored.keys() ^ filed.keys()
     for group_id, group in stored.items():
         _check_group(group_id, filed[group_id], group)
+    assert total_bytes == sum(group.bytes for group in stored.values())
     assert by_version == {id for id, status in filed.items() if status in (Status.COMPLETED, Status.ABORTED)}
     assert generating == {id for id, status in filed.items() if status is Status.RUNNING}
     assert suspects <= {id for id, status in filed.items() if status is Status.PENDING}
 
 
-def _read(buffer: Buffer, task: str) -> tuple[list[set[int]], dict[int, Stored]]:
-    """Group ids by version, generating, suspect and of each status; and every group that has a key: of one instant,
-    because roles may be at work."""
+def _read(buffer: Buffer, task: str) -> tuple[list[set[int]], dict[int, Stored], int]:
+    """Group ids by version, generating, suspect and of each status; every group that has a key; and the bytes that the
+    task counts: of one instant, because roles may be at work."""
     keys = task_keys(buffer.run, task)
     names = [keys.by_version, keys.generating, keys.suspects, *map(keys.status, Status)]
     prefixes = [keys.group(0)[:-1], keys.rollout(0)[:-1], f"{keys.prefix}payload:*"]
     client: Any = buffer.servers.of(
         keys.progress
     )  # the driver's types cover replies of every protocol and mode at once
-    sets, groups, payloads = client.eval(READ, len(names), *names, keys.progress, *prefixes)
+    sets, groups, payloads, total_bytes = client.eval(READ, len(names), *names, keys.progress, *prefixes)
     stored = {
-        group_id: Stored(dict(zip(fields[::2], fields[1::2], strict=True)), {name.decode() for name in frames})
-        for group_id, (fields, frames) in enumerate(groups, start=1)
-        if fields or frames
+        group_id: Stored(
+            dict(zip(fields[::2], fields[1::2], strict=True)),
+            {name.decode(): size for name, size in zip(names, sizes, strict=True)},
+        )
+        for group_id, (fields, names, sizes) in enumerate(groups, start=1)
+        if fields or names
     }
-    named = {
-        keys.payload(group_id, group.fields[b"payload"].decode()): group
-        for group_id, group in stored.items()
-        if b"payload" in group.fields
-    }
-    assert {key.decode() for key in payloads} == named.keys()
-    for group in named.values():
-        assert WHOLE not in group.names, "a frame of all samples is a field and a key"
-        group.names.add(WHOLE)
-    return [set(map(int, ids)) for ids in sets], stored
+    found = {key.decode(): size for key, size in payloads}
+    for group_id, group in stored.items():
+        if name := group.fields.get(b"payload", b"").decode():
+            assert WHOLE not in group.names, "a frame of all samples is a field and a payload"
+            if away := PayloadName.parse(task, name):
+                (group.sizes[WHOLE],) = buffer.payloads.sizes_bytes([away])
+                assert group.sizes[WHOLE] > 0, f"group {group_id} names a payload that is gone"
+            else:
+                group.sizes[WHOLE] = found.pop(keys.payload(group_id, name))
+    assert not found, "payloads that no group names"
+    return [set(map(int, ids)) for ids in sets], stored, int(total_bytes)
 
 
 def _check_group(group_id: int, filed: Status, group: Stored) -> None:

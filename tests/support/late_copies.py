@@ -14,6 +14,8 @@ AT_ANY_TIME = {
     "expire", "reap", "recycle",  # do what is due now, whoever asks
     "take_production", "report_worker", "report_trainer", "append_round",  # for people, or for a broadcast that is over
     "mark",  # nothing reads it
+    "find_garbage", "find_dead",  # write nothing
+    "forget_garbage",  # of payloads that are gone
     "store_weights",  # by content: in the store once, and never instead of the live ones
 }  # fmt: skip
 """Functions whose copies do what any other role might do at that moment, or change nothing that a run depends on."""
@@ -80,7 +82,7 @@ def stored(buffer: RecordingBuffer) -> Mapping[str, Any]:
             found[key] = {name: value for name, value in fields.items() if name not in DEADLINES | COUNTERS | REVISIONS}
         elif key.endswith(":running"):  # the score is a deadline
             found[key] = sorted(content[::2])
-        elif ":grant:" not in key:
+        elif not key.endswith(":garbage") and ":grant:" not in key:  # garbage: payloads that may be collected again
             found[key] = sorted(content) if kind == b"set" else content
     return found
 

@@ -2,14 +2,17 @@
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import redis
 
-from rollq.buffer.errors import StoreLost
+from rollq.buffer.errors import ConfigError, StoreLost
+from rollq.buffer.payloads import objects
+from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.stores import Payloads
 from rollq.buffer.replies import Clock, Control, LiveModel
 from rollq.buffer.rules_codec import decode_rules, encode_rules
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.events import EventKind, Events
@@ -17,6 +20,7 @@ from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
 from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers
 
+DEFAULT_PAYLOADS = PayloadSettings()
 _CONTROL_MOVED = -1
 """The reply of a function when a control has changed since its caller read it."""
 
@@ -31,10 +35,44 @@ class _LiveEpoch(NamedTuple):
 class BufferCore(RunStore):
     """Runs and tasks: their creation, clocks and rules, which every role may read."""
 
-    def __init__(self, servers: Servers, run: str, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        run: str,
+        patience: Patience | None = None,
+        payloads: PayloadSettings = DEFAULT_PAYLOADS,
+    ) -> None:
         """Use `connect`. `servers` must answer in bytes."""
         super().__init__(servers, run, patience)
         self._rules: dict[str, TaskRules] = {}
+        self.payloads = Payloads(self, payloads, lambda: self._patience)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        run: str,
+        *,
+        password: str | None = None,
+        patience: Patience | None = None,
+        payloads: PayloadSettings = DEFAULT_PAYLOADS,
+    ) -> Self:
+        """Open the buffer of `run` on the server or cluster at `url`, and load the functions where they are missing.
+
+        `payloads`: where large frames are, the same for every role. Raises `ConfigError` (an invalid run name, a URL of
+        payloads that names neither a folder nor a bucket), `ServerUnavailable`, `ServerRefused`.
+        """
+        servers = cls.open_servers(url, run, password)
+        try:
+            return cls(servers, run, patience, payloads)
+        except BaseException:
+            servers.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connections and end every wait for a server."""
+        super().close()
+        self.payloads.close()
 
     # -- creation ---------------------------------------------------------------------------------------------------
 
@@ -43,8 +81,32 @@ class BufferCore(RunStore):
 
         Raises `RunMismatch`, with both values.
         """
-        reply = self.call("create_run", self.keys.info, secrets.token_hex(16), SCHEMA_VERSION, model, tokenizer)
-        self._incarnation = reply.decode()
+        new, outside = secrets.token_hex(16), self.payloads.outside
+        may_be_first = outside and not self.send("EXISTS", self.keys.info)
+        if outside and may_be_first:  # before the run, so that a role that dies here leaves no run without a marker
+            outside.mark(self.payloads.folder(new))
+        place = objects.PLACE if outside else ""
+        self._incarnation = self.call(
+            "create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place
+        ).decode()
+        if outside and may_be_first and self._incarnation != new:
+            outside.unmark(self.payloads.folder(new))
+        self.check_payloads()
+
+    def check_payloads(self) -> None:
+        """Raise `ConfigError` unless this role has the store of payloads of the run."""
+        place, outside = self.send("HGET", self.keys.info, "payloads"), self.payloads.outside
+        if place and not outside:
+            raise ConfigError(
+                f"run {self.run!r} has payloads outside of its servers: set payloads.url as its other roles do"
+            )
+        if outside:
+            if not place:
+                raise ConfigError(
+                    f"run {self.run!r} was created without payloads.url, so its payloads are on its servers: leave it "
+                    "out, or give the run another name"
+                )
+            outside.check_marker()
 
     def register_task(self, task: str, rules: TaskRules) -> None:
         """Create the task with its rules, or compare its rules with them. Raises `RunMismatch` naming the rule, and
@@ -76,6 +138,16 @@ class BufferCore(RunStore):
         return range(first, last + 1)
 
     # -- reading ----------------------------------------------------------------------------------------------------
+
+    def read_payloads(self, task: str, named: Mapping[int, str]) -> dict[int, bytes]:
+        """The payloads of groups, by id; those that are gone are left out. `named`: what each group names."""
+        keys = task_keys(self.run, task)
+        away = {group_id: name for group_id, text in named.items() if (name := PayloadName.parse(task, text))}
+        in_slot = [group_id for group_id in named if group_id not in away]
+        found = dict(zip(away, self.payloads.read(list(away.values()), lambda _, payload: payload), strict=True))
+        replies = self.send_all([("GET", keys.payload(group_id, named[group_id])) for group_id in in_slot])
+        found |= zip(in_slot, replies, strict=True)
+        return {group_id: payload for group_id, payload in found.items() if payload is not None}
 
     def tasks(self) -> list[str]:
         """Names of the run's tasks, sorted. Raises `StoreLost` when the run is gone, which an empty list would hide."""

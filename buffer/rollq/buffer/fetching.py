@@ -1,14 +1,15 @@
 """Payloads of claimed groups: their prompts and samples, decoded while later ones arrive."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import CorruptFrame, CorruptGroup
+from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import ClaimedGroup
-from rollq.buffer.rollouts import WHOLE, Group
-from rollq.buffer.store.keys import TaskKeys, task_keys
+from rollq.buffer.rollouts import WHOLE, Group, Prompt
+from rollq.buffer.samples import Samples
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.wire.payload import decode_group
 from rollq.buffer.wire.prompts import decode_prompt
@@ -28,7 +29,10 @@ class Fetching(BufferCore):
 
     def sizes_bytes(self, groups: Sequence[ClaimedGroup]) -> list[int]:
         """The size of the frame that holds the samples of each group, which must have rows; 0 where it is gone."""
-        return [int(size) for size in self.send_all([self._measure(group) for group in groups])]
+        here, away = _by_place(groups)
+        found = dict(zip(away, self.payloads.sizes_bytes(list(away.values())), strict=True))
+        found |= zip(here, self.send_all([self._measure(groups[index]) for index in here]), strict=True)
+        return [int(found[index]) for index in range(len(groups))]
 
     def _measure(self, group: ClaimedGroup) -> Command:
         keys = task_keys(self.run, group.task)
@@ -36,41 +40,66 @@ class Fetching(BufferCore):
             return ("STRLEN", keys.payload(group.group_id, group.payload))
         return ("HSTRLEN", keys.rollout(group.group_id), WHOLE)
 
+    def _read_frames(self, group: ClaimedGroup) -> Command:
+        keys = task_keys(self.run, group.task)
+        if group.payload:
+            return ("GET", keys.payload(group.group_id, group.payload))
+        return ("HGETALL", keys.rollout(group.group_id))
+
     def _fetch(self, groups: Sequence[ClaimedGroup]) -> list[Group]:
-        commands: list[Command] = []
-        for group in groups:
-            keys = task_keys(self.run, group.task)
-            commands += (("HGET", keys.group(group.group_id), "prompt"), _read_frames(keys, group))
+        here, away = _by_place(groups)
+        commands: list[Command] = [
+            ("HGET", task_keys(self.run, group.task).group(group.group_id), "prompt") for group in groups
+        ]
+        commands += [self._read_frames(groups[index]) for index in here]
+
+        def decode(index: int, reply: Any) -> Any:
+            """The prompts of all groups, then the samples of those that are here."""
+            if index < len(groups):
+                return _decode_prompt(groups[index], reply)
+            return self._decode_samples(groups[here[index - len(groups)]], reply)
+
         # each group is decoded while the next ones arrive
-        decoded = self.send_all(commands, partial(self._decode_reply, groups))
+        decoded = self.send_all(commands, decode)
+        samples: dict[int, Samples] = dict(zip(here, decoded[len(groups) :], strict=True))
+        read = list(away)
+        samples |= zip(
+            read,
+            self.payloads.read(
+                list(away.values()), lambda number, payload: self._decode_samples(groups[read[number]], payload)
+            ),
+            strict=True,
+        )
         return [
-            Group(*group[:2], prompt, samples, group.oldest_version, group.arrival, group.tries, group.shaped)
-            for group, prompt, samples in zip(groups, decoded[::2], decoded[1::2], strict=True)
+            Group(*group[:2], prompt, samples[i], group.oldest_version, group.arrival, group.tries, group.shaped)
+            for i, (group, prompt) in enumerate(zip(groups, decoded, strict=False))
         ]
 
-    def _decode_reply(self, groups: Sequence[ClaimedGroup], index: int, reply: Any) -> Any:
-        """The prompt of a group, then its samples."""
+    def _decode_samples(self, group: ClaimedGroup, reply: Any) -> Samples:
         if isinstance(reply, Exception):
             raise reply
-        group = groups[index // 2]
-        if index % 2 == 0:
-            if reply is None:
-                raise CorruptGroup(group.task, group.group_id, "it is not in the store any more")
-            try:
-                return decode_prompt(reply)
-            except CorruptFrame as error:
-                raise CorruptGroup(group.task, group.group_id, str(error)) from error
         try:
-            stored = _frames(group, reply)
-            return decode_group(stored, group_size=self.rules(group.task).group_size)
+            return decode_group(_frames(group, reply), group_size=self.rules(group.task).group_size)
         except CorruptFrame as error:
             raise CorruptGroup(group.task, group.group_id, str(error)) from error
 
 
-def _read_frames(keys: TaskKeys, group: ClaimedGroup) -> Command:
-    if group.payload:
-        return ("GET", keys.payload(group.group_id, group.payload))
-    return ("HGETALL", keys.rollout(group.group_id))
+def _by_place(groups: Sequence[ClaimedGroup]) -> tuple[list[int], dict[int, PayloadName]]:
+    """The indices of the groups whose frames are in their task's slot, and those of the others with their payloads."""
+    names = [PayloadName.parse(group.task, group.payload) for group in groups]
+    here = [index for index, name in enumerate(names) if name is None]
+    return here, {index: name for index, name in enumerate(names) if name is not None}
+
+
+def _decode_prompt(group: ClaimedGroup, reply: Any) -> Prompt:
+    if isinstance(reply, Exception):
+        raise reply
+    if reply is None:
+        raise CorruptGroup(group.task, group.group_id, "it is not in the store any more")
+    try:
+        return decode_prompt(reply)
+    except CorruptFrame as error:
+        raise CorruptGroup(group.task, group.group_id, str(error)) from error
 
 
 def _frames(group: ClaimedGroup, reply: Any) -> dict[str, bytes]:

@@ -5,11 +5,13 @@ from typing import Any
 import orjson
 
 from rollq.buffer.core import BufferCore, number, pairs
+from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import Counts
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
 
 SILENT_WORKER_S = 30.0
+GROUPS_SAMPLED = 32
 
 
 class Inspection(BufferCore):
@@ -28,6 +30,27 @@ class Inspection(BufferCore):
             progress={name.decode(): number(value) for name, value in pairs(progress)},
             server_ms=server_ms,
         )
+
+    def fullness(self) -> Fullness:
+        """How full the buffer is: of its servers' memory, or of `max_buffer_bytes`, whichever is nearer."""
+        memory, limit = Fullness(self.memory_fraction()), self.payloads.max_buffer_bytes
+        if limit is None:
+            return memory
+        expected = sum(self.counts(task).expected_bytes for task in self.tasks())
+        return max(memory, Fullness(expected / limit, "payloads.max_buffer_bytes"))
+
+    def bytes_by_status(self, counts: Counts) -> dict[Status, int]:
+        """Bytes of the frames of a task's groups, by status: the known sum, divided as in a sample of the groups."""
+        keys = task_keys(self.run, counts.task)
+        statuses = [status for status, groups in counts.statuses.items() if groups]
+        ids = self.send_all([("ZRANDMEMBER", keys.status(status), GROUPS_SAMPLED) for status in statuses])
+        sizes = iter(self.send_all([("HGET", keys.group(int(one)), "bytes") for some in ids for one in some]))
+        shares: dict[Status, float] = {}
+        for status, some in zip(statuses, ids, strict=True):
+            sampled = [int(next(sizes) or 0) for _ in some]
+            shares[status] = counts.statuses[status] * sum(sampled) / max(1, len(sampled))
+        total, known = sum(shares.values()), counts.progress.get("bytes", 0)
+        return {status: round(known * share / total) for status, share in shares.items() if share}
 
     def last_error(self, task: str) -> str:
         """The error of the group that arrived last among the failed ones; empty when none has failed."""

@@ -2,7 +2,8 @@
 
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -10,9 +11,10 @@ from redis.exceptions import RedisError
 
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import EpochMoved, ServerRefused, StaleWorker
+from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.put_args import GroupArgs, calls_of, encode_result, part_args, result_args
 from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome
-from rollq.buffer.rollouts import BESIDE, WHOLE, GroupResult, Lease, SamplePart, Status
+from rollq.buffer.rollouts import AWAY, BESIDE, WHOLE, GroupResult, Lease, SamplePart, Status
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.keys import task_keys
@@ -65,20 +67,13 @@ class Leasing(BufferCore):
             if reply[0] == 1:
                 self._drained_for = task
                 return Leased(tuple(found), drain=True)
-            payloads = self._read_payloads(task, reply[1:])
-            leases = [_decode_lease(task, nonce, *each) for each in zip(reply[1:], payloads, strict=True)]
+            payloads = self.read_payloads(task, {group_id: last.decode() for group_id, *_, last in reply[1:] if last})
+            leases = [_decode_lease(task, nonce, fields, payloads.get(fields[0])) for fields in reply[1:]]
             found += leases
             suspects_held += sum(lease.suspect for lease in leases)
             if any(lease.alone for lease in leases):
                 break
         return Leased(tuple(found), drain=False)
-
-    def _read_payloads(self, task: str, leased: Sequence[Sequence[Any]]) -> list[bytes | None]:
-        """The payloads that earlier attempts left of leased groups; None where there is none."""
-        keys = task_keys(self.run, task)
-        names = {group_id: keys.payload(group_id, last.decode()) for group_id, *_, last in leased if last}
-        found = dict(zip(names, self.send_all([("GET", name) for name in names.values()]), strict=True))
-        return [found.get(group_id) for group_id, *_ in leased]
 
     def _shares(self, tasks: Sequence[str], n: int, weights: str) -> dict[str, int]:
         """Which tasks have the `n` best pending groups that weights ("epoch:version") may serve: task -> groups."""
@@ -167,18 +162,30 @@ class Leasing(BufferCore):
 
         def arguments() -> Iterator[GroupArgs]:
             for result in results:
-                valid, frames = encode_result(result)
+                lease, (valid, frames) = result.lease, encode_result(result)
+                size_bytes = sum(map(len, frames.values()))
                 payloads: dict[str, bytes] = {}
-                if is_large(frames) and not all_inline:
-                    payloads[keys.payload(result.lease.group_id, result.lease.nonce)] = frames[WHOLE]
-                    frames = {BESIDE: b""}
-                yield GroupArgs(result_args(valid, frames, floors, rules), frames, payloads)
+                away: dict[PayloadName, bytes] = {}
+                place = None if all_inline or WHOLE not in frames else self.payloads.place_for(size_bytes)
+                if place:
+                    name = PayloadName.new(task, place, lease.group_id, lease.nonce)
+                    away[name], frames = frames[WHOLE], {AWAY: name.encoded.encode()}
+                elif is_large(frames) and not all_inline:
+                    payloads[keys.payload(lease.group_id, lease.nonce)], frames = frames[WHOLE], {BESIDE: b""}
+                args = result_args(valid, frames, floors, rules, size_bytes=size_bytes)
+                yield GroupArgs(args, frames, payloads, away)
+
+        groups: Callable[[], Iterable[GroupArgs]] = arguments
+        if self.payloads:  # those that are away are safe before a group names them
+            encoded = list(arguments())
+            self.payloads.write({name: payload for group in encoded for name, payload in group.away.items()})
+            groups = partial(iter, encoded)
 
         put = ("put", keys.clock, self.incarnation, epoch)
 
         def calls() -> Iterator[Call]:
             # each call is sent as soon as its results are encoded
-            return (Beside((*put, *args), payloads) for args, payloads in calls_of(arguments()))
+            return (Beside((*put, *args), payloads) for args, payloads in calls_of(groups()))
 
         words: list[bytes] = []
         for reply in self.call_each(calls):

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.rollouts import BESIDE, EMPTY_SAMPLE, WHOLE, GroupResult, Sample, SamplePart, SampleStatus
+from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.rollouts import AWAY, BESIDE, EMPTY_SAMPLE, WHOLE, GroupResult, Sample, SamplePart, SampleStatus
 from rollq.buffer.samples import Samples
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
@@ -32,7 +33,7 @@ NUMBERS_BYTES = 256
 _NO_VERSION = "-"
 RESULT_ARGS = (
     "id", "attempt", "nonce", "letters", "versions", "oldest", "newest", "filtered", "reward", "rewarded", "new_tokens",
-    "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "rows",
+    "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes", "rows",
 )  # fmt: skip
 """The numbers of one group in a call of `put`, in their order."""
 
@@ -77,11 +78,13 @@ def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
 
 
 class GroupArgs(NamedTuple):
-    """One group in a call: its arguments, the frames among them, and payloads that are set beside it, by key."""
+    """One group in a call: its arguments, the frames among them, payloads that are set beside it, by key, and those
+    that are to be stored away before."""
 
     args: list[Any]
     frames: Mapping[str, bytes]
     payloads: Mapping[str, bytes] = MappingProxyType({})
+    away: Mapping[PayloadName, bytes] = MappingProxyType({})
 
     @property
     def size_bytes(self) -> float:
@@ -105,8 +108,13 @@ def calls_of(groups: Iterable[GroupArgs]) -> Iterator[tuple[list[Any], dict[str,
         yield args, payloads
 
 
-def result_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floors, rules: TaskRules) -> list[Any]:
-    """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames."""
+def result_args(
+    result: GroupResult, frames: Mapping[str, bytes], floors: Floors, rules: TaskRules, *, size_bytes: int
+) -> list[Any]:
+    """The arguments of `put` for one group, in the order of `read_result` in `put.lua`: numbers, then frames.
+
+    `size_bytes`: of the frames, with payloads in place of their names.
+    """
     lease, samples = result.lease, result.samples
     tokens = [sample.response_tokens for sample in samples]
     new = _new_samples(result) if frames else []  # an invalid group has none
@@ -123,7 +131,8 @@ def result_args(result: GroupResult, frames: Mapping[str, bytes], floors: Floors
         "took_ms": round(result.generate_s * 1000),
         "error_text": result.error or _first_error(samples),
         "frame_count": len(frames),
-        "rows": SampleRows.of(Samples.of(samples)).encode() if frames.keys() & {WHOLE, BESIDE} else b"",
+        "bytes": size_bytes,
+        "rows": SampleRows.of(Samples.of(samples)).encode() if frames.keys() & {WHOLE, BESIDE, AWAY} else b"",
     }
     return [*[numbers[name] for name in RESULT_ARGS], *chain.from_iterable(frames.items())]
 

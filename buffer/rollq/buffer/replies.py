@@ -55,7 +55,8 @@ class Counts:
     finished groups were worth training (the others were filtered or failed); at most `keep_window` are remembered.
 
     `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
-    expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left.
+    expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left; and bytes, what
+    the frames of its groups take now.
     """
 
     task: str
@@ -68,6 +69,14 @@ class Counts:
     server_ms: int
 
     @property
+    def expected_bytes(self) -> float:
+        """Bytes of the frames of its groups, when those on their way are as large as the others are on average."""
+        taken = self.progress.get("bytes", 0)
+        held = sum(self.statuses.get(status, 0) for status in WITH_SAMPLES)
+        on_their_way = sum(self.statuses.get(status, 0) for status in (Status.PENDING, Status.RUNNING))
+        return taken + on_their_way * taken / held if held else taken
+
+    @property
     def dropped(self) -> Mapping[str, int]:
         """Groups that left the buffer, by reason (`trained` once a checkpoint covers them)."""
         return dropped_groups(self.progress)
@@ -76,6 +85,10 @@ class Counts:
     def unaccounted(self) -> int:
         """Admitted groups that are in no status set and under no drop counter. Anything but 0 is a bug."""
         return unaccounted_groups(self.progress, self.statuses)
+
+
+WITH_SAMPLES = (Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED)
+"""Statuses of groups whose samples have all ended and are kept."""
 
 
 def dropped_groups(progress: Mapping[str, float]) -> dict[str, int]:

@@ -6,6 +6,7 @@ one of these is expected; saving and restoring are the operator's, who has a `Bu
 
 from rollq.buffer.admission import Admission
 from rollq.buffer.batches import Batches
+from rollq.buffer.collecting import Collecting
 from rollq.buffer.coordination import Coordination
 from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.inspection import Inspection
@@ -14,7 +15,7 @@ from rollq.buffer.query.calls import Querying
 from rollq.buffer.training import Training
 
 
-class ProducerBuffer(Batches, Admission, Inspection):
+class ProducerBuffer(Batches, Admission, Collecting, Inspection):
     """Admits prompts, fills evaluations, sweeps, and sets a task's control."""
 
 

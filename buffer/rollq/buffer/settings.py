@@ -37,6 +37,20 @@ class RedisSettings(Settings):
     key_file: Path | None = Field(default=None, description="private key of certificate_file")
 
 
+class PayloadSettings(Settings):
+    """Where the large frames of groups are, if not on the buffer's servers."""
+
+    url: str | None = Field(
+        default=None, description="s3://bucket/prefix, or the absolute path of a folder that all machines share"
+    )
+    min_bytes: int = Field(
+        default=1 << 20, gt=0, description="smallest frame of a group that goes there; smaller ones stay on the servers"
+    )
+    max_buffer_bytes: int | None = Field(
+        default=None, gt=0, description="bytes that the frames of all groups may take, wherever they are; default: any"
+    )
+
+
 class GroupRules(Settings):
     """How the buffer treats the groups of a task or of an evaluation."""
 

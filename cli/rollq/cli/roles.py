@@ -108,7 +108,13 @@ def train(file: Path) -> None:
     with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model)):
         location = RunLocation.from_settings(settings)
     step = run_trainer(
-        location.buffer_url, location.run, trainer, password=location.password, seed=settings.seed, stop=stop
+        location.buffer_url,
+        location.run,
+        trainer,
+        password=location.password,
+        payloads=location.payloads,
+        seed=settings.seed,
+        stop=stop,
     )
     log.info("stopped after step %d of %d", step, trainer.steps)
 

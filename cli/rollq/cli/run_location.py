@@ -11,12 +11,12 @@ from rq import Queue
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import RedisSettings
+from rollq.buffer.settings import PayloadSettings, RedisSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue
 from rollq.cli.settings import RollqSettings
-from rollq.cli.settings_file import load_settings, redis_from
+from rollq.cli.settings_file import load_settings, payloads_from, redis_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,27 @@ class RunLocation:
     buffer_url: str = field(repr=False)
     queue_url: str = field(repr=False)
     password: str | None = field(repr=False)
+    payloads: PayloadSettings
 
     @classmethod
     def from_settings(cls, settings: RollqSettings) -> Self:
         """The location that `rollq.toml` names."""
-        return cls._of(settings.run, settings.redis)
+        return cls._of(settings.run, settings.redis, settings.payloads)
 
     @classmethod
     def at(cls, url: str, run: str, environment: Mapping[str, str] = os.environ) -> Self:
-        """A run whose buffer and queue are on one server; user, password and files of TLS are the environment's."""
-        return cls._of(run, redis_from(environment).model_copy(update={"buffer_url": url}))
+        """A run whose buffer and queue are on one server; user, password, files of TLS and the URL of payloads are the
+        environment's."""
+        redis = redis_from(environment).model_copy(update={"buffer_url": url})
+        return cls._of(run, redis, payloads_from(environment))
 
     @classmethod
-    def _of(cls, run: str, redis: RedisSettings) -> Self:
+    def _of(cls, run: str, redis: RedisSettings, payloads: PayloadSettings) -> Self:
         files = (redis.ca_file, redis.certificate_file, redis.key_file)
         buffer_url = complete_url(redis.buffer_url, redis.user, *files)
         queue_url = complete_url(redis.queue_url, redis.user, *files) if redis.queue_url else buffer_url
         password = redis.password.get_secret_value() if redis.password else None
-        return cls(run, buffer_url, queue_url, password)
+        return cls(run, buffer_url, queue_url, password, payloads)
 
     def buffer(self, stop: threading.Event | None = None) -> Buffer:
         """Connect to the run's buffer. Setting `stop` ends its waits for the server.
@@ -52,7 +55,9 @@ class RunLocation:
         Raises `ServerUnavailable`, `ServerRefused`.
         """
         patience = Patience(closed=stop or threading.Event())
-        return Buffer.connect(self.buffer_url, self.run, password=self.password, patience=patience)
+        return Buffer.connect(
+            self.buffer_url, self.run, password=self.password, patience=patience, payloads=self.payloads
+        )
 
     def queue(self) -> Queue:
         """The run's queue of tickets, not connected yet."""

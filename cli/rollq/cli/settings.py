@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import GroupRules, RedisSettings, Settings
+from rollq.buffer.settings import GroupRules, PayloadSettings, RedisSettings, Settings
 from rollq.buffer.store.keys import check_name
 from rollq.buffer.store.redis_url import check_url
 from rollq.cli.shared_batch import BatchSettings, share_batch
@@ -72,6 +72,9 @@ class RollqSettings(Settings):
     run: RunName = Field(description="name of the run; part of every key in Redis")
     seed: int = Field(default=0, description="seed of the prompts' order, of sampling and of the trainer")
     redis: RedisSettings = Field(default=RedisSettings(), description="servers of the run")
+    payloads: PayloadSettings = Field(
+        default=PayloadSettings(), description="where large frames of groups are, if not on the servers"
+    )
     tasks: dict[TaskName, TaskSettings] = Field(min_length=1, description="tasks to train, by name")
     batch: BatchSettings | None = Field(default=None, description="one batch for all tasks, shared by their weights")
     evaluations: dict[TaskName, EvaluationSettings] = Field(default={}, description="evaluations, by name")

@@ -3,7 +3,7 @@
 Paths in the file are relative to its folder. Secrets and URLs may come from the environment instead, which wins:
 `ROLLQ_RUN`, `ROLLQ_REDIS_URL`, `ROLLQ_QUEUE_URL`, `ROLLQ_REDIS_USER`, `ROLLQ_REDIS_PASSWORD`, or
 `ROLLQ_REDIS_PASSWORD_FILE`, which names a file with the password; and for TLS `ROLLQ_REDIS_CA_FILE`,
-`ROLLQ_REDIS_CERTIFICATE_FILE` and `ROLLQ_REDIS_KEY_FILE`.
+`ROLLQ_REDIS_CERTIFICATE_FILE` and `ROLLQ_REDIS_KEY_FILE`. `ROLLQ_PAYLOADS_URL` names where large payloads are.
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import RedisSettings
+from rollq.buffer.settings import PayloadSettings, RedisSettings
 from rollq.buffer.settings_errors import changed_types, explain
 from rollq.cli.settings import RollqSettings
 
@@ -28,6 +28,7 @@ ENVIRONMENT = {
     "ROLLQ_REDIS_CA_FILE": "redis.ca_file",
     "ROLLQ_REDIS_CERTIFICATE_FILE": "redis.certificate_file",
     "ROLLQ_REDIS_KEY_FILE": "redis.key_file",
+    "ROLLQ_PAYLOADS_URL": "payloads.url",
 }
 """Environment variable -> key that it overrides. A file's path starts at the working directory."""
 
@@ -125,3 +126,8 @@ def redis_from(environment: Mapping[str, str]) -> RedisSettings:
     names = ("user", "password", "ca_file", "certificate_file", "key_file")
     values = _values_from(environment)
     return RedisSettings.model_validate({name: values[f"redis.{name}"] or None for name in names})
+
+
+def payloads_from(environment: Mapping[str, str]) -> PayloadSettings:
+    """The environment's URL of payloads."""
+    return PayloadSettings(url=_values_from(environment)["payloads.url"] or None)

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import Control, Counts, Shortfall
 from rollq.buffer.rollouts import Status
-from rollq.buffer.store.run import MEMORY_LIMIT
 
 
 class Outlook(StrEnum):
@@ -19,10 +19,10 @@ class Outlook(StrEnum):
     DONE = "done"  # a task's own hook ended its production, and no pending or running group can fill it
 
 
-def outlook(shortfall: Shortfall, counts: Iterable[Counts], memory_fraction: float) -> Outlook:
+def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) -> Outlook:
     """Judge whether the batch can still fill.
 
-    `counts` are those of the batch's tasks; `memory_fraction` is the used share of the server's maxmemory.
+    `counts` are those of the batch's tasks; `fullness` is the buffer's.
 
     The weights are too old if none of the groups that they generate may be trained at the step: then no pending or
     running group can help. A trainer that has trained the step before has newer ones, since a version is a trained
@@ -33,7 +33,7 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], memory_fraction: flo
         return Outlook.SYNC_FIRST
     # a task with enough ready groups only waits for stragglers
     lacking = [count for count in short if shortfall.ready[count.task] < shortfall.wanted[count.task]]
-    outlooks = (_task_outlook(count, memory_fraction) for count in lacking)
+    outlooks = (_task_outlook(count, fullness) for count in lacking)
     return next((final for final in outlooks if final is not Outlook.WAIT), Outlook.WAIT)
 
 
@@ -41,7 +41,7 @@ def _weights_too_old(step: int, counts: Counts) -> bool:
     return step - counts.clock.version - 1 >= counts.clock.rules.stale_threshold
 
 
-def _task_outlook(counts: Counts, memory_fraction: float) -> Outlook:
+def _task_outlook(counts: Counts, fullness: Fullness) -> Outlook:
     """The outlook of a task with too few ready groups."""
     control = counts.clock.control
     if counts.statuses.get(Status.RUNNING, 0):
@@ -52,28 +52,27 @@ def _task_outlook(counts: Counts, memory_fraction: float) -> Outlook:
         return Outlook.WAIT
     if control is Control.DONE:
         return Outlook.DONE
-    return Outlook.STALLED if memory_fraction >= MEMORY_LIMIT else Outlook.WAIT
+    return Outlook.STALLED if fullness.is_full else Outlook.WAIT
 
 
 def explain_wait(
     shortfall: Shortfall,
     counts: Sequence[Counts],
     workers: Mapping[str, Mapping[str, Any]],
-    memory_fraction: float = 0.0,
+    fullness: Fullness,
 ) -> str:
     """Explain what holds the batch back, with every task's counts by status.
 
-    `workers` are the last reports of live workers by name, `memory_fraction` is the used share of the server's
-    maxmemory.
+    `workers` are the last reports of live workers by name, `fullness` is the buffer's.
     """
     if not shortfall.wanted:
         return f"no batch for step {shortfall.step}: rank 0 has not finished the release of the last one"
     lines = [_describe(shortfall, count, len(workers)) for count in counts]
     lines += [f"  {name}: {why}" for name, report in workers.items() if (why := report.get("refused_weights"))]
-    if memory_fraction >= MEMORY_LIMIT:
+    if fullness.is_full:
         lines.append(
-            f"  the server's memory is full to {memory_fraction:.0%} of maxmemory, and no new groups are admitted: "
-            "raise maxmemory, use smaller batches, or checkpoint more often"
+            f"  {fullness}, and no new groups are admitted: raise {fullness.limit}, use smaller batches, or checkpoint "
+            "more often"
         )
     return f"no batch for step {shortfall.step}:\n" + "\n".join(lines)
 

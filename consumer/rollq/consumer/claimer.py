@@ -148,7 +148,7 @@ class BatchClaimer:
     def _outlook(self, shortfall: Shortfall) -> Outlook:
         buffer = self._lease.buffer
         counts = [buffer.counts(task) for task in shortfall.wanted]
-        return outlook(shortfall, counts, buffer.memory_fraction())
+        return outlook(shortfall, counts, buffer.fullness())
 
     def _give_up(self, expected: Outlook, shortfall: Shortfall) -> None:
         """Raise why the batch cannot fill; return if production has ended because a task's hook ended it."""
@@ -168,4 +168,4 @@ class BatchClaimer:
     def _explain(self, shortfall: Shortfall) -> str:
         buffer = self._lease.buffer
         counts = [buffer.counts(task) for task in self._sizes.at(shortfall.step)]
-        return explain_wait(shortfall, counts, buffer.workers(), buffer.memory_fraction())
+        return explain_wait(shortfall, counts, buffer.workers(), buffer.fullness())

@@ -16,6 +16,7 @@ from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, NotClaimed
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
+from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.waiter import Waiter
 from rollq.buffer.weights.probe import Probe
@@ -95,6 +96,7 @@ class Consumer(Iterator[Batch]):
         probe: Probe | None = None,
         settings: ConsumerSettings | None = None,
         password: str | None = None,
+        payloads: PayloadSettings | None = None,
         stop: threading.Event | None = None,
     ) -> Self:
         """Take over `run` as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
@@ -103,6 +105,7 @@ class Consumer(Iterator[Batch]):
         `probe` is theirs, as in `publish`.
         `lineage` is `Consumer.lineage` as it was when the checkpoint was saved: with it, a store that was emptied
         since, and steps that a rewind has undone, are noticed.
+        `payloads`: where large frames of groups are, if not on the servers; the same for every role.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
         also during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
         over; their `weights` are not used.
@@ -113,8 +116,11 @@ class Consumer(Iterator[Batch]):
         """
         settings = settings or ConsumerSettings()
         stop = stop or threading.Event()
-        buffer = Buffer.connect(url, run, password=password, patience=Patience(closed=stop))
+        buffer = Buffer.connect(
+            url, run, password=password, patience=Patience(closed=stop), payloads=payloads or PayloadSettings()
+        )
         try:
+            buffer.check_payloads()
             sizes = BatchSizes.from_run(buffer, batch)
             publisher = WeightPublisher(
                 buffer,

@@ -6,10 +6,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rollq.buffer.advantages import AdvantageSettings
+from rollq.buffer.s3 import URL
 from rollq.buffer.settings import Settings
 from rollq.buffer.training import ResumeMode
 from rollq.buffer.weights.chain import MAX_DELTAS
-from rollq.buffer.weights.object_store import URL
 
 OnReplayMismatch = Literal["warn", "regenerate", "fail"]
 Transport = Literal["redis", "path", "s3", "nccl"]

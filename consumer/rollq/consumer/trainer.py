@@ -22,6 +22,7 @@ from rollq.buffer.errors import ConfigError, InvalidGroup, ProductionStalled, Pr
 from rollq.buffer.image_processor import ImageProcessor, model_class
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
+from rollq.buffer.settings import PayloadSettings
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
 from rollq.consumer.consumer import Consumer
@@ -47,6 +48,7 @@ def train(
     settings: TrainerSettings,
     *,
     password: str | None = None,
+    payloads: PayloadSettings | None = None,
     seed: int = 0,
     stop: threading.Event | None = None,
 ) -> int:
@@ -75,6 +77,7 @@ def train(
         probe=probe_of(learner.model),
         settings=settings.consumer,
         password=password,
+        payloads=payloads,
         stop=stop,
     )
     with consumer:

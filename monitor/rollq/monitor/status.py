@@ -13,6 +13,7 @@ from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import Status
 from rollq.buffer.tickets import tickets_queued
 from rollq.monitor.tables import aligned
+from rollq.monitor.units import in_words
 
 STATUS_VERSION = 1
 """Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
@@ -39,7 +40,7 @@ class TaskStatus:
     """The status of one task.
 
     `ready` counts completed groups that are fresh enough for `step`, whose batch takes `batch_groups`. `statuses`
-    counts groups by status, and `progress` has the task's cumulative counters.
+    counts groups by status, `bytes` says what their frames take, and `progress` has the task's cumulative counters.
     """
 
     task: str
@@ -52,6 +53,7 @@ class TaskStatus:
     stale_threshold: int
     ready: int
     statuses: Mapping[str, int]
+    bytes: Mapping[str, int]
     progress: Mapping[str, float]
 
 
@@ -76,7 +78,7 @@ def read_status(buffer: MonitorBuffer, queue: Queue) -> RunStatus:
         run=buffer.run,
         model=buffer.live_model(),
         tickets=tickets_queued(queue),
-        tasks=tuple(_task_status(buffer.counts(task)) for task in sorted(buffer.tasks())),
+        tasks=tuple(_task_status(buffer, buffer.counts(task)) for task in sorted(buffer.tasks())),
         workers=buffer.workers(),
         trainer=buffer.trainer(),
     )
@@ -96,6 +98,7 @@ def as_table(run: RunStatus) -> str:
         for task in run.tasks
     ]
     lines += aligned([header, *rows])
+    lines += [f"task {task.task}: {_memory_line(task)}" for task in run.tasks if task.bytes]
     lines += [_control_line(task) for task in run.tasks if task.control != "run"]
     lines += ["", _trainer_line(run.trainer)] if run.trainer else []
     lines += ["", *(_worker_lines(run.workers) or ["no worker has reported lately"])]
@@ -103,7 +106,7 @@ def as_table(run: RunStatus) -> str:
     return "\n".join(lines)
 
 
-def _task_status(counts: Counts) -> TaskStatus:
+def _task_status(buffer: MonitorBuffer, counts: Counts) -> TaskStatus:
     clock = counts.clock
     return TaskStatus(
         task=counts.task,
@@ -116,8 +119,14 @@ def _task_status(counts: Counts) -> TaskStatus:
         stale_threshold=clock.rules.stale_threshold,
         ready=counts.ready,
         statuses={status.value: counts.statuses.get(status, 0) for status in Status},
+        bytes={status.value: taken for status, taken in buffer.bytes_by_status(counts).items()},
         progress=dict(sorted(counts.progress.items())),
     )
+
+
+def _memory_line(task: TaskStatus) -> str:
+    parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
+    return f"samples take {in_words(sum(task.bytes.values()))} ({parts})"
 
 
 def _control_line(task: TaskStatus) -> str:

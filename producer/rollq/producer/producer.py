@@ -16,14 +16,15 @@ from rq import Queue
 
 from rollq.buffer.batch_sizes import groups_through
 from rollq.buffer.batches import MAX_FILL
+from rollq.buffer.collecting import Audit
 from rollq.buffer.errors import BatchOver, InvalidPrompt, ServerError, ServerUnavailable
+from rollq.buffer.fullness import FULL, Fullness
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import BatchState, Control, Counts
 from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.events import EventKind
-from rollq.buffer.store.run import MEMORY_LIMIT
 from rollq.producer.progress_log import Move, ProgressLog
 from rollq.producer.sampler import PromptSource, Sampler
 from rollq.producer.settings import ProducerSettings
@@ -80,6 +81,7 @@ class Producer:
         self._evaluations = evaluations
         self._log_once = LogOnce(log)
         self._progress = ProgressLog()
+        self._audit = Audit(buffer)
 
     def run(self, stop: threading.Event) -> None:
         """Schedule until `stop` is set. Waits while the server is unavailable or full.
@@ -109,26 +111,28 @@ class Producer:
     def _is_temporary(self, error: ServerError) -> bool:
         """Whether waiting helps: a full server drains by itself, one that refuses for another reason does not."""
         try:
-            return isinstance(error, ServerUnavailable) or self._buffer.memory_fraction() >= MEMORY_LIMIT
+            return isinstance(error, ServerUnavailable) or self._buffer.memory_fraction() >= FULL
         except ServerUnavailable:
             return True
 
     def tick(self) -> None:
         """Schedule once for every task and evaluation, then add the tickets that are missing."""
-        memory_fraction = self._buffer.memory_fraction()
-        waiting = sum(self._top_up(feed, memory_fraction) for feed in self._feeds)
+        fullness = self._buffer.fullness()
+        waiting = sum(self._top_up(feed, fullness) for feed in self._feeds)
         waiting += sum(self._fill_evaluation(evaluation) for evaluation in self._evaluations)
         self._buffer.enqueue_missing_tickets(self._queue, waiting, self._settings.groups_per_job)
+        self._audit.step(time.monotonic())
         self._progress.report(time.monotonic())
 
-    def _top_up(self, feed: TaskFeed, memory_fraction: float) -> int:
+    def _top_up(self, feed: TaskFeed, fullness: Fullness) -> int:
         """Sweep one task and schedule groups up to its target. Returns how many of its groups wait for a worker."""
         reaped = self._buffer.reap(feed.task)
         expired = self._buffer.expire(feed.task)
+        self._buffer.collect(feed.task)
         counts = self._buffer.counts(feed.task)
         if counts.clock.control is Control.RUN and self._ends(feed, counts):
             counts = self._buffer.counts(feed.task)
-        plan = plan_production(self._settings, feed.rules, task_state(counts), memory_fraction)
+        plan = plan_production(self._settings, feed.rules, task_state(counts), fullness)
         recycled = self._recycle(feed, counts, plan)
         admitted = self._admit(feed, counts, plan, recycled) if plan.room > recycled else 0
         moved = {

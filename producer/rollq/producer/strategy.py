@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollq.buffer.batch_sizes import groups_at, groups_through
+from rollq.buffer.fullness import FULL, Fullness
 from rollq.buffer.rollouts import SCHEDULED, Status
 from rollq.buffer.settings import TaskRules
-from rollq.buffer.store.run import MEMORY_LIMIT
 from rollq.producer.settings import ProducerSettings
 
 MAX_ADAPTED = 3.0
@@ -64,17 +64,15 @@ class SchedulePlan:
         return 0 if self.reason else self.target - self.outstanding
 
 
-def plan_production(
-    settings: ProducerSettings, rules: TaskRules, state: TaskState, memory_fraction: float
-) -> SchedulePlan:
-    """Plan one task. `memory_fraction` is the used share of the server's maxmemory, 0 without a limit."""
+def plan_production(settings: ProducerSettings, rules: TaskRules, state: TaskState, fullness: Fullness) -> SchedulePlan:
+    """Plan one task. `fullness` is that of the whole buffer."""
     pools, tail_batch = draw_on(rules, state)
     ahead = rules.sync_weights_interval if settings.strategy == "sync" else rules.stale_threshold
     last_step = max(0, state.version + ahead)
     target = groups_through(rules.batch_groups, rules.schedule, last_step)
     if settings.strategy == "async" and not tail_batch:
         target += over_sampled(settings, rules, state)
-    return SchedulePlan(target, state.outstanding, last_step, pools, _obstacle(target, state, memory_fraction))
+    return SchedulePlan(target, state.outstanding, last_step, pools, _obstacle(target, state, fullness))
 
 
 def draw_on(rules: TaskRules, state: TaskState) -> tuple[tuple[Status, ...], bool]:
@@ -121,15 +119,15 @@ def too_little_kept(outcomes: int, kept: int, window: int, min_keep_rate: float)
     return outcomes >= window and kept < min_keep_rate * outcomes
 
 
-def _obstacle(target: int, state: TaskState, memory_fraction: float) -> str:
+def _obstacle(target: int, state: TaskState, fullness: Fullness) -> str:
     if state.control != "run":
         return f"the task is set to {state.control!r}" + (f": {state.control_reason}" if state.control_reason else "")
     if state.version < 0:
         return "no trainer has started an epoch yet"
-    if memory_fraction >= MEMORY_LIMIT:
+    if fullness.is_full:
         return (
-            f"the server's memory is full to {memory_fraction:.0%} of maxmemory; admission continues below "
-            f"{MEMORY_LIMIT:.0%}: raise maxmemory, or let the trainer commit and checkpoint"
+            f"{fullness}; admission continues below {FULL:.0%}: raise {fullness.limit}, or let the trainer commit and "
+            "checkpoint"
         )
     if state.outstanding >= target:
         return f"everything that version {state.version} allows is scheduled; production continues with a newer version"

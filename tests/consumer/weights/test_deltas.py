@@ -407,7 +407,7 @@ class TestObjectStore:
         ):
             with monkeypatch.context() as patched:
                 patched.setenv(name, value)
-                patched.setattr("rollq.buffer.weights.object_store.RETRIES", 0)
+                patched.setattr("rollq.buffer.s3.RETRIES", 0)
                 with pytest.raises(WeightsError, match=message) as refused:
                     run.load(folder=tmp_path / name)
                 assert "\n" not in str(refused.value)

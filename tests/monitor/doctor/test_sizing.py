@@ -114,7 +114,7 @@ def without_partial_rollout(size: TaskSize) -> TaskSize:
 def test_a_full_run_takes_less_than_the_formula_says(trained: AloneWorld) -> None:
     for _ in range(2):
         trained.admit(10)
-        trained.put(trained.lease(10), tokens=2048)
+        trained.put(trained.lease(10), tokens=2048, text="")
     assert trained.statuses() == {"completed": 20, "archived": 50}
     size = without_partial_rollout(trained.size)
     assert live_groups(size) == 80

@@ -16,6 +16,8 @@ import orjson
 
 from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import RunMismatch, SnapshotError
+from rollq.buffer.payloads.objects import PLACE
+from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import NO_VERSION
 from rollq.buffer.rollouts import WHOLE
 from rollq.buffer.rules_codec import encode_rules
@@ -24,12 +26,16 @@ from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, rea
 from rollq.buffer.snapshots.save import Report
 from rollq.buffer.store.functions import Beside
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
+from rollq.buffer.wire.payload import frame_bytes, is_large
 
-RESTORABLE = (4, 5, SCHEMA_VERSION)
-"""Schemas of runs that can be restored. Runs before 5 stored each sample on its own, those before 6 no payloads."""
+RESTORABLE = (4, 5, 6, SCHEMA_VERSION)
+"""Schemas of runs that can be restored. Runs before 5 stored each sample on its own, those before 6 no payloads, and
+those before 7 no sizes of frames."""
 BYTES_PER_CALL = 1 << 20
 GROUPS_PER_CALL = 200
 ITEMS_PER_WRITE = 1000
+_OF_FRAMES = frozenset({"payload", "payload_bytes", "bytes"})
+"""Fields of a group that depend on where its frames are."""
 
 
 class Restoring(BufferCore):
@@ -54,39 +60,61 @@ class Restoring(BufferCore):
         check(directory, snapshot)
         incarnation = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest).decode()
         self._incarnation = incarnation
+        if self.payloads.outside:
+            self.payloads.outside.mark(self.payloads.folder(incarnation))
         done = 0
         for task in snapshot.tasks:
+            total_bytes = 0
             for call in _calls(directory, snapshot, task):
-                self._restore_groups(incarnation, snapshot, task, call)
+                total_bytes += self._restore_groups(incarnation, snapshot, task, call)
                 done += len(call)
                 if report:
                     report(done, snapshot.groups)
-            self._restore_task(incarnation, snapshot, task)
+            self._restore_task(incarnation, snapshot, task, total_bytes)
         self._finish_restore(incarnation, snapshot, digest)
         return snapshot
 
-    def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> None:
+    def _restore_groups(self, incarnation: str, snapshot: Snapshot, task: str, groups: list[SavedGroup]) -> int:
+        """Returns the bytes of their frames."""
         keys = task_keys(self.run, task)
         args: list[Any] = []
-        payloads: dict[str, bytes] = {}
+        beside: dict[str, bytes] = {}
+        away: dict[PayloadName, bytes] = {}
+        total_bytes = 0
         for group in groups:
-            fields, frames = group.fields, group.frames
-            if "payload" in fields and WHOLE in frames:
-                payloads[keys.payload(group.group_id, fields["payload"])] = frames[WHOLE]
-                frames = {field: frame for field, frame in frames.items() if field != WHOLE}
+            fields = {name: value for name, value in group.fields.items() if name not in _OF_FRAMES}
+            frames = dict(group.frames)
+            if size_bytes := frame_bytes(frames, group_size=len(fields["letters"])):
+                fields["bytes"] = str(size_bytes)
+                total_bytes += size_bytes
+            if is_large(frames):
+                whole, nonce = frames.pop(WHOLE), _nonce(task, group)
+                if place := self.payloads.place_for(len(whole)):
+                    name = PayloadName(task, place, group.group_id, f"{nonce}-restored")
+                    away[name], fields["payload"] = whole, name.encoded
+                else:
+                    beside[keys.payload(group.group_id, nonce)], fields["payload"] = whole, nonce
+                fields["payload_bytes"] = str(len(whole))
             args += (group.group_id, group.status, group.score, len(fields), *_flat(fields))
             args += (len(frames), *_flat(frames))
+        self.payloads.write(away)
         order = snapshot.tasks[task].clock["order"]
-        self.call_all([Beside(("restore_groups", keys.clock, incarnation, order, *args), payloads)])
+        self.call_all([Beside(("restore_groups", keys.clock, incarnation, order, *args), beside)])
+        return total_bytes
 
-    def _restore_task(self, incarnation: str, snapshot: Snapshot, task: str) -> None:
+    def _restore_task(self, incarnation: str, snapshot: Snapshot, task: str, total_bytes: int) -> None:
         saved = snapshot.tasks[task]
+        progress = saved.parts.get("progress", {})
+        assert isinstance(progress, dict)
+        parts = dict(saved.parts)
+        if total_bytes or "bytes" in progress:
+            parts["progress"] = {**progress, "bytes": str(total_bytes)}
         clock = saved.clock | {
             "incarnation": incarnation, "events": self.keys.events, "nonce": "", "version": str(NO_VERSION),
             "reaped_ms": "0", "hold_until_ms": "0", "saving_until_ms": "0",
         }  # fmt: skip
         key = task_keys(self.run, task).clock
-        for write in _writes(saved.parts.items()):
+        for write in _writes(parts.items()):
             self.call("restore_task", key, incarnation, 0, *write)
         (write,) = _writes([("clock", clock)])
         self.call("restore_task", key, incarnation, 1, *write)
@@ -95,6 +123,7 @@ class Restoring(BufferCore):
         run = {
             "incarnation": incarnation, "schema": str(SCHEMA_VERSION), "model": snapshot.model,
             "tokenizer": snapshot.tokenizer, "restored_from": digest,
+            "payloads": PLACE if self.payloads.outside else "",
             "ancestors": orjson.dumps(snapshot.ancestors).decode(),
         }  # fmt: skip
         # a task that joins before the first trainer must not know of steps before which that trainer may resume
@@ -103,6 +132,13 @@ class Restoring(BufferCore):
         parts: list[tuple[str, Part]] = [("run", run), ("trainer", trainer), ("versions", snapshot.versions)]
         parts += [(f"plan:{step}", plan) for step, plan in snapshot.plans.items()]
         self.call("finish_restore", self.keys.info, incarnation, digest, *chain(*_writes(parts)), "", *snapshot.tasks)
+
+
+def _nonce(task: str, group: SavedGroup) -> str:
+    """The nonce of the lease that made the large frame of a group."""
+    named = group.fields.get("payload", group.fields["put_nonce"])
+    away = PayloadName.parse(task, named)
+    return away.leaf.partition("-")[0] if away else named
 
 
 def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:

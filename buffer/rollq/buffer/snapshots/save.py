@@ -17,6 +17,7 @@ import orjson
 
 from rollq.buffer.core import BufferCore, pairs
 from rollq.buffer.errors import SnapshotError
+from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.rollouts import WHOLE, Status
 from rollq.buffer.snapshots.folder import Part, SavedGroup, SavedTask, Snapshot, Writer, writing
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
@@ -199,10 +200,18 @@ class Saving(BufferCore):
         clock_key = task_keys(self.run, task).clock
         replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
         batch_of = index.batch_of
-        for (status, group_id, score), (fields, frames, payload) in zip(members, replies, strict=True):
+        stored = [_texts(fields) for fields, *_ in replies]
+        named = {
+            group_id: fields["payload"]
+            for (_, group_id, _), fields in zip(members, stored, strict=True)
+            if PayloadName.parse(task, fields.get("payload", ""))
+        }
+        away = self.read_payloads(task, named)
+        for (status, group_id, score), fields, (_, frames, payload) in zip(members, stored, replies, strict=True):
             batch = batch_of.get(str(group_id))
             if fields:
-                found = SavedGroup(group_id, status.value, score, _texts(fields), _frames(frames, payload))
+                whole = payload or away.get(group_id, b"")
+                found = SavedGroup(group_id, status.value, score, fields, _frames(frames, whole))
                 yield as_indexed(found, batch, int(index.progress["admitted"]))
             elif status in IN_MANIFESTS or (batch and status not in AUDITED):
                 raise _Moved(f"a batch of task {task!r} was given up while it was saved: save it again")
@@ -243,6 +252,7 @@ def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -
         return frames
     fields["letters"] = "p" * len(fields["letters"])
     fields.pop("payload", None)
+    fields.pop("payload_bytes", None)
     fields.pop("rows", None)
     return {}
 

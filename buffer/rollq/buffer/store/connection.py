@@ -69,14 +69,27 @@ def patiently(client: redis.Redis, do: Callable[[], T], patience: Patience | Non
     return wait_out(do, patience or Patience(), name=address(client))
 
 
-def wait_out(do: Callable[[], T], patience: Patience, *, name: str, before_next: Callable[[], None] | None = None) -> T:
-    """Like `patiently`, for the servers that messages call `name`. `before_next` is called before `do` is repeated."""
+def wait_out(
+    do: Callable[[], T],
+    patience: Patience,
+    *,
+    name: str,
+    before_next: Callable[[], None] | None = None,
+    fails: type[Exception] = driver.RedisError,
+    explain: Callable[[Any], Trouble | None] = diagnose,
+) -> T:
+    """Like `patiently`, for the servers that messages call `name`. `before_next` is called before `do` is repeated.
+
+    `fails` is the error of those that may be away, and `explain` says what one means; None: it is not about a server.
+    """
     started_s = time.monotonic()
     for tries in count(1):
         try:
             result = do()
-        except driver.RedisError as error:
-            _pause(name, error, tries, time.monotonic() - started_s, patience)
+        except fails as error:
+            if (trouble := explain(error)) is None:
+                raise
+            _pause(name, error, trouble, tries, time.monotonic() - started_s, patience)
             if before_next:
                 before_next()
         else:
@@ -86,13 +99,11 @@ def wait_out(do: Callable[[], T], patience: Patience, *, name: str, before_next:
     raise AssertionError("unreachable: count() has no end")
 
 
-def _pause(name: str, error: driver.RedisError, tries: int, waited_s: float, patience: Patience) -> None:
-    """Wait before the next try; raise `error`, or what it means, when there is none."""
-    trouble = diagnose(error)
-    if trouble is None:
-        raise error
+def _pause(name: str, error: Exception, trouble: Trouble, tries: int, waited_s: float, patience: Patience) -> None:
+    """Wait before the next try; raise what `error` means when there is none."""
     wait_s = patience.for_trouble(trouble)
-    message = f"{name}: {reply_text(error)}"
+    words = reply_text(error) if isinstance(error, driver.RedisError) else str(error).partition("\n")[0]
+    message = f"{name}: {words}"
     if waited_s >= wait_s or patience.closed.is_set():
         raise trouble.error(f"{message} - {trouble.remedy}") from error
     if tries == 1:

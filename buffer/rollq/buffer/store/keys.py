@@ -38,6 +38,9 @@ rollq:{run:task}:batch:<handle>:groups list its group ids                       
 rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt            functions  until dropped
 rollq:{run:task}:rollout:<id>    hash    "all" -> frame; or sample index, parts       functions  until dropped
 rollq:{run:task}:payload:<id>:<nonce> string a frame that is too large for a function functions until dropped
+rollq:{run:task:<id>}:payload:<name> string likewise, away, on a cluster            workers    until collected
+rollq:{run:task}:garbage         set     payloads that are away and of no more use     functions  until collected
+rollq:{run:task}:shared          hash    payload that is away -> how many groups name it functions until dropped
 rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry          functions  one lease
 rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counters      functions  until checkpoint
 """
@@ -49,7 +52,7 @@ from functools import lru_cache
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Status
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of what a run stores: keys, fields, frames and messages. Releases with the same one may work in one run.
 
 Raise it when roles of the last release could not work with what this one stores, or the other way round.
@@ -182,7 +185,12 @@ class TaskKeys:
         return self._key(f"rollout:{group_id}")
 
     def payload(self, group_id: int, nonce: str) -> str:
+        """In the task's slot."""
         return self._key(f"payload:{group_id}:{nonce}")
+
+    def payload_away(self, group_id: int, name: str) -> str:
+        """In a slot of the group's."""
+        return f"rollq:{{{self.run}:{self.task}:{group_id}}}:payload:{name}"
 
     @property
     def prompts(self) -> str:

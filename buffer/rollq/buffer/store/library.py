@@ -14,7 +14,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from rollq.buffer.rollouts import BESIDE, MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
+from rollq.buffer.rollouts import AWAY, BESIDE, MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
@@ -98,6 +98,7 @@ def constants() -> str:
         "NO_TOKENS": str(NO_TOKENS),
         "WHOLE": f"'{WHOLE}'",
         "BESIDE": f"'{BESIDE}'",
+        "AWAY": f"'{AWAY}'",
         "MOST_PARTS": str(MOST_PARTS),
         "MOST_PART_BYTES": str(MOST_PART_BYTES),
         "STATUSES": _lua_list(Status),

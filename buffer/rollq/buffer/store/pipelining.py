@@ -53,7 +53,8 @@ def pipeline(
 
     Must be harmless to repeat: after an outage all starts again. Nothing holds the commands together: others may come
     between, and later ones run when an earlier one is refused. Where servers have replicas, it returns when all that
-    its functions have found or written is on a replica too, so that no failover takes back what was answered.
+    its functions have found or written, and what it has set, is on a replica too, so that no failover takes
+    back what was answered.
     """
 
     def do() -> list[T]:
@@ -74,12 +75,14 @@ def pipeline(
 class _Connection:
     """One connection: what is to be sent is gathered, so that few system calls are needed.
 
-    `mark` is the key of the last function that may have written; None without one.
+    `written` is the key of the last command that may have written, None without one, and `mark` that of the last
+    function.
     """
 
     def __init__(self, client: redis.Redis, connection: Any) -> None:
         self.client = client
         self.raw = connection
+        self.written: str | None = None
         self.mark: str | None = None
         self._packed: list[bytes] = []
         self._size_bytes = 0
@@ -120,12 +123,13 @@ class _Connections:
         return self._by_server[client]
 
     def flush(self) -> None:
-        """Send what is gathered, and ask for replicas where functions have run."""
+        """Send what is gathered, and ask for replicas where something may have been written."""
         for connection in self._by_server.values():
-            if connection.mark and self._servers.replicas:
+            if connection.written and self._servers.replicas:
                 # WAIT counts writes of this connection alone, and a function that is repeated may write nothing. A
                 # function writes also where memory is full
-                connection.send(("FCALL", function_name("mark"), 1, connection.mark))
+                if connection.mark:
+                    connection.send(("FCALL", function_name("mark"), 1, connection.mark))
                 timeout_ms = 1 if self._servers.was_alone(connection.client) else REPLICA_TIMEOUT_MS
                 connection.send(("WAIT", self._servers.replicas, timeout_ms))
             connection.flush()
@@ -136,13 +140,16 @@ class _Connections:
         A primary that has no replica left, as after a failover, needs none, so that the run continues.
         """
         for connection in self._by_server.values():
-            if connection.mark and self._servers.replicas:
-                _read(connection.raw)  # without the functions it is an error, as the calls are that will be repeated
+            if connection.written and self._servers.replicas:
+                if connection.mark:
+                    _read(
+                        connection.raw
+                    )  # without the functions it is an error, as the calls are that will be repeated
                 count = _read(connection.raw)  # an error when the server has become a replica meanwhile
                 if isinstance(count, int) and count >= self._servers.replicas:
                     continue
                 has_replicas = _has_replicas(connection.raw)
-                if not self._servers.is_alone(connection.client, connection.mark, has_replicas=has_replicas):
+                if not self._servers.is_alone(connection.client, connection.written, has_replicas=has_replicas):
                     raise driver.ResponseError("NOREPLICAS no replica has the data yet")
                 name = address(connection.client)
                 log_once.warning(name, "%s has no replica: what it acknowledges is on its disk alone", name)
@@ -167,6 +174,8 @@ def _exchange(
             parts = [("MULTI",), *parts, ("EXEC",)]
         for part in parts:
             connection.send(part)
+            if part[0] in ("FCALL", "SET"):
+                connection.written = key_of(part)
             if part[0] == "FCALL":
                 connection.mark = key_of(part)
         sent.append((connection, len(parts) - 1))

@@ -20,9 +20,6 @@ from rollq.buffer.store.library import connection_name, library_name
 from rollq.buffer.store.pipelining import Command, key_of, pipeline
 from rollq.buffer.store.servers import Servers, connect_servers
 
-MEMORY_LIMIT = 0.8
-"""Used share of maxmemory above which producers admit nothing new: the rest is for results that are on their way."""
-
 
 class RunStore:
     """The keys of one run, on one server or on the primaries of a cluster.
@@ -38,9 +35,9 @@ class RunStore:
         self._patience = patience or Patience()
         self._incarnation: str | None = None
 
-    @classmethod
-    def connect(cls, url: str, run: str, *, password: str | None = None, patience: Patience | None = None) -> Self:
-        """Open the buffer of `run` on the server or cluster at `url`, and load the functions where they are missing.
+    @staticmethod
+    def open_servers(url: str, run: str, password: str | None = None) -> Servers:
+        """The server or cluster at `url`, with the functions loaded where the keys of `run` are.
 
         Raises `ConfigError` (an invalid run name), `ServerUnavailable`, `ServerRefused`.
         """
@@ -51,7 +48,7 @@ class RunStore:
         except BaseException:
             servers.close()
             raise
-        return cls(servers, run, patience)
+        return servers
 
     def close(self) -> None:
         """Close the connections and end every wait for the server."""

@@ -46,9 +46,11 @@ class Servers(Protocol):
     """Where the keys of a buffer are. Thread-safe.
 
     `replicas`: how many replicas of a server must have what a function has written before it counts.
+    `spread`: whether keys of different slots are on different servers.
     """
 
     replicas: int
+    spread: bool
 
     def of(self, key: str) -> redis.Redis:
         """A client of the server that has `key`. Raises the driver's `ClusterDownError` while none has it."""
@@ -74,6 +76,7 @@ class OneServer:
     """`Servers` that are one. What it acknowledges after a failover is for its own configuration to decide."""
 
     replicas = 0
+    spread = False
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -148,6 +151,7 @@ class Cluster:
     """The primaries of a Redis or Valkey Cluster, some nodes of which a URL names. Begins with `refresh`."""
 
     replicas = 1
+    spread = True
 
     def __init__(self, url: str, password: str | None, name: str | None = None) -> None:
         """Does no I/O. `name`: of connections. Raises `ConfigError` for a URL that names no cluster."""

@@ -49,6 +49,9 @@ key                                 producer  worker  trainer  monitor  operator
 rollq:{run:task}:group:<id>         write     write   write    read     write
 rollq:{run:task}:rollout:<id>       copy      write   write    -        write
 rollq:{run:task}:payload:<id>:<nonce> copy    write   write    -        write
+rollq:{run:task:<id>}:payload:<name> copy     write   write    -        write
+rollq:{run:task}:garbage            write     write   write    -        write
+rollq:{run:task}:shared             write     write   write    -        write
 rollq:{run:task}:<status>           write     write   write    read     write
 rollq:{run:task}:by_version         write     write   write    read     write
 rollq:{run:task}:suspects           write     write   write    read     write
@@ -82,17 +85,18 @@ rollq:{run}:weights                 -         -       write    -        -
 rollq:{run}:weights:<digest>:<n>    -         read    write    -        -
 """
 """The right of each role on each key. `write` includes `read`. `copy`: drop one or its fields, ask whether it has a
-field, or copy one to another, but neither read nor write it. The operator writes because `rollq restore` does."""
+field and how long that is, or copy one to another, but neither read nor write it. The operator writes because `rollq
+restore` does."""
 
 READS = (
-    "get exists hexists hget hgetall hmget hrandfield hscan hstrlen hvals llen lrange smembers strlen "
-    "xrange xread zcard zcount zrange zrangebyscore zrevrange zscore"
+    "get exists hexists hget hgetall hmget hrandfield hscan hstrlen hvals llen lrange smembers srandmember strlen "
+    "xrange xread zcard zcount zrandmember zrange zrangebyscore zrevrange zscore"
 )
 WRITES = (
-    "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim rpush sadd set unlink xadd "
+    "copy del expire hdel hincrby hincrbyfloat hset hsetnx incr lpop lrem ltrim rpush sadd set srem unlink xadd "
     "zadd zpopmin zrem zremrangebyrank"
 )
-DROPS = "hdel hexists unlink"
+DROPS = "hdel hexists hstrlen unlink"
 
 EVERYONE = (
     "ping info time select cluster|slots client|setname acl|whoami function|list function|stats subscribe unsubscribe"
@@ -182,7 +186,7 @@ def key_patterns(run: str, key: str) -> list[str]:
     """The patterns of an ACL that match a key of `RIGHTS` in `run`: all ids, and all tasks."""
     if key.endswith(":<status>"):
         return [key_patterns(run, key.replace("<status>", status.value))[0] for status in Status]
-    return [re.sub(r"<\w+>", "*", key.replace("{run:task}", f"{{{run}:*}}").replace("{run}", f"{{{run}}}"))]
+    return [re.sub(r"<\w+>", "*", re.sub("{run:task[^}]*}", f"{{{run}:*}}", key).replace("{run}", f"{{{run}}}"))]
 
 
 def _rules(run: str, user: User, releases: Sequence[str]) -> str:
@@ -200,6 +204,8 @@ def _extras(role: Role) -> str:
     """Commands without a key that not every role has. `publish` reaches only the channel of the run."""
     if role is Role.OPERATOR:
         return f"publish wait {TRANSACTIONS} function|load function|delete client|list acl|load"
+    if role is Role.PRODUCER:  # its audit of payloads on a cluster lists keys, of which it can read only its run's
+        return f"publish wait scan {TRANSACTIONS}"
     return "" if role is Role.MONITOR else f"publish wait {TRANSACTIONS}"
 
 

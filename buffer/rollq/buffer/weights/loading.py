@@ -17,10 +17,11 @@ from urllib.parse import unquote, urlsplit
 from rollq.buffer.core import BufferCore
 from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import WeightsError
+from rollq.buffer.s3 import URL
 from rollq.buffer.weights.chain import Chain, Link, is_chain
 from rollq.buffer.weights.delta import apply_delta
 from rollq.buffer.weights.manifest import WEIGHTS_FILE, Manifest, Verify, verify_folder
-from rollq.buffer.weights.object_store import URL, ObjectStore
+from rollq.buffer.weights.object_store import ObjectStore
 from rollq.buffer.weights.store import read_chain, read_chunks, read_manifest
 
 log = logging.getLogger(__name__)

@@ -1,32 +1,21 @@
-"""Weights in an S3-compatible object store. The endpoint and the credentials come from the environment, as AWS names
-them (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, ...), and are never sent anywhere else. Needs `rollq[s3]`.
-"""
+"""Weights in an S3-compatible object store (see `rollq.buffer.s3`). Needs `rollq[s3]`."""
 
 import logging
-import os
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from rollq.buffer.errors import ConfigError, WeightsError
-
-if TYPE_CHECKING:
-    from obstore.store import ClientConfig, S3Store
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.s3 import open_bucket
 
 log = logging.getLogger(__name__)
 
-URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|\Z))[\w.=+@-]+)*)/?")
-"""`s3://bucket/prefix`."""
 REQUEST_BYTES = 16 << 20
 """Bytes of one request of an upload."""
 CONNECTIONS = 4
 """Requests of an upload at the same time."""
 STREAM_BYTES = 1 << 20
-RETRIES, RETRY_S = 4, 60.0
 PROGRESS_S = 10.0
 
 
@@ -35,14 +24,10 @@ class ObjectStore:
 
     def __init__(self, url: str) -> None:
         """Raises `ConfigError` for a URL that is not `s3://bucket/prefix`, a wrong endpoint, and without obstore."""
-        if (found := URL.fullmatch(url)) is None:
-            raise ConfigError(f"{url!r} is not the URL of a bucket and a prefix, such as s3://bucket/prefix")
         self._url = url.rstrip("/")
-        bucket, prefix = found[1], found[2].strip("/")
-        self._store = _connect(bucket, prefix, {"timeout": "120s"})
-        self._reader = _connect(
-            bucket, prefix, {"timeout": "12h", "read_timeout": "60s"}
-        )  # of a whole download, of a read
+        self._store = open_bucket(url, {"timeout": "120s"}, what="weights")
+        # of a whole download, of a read
+        self._reader = open_bucket(url, {"timeout": "12h", "read_timeout": "60s"}, what="weights")
 
     def uri(self, name: str) -> str:
         """The URI of an object, or of several whose names begin with `name/`."""
@@ -109,22 +94,6 @@ class _Progress:
             if monotonic() - self._logged_s >= PROGRESS_S:
                 self._logged_s = monotonic()
                 log.info("%s: %d of %d MiB", self._what, self._done >> 20, self._size >> 20)
-
-
-def _connect(bucket: str, prefix: str, timeouts: "ClientConfig") -> "S3Store":
-    try:
-        from obstore.store import S3Store
-    except ImportError as error:
-        raise ConfigError(f"weights in an object store need obstore ({error}): pip install 'rollq[s3]'") from error
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"AWS_ENDPOINT_URL is {endpoint!r}: it must begin with http:// or https://")
-    return S3Store(
-        bucket,
-        prefix=prefix or None,
-        client_options={**timeouts, "allow_http": endpoint.startswith("http://"), "connect_timeout": "10s"},
-        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
-    )
 
 
 @contextmanager

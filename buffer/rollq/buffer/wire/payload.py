@@ -62,6 +62,11 @@ def is_large(frames: Mapping[str, bytes]) -> bool:
     return len(frames.get(WHOLE, b"")) > MOST_INLINE_BYTES
 
 
+def frame_bytes(stored: Mapping[str, bytes], *, group_size: int) -> int:
+    """The size of the frames of a group, without parts."""
+    return sum(len(frame) for field, frame in stored.items() if field == WHOLE or int(field) < group_size)
+
+
 def decode_group(stored: Mapping[str, bytes], *, group_size: int) -> Samples:
     """The samples of a whole group, also of one that an older rollq stored sample by sample.
 

@@ -9,14 +9,14 @@ from functools import partial
 from shlex import quote
 from statistics import median
 
+from rollq.buffer.fullness import FULL
 from rollq.buffer.store.connection import unfit
 from rollq.buffer.store.library import digest, library_name
-from rollq.buffer.store.run import MEMORY_LIMIT
 from rollq.monitor.doctor.facts import ServerFacts, Space, is_loopback
 from rollq.monitor.doctor.findings import Finding, Level
 from rollq.monitor.doctor.libraries import release_of, sort_libraries
 from rollq.monitor.doctor.sizing import maxmemory_for
-from rollq.monitor.doctor.units import in_config, in_words
+from rollq.monitor.units import in_config, in_words
 
 OTHER_SERVERS = {"dragonfly_version": "Dragonfly", "garnet_version": "Garnet"}
 """Field of INFO -> a server that speaks the protocol, names itself after a recent Redis, and has no functions."""
@@ -128,8 +128,8 @@ def check_memory(facts: ServerFacts) -> Finding:
         message = f"maxmemory is not set, {in_words(used)} used: the server grows until the system kills it"
         return _finding("memory", Level.WARNING, message, *commands)
     message = f"{in_words(used)} used, {used / limit:.0%} of maxmemory {in_words(limit)}"
-    if used >= MEMORY_LIMIT * limit:
-        message += f": from {MEMORY_LIMIT:.0%} on producers admit nothing; raise it, or let the trainer checkpoint"
+    if used >= FULL * limit:
+        message += f": from {FULL:.0%} on producers admit nothing; raise it, or let the trainer checkpoint"
         return _finding("memory", Level.ERROR, message, *_set(facts, f"maxmemory {in_config(2 * used)}"))
     return _finding("memory", Level.OK, message)
 

@@ -19,7 +19,7 @@ from rollq.monitor.doctor.checks import Check, check_sizing, check_weights_folde
 from rollq.monitor.doctor.facts import SETTINGS, ServerFacts, read_facts, read_space
 from rollq.monitor.doctor.findings import Finding, Level
 from rollq.monitor.doctor.sizing import TaskSize, live_groups, salvaged_groups, used_bytes
-from rollq.monitor.doctor.units import in_words
+from rollq.monitor.units import in_words
 
 PATIENCE = Patience(unanswered_s=2.0, unready_s=2.0)
 """A server that is away for longer is a finding."""

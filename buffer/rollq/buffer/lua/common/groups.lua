@@ -34,8 +34,10 @@ end
 
 -- Removes every trace of a group that was withdrawn, and counts it under its reason.
 local function drop_group(clock, id, reason)
-  redis.call('UNLINK', group_key(clock.prefix, id), frame_keys(clock, id))
-  redis.call('HINCRBY', clock.prefix .. 'progress', 'dropped_' .. reason, 1)
+  local progress, payload, bytes = clock.prefix .. 'progress', group_fields(clock, id, 'payload', 'bytes')
+  unlink_frames(clock, id, payload, group_key(clock.prefix, id))
+  redis.call('HINCRBY', progress, 'dropped_' .. reason, 1)
+  if bytes then redis.call('HINCRBY', progress, 'bytes', -tonumber(bytes)) end
 end
 
 -- any status -> failed or filtered, without what was salvaged. Beyond the cap, the oldest group there is dropped. The

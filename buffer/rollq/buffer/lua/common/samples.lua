@@ -1,8 +1,13 @@
 -- The samples of a group: one letter each, and the oldest version of the tokens of each ('-' without tokens).
 --
 -- Their frames are fields of its rollout: WHOLE holds all samples, and a sample's index a later frame of that one. A
--- large frame of all samples is not a field, but a separate key, its payload. The key is named after the lease that
--- made it, and the group's field `payload` holds that name: a key that no group names is nobody's.
+-- large frame of all samples is not a field, but a separate value, its payload. It is named after the lease that made
+-- it, and the group's field `payload` holds that name: a payload that no group names is nobody's.
+--
+-- The payload is a key in the task's slot, whose name is the nonce of the lease, or it is away: in another slot, or in
+-- another store. The name of one that is away is `place:id:nonce-suffix`. Functions cannot remove it, so they add its
+-- name to the task's garbage, which roles collect. It is alive while its group names it, while the lease with its nonce
+-- is held, and while copies of its group share it; a name that has ceased to be alive never is again.
 
 local NO_VERSION = '-'
 local EVERY_VERSION = '[^,]+'
@@ -19,6 +24,16 @@ end
 
 local function payload_key(prefix, id, nonce)
   return prefix .. 'payload:' .. id .. ':' .. nonce
+end
+
+local AWAY_NAME = '^%a+:(%d+):([^:-]+)%-[^:-]+$'
+
+local function is_away(payload)
+  return string.find(payload, ':', 1, true) ~= nil
+end
+
+local function shared_key(clock)
+  return clock.prefix .. 'shared' -- payload that is away -> how many groups name it, if they are several
 end
 
 local function group_fields(clock, id, ...)
@@ -81,17 +96,63 @@ local function drop_parts(clock, id, parts)
   redis.call('HDEL', group_key(clock.prefix, id), 'parts', 'part_bytes')
 end
 
--- The keys that hold a group's frames, as separate values.
-local function frame_keys(clock, id)
-  local nonce, rollout = group_fields(clock, id, 'payload'), rollout_key(clock.prefix, id)
-  if nonce then return rollout, payload_key(clock.prefix, id, nonce) end
-  return rollout
+-- Notes how many bytes the frames of a group take, and `before` took.
+local function note_bytes(clock, id, bytes, before)
+  local change = bytes - tonumber(before or '0')
+  if change == 0 then return end
+  local key = group_key(clock.prefix, id)
+  if bytes > 0 then
+    redis.call('HSET', key, 'bytes', bytes)
+  else
+    redis.call('HDEL', key, 'bytes')
+  end
+  redis.call('HINCRBY', clock.prefix .. 'progress', 'bytes', change)
+end
+
+-- Counts the bytes of a group's frames, without parts, which are few and go soon.
+local function measure_frames(clock, id)
+  local key, payload_bytes, before = rollout_key(clock.prefix, id), group_fields(clock, id, 'payload_bytes', 'bytes')
+  local bytes = tonumber(payload_bytes or '0') + redis.call('HSTRLEN', key, WHOLE)
+  for index = 0, clock.group_size - 1 do
+    bytes = bytes + redis.call('HSTRLEN', key, index)
+  end
+  note_bytes(clock, id, bytes, before)
+end
+
+-- Whether a payload that is away may be read yet, or be named by a group that is put.
+local function is_alive(clock, payload)
+  local id, nonce = string.match(payload, AWAY_NAME)
+  local lease, named = group_fields(clock, id, 'nonce', 'payload')
+  return lease == nonce or named == payload or redis.call('HEXISTS', shared_key(clock), payload) == 1
+end
+
+-- Gives up a payload that is away, for one group that names it no longer.
+local function discard_payload(clock, payload)
+  local shared = shared_key(clock)
+  if redis.call('HEXISTS', shared, payload) == 1 then
+    if redis.call('HINCRBY', shared, payload, -1) > 0 then return end
+    redis.call('HDEL', shared, payload)
+  end
+  redis.call('SADD', clock.prefix .. 'garbage', payload)
+end
+
+-- Removes the frames of a group, which are in its rollout and in `payload`, and `more_keys`.
+local function unlink_frames(clock, id, payload, ...)
+  local rollout = rollout_key(clock.prefix, id)
+  if payload and not is_away(payload) then
+    redis.call('UNLINK', rollout, payload_key(clock.prefix, id, payload), ...)
+  else
+    redis.call('UNLINK', rollout, ...)
+    if payload then discard_payload(clock, payload) end
+  end
 end
 
 -- Removes every frame of a group.
 local function drop_frames(clock, id)
-  redis.call('UNLINK', frame_keys(clock, id))
-  redis.call('HDEL', group_key(clock.prefix, id), 'payload')
+  local payload, bytes = group_fields(clock, id, 'payload', 'bytes')
+  unlink_frames(clock, id, payload)
+  redis.call('HDEL', group_key(clock.prefix, id), 'payload', 'payload_bytes')
+  note_bytes(clock, id, 0, bytes)
 end
 
 -- The function `run`, whose calls come with payloads that were set in the same transaction: those that no group names
@@ -121,8 +182,12 @@ local function drop_whole_if_unused(clock, id, letters)
   end
   redis.call('HDEL', key, WHOLE)
   if payload then
-    redis.call('UNLINK', payload_key(clock.prefix, id, payload))
-    redis.call('HDEL', group_key(clock.prefix, id), 'payload')
+    if is_away(payload) then
+      discard_payload(clock, payload)
+    else
+      redis.call('UNLINK', payload_key(clock.prefix, id, payload))
+    end
+    redis.call('HDEL', group_key(clock.prefix, id), 'payload', 'payload_bytes')
   end
 end
 
@@ -133,6 +198,7 @@ local function drop_samples(clock, id, letters, reset)
   elseif #reset > 0 then
     redis.call('HDEL', rollout_key(clock.prefix, id), unpack(reset))
     drop_whole_if_unused(clock, id, letters)
+    measure_frames(clock, id)
   end
 end
 

@@ -73,15 +73,18 @@ end
 -- leaves like every trained group. Its field `clone` makes this happen once, however often its step is trained.
 local function clone_for_reuse(clock, id, step)
   local key, progress = group_key(clock.prefix, id), clock.prefix .. 'progress'
-  local uses, clone, payload = fields(key, 'uses', 'clone', 'payload')
+  local uses, clone, payload, bytes = fields(key, 'uses', 'clone', 'payload', 'bytes')
   uses = tonumber(uses or '0') + 1
   local due = step + 1 + clock.cooldown
   if uses >= clock.max_uses or clone or oldest_now(clock, id) <= stale_version(clock, due) then return end
   clone = redis.call('HINCRBY', progress, 'admitted', 1)
   redis.call('HINCRBY', progress, 'reused', 1)
   redis.call('COPY', key, group_key(clock.prefix, clone))
+  redis.call('HINCRBY', progress, 'bytes', bytes or 0)
   redis.call('COPY', rollout_key(clock.prefix, id), rollout_key(clock.prefix, clone))
-  if payload then
+  if payload and is_away(payload) then
+    redis.call('HINCRBY', shared_key(clock), payload, redis.call('HEXISTS', shared_key(clock), payload) == 1 and 1 or 2)
+  elseif payload then
     redis.call('COPY', payload_key(clock.prefix, id, payload), payload_key(clock.prefix, clone, payload))
   end
   redis.call('HSET', key, 'clone', clone)

@@ -3,26 +3,29 @@
 --   when it is finished and back to pending when it is not
 -- KEYS: clock, payloads
 -- ARGV: incarnation, epoch, then per group: id, attempt, nonce, letters, versions, oldest, newest, filtered, reward,
---   rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, rows
+--   rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows
 --   epoch: by which versions were counted   letters: one per sample
 --   versions: the oldest of each sample, comma separated, '-' without tokens
 --   oldest: the version that the group counts as, '-' without tokens   newest: its newest version, or '-'
 --   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
+--   bytes: of the frames and payloads given
 --   rows: of the samples, for the trainer (see `rollq.buffer.wire.rows`); '' unless all have ended
 --   each group is followed by field, frame of its `frame_count` frames: one of the WHOLE group, which replaces all
---   others, or those of its new samples by index. In place of a large frame of the WHOLE group, the field is BESIDE:
---   its payload is one of the keys, and '' takes the frame's place
+--   others, or those of its new samples by index. In place of a large frame of the WHOLE group, the field is BESIDE
+--   and the frame '': its payload is one of the keys; or the field is AWAY, and the frame the name of the payload
 -- Returns: one word per group: the status it was filed under, `dropped`, `restarted` when it went back to pending,
---   `duplicate` when this nonce filed it already, or `refused`. Payloads that no group names afterwards are removed
+--   `duplicate` when this nonce filed it already, or `refused`. Payloads that no group names afterwards are removed,
+--   and those that are away become garbage
 -- Caller: Leasing._put_with; workers
 -- Repeat: answers duplicate
 local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
 local FIRST_RESULT = 3
-local RESULT_ARGS = 18 -- of one group, without its frames
+local RESULT_ARGS = 19 -- of one group, without its frames
 local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
+local HAVE_ALL = { [WHOLE] = true, [BESIDE] = true, [AWAY] = true }
 local UNFINISHED = '[' .. SAMPLE.aborted .. SAMPLE.pending .. ']'
 
 local function check_version(version)
@@ -51,7 +54,8 @@ local function check_result(clock, result)
     result.took_ms,
     result.frame_count,
     result.passed,
-    result.rewarded_tokens
+    result.rewarded_tokens,
+    result.bytes
   )
   check_numbers(result.reward, result.new_tokens)
   check_version(result.oldest)
@@ -62,7 +66,7 @@ end
 -- The field, frame, ... of a group.
 local function read_frames(clock, args, first, count)
   if first + 2 * count - 1 > #args then refuse_argument(nil, 'a frame of each new sample') end
-  local has_all = count == 1 and (args[first] == WHOLE or args[first] == BESIDE)
+  local has_all = count == 1 and HAVE_ALL[args[first]]
   for at = first, has_all and 0 or first + 2 * count - 1, 2 do
     check_counts(args[at])
     if tonumber(args[at]) >= clock.group_size then refuse_argument(args[at], 'the index of a sample') end
@@ -71,6 +75,12 @@ local function read_frames(clock, args, first, count)
 end
 
 local function check_payload(clock, result)
+  local form, payload = unpack(result.frames)
+  if form == AWAY then
+    local id, nonce = string.match(payload, AWAY_NAME)
+    if id ~= result.id or nonce ~= result.nonce then refuse_argument(payload, 'the name of a payload of this lease') end
+    return
+  end
   local key = payload_key(clock.prefix, result.id, result.nonce)
   if redis.call('EXISTS', key) == 0 then refuse_argument(key, 'a payload that was set') end
 end
@@ -80,7 +90,7 @@ local function read_result(clock, args, at)
   -- in the order of `result_args` in Python
   -- stylua: ignore
   local id, attempt, nonce, letters, versions, oldest, newest, filtered, reward, rewarded, new_tokens, tokens, took_ms,
-    error_text, frame_count, passed, rewarded_tokens, rows = unpack(args, at, at + RESULT_ARGS - 1)
+    error_text, frame_count, passed, rewarded_tokens, bytes, rows = unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
     attempt = attempt,
@@ -99,11 +109,13 @@ local function read_result(clock, args, at)
     frame_count = frame_count,
     passed = passed,
     rewarded_tokens = rewarded_tokens,
+    bytes = bytes,
     rows = rows,
   }
   check_result(clock, result)
   result.frames = read_frames(clock, args, at + RESULT_ARGS, tonumber(frame_count))
-  if result.frames[1] == BESIDE then check_payload(clock, result) end
+  result.has_payload = result.frames[1] == BESIDE or result.frames[1] == AWAY
+  if result.has_payload then check_payload(clock, result) end
   result.key = group_key(clock.prefix, id)
   result.oldest = tonumber(oldest) or NO_TOKENS
   result.rewarded = tonumber(rewarded)
@@ -124,8 +136,9 @@ end
 
 -- What is stored of the group.
 local function read_group(key)
-  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row, letters, parts =
-    fields(key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row', 'letters', 'parts')
+  -- stylua: ignore
+  local attempt, nonce, put_nonce, arrival, deaths, batch, evaluation, row, letters, parts, bytes = fields(
+    key, 'attempt', 'nonce', 'put_nonce', 'arrival', 'deaths', 'batch', 'eval', 'row', 'letters', 'parts', 'bytes')
   return {
     attempt = attempt,
     nonce = nonce,
@@ -137,6 +150,7 @@ local function read_group(key)
     row = row,
     has_samples = letters and has_samples(letters),
     parts = tonumber(parts or '0'),
+    bytes = bytes,
   }
 end
 
@@ -307,7 +321,9 @@ local function put_result(clock, group, result, totals, now)
 end
 
 -- The word for a result whose lease is no longer the caller's.
-local function refuse(group, result, totals)
+local function refuse(clock, group, result, totals)
+  local form, payload = unpack(result.frames)
+  if form == AWAY and not is_alive(clock, payload) then redis.call('SADD', clock.prefix .. 'garbage', payload) end
   if group.attempt == result.attempt and group.put_nonce == result.nonce then
     totals.duplicates = totals.duplicates + 1
     return 'duplicate'
@@ -319,17 +335,23 @@ end
 -- Stores the new frames, which replace what was salvaged of the group: `put` gets every sample that has parts. Only a
 -- group with samples has frames from before.
 local function store_frames(clock, group, result)
-  local id, form = result.id, result.frames[1]
-  local has_all = form == WHOLE or form == BESIDE
+  local id, form, frame = result.id, unpack(result.frames)
+  local has_all = HAVE_ALL[form]
   if group.parts > 0 then drop_parts(clock, id, group.parts) end
-  if has_all and group.has_samples then drop_frames(clock, id) end
-  if form == BESIDE then
-    redis.call('HSET', result.key, 'payload', result.nonce)
-  elseif form == WHOLE then
-    redis.call('HSET', rollout_key(clock.prefix, id), unpack(result.frames))
+  if has_all and group.has_samples then
+    drop_frames(clock, id)
+    group.bytes = nil
+  end
+  if result.has_payload then
+    redis.call('HSET', result.key, 'payload', form == AWAY and frame or result.nonce, 'payload_bytes', result.bytes)
   else
     call_many('HSET', rollout_key(clock.prefix, id), result.frames)
+  end
+  if has_all then
+    note_bytes(clock, id, tonumber(result.bytes), group.bytes)
+  else
     drop_whole_if_unused(clock, id, result.letters)
+    measure_frames(clock, id)
   end
 end
 
@@ -346,7 +368,7 @@ local function put(keys, args)
       store_frames(clock, group, result)
       replies[#replies + 1] = put_result(clock, group, result, totals, now)
     else
-      replies[#replies + 1] = refuse(group, result, totals)
+      replies[#replies + 1] = refuse(clock, group, result, totals)
     end
   end
   write_totals(clock, totals)

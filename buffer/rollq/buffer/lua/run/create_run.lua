@@ -1,8 +1,8 @@
 -- Creates the run, or compares it with the one that exists. No other function creates a run.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, schema, model, tokenizer
---   model, tokenizer: fingerprints, '' when unknown
+-- ARGV: incarnation, schema, model, tokenizer, payloads
+--   model, tokenizer: fingerprints, '' when unknown   payloads: 'store' when some may be outside of the run's servers
 -- Returns: the incarnation of the run
 -- Caller: BufferCore.create_run; every role, when it starts
 -- Repeat: compares and changes nothing
@@ -18,8 +18,9 @@ local function refuse_mismatch(name, found, asked)
 end
 
 local function create_run(keys, args)
-  local incarnation, schema, model, tokenizer = unpack(args)
+  local incarnation, schema, model, tokenizer, payloads = unpack(args)
   check_given(incarnation, schema, model, tokenizer)
+  check_choice(payloads, '', 'store')
   local run = keys[1]
   local existing, run_schema, run_model, run_tokenizer = fields(run, 'incarnation', 'schema', 'model', 'tokenizer')
   if not existing and redis.call('HEXISTS', run, 'restoring') == 1 then
@@ -32,7 +33,7 @@ local function create_run(keys, args)
   if not existing then
     -- stylua: ignore
     redis.call('HSET', run, 'incarnation', incarnation, 'schema', schema, 'model', model,
-      'tokenizer', tokenizer, 'created_ms', now_ms())
+      'tokenizer', tokenizer, 'payloads', payloads, 'created_ms', now_ms())
     return incarnation
   end
   local err = refuse_mismatch('schema', run_schema, schema)

@@ -14,6 +14,6 @@ local function save_group(keys, args)
   return {
     redis.call('HGETALL', group_key(clock.prefix, id)),
     redis.call('HGETALL', rollout_key(clock.prefix, id)),
-    payload and redis.call('GET', payload_key(clock.prefix, id, payload)) or '',
+    payload and not is_away(payload) and redis.call('GET', payload_key(clock.prefix, id, payload)) or '',
   }
 end

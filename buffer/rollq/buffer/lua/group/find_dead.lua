@@ -1,0 +1,21 @@
+-- Which payloads that are away are of no use: no group names them, and no lease may yet put them.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, then names of payloads
+-- Returns: the names of those; none while the buffer is saved
+-- Caller: Collecting.find_dead; any role
+-- Repeat: finds the same
+--
+-- It writes nothing, but is called as a function that writes, so that its reply is on a replica before a payload goes.
+local function find_dead(keys, args)
+  local incarnation = unpack(args, 1, 1)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  local dead = {}
+  if is_saving(clock, now_ms()) then return dead end
+  for i = 2, #args do
+    if not string.find(args[i], AWAY_NAME) then refuse_argument(args[i], 'the name of a payload') end
+    if not is_alive(clock, args[i]) then dead[#dead + 1] = args[i] end
+  end
+  return dead
+end

@@ -1,0 +1,17 @@
+-- Payloads that are away, and that no group names any longer.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, limit
+-- Returns: the names of some of them; none while the buffer is saved, since the saver may read them
+-- Caller: Collecting.collect; any role
+-- Repeat: finds what is left
+--
+-- It writes nothing, but is called as a function that writes, so that its reply is on a replica before a payload goes.
+local function find_garbage(keys, args)
+  local incarnation, limit = unpack(args)
+  check_counts(limit)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  if is_saving(clock, now_ms()) then return {} end
+  return redis.call('SRANDMEMBER', clock.prefix .. 'garbage', limit)
+end

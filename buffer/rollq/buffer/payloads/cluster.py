@@ -1,0 +1,63 @@
+"""Payloads on the cluster that has the buffer: each in a slot of its group, so that they spread over the primaries."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from rollq.buffer.payloads.store import PayloadName, T
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.run import RunStore
+
+PLACE = "cluster"
+KEYS_PER_PAGE = 1000
+
+
+class ClusterPayloads:
+    """A `PayloadStore`. What it has written is on a replica too when `write` returns."""
+
+    def __init__(self, run: RunStore) -> None:
+        self._run = run
+
+    def write(self, payloads: Mapping[PayloadName, bytes]) -> None:
+        """Store payloads. A server whose memory is full refuses them: `ServerRefused`."""
+        self._run.send_all([("SET", self._key(name), payload) for name, payload in payloads.items()])
+
+    def read(self, names: Sequence[PayloadName], decode: Callable[[int, bytes | None], T]) -> list[T]:
+        """Read payloads."""
+        return self._run.send_all([("GET", self._key(name)) for name in names], partial(_decode_good, decode))
+
+    def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
+        """The size of each; 0 where it is gone."""
+        return self._run.send_all([("STRLEN", self._key(name)) for name in names])
+
+    def remove(self, names: Sequence[PayloadName]) -> None:
+        """Remove payloads."""
+        self._run.send_all([("UNLINK", self._key(name)) for name in names])
+
+    def pages(self) -> Iterator[list[PayloadName]]:
+        """All payloads of the run, in pages of about `KEYS_PER_PAGE` keys of any kind."""
+        pattern = f"rollq:{{{self._run.run}:*}}:payload:*"
+        for client in self._run.servers.primaries():
+            cursor = -1
+            with suppress(RedisError):  # one that is away is scanned the next time
+                while cursor != 0:
+                    page: Any = client.scan(max(cursor, 0), match=pattern, count=KEYS_PER_PAGE)
+                    cursor, keys = page
+                    yield [name for key in keys if (name := self._name(key.decode()))]
+
+    def _key(self, name: PayloadName) -> str:
+        return task_keys(self._run.run, name.task).payload_away(name.group_id, name.leaf)
+
+    def _name(self, key: str) -> PayloadName | None:
+        tag, _, leaf = key.removeprefix(f"rollq:{{{self._run.run}:").partition("}:payload:")
+        task, _, group_id = tag.partition(":")
+        return PayloadName.parse(task, f"{PLACE}:{group_id}:{leaf}")
+
+
+def _decode_good(decode: Callable[[int, bytes | None], T], index: int, reply: bytes | Exception | None) -> T:
+    if isinstance(reply, Exception):
+        raise reply
+    return decode(index, reply)

@@ -1,0 +1,68 @@
+"""Payloads that are away: large frames that are neither in their task's slot nor pass through its functions.
+
+Nothing holds such a payload and the group that names it together, so every moment in between is safe instead:
+
+- A worker writes the payload under a new name, which has the nonce of its lease, and then puts the group, which names
+  the payload. The lease is the note that such a payload may exist.
+- What a group names no longer is added to its task's garbage by the function that drops it. Any role removes the
+  payload, and then its name from the garbage. Both may be repeated, because names are never used again.
+- A worker that dies, or whose lease runs out, leaves payloads that no group has ever named. An audit finds them: see
+  `rollq.buffer.collecting`.
+"""
+
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, Self, TypeVar
+
+T = TypeVar("T")
+
+NAME = re.compile(r"([a-z]+):(\d+):([^:/]+-[^:/]+)")
+
+
+class PayloadName(NamedTuple):
+    """The name of a payload: which store has it, and whose it is. `leaf`: nonce of the lease, and a suffix."""
+
+    task: str
+    place: str
+    group_id: int
+    leaf: str
+
+    @classmethod
+    def new(cls, task: str, place: str, group_id: int, nonce: str) -> Self:
+        """A name that nothing has had before."""
+        return cls(task, place, group_id, f"{nonce}-{secrets.token_hex(4)}")
+
+    @classmethod
+    def parse(cls, task: str, text: str) -> Self | None:
+        """The name that `encoded` has made, as the functions know it; None for one in the task's slot, or for none."""
+        found = NAME.fullmatch(text)
+        return found and cls(task, found[1], int(found[2]), found[3])
+
+    @property
+    def encoded(self) -> str:
+        """Without the task."""
+        return f"{self.place}:{self.group_id}:{self.leaf}"
+
+
+class PayloadStore(Protocol):
+    """Where payloads are. Thread-safe.
+
+    Every method waits for a store that is away, and raises `ServerUnavailable` or `ServerRefused` when that does not
+    help. Each may be repeated.
+    """
+
+    def write(self, payloads: Mapping[PayloadName, bytes]) -> None:
+        """Store payloads; they are safe when it returns."""
+
+    def read(self, names: Sequence[PayloadName], decode: Callable[[int, bytes | None], T]) -> list[T]:
+        """Return `decode(i, payload)` of each, with None in place of one that is gone; called as they arrive."""
+
+    def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
+        """The size of each; 0 where it is gone."""
+
+    def remove(self, names: Sequence[PayloadName]) -> None:
+        """Remove payloads; those that are gone do not matter."""
+
+    def pages(self) -> Iterator[list[PayloadName]]:
+        """All payloads of the run, a page at a time. Those that come or go meanwhile may be missed."""

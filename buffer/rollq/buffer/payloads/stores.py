@@ -1,0 +1,92 @@
+"""The stores that a run has for payloads that are away: which one takes a payload, and which one has it."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.payloads import cluster, objects
+from rollq.buffer.payloads.store import PayloadName, PayloadStore, T
+from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.run import RunStore
+from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+
+
+class Payloads:
+    """The payloads of one run that are away. Thread-safe."""
+
+    def __init__(self, run: RunStore, settings: PayloadSettings, patience: Callable[[], Patience]) -> None:
+        """Raises `ConfigError` for a URL that names neither a folder that exists nor a bucket."""
+        self._run = run
+        self._min_bytes = settings.min_bytes
+        self.max_buffer_bytes = settings.max_buffer_bytes
+        self._stores: dict[str, PayloadStore] = {}
+        self.outside: objects.ObjectPayloads | None = None
+        if run.servers.spread:
+            self._stores[cluster.PLACE] = cluster.ClusterPayloads(run)
+        if settings.url:
+            self.outside = objects.ObjectPayloads(settings.url, lambda: self.folder(run.incarnation), patience)
+            self._stores[objects.PLACE] = self.outside
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return bool(self._stores)
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        if self.outside:
+            self.outside.close()
+
+    def folder(self, incarnation: str) -> str:
+        """The folder of an incarnation of the run in `objects`."""
+        return f"{self._run.run}/{incarnation}"
+
+    def place_for(self, size_bytes: int) -> str | None:
+        """The place of a new payload of this size; None if it is not to be away."""
+        if self.outside and size_bytes >= self._min_bytes:
+            return objects.PLACE
+        if cluster.PLACE in self._stores and size_bytes > MOST_INLINE_BYTES:
+            return cluster.PLACE
+        return None
+
+    def write(self, payloads: Mapping[PayloadName, bytes]) -> None:
+        """Store payloads. Raises `ServerUnavailable` and `ServerRefused`."""
+        for store, names in self._by_store(list(payloads)):
+            store.write({name: payloads[name] for name in names})
+
+    def read(self, names: Sequence[PayloadName], decode: Callable[[int, bytes | None], T]) -> list[T]:
+        """Return `decode(i, payload)` of each, with None in place of one that is gone."""
+        index = {name: number for number, name in enumerate(names)}
+        found: dict[PayloadName, T] = {}
+        for store, mine in self._by_store(names):
+
+            def decode_mine(number: int, payload: bytes | None, mine: Sequence[PayloadName] = mine) -> T:
+                return decode(index[mine[number]], payload)
+
+            found |= zip(mine, store.read(mine, decode_mine), strict=True)
+        return [found[name] for name in names]
+
+    def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
+        """The size of each; 0 where it is gone."""
+        found: dict[PayloadName, int] = {}
+        for store, mine in self._by_store(names):
+            found |= zip(mine, store.sizes_bytes(mine), strict=True)
+        return [found[name] for name in names]
+
+    def remove(self, names: Sequence[PayloadName]) -> None:
+        """Remove payloads; those that are gone do not matter."""
+        for store, mine in self._by_store(names):
+            store.remove(mine)
+
+    def pages(self) -> Iterator[list[PayloadName]]:
+        """All payloads of the run, a page at a time."""
+        for store in self._stores.values():
+            yield from store.pages()
+
+    def _by_store(self, names: Sequence[PayloadName]) -> Iterator[tuple[PayloadStore, list[PayloadName]]]:
+        by_place: dict[str, list[PayloadName]] = {}
+        for name in names:
+            by_place.setdefault(name.place, []).append(name)
+        for place, mine in by_place.items():
+            if place not in self._stores:
+                raise ConfigError(f"a payload of run {self._run.run!r} is not on its servers: set payloads.url")
+            yield self._stores[place], mine

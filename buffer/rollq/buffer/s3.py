@@ -1,0 +1,41 @@
+"""Connecting to a bucket of an S3-compatible object store.
+
+The endpoint and the credentials come from the environment, as AWS names them (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
+...), and are never sent anywhere else. Needs `rollq[s3]`.
+"""
+
+import os
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from rollq.buffer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, S3Store
+
+URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|\Z))[\w.=+@-]+)*)/?")
+"""`s3://bucket/prefix`."""
+RETRIES, RETRY_S = 4, 60.0
+
+
+def open_bucket(url: str, timeouts: "ClientConfig", *, what: str) -> "S3Store":
+    """The objects at `s3://bucket/prefix`; `what` they are, for messages. Does not talk to the store.
+
+    Raises `ConfigError` for another URL, a wrong endpoint, and without obstore.
+    """
+    if (found := URL.fullmatch(url)) is None:
+        raise ConfigError(f"{url!r} is not the URL of a bucket and a prefix, such as s3://bucket/prefix")
+    try:
+        from obstore.store import S3Store
+    except ImportError as error:
+        raise ConfigError(f"{what} in an object store need obstore ({error}): pip install 'rollq[s3]'") from error
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"AWS_ENDPOINT_URL is {endpoint!r}: it must begin with http:// or https://")
+    return S3Store(
+        found[1],
+        prefix=found[2].strip("/") or None,
+        client_options={**timeouts, "allow_http": endpoint.startswith("http://"), "connect_timeout": "10s"},
+        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
+    )
