@@ -18,6 +18,7 @@ from faults import processes
 from faults.checker import Rules, Violation, check
 from faults.dump import dump_run
 from faults.history import OK, Event, History, read_histories
+from faults.payloads import collect, payload_folder
 from faults.plan import CALM, SERVER, TRAINER, Fault, Odds, make_cluster_plan, make_judge, make_plan
 from faults.processes import LIGHT, Load, Role, write_settings
 from faults.trainer import RANKS, Launch, newest_checkpoint
@@ -161,7 +162,9 @@ class Chaos:
         violations = self._settle()
         violations += self._stop_roles()
         events = read_histories(self._folder / "history")
-        violations += check(events, dump_run(self._buffer_url, self._run), Rules(scene.load.max_staleness + 1))
+        collect(self._buffer_url, self._run, self._folder)
+        dump = dump_run(self._buffer_url, self._run, payload_folder(self._folder))
+        violations += check(events, dump, Rules(scene.load.max_staleness + 1))
         copies = sum(proxy.copies for proxy in self._proxies.values())
         return Outcome(self._scene, violations, self._done, events, copies)
 

@@ -92,8 +92,16 @@ def check_payloads(task: TaskDump) -> Iterator[str]:
     for group_id in sorted(task.frames.keys() - task.groups.keys()):
         yield f"group {group_id} has samples, but is gone"
     named = {(group_id, group["payload"]) for group_id, group in task.groups.items() if "payload" in group}
-    for group_id, nonce in sorted(task.payloads ^ named):
+    here = {(group_id, payload) for group_id, payload in named if ":" not in payload}
+    for group_id, nonce in sorted(task.payloads ^ here):
         yield f"group {group_id} and payload {nonce}: only one of them is there"
+    away = {payload for _, payload in named - here}
+    for payload in sorted(away - task.away):
+        yield f"payload {payload} is named by a group, and gone"
+    for payload in sorted(task.away - away):
+        _, group_id, leaf = payload.split(":")
+        if task.groups.get(int(group_id), {}).get("nonce") != leaf.partition("-")[0]:  # it may yet be put
+            yield f"payload {payload} is not of any group"
     for group_id, group in task.groups.items():
         letters = group.get("letters", "")
         made = {index for index, letter in enumerate(letters) if letter != PENDING_LETTER}
@@ -101,7 +109,7 @@ def check_payloads(task: TaskDump) -> Iterator[str]:
         if "payload" in group:
             if WHOLE in names:
                 yield f"group {group_id} has all its samples in a field and in a payload"
-            if (group_id, group["payload"]) in task.payloads:
+            if (group_id, group["payload"]) in task.payloads or group["payload"] in task.away:
                 names.add(WHOLE)
         stored = {int(name) for name in names if name != WHOLE}
         frames = {field for field in stored if field < len(letters)}

@@ -18,6 +18,7 @@ import redis
 from faults.checker import Rules, check
 from faults.dump import dump_run
 from faults.history import read_histories
+from faults.payloads import collect, payload_folder
 from faults.processes import Role
 from faults.saved_store import SavedStore
 from rollq.buffer.store.server import EmbeddedServer
@@ -77,7 +78,9 @@ class Stage:
 
     def violations(self, threshold: int) -> list[str]:
         """What the checker finds now."""
-        found = check(read_histories(self.folder / "history"), dump_run(self.url, self.run), Rules(threshold))
+        collect(self.url, self.run, self.folder)
+        dump = dump_run(self.url, self.run, payload_folder(self.folder))
+        found = check(read_histories(self.folder / "history"), dump, Rules(threshold))
         return [f"{violation.invariant}: {violation.message}" for violation in found]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -15,7 +16,7 @@ STATUSES = (
 @dataclass(frozen=True, slots=True)
 class TaskDump:
     """Every key of one task: hashes and their fields as texts, sets as score by group id, frames as their names,
-    payloads as group id and name."""
+    payloads as group id and name, and those that are away by their names as groups have them."""
 
     clock: Mapping[str, str]
     progress: Mapping[str, str]
@@ -23,6 +24,7 @@ class TaskDump:
     groups: Mapping[int, Mapping[str, str]]
     frames: Mapping[int, frozenset[str]]
     payloads: frozenset[tuple[int, str]]
+    away: frozenset[str]
     manifests: Mapping[int, Mapping[str, str]]
 
 
@@ -35,8 +37,9 @@ class Dump:
     tasks: Mapping[str, TaskDump]
 
 
-def dump_run(url: str, run: str) -> Dump:
-    """Read every key of a run; nothing else may write meanwhile. A URL with several hosts names a cluster."""
+def dump_run(url: str, run: str, folder: Path | None = None) -> Dump:
+    """Read every key of a run, and the names of its payloads in `folder`; nothing else may write meanwhile. A URL with
+    several hosts names a cluster."""
     first, *others = url.partition("://")[2].removesuffix("/0").split(",")
     kind = redis.RedisCluster if others else redis.Redis
     options: Any = {"decode_responses": True, "encoding_errors": "replace", "protocol": 2}
@@ -45,11 +48,28 @@ def dump_run(url: str, run: str) -> Dump:
         return Dump(
             model=_hash(client, f"rollq:{{{run}}}:model"),
             trainer=_hash(client, f"rollq:{{{run}}}:trainer"),
-            tasks={task: _dump_task(client, f"rollq:{{{run}:{task}}}:") for task in sorted(tasks)},
+            tasks={
+                task: _dump_task(
+                    client, f"rollq:{{{run}:{task}}}:", _away_on(client, run, task) | _away_in(folder, run, task)
+                )
+                for task in sorted(tasks)
+            },
         )
 
 
-def _dump_task(client: Any, prefix: str) -> TaskDump:
+def _away_on(client: Any, run: str, task: str) -> frozenset[str]:
+    found = (
+        key.split("}:payload:") for key in client.scan_iter(match=f"rollq:{{{run}:{task}:*}}:payload:*", count=1000)
+    )
+    return frozenset(f"cluster:{tag.rpartition(':')[2]}:{leaf}" for tag, leaf in found)
+
+
+def _away_in(folder: Path | None, run: str, task: str) -> frozenset[str]:
+    found = folder.glob(f"{run}/*/{task}/*/*") if folder else ()
+    return frozenset(f"store:{path.parent.name}:{path.name}" for path in found)
+
+
+def _dump_task(client: Any, prefix: str, away: frozenset[str]) -> TaskDump:
     names = [key.removeprefix(prefix) for key in client.scan_iter(match=f"{prefix}*", count=1000)]
 
     def numbers(kind: str) -> list[int]:
@@ -66,6 +86,7 @@ def _dump_task(client: Any, prefix: str) -> TaskDump:
         groups={number: _hash(client, f"{prefix}group:{number}") for number in numbers("group")},
         frames={number: frozenset(found.hkeys(f"{prefix}rollout:{number}")) for number in numbers("rollout")},
         payloads=frozenset(_payload(name) for name in names if name.startswith("payload:")),
+        away=away,
         manifests={number: _hash(client, f"{prefix}manifest:{number}") for number in numbers("manifest")},
     )
 

@@ -20,6 +20,7 @@ import orjson
 
 from faults import trainer
 from faults.history import History
+from faults.payloads import INLINE_BYTES, payloads_in
 from faults.recording import record_worker
 from faults.trainer import Launch
 from rollq.buffer.buffer import Buffer
@@ -75,7 +76,9 @@ def write_settings(
     prompts: int = 100_000,
 ) -> None:
     """The settings and prompts of a run. `poisoned`: rows of task `math` that kill their worker."""
-    tables = [f'run = "{run}"', "[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
+    payloads = payloads_in(folder)
+    tables = [f'run = "{run}"', "[payloads]", f'url = "{payloads.url}"', f"min_bytes = {payloads.min_bytes}"]
+    tables += ["[producer]", "tick_s = 0.2", "[worker]", 'engine = "faults.engine.ChaosEngine"']
     tables += [f"groups_in_flight = {load.groups_in_flight}", "grace_s = 1.0", "judge_processes = 1"]
     tables += [f"options = {{ lengths = {list(load.lengths)}, tokens_per_s = {load.tokens_per_s} }}"]
     for task, groups in load.batch.items():
@@ -176,17 +179,19 @@ def sweep(folder: Path, url: str) -> None:
     """What any role may do: take groups back, expire, and look at the run as a monitor does."""
     from rollq.cli.settings_file import load_settings
 
-    with Buffer.connect(url, load_settings(folder / SETTINGS_FILE).run) as buffer:
+    settings = load_settings(folder / SETTINGS_FILE)
+    with Buffer.connect(url, settings.run, payloads=settings.payloads) as buffer:
         for task in buffer.tasks():
             buffer.reap(task)
             buffer.expire(task)
+            buffer.collect(task)
             buffer.counts(task)
         buffer.workers()
 
 
 def work(folder: Path, url: str, name: str, queue_url: str = "") -> None:
     """`rollq work`, which writes a history of its leases and results. Its larger frames are payloads."""
-    payload.MOST_INLINE_BYTES = 1000
+    payload.MOST_INLINE_BYTES = INLINE_BYTES
     record_worker(History(folder / "history", name))
     _run_command(["work", str(folder / SETTINGS_FILE), "--name", name], url, queue_url)
 

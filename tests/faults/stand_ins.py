@@ -22,9 +22,10 @@ class StandIns:
     """Admin, trainer, producer, worker and sweeper of the run that a folder's rollq.toml describes."""
 
     def __init__(self, url: str, run: str, folder: Path, settings_file: str) -> None:
-        self.buffer = Buffer.connect(url, run)
+        settings = load_settings(folder / settings_file)
+        self.buffer = Buffer.connect(url, run, payloads=settings.payloads)
         self.world = World(self.buffer)
-        self.tasks = load_settings(folder / settings_file).all_tasks()
+        self.tasks = settings.all_tasks()
         self._folder = folder
         self._random = random.Random(0)
 

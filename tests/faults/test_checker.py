@@ -67,6 +67,7 @@ def task_dump(**changes: Any) -> TaskDump:
             "groups": {number: {"status": filed[number], "letters": letters[number]} for number in letters},
             "frames": {number: frozenset({"all"}) for number in (3, 4, 5)},
             "payloads": frozenset(),
+            "away": frozenset(),
             "manifests": {},
             **changes,
         }

@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from faults.digests import chained, samples_digest, versions_of
 from faults.history import History
+from faults.payloads import payloads_in
 from faults.recording import recorded
 from rollq.buffer.claiming import ReleaseMode
 from rollq.consumer import Batch, Consumer, ConsumerSettings
@@ -99,7 +100,7 @@ def run_rank(launch: Launch, rank: int) -> None:
     with recorded(history, "begin" if rank == 0 else "join", **began) as call:
         consumer = Consumer.connect(
             launch.url, run=launch.run, weights=_weights(launch.folder, launch.weights), resume_from=launch.step,
-            settings=settings, stop=stop,
+            settings=settings, stop=stop, payloads=payloads_in(launch.folder),
         )  # fmt: skip
         call.ok(epoch=consumer.epoch)
     with consumer:

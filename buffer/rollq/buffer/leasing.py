@@ -170,7 +170,7 @@ class Leasing(BufferCore):
                 if place:
                     name = PayloadName.new(task, place, lease.group_id, lease.nonce)
                     away[name], frames = frames[WHOLE], {AWAY: name.encoded.encode()}
-                elif is_large(frames) and not all_inline:
+                elif WHOLE in frames and is_large(size_bytes) and not all_inline:
                     payloads[keys.payload(lease.group_id, lease.nonce)], frames = frames[WHOLE], {BESIDE: b""}
                 args = result_args(valid, frames, floors, rules, size_bytes=size_bytes)
                 yield GroupArgs(args, frames, payloads, away)

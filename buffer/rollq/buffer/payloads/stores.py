@@ -8,7 +8,7 @@ from rollq.buffer.payloads.store import PayloadName, PayloadStore, T
 from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.run import RunStore
-from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from rollq.buffer.wire.payload import is_large
 
 
 class Payloads:
@@ -44,7 +44,7 @@ class Payloads:
         """The place of a new payload of this size; None if it is not to be away."""
         if self.outside and size_bytes >= self._min_bytes:
             return objects.PLACE
-        if cluster.PLACE in self._stores and size_bytes > MOST_INLINE_BYTES:
+        if cluster.PLACE in self._stores and is_large(size_bytes):
             return cluster.PLACE
         return None
 

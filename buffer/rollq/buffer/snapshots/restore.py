@@ -87,7 +87,7 @@ class Restoring(BufferCore):
             if size_bytes := frame_bytes(frames, group_size=len(fields["letters"])):
                 fields["bytes"] = str(size_bytes)
                 total_bytes += size_bytes
-            if is_large(frames):
+            if is_large(len(frames.get(WHOLE, b""))):
                 whole, nonce = frames.pop(WHOLE), _nonce(task, group)
                 if place := self.payloads.place_for(len(whole)):
                     name = PayloadName(task, place, group.group_id, f"{nonce}-restored")

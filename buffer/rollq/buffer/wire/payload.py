@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 """Statuses of samples that are still to be made."""
 MOST_INLINE_BYTES = 32 << 10
-"""A larger frame of a whole group becomes a separate key."""
+"""A larger frame of a whole group becomes a payload."""
 
 
 def encode_payload(
@@ -57,9 +57,9 @@ def _encode_one(sample: Sample, index: int) -> bytes:
         raise InvalidGroup(f"sample {index}: {error}") from error
 
 
-def is_large(frames: Mapping[str, bytes]) -> bool:
-    """Whether the frame of a whole group becomes a separate key."""
-    return len(frames.get(WHOLE, b"")) > MOST_INLINE_BYTES
+def is_large(size_bytes: int) -> bool:
+    """Whether a frame of a whole group of this size becomes a payload."""
+    return size_bytes > MOST_INLINE_BYTES
 
 
 def frame_bytes(stored: Mapping[str, bytes], *, group_size: int) -> int:
