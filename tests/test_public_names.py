@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PUBLIC = {
     "rollq.buffer": {
         "Buffer", "FinishReason", "Group", "ImageRef", "Prompt", "Sample", "SampleStatus", "Segment", "Status",
-        "VersionSpan", "load_array", "open_queue", "store_array",
+        "VersionSpan", "load_array", "open_queue", "store_array", "task_of",
     },
     "rollq.consumer": {
         "AdvantageSettings", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "GrpoSettings", "ImageInputs",

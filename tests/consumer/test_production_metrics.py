@@ -3,7 +3,7 @@
 import pytest
 
 from rollq.buffer.replies import Production
-from rollq.consumer.production import describe_production, summarise_times
+from rollq.consumer.production import describe_production, summarise_times, together
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,8 @@ def test_xp07_rates_and_sums_are_of_what_was_taken() -> None:
     assert describe_production(Production(0.0, {}, ())) == {
         "groups": {}, "tokens_per_s": 0.0, "reward": None, "group_generate_time_s": {"count": 0},
     }  # fmt: skip
+
+
+def test_the_production_of_shards_is_that_of_their_task() -> None:
+    shards = [Production(4.0, {"completed": 3, "tokens": 80}, (1, 2)), Production(5.0, {"tokens": 20}, (3,))]
+    assert together(shards) == Production(5.0, {"completed": 3, "tokens": 100}, (1, 2, 3))

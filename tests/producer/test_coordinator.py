@@ -7,7 +7,7 @@ import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, RollqError, UnknownBatch
+from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, RollqError, UnknownBatch
 from rollq.buffer.replies import PutOutcome, Shortfall
 from rollq.buffer.rollouts import GroupResult, Prompt
 from rollq.buffer.store.server import EmbeddedServer
@@ -353,3 +353,10 @@ def test_errors_can_be_caught_as_those_of_rollq_and_as_built_in_ones(error: type
     assert issubclass(error, RollqError)
     assert issubclass(error, base)
     assert str(error("batch 'x' was never submitted")) == "batch 'x' was never submitted"
+
+
+def test_a_task_with_shards_is_refused(world: World, queue: Queue) -> None:
+    shards: dict[str, dict[str, object]] = {"math.1of2": {}, "math.2of2": {}}
+    world.start(0, mode="replay", launch_id="one", **shards)
+    with pytest.raises(ConfigError, match=r"'math' has shards.*leave tasks\.math\.shards out"):
+        BatchCoordinator(world.buffer, queue).submit("math", "1", PROMPTS, step=1)

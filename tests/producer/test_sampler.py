@@ -1,6 +1,8 @@
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollq.buffer.errors import InvalidPrompt
 from rollq.producer.prompt_order import shuffled
@@ -72,3 +74,26 @@ def test_a_flood_of_bad_rows_is_logged_only_at_its_start(caplog: pytest.LogCaptu
 
 def test_a_negative_seed_is_a_seed_like_any_other() -> None:
     assert sorted(shuffled(100, (-1, 2)).tolist()) == list(range(100))
+
+
+def sharded(rows: int, shards: int, bad: frozenset[int] = frozenset()) -> list[Sampler]:
+    source = Rows(rows, bad)
+    return [Sampler(source, (7,), "skip", number=number, shards=shards) for number in range(1, shards + 1)]
+
+
+@given(st.integers(1, 40), st.integers(1, 8))
+def test_shards_share_every_pass_and_keep_its_order(rows: int, shards: int) -> None:
+    shards = min(rows, shards)
+    parts = sharded(rows, shards)
+    sizes = [len(range(index, rows, shards)) for index in range(shards)]
+    for number in range(3):
+        whole = contents(Sampler(Rows(rows), (7,), "skip").prompts_from(number * rows, rows))
+        found = [contents(part.prompts_from(number * n, n)) for part, n in zip(parts, sizes, strict=True)]
+        assert found == [[row for row in whole if int(row) % shards == index] for index in range(shards)]
+
+
+def test_a_shard_without_a_usable_row_is_an_error() -> None:
+    (first, second) = sharded(4, 2, frozenset({1, 3}))
+    assert contents(first.prompts_from(0, 2)) in (["0", "2"], ["2", "0"])
+    with pytest.raises(InvalidPrompt, match="none of the 2 rows is usable"):
+        second.prompts_from(0, 1)

@@ -56,6 +56,7 @@ __all__ = [
     "load_array",
     "open_queue",
     "store_array",
+    "task_of",
 ]
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         Status,
         VersionSpan,
     )
+    from rollq.buffer.shards import task_of
     from rollq.buffer.tickets import open_queue
     from rollq.buffer.wire.arrays import load_array, store_array
 else:
@@ -81,6 +83,7 @@ else:
             "rollq.buffer.rollouts": (
                 "FinishReason Group ImageRef Prompt Sample SampleStatus Segment Status VersionSpan"
             ),
+            "rollq.buffer.shards": "task_of",
             "rollq.buffer.tickets": "open_queue",
             "rollq.buffer.wire.arrays": "load_array store_array",
         },

@@ -1,6 +1,6 @@
 """Commands that steer a run's production: `rollq pause` and `rollq resume`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +57,16 @@ def resume(file: Path | None, url: str | None, run_name: str | None, names: tupl
         _set_all(buffer, names, Control.RUN, "", unless=set() if names else {Control.DONE})
 
 
+def _shards(buffer: "Buffer", tasks: "Sequence[str]", name: str) -> list[str]:
+    """The tasks of the buffer that `name` means. Raises `ConfigError` when there is none."""
+    from rollq.buffer.shards import shards_among
+
+    found = shards_among(tasks, name)
+    if not found:
+        raise ConfigError(f"task {name!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")
+    return found
+
+
 def _set_all(
     buffer: "Buffer", names: tuple[str, ...], control: "Control", reason: str, *, unless: "Collection[Control]"
 ) -> None:
@@ -64,9 +74,8 @@ def _set_all(
     from rollq.buffer.replies import Control
 
     tasks = buffer.tasks()
-    if unknown := sorted(set(names) - set(tasks)):
-        raise ConfigError(f"task {unknown[0]!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")
-    for task in names or tasks:
+    chosen = [shard for name in names for shard in _shards(buffer, tasks, name)]
+    for task in chosen or tasks:
         before = buffer.clock(task).control
         if before is Control.SLEEP:
             raise ConfigError(f"task {task!r} sleeps while the trainer uses the GPUs; the trainer will wake it")

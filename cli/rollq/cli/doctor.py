@@ -100,7 +100,7 @@ def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Find
 
 def planned_tasks(settings: "RollqSettings") -> "dict[str, TaskSize]":
     """The size of each task at the limits that the settings allow."""
-    return {name: _planned(settings, task) for name, task in settings.tasks.items()}
+    return {name: _planned(settings, task) for name, task in settings.train_tasks().items()}
 
 
 def _planned(settings: "RollqSettings", task: "TaskSettings") -> "TaskSize":

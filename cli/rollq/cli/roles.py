@@ -40,7 +40,7 @@ def produce(file: Path) -> None:
     settings = load_settings(file)
     sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()
-    with open_prompts(settings.tasks, settings.evaluations) as prompts, open_run(settings, stop) as buffer:
+    with open_prompts(settings.train_tasks(), settings.evaluations) as prompts, open_run(settings, stop) as buffer:
         log.info("producing for run %r", settings.run)
         queue = RunLocation.from_settings(settings).queue()
         run_producer(buffer, queue, prompts, settings.producer, seed=settings.seed, stop=stop)

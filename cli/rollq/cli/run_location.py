@@ -12,6 +12,7 @@ from rq import Queue
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import PayloadSettings, RedisSettings
+from rollq.buffer.shards import check_shards
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue
@@ -95,7 +96,9 @@ def open_run(settings: RollqSettings, stop: threading.Event, *, model: str = "",
     buffer = RunLocation.from_settings(settings).buffer(stop)
     try:
         buffer.create_run(model=model, tokenizer=tokenizer)
-        for name, task in settings.all_tasks().items():
+        tasks = settings.all_tasks()
+        check_shards(buffer.tasks(), tasks)
+        for name, task in tasks.items():
             buffer.register_task(name, task)
     except BaseException:
         buffer.close()

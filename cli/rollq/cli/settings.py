@@ -4,6 +4,7 @@ The roles' parts of a task are composed here, and rules that involve several sec
 knows more than its own part. `rollq.cli.settings_file` reads the file.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import GroupRules, PayloadSettings, RedisSettings, Settings
+from rollq.buffer.shards import MAX_SHARDS, check_task_name, shard_names, split
 from rollq.buffer.store.keys import check_name
 from rollq.buffer.store.redis_url import check_url
 from rollq.cli.shared_batch import BatchSettings, share_batch
@@ -40,6 +42,28 @@ class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
     """One task: a table `[tasks.<name>]`."""
 
     weight: float = Field(default=1.0, ge=0, description="share of the groups of [batch]")
+    shards: int = Field(
+        default=1, gt=0, le=MAX_SHARDS, description="parts in which the buffer keeps this task, for several primaries"
+    )
+
+    def as_shards(self, name: str) -> dict[str, Self]:
+        """This task as the buffer keeps it: the shards share its batches, and its bounds on numbers of groups."""
+        sizes = split(self.batch_groups, self.shards)
+        schedules = [(step, split(groups, self.shards)) for step, groups in self.schedule]
+        audits = split(self.audit_groups, self.shards)
+        trigger, window = self.tail_batch_trigger_size, self.keep_window
+        return {
+            shard: self.model_copy(
+                update={
+                    "batch_groups": sizes[index],
+                    "schedule": tuple((step, groups[index]) for step, groups in schedules),
+                    "audit_groups": audits[index],
+                    "tail_batch_trigger_size": math.ceil(trigger / self.shards) if trigger > 0 else trigger,
+                    "keep_window": math.ceil(window / self.shards),
+                }
+            )
+            for index, shard in enumerate(shard_names(name, self.shards))
+        }
 
 
 class EvaluationSettings(GroupRules, JudgedPrompts):
@@ -63,7 +87,7 @@ class EvaluationSettings(GroupRules, JudgedPrompts):
 TASK_KEYS = set(TaskSettings.model_fields)
 
 RunName = Annotated[str, AfterValidator(lambda name: check_name("run", name))]
-TaskName = Annotated[str, AfterValidator(lambda name: check_name("task", name))]
+TaskName = Annotated[str, AfterValidator(check_task_name)]
 
 
 class RollqSettings(Settings):
@@ -96,9 +120,13 @@ class RollqSettings(Settings):
             raise ValueError(problem)
         return self
 
+    def train_tasks(self) -> dict[str, TaskSettings]:
+        """The tasks to train as the buffer keeps them: each of their shards is one."""
+        return {shard: part for name, task in self.tasks.items() for shard, part in task.as_shards(name).items()}
+
     def all_tasks(self) -> dict[str, WorkerTask]:
-        """Everything that the buffer registers and workers serve: tasks, and evaluations as tasks."""
-        return {**self.tasks, **{name: evaluation.as_task() for name, evaluation in self.evaluations.items()}}
+        """Everything that the buffer registers and workers serve: tasks by shard, and evaluations as tasks."""
+        return {**self.train_tasks(), **{name: evaluation.as_task() for name, evaluation in self.evaluations.items()}}
 
 
 def _names_differ(settings: RollqSettings) -> Iterator[str]:
@@ -126,6 +154,13 @@ def _batches_have_groups(settings: RollqSettings) -> Iterator[str]:
     for step in sorted({1} | {step for task in tasks for step, _ in task.schedule}):
         if not any(groups_at(task.batch_groups, task.schedule, step) for task in tasks):
             yield f"tasks.*.schedule: no task has a group in the batch of step {step}"
+
+
+def _shards_have_groups(settings: RollqSettings) -> Iterator[str]:
+    for name, task in settings.tasks.items():
+        largest = max(task.batch_groups, *(groups for _, groups in task.schedule), 0)
+        if task.shards > max(1, largest):
+            yield f"tasks.{name}.shards = {task.shards}: no batch has more than {largest} of its groups; use fewer"
 
 
 def _urls_are_valid(settings: RollqSettings) -> Iterator[str]:
@@ -198,6 +233,7 @@ RULES = (
     _tasks_are_trained,
     _batches_fill_despite_cooldown,
     _batches_have_groups,
+    _shards_have_groups,
     _urls_are_valid,
     _engines_and_trainer_can_take_turns,
     _tasks_agree,

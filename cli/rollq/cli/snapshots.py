@@ -53,6 +53,8 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
       rollq restore backups/step-100 rollq.toml
       rollq restore backups/step-100 --url redis://127.0.0.1:6379/0 --run sums
     """
+    from rollq.buffer.shards import check_shards
+    from rollq.buffer.snapshots.folder import read_index
     from rollq.cli.run_location import find_run
     from rollq.cli.settings_file import load_settings
 
@@ -60,6 +62,7 @@ def restore(directory: Path, file: Path | None, url: str | None, run_name: str |
     settings = load_settings(file) if file else None
     rules = settings.all_tasks() if settings else {}
     with location.buffer() as buffer, _bar("restore") as report:
+        check_shards(read_index(directory)[0].tasks, rules)
         snapshot = buffer.restore(directory, rules=rules, report=report)
     for task in sorted(rules.keys() - snapshot.tasks.keys()):
         click.echo(f"warning: task {task!r} is not in {directory}: it starts from the beginning", err=True)

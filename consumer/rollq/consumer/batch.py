@@ -28,7 +28,7 @@ class Batch:
     [S] (0 where failed), `valid` bool [S], `sample_groups` int64 [S] index into `groups`, `advantages` float32 [S].
     `sequences` are the segments of the valid samples, n of all ranks: `lengths` int64 [n], their tokens, and
     `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select those of `rank`. `group_ids`
-    are the task and the id of each group. `claim_round` names this batch when it is released.
+    are the task, or the shard of one, and the id of each group. `claim_round` names this batch when it is released.
 
     A rank has read its share. Other items of `groups`, `samples` and `sequences` are read when they are asked for,
     which raises `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step.

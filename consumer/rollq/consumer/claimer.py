@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 from rollq.buffer.batch_sizes import groups_at
@@ -19,6 +19,7 @@ from rollq.buffer.errors import (
 from rollq.buffer.replies import Claimed, Shortfall
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.shards import shard_of, shards_among, split, task_of
 from rollq.buffer.waiter import Waiter, WakeUps
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
 from rollq.consumer.trainer_lease import TrainerLease
@@ -38,30 +39,51 @@ class BatchSizes:
 
     @classmethod
     def from_run(cls, buffer: TrainerBuffer, fixed: Mapping[str, int] | None) -> Self:
-        """Read the rules of the run's tasks.
+        """Read the rules of the run's tasks. Of a task with shards, `fixed` has the groups of all of them together.
 
-        Raises `ConfigError` for a run without tasks, for an unknown task in `fixed`, and for more groups than are
-        produced for a step.
+        Raises `ConfigError` for a run without tasks or without some of a task's shards, for an unknown task in `fixed`,
+        and for more groups than are produced for a step.
         """
-        rules, fixed = {task: buffer.rules(task) for task in buffer.train_tasks()}, dict(fixed or {})
-        if not rules or fixed.keys() - rules.keys():
+        rules = {task: buffer.rules(task) for task in buffer.train_tasks()}
+        shards = {task: shards_among(rules, task) for task in fixed or map(task_of, rules)}
+        if not rules or not all(shards.values()):
             raise ConfigError(
-                f"batch {fixed!r}: run {buffer.run!r} has the tasks {list(rules)!r}; a producer registers them"
+                f"batch {dict(fixed or {})!r}: run {buffer.run!r} has the tasks {list(rules)!r}; a producer registers "
+                "them"
             )
-        for task, size in fixed.items():
-            produced = min([rules[task].batch_groups, *(groups for _, groups in rules[task].schedule)])
+        for name in rules:
+            task, _, count = shard_of(name)
+            if (known := len(shards_among(rules, task))) < count:
+                raise ConfigError(
+                    f"task {task!r}: {known} of its {count} shards exist; a producer registers them: try again"
+                )
+        for task, size in (fixed or {}).items():
+            produced = _fewest_groups([rules[shard] for shard in shards[task]])
             if size > produced:
                 raise ConfigError(
                     f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are "
                     "produced for each step"
                 )
-        return cls(rules, fixed)
+        return cls(
+            rules,
+            {
+                shard: part
+                for task, size in (fixed or {}).items()
+                for shard, part in zip(shards[task], split(size, len(shards[task])), strict=True)
+            },
+        )
 
     def at(self, step: int) -> dict[str, int]:
         """Groups per task in the batch of `step`."""
         return self._fixed or {
             task: groups_at(rules.batch_groups, rules.schedule, step) for task, rules in self.rules.items()
         }
+
+
+def _fewest_groups(shards: Sequence[TaskRules]) -> int:
+    """The fewest groups of all shards of a task together that are produced for a step."""
+    sizes = [[rules.batch_groups, *(groups for _, groups in rules.schedule)] for rules in shards]
+    return min(map(sum, zip(*sizes, strict=True)))
 
 
 class BatchClaimer:

@@ -17,6 +17,7 @@ from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, NotClai
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.shards import task_of
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.waiter import Waiter
 from rollq.buffer.weights.probe import Probe
@@ -27,6 +28,7 @@ from rollq.consumer.colocation import ColocatedEngines
 from rollq.consumer.evaluation import evaluate
 from rollq.consumer.group_reader import GroupReader
 from rollq.consumer.prefetch import Prefetch
+from rollq.consumer.production import together
 from rollq.consumer.replay import Replay, first_mode
 from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.trainer_lease import TrainerLease
@@ -296,7 +298,10 @@ class Consumer(Iterator[Batch]):
         """Return what each task has produced since the last call; empty on ranks other than 0."""
         if self._settings.rank != 0:
             return {}
-        return {task: self._lease.buffer.take_production(task) for task in self._sizes.rules}
+        taken: dict[str, list[Production]] = {}
+        for name in self._sizes.rules:
+            taken.setdefault(task_of(name), []).append(self._lease.buffer.take_production(name))
+        return {task: together(productions) for task, productions in taken.items()}
 
     def report(self, facts: Mapping[str, Any]) -> None:
         """Store plain facts about the last step, for `rollq status`: any values that JSON has. Raises `FencedError`."""

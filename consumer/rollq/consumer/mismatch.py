@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from rollq.buffer.rollouts import Float32Array
+from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
 
 
@@ -80,7 +81,7 @@ class MismatchGauge:
         rows = [batch.sequences[one] for one in gauged]
         workers = [str(batch.samples[row.sample].extra.get("worker", "?")) for row in rows]
         labels = {
-            "task": np.array([row.task for row in rows])[index],
+            "task": np.array([task_of(row.task) for row in rows])[index],
             "worker": np.array(workers)[index],
             "version": versions.astype(str),
         }

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollq.buffer.replies import Production
+from rollq.buffer.shards import add_up
 
 
 def describe_production(production: Production) -> dict[str, Any]:
@@ -21,6 +22,15 @@ def describe_production(production: Production) -> dict[str, Any]:
         "reward": reward / judged if judged else None,
         "group_generate_time_s": summarise_times(production.timings_ms),
     }
+
+
+def together(shards: Sequence[Production]) -> Production:
+    """The production of the shards of a task together."""
+    return Production(
+        seconds=max(shard.seconds for shard in shards),
+        sums=add_up(shard.sums for shard in shards),
+        timings_ms=tuple(timing for shard in shards for timing in shard.timings_ms),
+    )
 
 
 def summarise_times(timings_ms: Sequence[int]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from rollq.buffer.image_processor import ImageProcessor, model_class
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
 from rollq.consumer.consumer import Consumer
@@ -347,7 +348,8 @@ def find_truncation(batch: Batch) -> str | None:
 
 def describe_batch(batch: Batch) -> dict[str, Any]:
     """Describe a batch for the metrics of its step. `workers`: how many samples of the share each made."""
-    tasks = np.array([batch.group_ids[index][0] for index in batch.sample_groups])
+    group_tasks = [task_of(name) for name, _ in batch.group_ids]
+    tasks = np.array([group_tasks[index] for index in batch.sample_groups])
     rewards = batch.rewards
     return {
         "step": batch.step,

@@ -18,12 +18,13 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batches import MAX_FILL
-from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, UnknownBatch
+from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, StoreLost, UnknownBatch
 from rollq.buffer.evaluations import BatchType, evaluation_metrics
 from rollq.buffer.replies import BatchState, Finalizing
 from rollq.buffer.roles import CoordinatorBuffer
 from rollq.buffer.rollouts import PipelineOutput, Prompt, Status
 from rollq.buffer.settings import MAX_BATCH_GROUPS
+from rollq.buffer.shards import shards_among
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.waiter import Waiter
 from rollq.buffer.wire.prompts import encode_prompt
@@ -65,12 +66,11 @@ class BatchCoordinator:
 
         While a batch is running, submitting the same content under its id again returns the same handle; the id of a
         finished batch may be reused. Raises `BatchRefused`, a `ValueError`, for other content under the id of a running
-        batch, for an invalid id or type, and for more than `MAX_BATCH_GROUPS` prompts.
+        batch, for an invalid id or type, and for more than `MAX_BATCH_GROUPS` prompts; `ConfigError` for a task with
+        shards.
         """
         _check_submission(batch_id, batch_type, len(prompts))
-        state = self._buffer.open_batch(
-            task, batch_id, batch_type, step=step, digest=_digest(prompts, batch_type, step)
-        )
+        state = self._open(task, batch_id, batch_type, step=step, digest=_digest(prompts, batch_type, step))
         size = state.size
         while not state.closed:
             chunk = prompts[size : size + MAX_FILL]
@@ -78,6 +78,17 @@ class BatchCoordinator:
             state = self._buffer.batch_by_handle(task, state.handle)
         self._tend(task)
         return BatchHandle(task, batch_id, state.handle)
+
+    def _open(self, task: str, batch_id: str, batch_type: BatchType, *, step: int, digest: str) -> BatchState:
+        try:
+            return self._buffer.open_batch(task, batch_id, batch_type, step=step, digest=digest)
+        except StoreLost as error:
+            if set(shards_among(self._buffer.tasks(), task)) - {task}:
+                raise ConfigError(
+                    f"task {task!r} has shards, and a coordinator's batch is in one task of the buffer: leave "
+                    f"tasks.{task}.shards out in a new run"
+                ) from error
+            raise
 
     def stage(self, task: str, batch: BatchHandle | str) -> Stage:
         """Return the state of a batch. Raises `UnknownBatch`, a `KeyError`, for an id that was never submitted."""

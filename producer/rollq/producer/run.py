@@ -9,8 +9,10 @@ from functools import partial
 
 from rq import Queue
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.roles import ProducerBuffer
+from rollq.buffer.shards import shard_of
 from rollq.producer.producer import EvaluationFeed, Producer, ShouldContinue, TaskFeed
 from rollq.producer.prompt_order import PromptOrder, make_order
 from rollq.producer.prompts import PromptFile
@@ -34,7 +36,8 @@ class TaskPrompts:
         """The feed of this task for a `Producer`; its order uses the buffer's statistics of prompts."""
         stats_of = partial(buffer.prompt_stats, self.name)
         seeds = (seed, self.task.shuffle_seed)
-        sampler = Sampler(self.file, seeds, self.task.on_bad_prompt, self.order, stats_of)
+        _, number, shards = shard_of(self.name)
+        sampler = Sampler(self.file, seeds, self.task.on_bad_prompt, self.order, stats_of, number=number, shards=shards)
         return TaskFeed(self.name, self.task, sampler, self.task.min_keep_rate, self.should_continue)
 
 
@@ -50,14 +53,22 @@ class RunPrompts:
 def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, PromptSettings]) -> Iterator[RunPrompts]:
     """Open all prompt files and load all plugins, so that mistakes are found before a run is created.
 
-    Raises `ConfigError` for a file that cannot be read, and for an order or a hook that cannot be loaded.
+    Shards of a task share its file. Raises `ConfigError` for a file that cannot be read or has fewer prompts than
+    shards, and for an order or a hook that cannot be loaded.
     """
+    opened: dict[str, PromptFile] = {}
     with ExitStack() as files:
 
         def open_file(kind: str, name: str, settings: PromptSettings) -> PromptFile:
-            file = files.enter_context(PromptFile(settings))
-            log.info("%s %s: %d prompts in %s", kind, name, file.rows, settings.prompts)
-            return file
+            task, _, shards = shard_of(name)
+            if task not in opened:
+                file = opened[task] = files.enter_context(PromptFile(settings))
+                log.info("%s %s: %d prompts in %s", kind, task, file.rows, settings.prompts)
+                if file.rows < shards:
+                    raise ConfigError(
+                        f"tasks.{task}.shards = {shards}: there are {file.rows} prompts; use fewer shards"
+                    )
+            return opened[task]
 
         yield RunPrompts(
             tuple(

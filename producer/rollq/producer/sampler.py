@@ -54,15 +54,24 @@ class Sampler:
         on_bad_prompt: Literal["skip", "fail"],
         order: PromptOrder | None = None,
         stats_of: StatsOf | None = None,
+        *,
+        number: int = 1,
+        shards: int = 1,
     ) -> None:
-        """`order` defaults to `Shuffle`; `stats_of` is required by an order that uses statistics."""
+        """`order` defaults to `Shuffle`; `stats_of` is required by an order that uses statistics.
+
+        Of several `shards` with the same source, seeds and order, `number` (from 1) takes the rows whose number is
+        `number - 1` modulo `shards`, in the order that all rows have. There must be a row for each shard.
+        """
         self._source = source
+        self._shard, self._shards = number - 1, shards
+        self._count = len(range(self._shard, source.rows, shards))
         self._seeds = seeds
         self._on_bad_prompt = on_bad_prompt
         self._order = Shuffle() if order is None else order
         self._stats_of = stats_of
         self._cached: tuple[int, npt.NDArray[np.int64]] | None = None
-        self._pass_log = PassLog(source.rows)
+        self._pass_log = PassLog(self._count)
         self._log_once = LogOnce(log)
         self._warned_pass = -1
         self.bad_rows: set[int] = set()
@@ -74,7 +83,7 @@ class Sampler:
         bad row if `on_bad_prompt` is "fail", and if no row is usable; `ConfigError` for an invalid order.
         """
         picks: list[Pick] = []
-        number, position = divmod(cursor, self._source.rows)
+        number, position = divmod(cursor, self._count)
         while len(picks) < n:
             picks += self._rest_of_pass(number, position, n - len(picks))
             number, position = number + 1, 0
@@ -83,7 +92,7 @@ class Sampler:
 
     def _rest_of_pass(self, number: int, position: int, n: int) -> list[Pick]:
         """Up to `n` prompts of a pass, starting at a position."""
-        picks = list(islice(self._picks(number, position, self._source.rows), n))
+        picks = list(islice(self._picks(number, position, self._count), n))
         if picks or any(True for _ in self._picks(number, 0, position)):
             return picks
         if number != self._warned_pass:
@@ -91,10 +100,10 @@ class Sampler:
             log.warning(
                 "the order takes none of the %d prompts in pass %d, so the pass takes all of them: widen the band, or "
                 "check the judge: all prompts are too easy or too hard",
-                self._source.rows,
+                self._count,
                 number,
             )
-        return list(islice(self._picks(number, position, self._source.rows, every=True), n))
+        return list(islice(self._picks(number, position, self._count, every=True), n))
 
     def _picks(self, number: int, start: int, end: int, *, every: bool = False) -> Iterator[Pick]:
         """The usable prompts of a pass between two positions: those that the order takes, or `every` one."""
@@ -109,7 +118,7 @@ class Sampler:
         for first in range(start, end, _ROWS_PER_READ):
             rows: list[int] = order[first : min(first + _ROWS_PER_READ, end)].tolist()
             stats = {} if every else self._stats(rows)
-            for after, row in enumerate(rows, number * self._source.rows + first + 1):
+            for after, row in enumerate(rows, number * self._count + first + 1):
                 if every or self._order.takes(row, number, stats.get(row)):
                     yield row, after
 
@@ -122,7 +131,7 @@ class Sampler:
                     f"{type(self._order).__name__}.pass_order must give each of the {rows} rows once; `takes` decides "
                     "which of them a pass leaves out"
                 )
-            self._cached = (number, order)
+            self._cached = (number, order[order % self._shards == self._shard])
         return self._cached[1]
 
     def _stats(self, rows: Sequence[int]) -> Mapping[int, PromptStats]:
@@ -138,8 +147,8 @@ class Sampler:
             if self._on_bad_prompt == "fail":
                 raise
             self.bad_rows.add(row)
-            if len(self.bad_rows) == self._source.rows:
-                raise InvalidPrompt(f"none of the {self._source.rows} rows is usable; the last one: {error}") from error
+            if len(self.bad_rows) == self._count:
+                raise InvalidPrompt(f"none of the {self._count} rows is usable; the last one: {error}") from error
             self._log_once.warning(row, "prompt skipped: %s", error)
             if len(self.bad_rows) == MAX_KEYS:
                 log.warning("further bad prompts are counted, not logged")

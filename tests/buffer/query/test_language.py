@@ -71,6 +71,26 @@ def test_xb15_what_a_query_means(query: dict[str, Any], holds: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("math", True),
+        ("math.2of3", True),
+        ("math.1of3", False),
+        ("code", False),
+        ({"$ne": "math"}, False),
+        ({"$ne": "math.2of3"}, False),
+        ({"$ne": "math.1of3"}, True),
+        ({"$in": ["code", "math"]}, True),
+        ({"$in": []}, False),
+        ({"$not_in": ["code", "math"]}, False),
+        ({"$not_in": ["code", "math.1of3"]}, True),
+    ],
+)
+def test_a_shard_goes_by_the_name_of_its_task_too(condition: Any, holds: bool) -> None:
+    assert parse_query({"task": condition}).holds(replace(ONE, task="math.2of3")) is holds
+
+
+@pytest.mark.parametrize(
     ("query", "holds"),
     [
         ({"reward": None}, True),

@@ -164,7 +164,7 @@ class Worker:
                 if leases:
                     await self.calls(self.calls.buffer.hand_back, leases)
                 await self.calls(self.calls.buffer.forget_worker, self.rq.name)
-        for recipe in self.recipes.values():
+        for recipe in {id(recipe): recipe for recipe in self.recipes.values()}.values():  # shards share one
             await recipe.judge.close()
             for pool in recipe.pools.values():
                 await pool.close()

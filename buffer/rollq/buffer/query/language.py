@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from rollq.buffer.errors import QueryError
 from rollq.buffer.rollouts import Status
+from rollq.buffer.shards import task_of
 
 MAX_DEPTH = 32
 """How deep queries may be nested."""
@@ -74,16 +75,17 @@ class Field:
         return self.matches(getattr(record, self.field))
 
     def matches(self, found: Any) -> bool:
-        """Whether the operator accepts this value of the field."""
+        """Whether the operator accepts this value of the field. A shard is equal to its task, too."""
+        equals = {found, task_of(found)} if self.field == "task" else {found}
         match self.operator:
             case "$eq":
-                return bool(found == self.value)
+                return self.value in equals
             case "$ne":
-                return bool(found != self.value)
+                return self.value not in equals
             case "$in":
-                return found in self.value
+                return not equals.isdisjoint(self.value)
             case "$not_in":
-                return found not in self.value
+                return equals.isdisjoint(self.value)
         if found is None:  # a group without a reward is neither above nor below anything
             return False
         if self.operator == "$between":

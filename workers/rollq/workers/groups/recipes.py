@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Lease
+from rollq.buffer.shards import task_of
 from rollq.workers.agents.loops import AgentLoop
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import Sampling
@@ -53,14 +54,18 @@ class Recipe:
 def make_recipes(
     tasks: Mapping[str, WorkerTask], settings: WorkerSettings, run_seed: int, processes: JudgePool
 ) -> dict[str, Recipe]:
-    """The recipe of every task. Raises `ConfigError` for a loop, judge, filter or pool that does not exist."""
+    """The recipe of every task; shards of a task share one.
+
+    Raises `ConfigError` for a loop, judge, filter or pool that does not exist.
+    """
     limit_s = settings.judge_timeout_s
     pools = {name: ModelPool(name, pool) for name, pool in settings.pools.items()}
-    for name, task in tasks.items():
+    by_task = {task_of(name): task for name, task in tasks.items()}
+    for name, task in by_task.items():
         for scorer in task.scorers:
             if scorer not in pools:
                 raise ConfigError(f"tasks.{name}.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]")
-    return {
+    recipes = {
         name: Recipe(
             settings=task,
             loop=make_loop(task.agent_loop, task.agent_options),
@@ -71,5 +76,6 @@ def make_recipes(
             pools=pools,
             run_seed=run_seed,
         )
-        for name, task in tasks.items()
+        for name, task in by_task.items()
     }
+    return {name: recipes[task_of(name)] for name in tasks}
