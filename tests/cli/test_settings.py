@@ -92,8 +92,11 @@ def test_user_and_files_of_tls_come_from_the_file_or_the_environment(
     assert location.buffer_url == f"rediss://r-monitor@h/0?ssl_ca_certs={ca_file}"
     location = RunLocation.at("rediss://other/1", "r", given)
     assert location.buffer_url == f"rediss://r-monitor@other/1?ssl_ca_certs={ca_file}"
+    assert location.queue_url == location.buffer_url
     assert location.password == "hunter2"
     assert "hunter2" not in repr(location)
+    location = RunLocation.at("redis://a:1,b:2/0", "r", {"ROLLQ_QUEUE_URL": "redis://queue:3/0"})
+    assert (location.buffer_url, location.queue_url) == ("redis://a:1,b:2/0", "redis://queue:3/0")
 
 
 @pytest.mark.parametrize(

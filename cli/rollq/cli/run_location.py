@@ -37,8 +37,8 @@ class RunLocation:
 
     @classmethod
     def at(cls, url: str, run: str, environment: Mapping[str, str] = os.environ) -> Self:
-        """A run whose buffer and queue are on one server; user, password, files of TLS and the URL of payloads are the
-        environment's."""
+        """A run whose buffer is at `url`. Queue, user, password, files of TLS and the URL of payloads are the
+        environment's; without a queue there, the buffer's server has it."""
         redis = redis_from(environment).model_copy(update={"buffer_url": url})
         return cls._of(run, redis, payloads_from(environment))
 

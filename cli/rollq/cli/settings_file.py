@@ -122,8 +122,8 @@ def _values_from(environment: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def redis_from(environment: Mapping[str, str]) -> RedisSettings:
-    """The environment's user, password and files of TLS, for a server whose URL is given otherwise."""
-    names = ("user", "password", "ca_file", "certificate_file", "key_file")
+    """The environment's queue, user, password and files of TLS, for a buffer whose URL is given otherwise."""
+    names = ("queue_url", "user", "password", "ca_file", "certificate_file", "key_file")
     values = _values_from(environment)
     return RedisSettings.model_validate({name: values[f"redis.{name}"] or None for name in names})
 
