@@ -1,8 +1,9 @@
 """The nodes of a cluster: which has a slot, and moving one."""
 
 import random
-from collections.abc import Sequence
-from contextlib import closing
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from redis.crc import key_slot
@@ -15,15 +16,36 @@ from support.waiting import wait_until
 def move_slot(cluster: EmbeddedCluster, key: str, rng: random.Random) -> None:
     """Move the slot of a key from the primary that has it to another one, and wait until that is over."""
     slot = key_slot(key.encode())
-    servers = connect_servers(cluster.url)
-    with closing(servers):
+    with _owner_and_target(cluster, slot, rng) as (owner, target):
+        ask(owner, "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", ask(target, "MYID").decode())
+        wait_until(lambda: _is_over(ask(owner, "GETSLOTMIGRATIONS")[0]))
+
+
+def move_slot_by_keys(cluster: EmbeddedCluster, key: str, rng: random.Random) -> None:
+    """Likewise, but key by key, as `redis-cli --cluster reshard` does; the keys go in any order, and slowly."""
+    slot = key_slot(key.encode())
+    with _owner_and_target(cluster, slot, rng) as (owner, target):
+        target_id = ask(target, "MYID")
+        address = target.connection_pool.connection_kwargs
+        ask(target, "SETSLOT", slot, "IMPORTING", ask(owner, "MYID"))
+        ask(owner, "SETSLOT", slot, "MIGRATING", target_id)
+        while keys := ask(owner, "GETKEYSINSLOT", slot, 1000):
+            for moved in rng.sample(keys, len(keys)):
+                owner.execute_command("MIGRATE", address["host"], address["port"], moved, 0, 5000)
+                time.sleep(0.001)
+        for client in (target, owner):
+            ask(client, "SETSLOT", slot, "NODE", target_id)
+
+
+@contextmanager
+def _owner_and_target(cluster: EmbeddedCluster, slot: int, rng: random.Random) -> Iterator[tuple[Any, Any]]:
+    """Clients of the primary that has a slot, and of any other one."""
+    with closing(connect_servers(cluster.url)) as servers:
         ids = {ask(client, "MYID"): client for client in servers.primaries()}
         (owner,) = [
             node[2] for first, last, node, *_ in ask(next(iter(ids.values())), "SLOTS") if first <= slot <= last
         ]
-        target = rng.choice(sorted(set(ids) - {owner}))
-        ask(ids[owner], "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.decode())
-        wait_until(lambda: _is_over(ask(ids[owner], "GETSLOTMIGRATIONS")[0]))
+        yield ids[owner], ids[rng.choice(sorted(set(ids) - {owner}))]
 
 
 def _is_over(migration: Sequence[Any]) -> bool:

@@ -251,6 +251,12 @@ def reply_error(reply: str) -> redis.RedisError:
         ("MASTERDOWN Link with MASTER is down", ServerUnavailable, True),
         ("CLUSTERDOWN The cluster is down", ServerUnavailable, True),
         ("TRYAGAIN Multiple keys request during rehashing of slot", ServerUnavailable, True),
+        (
+            "ERR Attempted to access a non local key in a cluster node script: on @user_function:499.",
+            ServerUnavailable,
+            True,
+        ),
+        ("ERR Script attempted to access a non local key in a cluster node", ServerUnavailable, True),
         ("READONLY You can't write against a read only replica.", ServerRefused, True),
         ("NOREPLICAS Not enough good replicas to write.", ServerUnavailable, True),
         ("MISCONF Errors writing to the AOF file: No space left on device", ServerRefused, True),

@@ -26,7 +26,7 @@ from rollq.buffer.store.server import EmbeddedServer, free_port
 from rollq.buffer.store.servers import connect_servers
 from rollq.buffer.tickets import open_queue
 from support.buffer_run import World
-from support.cluster_nodes import move_slot
+from support.cluster_nodes import move_slot, move_slot_by_keys
 from support.waiting import wait_until
 
 NODE_TIMEOUT_MS = 2000
@@ -237,6 +237,14 @@ def test_slots_move_under_load(cluster: EmbeddedCluster, world: World) -> None:
     with at_work(world) as worker:
         source = primary_of(cluster, world)
         move_slot(cluster, clock_of(world), random.Random(1))
+        worker.puts_more(20)
+        assert primary_of(cluster, world) is not source
+
+
+def test_slots_that_move_key_by_key_are_waited_for(cluster: EmbeddedCluster, world: World) -> None:
+    with at_work(world) as worker:
+        source = primary_of(cluster, world)
+        move_slot_by_keys(cluster, clock_of(world), random.Random(1))
         worker.puts_more(20)
         assert primary_of(cluster, world) is not source
 

@@ -70,6 +70,8 @@ CODES_BY_CLASS: tuple[tuple[type[driver.RedisError], str], ...] = (
 
 REFUSED_INSIDE = re.compile("ACL failure in script|The user executing the script can't")
 """How Valkey and Redis report a command inside a function that its caller may not send."""
+GONE_ALREADY = re.compile("(Script a|A)ttempted to access a non local key")
+"""How Redis and Valkey report a key that a function needs while its slot is moved key by key."""
 TRANSACTION_NOTE = "Transaction discarded because of: "
 """Before the error that ended a transaction only when it was to run."""
 PIPELINE_NOTE = re.compile(r"Command # \d+ \(.*?\) of pipeline caused error: ", re.DOTALL)
@@ -99,4 +101,6 @@ def diagnose(error: driver.RedisError) -> Trouble | None:
         return trouble
     if isinstance(error, driver.ConnectionError | driver.TimeoutError):
         return UNANSWERED
+    if GONE_ALREADY.search(reply_text(error)):
+        return TROUBLES["TRYAGAIN"]
     return RIGHTS if REFUSED_INSIDE.match(reply_text(error)) else None
