@@ -10,7 +10,8 @@ from support.compose_file import COMPOSE, read_compose, seconds
 
 MODEL = read_compose({})
 SERVICES: dict[str, dict[str, Any]] = MODEL["services"]
-ROLES = [name for name in SERVICES if name != "redis"]
+ONE_SHOT = ("prepare-cpu", "cluster-create")
+NODES = [name for name, service in SERVICES.items() if "NODE" in service.get("environment", {})]
 
 
 @pytest.mark.parametrize("name", ["compose.yaml"])
@@ -47,10 +48,10 @@ def test_every_service_runs_without_privileges(name: str) -> None:
 def test_every_service_bounds_its_logs_and_says_what_happens_when_it_ends(name: str) -> None:
     service = SERVICES[name]
     assert set(service["logging"]["options"]) == {"max-size", "max-file"}
-    assert service["restart"] == {"prepare-cpu": "no"}.get(name, service["restart"])
+    assert (service["restart"] == "no") is (name in ONE_SHOT)
     assert service["restart"] in ("no", "unless-stopped", "on-failure")
     assert service["stop_grace_period"]
-    assert ("test" in service["healthcheck"]) is (name != "prepare-cpu")
+    assert ("test" in service["healthcheck"]) is (name not in ONE_SHOT)
 
 
 def test_the_password_is_a_secret_and_stands_nowhere() -> None:
@@ -62,11 +63,23 @@ def test_the_password_is_a_secret_and_stands_nowhere() -> None:
     assert ignored.returncode == 0
 
 
-def test_the_store_keeps_everything_it_is_given() -> None:
-    command = SERVICES["redis"]["command"][-1]
+@pytest.mark.parametrize("name", ["redis", *NODES])
+def test_the_store_keeps_everything_it_is_given(name: str) -> None:
+    command = SERVICES[name]["command"][-1]
     for option in ("--appendonly yes", "--appendfsync everysec", "--maxmemory-policy noeviction", "--maxmemory 4gb"):
         assert option in command
-    assert SERVICES["redis"]["volumes"] == ["redis:/data"]
+    assert SERVICES[name]["volumes"] == [f"{name}:/data"]
+
+
+def test_the_cluster_has_the_nodes_that_are_joined_and_the_roles_wait_for_them() -> None:
+    places = [f"{name}:{SERVICES[name]['environment']['PORT']}" for name in NODES]
+    assert [SERVICES[name]["environment"]["NODE"] for name in NODES] == NODES
+    assert f'names="{" ".join(places)}"' in SERVICES["cluster-create"]["command"][-1]
+    assert SERVICES["cluster-create"]["depends_on"] == {name: {"condition": "service_healthy"} for name in NODES}
+    assert f"redis://{','.join(places[:3])}/0" in (COMPOSE / "compose.yaml").read_text("utf-8")
+    created = {"condition": "service_completed_successfully", "required": False}
+    for name in set(SERVICES) - {"redis", *NODES, *ONE_SHOT}:
+        assert SERVICES[name]["depends_on"]["cluster-create"] == created, "which is not there without the profile"
 
 
 @pytest.mark.parametrize("name", ["worker", "trainer"])

@@ -12,8 +12,10 @@ from rollq.buffer.store.server import free_port
 from rollq.cli.demo.command import demo
 from rollq.cli.run_location import RunLocation
 from support.compose_file import COMPOSE, PASSWORD, Containers, read_compose
+from support.free_ports import free_ports
 
 SERVICES = read_compose({})["services"]
+NODES = [name for name, service in SERVICES.items() if "NODE" in service.get("environment", {})]
 SIMULATED = '[worker]\nengine = "simulated"'
 FAKE_GPUS = "#!/bin/sh\nprintf '0\\n1\\n'\n"
 
@@ -102,3 +104,22 @@ def test_the_store_wants_the_password_and_survives_a_kill(tmp_path: Path, redis_
         with redis.Redis(port=world.port, password=PASSWORD) as client:
             assert client.get("kept") == b"yes"
         assert PASSWORD.encode() not in Path(f"/proc/{world.processes['redis'].pid}/cmdline").read_bytes()
+
+
+def test_the_nodes_become_a_cluster_that_a_run_can_use(tmp_path: Path, redis_cli: Path) -> None:
+    first = free_ports(len(NODES))
+    variables = {"ROLLQ_REDIS_MEMORY": "100mb"}
+    with Containers(tmp_path, free_port("127.0.0.1"), variables, nodes=range(first, first + len(NODES))) as world:
+        (world.programs / "valkey-cli").symlink_to(redis_cli)
+        for _ in range(2):  # the second time, the nodes are a cluster already
+            for node in NODES:
+                world.start(node)
+            world.wait_until(lambda: all(map(world.healthy, NODES)))
+            world.start("cluster-create")
+            assert world.finish("cluster-create") == 0, world.log("cluster-create").read_text()
+            with Buffer.connect(f"redis://127.0.0.1:{first},127.0.0.1:{first + 1}/0", "r", password=PASSWORD) as buffer:
+                buffer.create_run()
+                assert len(buffer.servers.primaries()) == 3
+            assert [world.stop(node) for node in NODES] == [0] * len(NODES)
+            del world.processes["cluster-create"]
+        assert PASSWORD not in "".join(path.read_text() for path in tmp_path.glob("*.log"))

@@ -3,36 +3,19 @@
 import os
 import re
 import signal
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.store.embedded_cluster import BUS_OFFSET
 from rollq.buffer.store.keys import task_keys
-from rollq.buffer.store.server import free_port
 from rollq.cli.settings_file import load_settings
 from rollq.monitor.records import METRICS_FILE
 from support.documented_commands import ROOT, Desk, blocks, steps_trained, terminals
+from support.free_ports import free_ports
 
 PAGE = ROOT / "docs" / "guide" / "cluster.md"
 NODES = 6
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports that are free, as are those that the nodes use among themselves."""
-    while True:
-        first = free_port("127.0.0.1")
-        with ExitStack() as probes:
-            try:
-                for port in range(first, first + count):
-                    for one in (port, port + BUS_OFFSET):
-                        probes.enter_context(socket.socket()).bind(("127.0.0.1", one))
-            except (OSError, OverflowError):
-                continue
-        return first
 
 
 def at(first: int, code: str) -> str:

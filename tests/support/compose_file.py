@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -55,6 +55,7 @@ class Containers:
     port: int
     variables: Mapping[str, str]
     filled: Mapping[str, Path] = field(default_factory=dict)  # named volumes that exist already
+    nodes: Sequence[int] = ()  # ports of the cluster's nodes
     processes: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -127,6 +128,8 @@ class Containers:
     def _local(self, service: str, words: list[str]) -> list[str]:
         """`words` with the paths and names that hold inside the service's container replaced by those of here."""
         here = {"redis:6379": f"127.0.0.1:{self.port}", "6379": str(self.port)}
+        for number, port in enumerate(self.nodes):
+            here |= {f"cluster-{number + 1}": "127.0.0.1", str(7000 + number): str(port)}
         here |= {"/run/secrets/redis_password": str(self.secret)}
         for mount in self.compose["services"][service].get("volumes", []):
             source, target = mount.removesuffix(":ro").split(":")
