@@ -71,8 +71,6 @@ def redis(
         password = os.environ.get(password_env)
         if not password:
             raise ConfigError(f"--password-env {password_env!r}: this environment variable is not set or is empty")
-    if primaries is not None and (acl or certificates):
-        raise ConfigError("--cluster: starts a cluster with one password at most, without --acl and --certificates")
     stop = stop_on_signals()
     server: EmbeddedServer | EmbeddedCluster
     if primaries is None:
@@ -81,7 +79,14 @@ def redis(
         )
     else:
         server = EmbeddedCluster(
-            directory, primaries=primaries, port=port, bind=bind, password=password, binary=program
+            directory,
+            primaries=primaries,
+            port=port,
+            bind=bind,
+            password=password,
+            binary=program,
+            acl=acl,
+            certificates=certificates,
         )
     nodes = [server] if isinstance(server, EmbeddedServer) else server.nodes
     with server:

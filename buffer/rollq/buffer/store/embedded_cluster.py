@@ -13,6 +13,7 @@ from redis import exceptions as driver
 
 from rollq.buffer.errors import ConfigError, PortTaken, ServerUnavailable
 from rollq.buffer.store.server import PORT_TRIES, EmbeddedServer, free_port
+from rollq.buffer.store.server_access import START_USER
 
 SLOTS = 16384
 """Hash slots of every Redis Cluster."""
@@ -43,6 +44,8 @@ class EmbeddedCluster:
         bind: str = "127.0.0.1",
         password: str | None = None,
         binary: str | os.PathLike[str] | None = None,
+        acl: Path | None = None,
+        certificates: Path | None = None,
         node_timeout_ms: int = 5000,
     ) -> None:
         if primaries < LEAST_PRIMARIES:
@@ -53,10 +56,8 @@ class EmbeddedCluster:
         if bind in ("0.0.0.0", "::"):
             raise ConfigError(f"bind address {bind!r}: nodes name it to clients, so it must be that of this machine")
         self.directory = Path(directory).absolute()
-        self.password = password
         self._primaries = primaries
         self._chooses_ports = port is None
-        bus = None if port is None else port + BUS_OFFSET
         self.nodes: Sequence[EmbeddedServer] = [
             EmbeddedServer(
                 self.directory / f"node-{index}",
@@ -64,10 +65,15 @@ class EmbeddedCluster:
                 bind=bind,
                 password=password,
                 binary=binary,
-                directives=_directives(_port(bind, bus, index), password, node_timeout_ms),
+                acl=acl,
+                certificates=certificates,
             )
             for index in range(nodes)
         ]
+        bus = None if port is None else port + BUS_OFFSET
+        for index, node in enumerate(self.nodes):
+            node.start_password = self.nodes[0].start_password  # as which each replicates from any other
+            node.directives |= _directives(node, _port(bind, bus, index), node_timeout_ms)
 
     def __enter__(self) -> Self:
         self.start()
@@ -94,7 +100,7 @@ class EmbeddedCluster:
             for node in self.nodes:
                 self._start(node)
             with ExitStack() as stack:
-                clients = [stack.enter_context(self._client(node)) for node in self.nodes]
+                clients = [stack.enter_context(node.client()) for node in self.nodes]
                 if int(_cluster_info(clients[0])["cluster_slots_assigned"]) < SLOTS:
                     self._join(clients)
                 _wait(self.is_ready, "is not complete")
@@ -118,7 +124,7 @@ class EmbeddedCluster:
         """Whether all nodes see each other, serve all slots, and have a primary's data."""
         try:
             with ExitStack() as stack:
-                clients = [stack.enter_context(self._client(node)) for node in self.nodes]
+                clients = [stack.enter_context(node.client()) for node in self.nodes]
                 return all(_is_ready(client, len(clients)) for client in clients)
         except driver.ConnectionError:
             return False
@@ -127,9 +133,6 @@ class EmbeddedCluster:
         """Shut all nodes down, replicas first: a primary waits for its replicas."""
         for node in reversed(self.nodes):
             node.stop()
-
-    def _client(self, node: EmbeddedServer) -> redis.Redis:
-        return redis.Redis.from_url(node.url, password=self.password, protocol=2, socket_timeout=5.0)
 
     def _join(self, clients: Sequence[redis.Redis]) -> None:
         """Make one cluster of nodes that know nothing of each other."""
@@ -152,7 +155,13 @@ def _port(bind: str, first: int | None, index: int) -> int:
     return free_port(bind) if first is None else first + index
 
 
-def _directives(bus: int, password: str | None, node_timeout_ms: int) -> dict[str, str]:
+def _directives(node: EmbeddedServer, bus: int, node_timeout_ms: int) -> dict[str, str]:
+    """The configuration of a node, whose bus is on port `bus`."""
+    login: dict[str, str] = {}
+    if node.acl:
+        login = {"masteruser": START_USER, "masterauth": node.start_password}
+    elif node.password:
+        login = {"masterauth": node.password}
     return {
         "cluster-enabled": "yes",
         "cluster-port": str(bus),
@@ -160,7 +169,8 @@ def _directives(bus: int, password: str | None, node_timeout_ms: int) -> dict[st
         "cluster-node-timeout": str(node_timeout_ms),
         "cluster-require-full-coverage": "no",  # the others serve on while one is away
         "repl-diskless-sync-delay": "0",
-        **({"masterauth": password} if password else {}),
+        **login,
+        **({"tls-cluster": "yes", "tls-replication": "yes"} if node.certificates else {}),
     }
 
 

@@ -80,7 +80,7 @@ class EmbeddedServer:
         self.certificates = certificates.absolute() if certificates else None
         self.directives = dict(directives or {})
         self.pid: int | None = None
-        self._login = (START_USER, secrets.token_hex(16)) if acl else (None, password)
+        self.start_password = secrets.token_hex(16)  # of the start user, where an ACL file has the other users
         self._guard: subprocess.Popen[bytes] | None = None
         self._log_start = 0
         _check_port(port)
@@ -120,6 +120,19 @@ class EmbeddedServer:
     def running(self) -> bool:
         """Whether the server's process lives."""
         return self._guard is not None and self._guard.poll() is None
+
+    def client(self) -> redis.Redis:
+        """A client, on the server's machine, that may see whether it serves; it connects when it is used."""
+        user, password = (START_USER, self.start_password) if self.acl else (None, self.password)
+        return redis.Redis.from_url(
+            self.url,
+            username=user,
+            password=password,
+            protocol=2,
+            socket_timeout=5.0,
+            retry=Retry(NoBackoff(), 0),
+            **(server_tls(self.certificates) if self.certificates else {}),
+        )
 
     def start(self) -> None:
         """Start the server and return when it answers, its append-only file loaded.
@@ -189,7 +202,7 @@ class EmbeddedServer:
     def _launch(self, binary: Path) -> None:
         """Start guard and server; they inherit the lock on the directory."""
         lines = [f"{name} {config_word(value)}" for name, value in server_config(self)]
-        lines += user_lines(self.acl, *self._login) if self.acl else []
+        lines += user_lines(self.acl, self.start_password) if self.acl else []
         config = "".join(f"{line}\n" for line in lines).encode()
         lock = lock_directory(self.directory)
         try:
@@ -221,17 +234,7 @@ class EmbeddedServer:
     def _await_answer(self) -> None:
         """Return when our own process answers PING; another server that holds the port does not count."""
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
-        user, password = self._login
-        tls = server_tls(self.certificates) if self.certificates else {}
-        with redis.Redis.from_url(
-            self.url,
-            username=user,
-            password=password,
-            protocol=2,
-            socket_timeout=5.0,
-            retry=Retry(NoBackoff(), 0),
-            **tls,
-        ) as client:
+        with self.client() as client:
             while True:
                 try:
                     if client.info("server").get("process_id") == self.pid and client.ping():

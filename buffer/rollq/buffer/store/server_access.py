@@ -6,11 +6,13 @@ from typing import Any
 from rollq.buffer.errors import ConfigError
 
 START_USER = "rollq-start"
-"""The user as which the process that starts a server with an ACL file sees whether it serves."""
+"""The user as which the process that starts a server with an ACL file sees whether it serves, and as which the nodes of
+an embedded cluster are joined and replicate."""
+START_RIGHTS = "+info +ping +cluster +psync +replconf"
 SERVER_FILES = ("ca.crt", "server.crt", "server.key")
 
 
-def user_lines(acl: Path, start_user: str, start_password: str) -> list[str]:
+def user_lines(acl: Path, start_password: str) -> list[str]:
     """The users of an ACL file and the start user, as lines of the server's configuration.
 
     Raises `ConfigError` for a file that cannot be read or holds anything else.
@@ -21,7 +23,7 @@ def user_lines(acl: Path, start_user: str, start_password: str) -> list[str]:
         raise ConfigError(f"ACL file {str(acl)!r}: cannot be read: {error}") from error
     if not all(line.startswith("user ") for line in users):
         raise ConfigError(f"ACL file {str(acl)!r}: every line must define a user, as in `user NAME on ...`")
-    return [*users, f"user {start_user} on >{start_password} +info +ping"]
+    return [*users, f"user {START_USER} on >{start_password} {START_RIGHTS}"]
 
 
 def tls_config(certificates: Path) -> list[tuple[str, str]]:
