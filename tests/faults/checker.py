@@ -99,8 +99,8 @@ def check_payloads(task: TaskDump) -> Iterator[str]:
     for payload in sorted(away - task.away):
         yield f"payload {payload} is named by a group, and gone"
     for payload in sorted(task.away - away):
-        _, group_id, leaf = payload.split(":")
-        if task.groups.get(int(group_id), {}).get("nonce") != leaf.partition("-")[0]:  # it may yet be put
+        _, owner, leaf = payload.split(":")
+        if task.groups.get(int(owner), {}).get("nonce") != leaf.partition("-")[0]:  # it may yet be put
             yield f"payload {payload} is not of any group"
     for group_id, group in task.groups.items():
         letters = group.get("letters", "")

@@ -156,6 +156,16 @@ def payload_without_group(story: Story) -> Story:
     return with_task(story, frames={**story[1].tasks["math"].frames, 9: frozenset({"all"})})
 
 
+def payload_away_without_group(story: Story) -> Story:
+    return with_task(story, away=frozenset({"store:1:dead-beef"}))
+
+
+def group_without_payload_away(story: Story) -> Story:
+    groups = story[1].tasks["math"].groups
+    (group_id, group), *_ = groups.items()
+    return with_task(story, groups={**groups, group_id: {**group, "payload": "store:1:dead-beef"}})
+
+
 def group_without_payload(story: Story) -> Story:
     return with_task(story, frames={3: frozenset({"all"}), 4: frozenset({"all"}), 5: frozenset({"1"})})
 
@@ -198,6 +208,8 @@ def replay_apart(story: Story) -> Story:
         ("I5", too_stale),
         ("I5", newer_than_its_rewind),
         ("I6", payload_without_group),
+        ("I6", payload_away_without_group),
+        ("I6", group_without_payload_away),
         ("I6", group_without_payload),
         ("I6", index_behind),
         ("I7", left_running),
