@@ -1,5 +1,5 @@
-"""Where samples are in the fault suite: small frames pass through functions, larger ones are payloads on the server, and
-the largest are in a folder."""
+"""Where samples are in the fault suite: small frames pass through functions, larger ones are on the server, and the
+largest in a folder."""
 
 from pathlib import Path
 
