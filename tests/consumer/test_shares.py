@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ClaimTimeout, CorruptGroup
+from rollq.buffer.errors import ClaimTimeout, CorruptGroup, FencedError
 from rollq.buffer.rollouts import WHOLE
 from rollq.buffer.store.keys import task_keys
 from rollq.consumer import Batch, Consumer, ConsumerSettings
@@ -158,6 +158,32 @@ def test_a_group_that_one_rank_cannot_read_is_masked_and_the_counts_stay(
     consumers[0].publish(tiny_qwen3(seed=2).state_dict())
     for consumer, batch in zip(consumers, batches, strict=True):
         consumer.commit(batch)
+
+
+def test_a_rank_whose_groups_another_trainer_has_dropped_trains_nothing(
+    worker: HandWorker, ranks: Ranks, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped between its claim and its read, and its launch was replaced."""
+    _, stopped = ranks(2)
+    worker.produce(6)
+    fetch = Buffer.fetch
+
+    def late_fetch(self: Buffer, groups: Sequence[Any]) -> Any:
+        if not groups:
+            return []
+        monkeypatch.undo()
+        held = buffer.begin_epoch(
+            trainer_id="other", launch_id="other", from_step=0, uri="none", digest="other", takeover=True
+        )
+        buffer.claim(held, 1, {"math": 6})
+        buffer.publish(held, 1, uri="none", digest="newer")
+        buffer.commit(held, 1)
+        buffer.checkpoint(held, 1)
+        return fetch(self, groups)
+
+    monkeypatch.setattr(Buffer, "fetch", late_fetch)
+    with pytest.raises(FencedError, match="epoch 1 was replaced by epoch 2"):
+        next(stopped)
 
 
 def test_rows_that_describe_other_samples_are_noticed(worker: HandWorker, ranks: Ranks, buffer: Buffer) -> None:

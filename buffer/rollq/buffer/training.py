@@ -74,6 +74,12 @@ class Training(Fetching, Claiming):
         self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
         return replace(held, replayed_through=last_claimed if as_mode == b"replay" else at_step)
 
+    def check_epoch(self, held: TrainerEpoch) -> None:
+        """Raise `FencedError` when another trainer has taken the run since."""
+        live = self._live_epoch()
+        if (live.epoch, live.nonce) != (held.epoch, held.nonce):
+            raise FencedError(f"epoch {held.epoch} was replaced by epoch {live.epoch}")
+
     def lineage_of(self, held: TrainerEpoch) -> str:
         """The store and the epoch that the trainer's weights belong to: save it in every checkpoint."""
         return f"{self.incarnation}:{held.epoch}"

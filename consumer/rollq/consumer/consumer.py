@@ -239,6 +239,8 @@ class Consumer(Iterator[Batch]):
         )
         share = batch.share_groups
         batch.content.keep(share, reader.read(share) if settings.world_size == 1 else reader.read_share(share))
+        if reader.unreadable:  # another trainer's checkpoint may have dropped them: then there is nothing to train
+            self._lease.buffer.check_epoch(self._lease.epoch)
         return replace(batch, prefetched=reader.prefetched, unreadable=tuple(reader.unreadable))
 
     def publish(self, weights: Weights, *, probe: Probe | None = None) -> int:
