@@ -127,7 +127,7 @@ class RollqSide:
             claimed = timed("claim", partial(self._claim, self.step + i))
             parts.setdefault("functions on the server", []).append((self._server_us() - before_us) / len(self.groups))
             fetched = timed("fetch", partial(self.buffer.fetch, claimed.groups))
-            frames = timed("check and encode", lambda: list(map(_encode, self.groups)))
+            frames = timed("check and encode", lambda: list(map(encode, self.groups)))
             timed("decode", partial(_decode, frames))
         self._commit(fetched)
         return {part: float(np.median(values)) for part, values in parts.items()}
@@ -155,7 +155,8 @@ class RollqSide:
         return float(self.buffer.client.info("commandstats")["cmdstat_fcall"]["usec"])
 
 
-def _encode(group: Sequence[Sample]) -> bytes:
+def encode(group: Sequence[Sample]) -> bytes:
+    """The frame of a group, as the buffer stores it."""
     return encode_payload(group, range(len(group)), group_size=len(group))[WHOLE]
 
 
@@ -168,7 +169,7 @@ class RawSide:
 
     def __init__(self, buffer: Buffer, groups: Sequence[Sequence[Sample]], calls: int) -> None:
         self.client = buffer.client
-        self.blob = _encode(groups[0])
+        self.blob = encode(groups[0])
         self.count = len(groups)
         self.calls = calls
         self.arrival = 0

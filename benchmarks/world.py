@@ -22,11 +22,12 @@ from rollq.buffer.rollouts import (
     Segment,
     VersionSpan,
 )
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.server import EmbeddedServer
 
 TASK = "math"
 VOCABULARY = 150_000
+ON_THE_SERVER = PayloadSettings()
 QUESTION = (
     "A shop sells {} pencils in April and half as many in May. In June it sells a third of what it sold in the two "
     "months before, and gives two boxes of twelve away. How many pencils have left the shop since the first of April?"
@@ -42,9 +43,11 @@ def server() -> Iterator[EmbeddedServer]:
 
 
 @contextmanager
-def run(url: str, name: str, rules: TaskRules) -> Iterator[tuple[Buffer, TrainerEpoch]]:
+def run(
+    url: str, name: str, rules: TaskRules, payloads: PayloadSettings = ON_THE_SERVER
+) -> Iterator[tuple[Buffer, TrainerEpoch]]:
     """Create a run with one task and a trainer at step 0."""
-    with Buffer.connect(url, name) as buffer:
+    with Buffer.connect(url, name, payloads=payloads) as buffer:
         buffer.create_run()
         buffer.register_task(TASK, rules)
         yield buffer, buffer.begin_epoch(trainer_id="bench", launch_id=name, from_step=0, uri="", digest="")

@@ -388,7 +388,7 @@ def test_another_folder_than_that_of_the_run_is_refused(server_url: str, run_nam
         buffer.create_run()
     with (
         Buffer.connect(server_url, run_name, payloads=PayloadSettings(url=str(other))) as buffer,
-        pytest.raises(ConfigError, match="has nothing of this run: it began with another folder"),
+        pytest.raises(ConfigError, match="has nothing of this run: it was created with another folder"),
     ):
         buffer.create_run()
     with (

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ from faults.findings import Finding
 from faults.fuzz_decoders import fuzz_decoders
 from faults.fuzz_functions import Fuzzer
 from faults.goodput import make_goodput_plan, measure
+from faults.payloads import in_bucket
 from faults.plain_queues import KINDS, drill
 from faults.plan import CALM, make_failover_plan, make_recovery_plan
 from faults.poison import run_poison
@@ -63,16 +65,20 @@ def main() -> None:
 @click.option("--fsync", type=click.Choice(["everysec", "always"]), default="everysec")
 @click.option("--server", type=click.Choice(["valkey", "redis"]), default="valkey")
 @click.option("--cluster", is_flag=True, help="The buffer is on a cluster, whose nodes break.")
+@click.option("--bucket", is_flag=True, help="The largest payloads are in an S3 bucket, not in a folder.")
 @click.option("--only", default="", help="Break only this role: server, producer, worker or trainer.")
 @click.option("--keep", is_flag=True, help="Keep the folder of every run, not only of those with violations.")
-def chaos(seed: int, faults: int, gap: float, fsync: str, server: str, cluster: bool, only: str, keep: bool) -> None:
+def chaos(
+    seed: int, faults: int, gap: float, fsync: str, server: str, cluster: bool, bucket: bool, only: str, keep: bool
+) -> None:
     """Kill, stop and cut off roles and server at random while a run trains."""
     scene = partial(Scene, fsync=fsync, binary=_binary(server), only=only, gap_s=gap, cluster=cluster)
     scenes = [
         scene(seed + index, min(FAULTS_PER_RUN, faults - at))
         for index, at in enumerate(range(0, faults, FAULTS_PER_RUN))
     ]
-    outcomes = [_run(scene, keep=keep) for scene in _progress(scenes, "run")]
+    with in_bucket() if bucket else nullcontext():
+        outcomes = [_run(scene, keep=keep) for scene in _progress(scenes, "run")]
     rows: list[Row] = [[str(outcome.scene.seed), outcome.scene.fsync, *_numbers(outcome)] for outcome in outcomes]
     columns = ("seed", "fsync", "faults", "kills", "stops", "zombies", "partitions", "copies", "steps")
     _print([*columns, *INVARIANTS, "other"], rows)

@@ -65,8 +65,8 @@ def _away_on(client: Any, run: str, task: str) -> frozenset[str]:
 
 
 def _away_in(folder: Path | None, run: str, task: str) -> frozenset[str]:
-    found = folder.glob(f"{run}/*/{task}/*/*") if folder else ()
-    return frozenset(f"store:{path.parent.name}:{path.name}" for path in found)
+    found = folder.glob(f"{run}/*/{task}/[!.]*") if folder else ()
+    return frozenset("store:" + path.name.replace(".", ":", 1) for path in found)
 
 
 def _dump_task(client: Any, prefix: str, away: frozenset[str]) -> TaskDump:

@@ -8,7 +8,7 @@ import redis
 
 from rollq.buffer.errors import ConfigError, StoreLost
 from rollq.buffer.payloads import objects
-from rollq.buffer.payloads.store import PayloadName
+from rollq.buffer.payloads.store import Frame, PayloadName
 from rollq.buffer.payloads.stores import Payloads
 from rollq.buffer.replies import Clock, Control, LiveModel
 from rollq.buffer.rules_codec import decode_rules, encode_rules
@@ -144,7 +144,7 @@ class BufferCore(RunStore):
         keys = task_keys(self.run, task)
         away = {group_id: name for group_id, text in named.items() if (name := PayloadName.parse(task, text))}
         in_slot = [group_id for group_id in named if group_id not in away]
-        found = dict(zip(away, self.payloads.read(list(away.values()), lambda _, payload: payload), strict=True))
+        found = dict(zip(away, self.payloads.read(list(away.values()), _as_bytes), strict=True))
         replies = self.send_all([("GET", keys.payload(group_id, named[group_id])) for group_id in in_slot])
         found |= zip(in_slot, replies, strict=True)
         return {group_id: payload for group_id, payload in found.items() if payload is not None}
@@ -241,6 +241,10 @@ class BufferCore(RunStore):
             rules=decode_rules(fields),
             floors=Floors.decode(fields["floors"]),
         )
+
+
+def _as_bytes(_: int, payload: Frame | None) -> bytes | None:
+    return None if payload is None else bytes(payload)
 
 
 def _memory_fraction(client: redis.Redis) -> float:

@@ -177,8 +177,12 @@ class Leasing(BufferCore):
 
         groups: Callable[[], Iterable[GroupArgs]] = arguments
         if self.payloads:  # those that are away are safe before a group names them
-            encoded = list(arguments())
-            self.payloads.write({name: payload for group in encoded for name, payload in group.away.items()})
+            encoded: list[GroupArgs] = []
+            with self.payloads.writing() as write:
+                for group in arguments():
+                    encoded.append(group)
+                    for name, payload in group.away.items():
+                        write(name, payload)
             groups = partial(iter, encoded)
 
         put = ("put", keys.clock, self.incarnation, epoch)

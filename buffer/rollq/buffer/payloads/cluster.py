@@ -1,14 +1,15 @@
 """Payloads on the cluster that has the buffer: each in a slot of its group, so that they spread over the primaries."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from rollq.buffer.payloads.store import PayloadName, T
+from rollq.buffer.payloads.store import Frame, PayloadName, T, Write
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.run import RunStore
 
 PLACE = "cluster"
@@ -21,11 +22,19 @@ class ClusterPayloads:
     def __init__(self, run: RunStore) -> None:
         self._run = run
 
-    def write(self, payloads: Mapping[PayloadName, bytes]) -> None:
-        """Store payloads. A server whose memory is full refuses them: `ServerRefused`."""
-        self._run.send_all([("SET", self._key(name), payload) for name, payload in payloads.items()])
+    @contextmanager
+    def writing(self) -> Iterator[Write]:
+        """Store payloads in one trip. A server whose memory is full refuses them: `ServerRefused`."""
+        commands: list[Command] = []
 
-    def read(self, names: Sequence[PayloadName], decode: Callable[[int, bytes | None], T]) -> list[T]:
+        def write(name: PayloadName, payload: bytes) -> None:
+            commands.append(("SET", self._key(name), payload))
+
+        yield write
+        if commands:
+            self._run.send_all(commands)
+
+    def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
         """Read payloads."""
         return self._run.send_all([("GET", self._key(name)) for name in names], partial(_decode_good, decode))
 
@@ -57,7 +66,7 @@ class ClusterPayloads:
         return PayloadName.parse(task, f"{PLACE}:{group_id}:{leaf}")
 
 
-def _decode_good(decode: Callable[[int, bytes | None], T], index: int, reply: bytes | Exception | None) -> T:
+def _decode_good(decode: Callable[[int, Frame | None], T], index: int, reply: bytes | Exception | None) -> T:
     if isinstance(reply, Exception):
         raise reply
     return decode(index, reply)

@@ -12,10 +12,12 @@ Nothing holds such a payload and the group that names it together, so every mome
 
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 T = TypeVar("T")
+Frame = bytes | memoryview
 
 NAME = re.compile(r"([a-z]+):(\d+):([^:/]+-[^:/]+)")
 
@@ -45,6 +47,9 @@ class PayloadName(NamedTuple):
         return f"{self.place}:{self.group_id}:{self.leaf}"
 
 
+Write = Callable[[PayloadName, bytes], None]
+
+
 class PayloadStore(Protocol):
     """Where payloads are. Thread-safe.
 
@@ -52,10 +57,10 @@ class PayloadStore(Protocol):
     help. Each may be repeated.
     """
 
-    def write(self, payloads: Mapping[PayloadName, bytes]) -> None:
-        """Store payloads; they are safe when it returns."""
+    def writing(self) -> AbstractContextManager[Write]:
+        """Yield a function that stores a payload; all are safe when the block ends."""
 
-    def read(self, names: Sequence[PayloadName], decode: Callable[[int, bytes | None], T]) -> list[T]:
+    def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
         """Return `decode(i, payload)` of each, with None in place of one that is gone; called as they arrive."""
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:

@@ -1,10 +1,11 @@
 """The stores that a run has for payloads that are away: which one takes a payload, and which one has it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.payloads import cluster, objects
-from rollq.buffer.payloads.store import PayloadName, PayloadStore, T
+from rollq.buffer.payloads.store import Frame, PayloadName, PayloadStore, T, Write
 from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.run import RunStore
@@ -48,18 +49,21 @@ class Payloads:
             return cluster.PLACE
         return None
 
-    def write(self, payloads: Mapping[PayloadName, bytes]) -> None:
-        """Store payloads. Raises `ServerUnavailable` and `ServerRefused`."""
-        for store, names in self._by_store(list(payloads)):
-            store.write({name: payloads[name] for name in names})
+    @contextmanager
+    def writing(self) -> Iterator[Write]:
+        """Yield a function that stores a payload; all are safe when the block ends. Raises `ServerUnavailable` and
+        `ServerRefused`."""
+        with ExitStack() as stack:
+            writers = {place: stack.enter_context(store.writing()) for place, store in self._stores.items()}
+            yield lambda name, payload: writers[name.place](name, payload)
 
-    def read(self, names: Sequence[PayloadName], decode: Callable[[int, bytes | None], T]) -> list[T]:
+    def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
         """Return `decode(i, payload)` of each, with None in place of one that is gone."""
         index = {name: number for number, name in enumerate(names)}
         found: dict[PayloadName, T] = {}
         for store, mine in self._by_store(names):
 
-            def decode_mine(number: int, payload: bytes | None, mine: Sequence[PayloadName] = mine) -> T:
+            def decode_mine(number: int, payload: Frame | None, mine: Sequence[PayloadName] = mine) -> T:
                 return decode(index[mine[number]], payload)
 
             found |= zip(mine, store.read(mine, decode_mine), strict=True)

@@ -97,7 +97,9 @@ class Restoring(BufferCore):
                 fields["payload_bytes"] = str(len(whole))
             args += (group.group_id, group.status, group.score, len(fields), *_flat(fields))
             args += (len(frames), *_flat(frames))
-        self.payloads.write(away)
+        with self.payloads.writing() as write:
+            for name, payload in away.items():
+                write(name, payload)
         order = snapshot.tasks[task].clock["order"]
         self.call_all([Beside(("restore_groups", keys.clock, incarnation, order, *args), beside)])
         return total_bytes

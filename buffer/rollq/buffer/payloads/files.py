@@ -1,0 +1,161 @@
+"""Objects in a folder, as plain files, and in a bucket: what `ObjectPayloads` keeps payloads in.
+
+Both raise `FileNotFoundError` for an object that is not there, and the errors that `explain` knows.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
+from rollq.buffer.s3 import open_bucket
+from rollq.buffer.store.redis_errors import Trouble
+
+FILES_PER_PAGE = 1000
+UNFINISHED = "."
+"""The names of files that are being written begin with it."""
+ABANDONED_S = 3600.0
+"""A file that nobody has written to for so long is not being written any more."""
+NO_RIGHT = Trouble(ServerRefused, "give this role the right to read, write, list and delete there", passes=False)
+AWAY = Trouble(ServerUnavailable, "see that it answers, and has room", answered=False)
+
+
+class Objects(Protocol):
+    """Named values; names have slashes. `failure` is the error of those that may be away."""
+
+    failure: type[Exception]
+
+    def put(self, name: str, value: bytes) -> None:
+        """Store a value; it appears complete or not at all."""
+
+    def get(self, name: str) -> bytes | memoryview:
+        """Read a value."""
+
+    def size_bytes(self, name: str) -> int:
+        """The size of a value."""
+
+    def remove(self, name: str) -> None:
+        """Remove a value."""
+
+    def pages(self, folder: str) -> Iterator[list[str]]:
+        """The names that begin with `folder/`, in pages, without that."""
+
+    def explain(self, error: Exception) -> Trouble | None:
+        """The meaning of a failure; None for an object that is not there."""
+
+
+class Folder:
+    """`Objects` in a folder of a file system."""
+
+    failure: type[Exception] = OSError
+
+    def __init__(self, path: str) -> None:
+        """Raises `ConfigError` unless it is the absolute path of a folder."""
+        if not Path(path).is_absolute() or not Path(path).is_dir():
+            raise ConfigError(
+                f"payloads.url = {path!r}: is neither s3://bucket/prefix nor the absolute path of a folder"
+            )
+        self._path = Path(path)
+
+    def put(self, name: str, value: bytes) -> None:
+        """Write a file beside its place, and then rename it."""
+        path = self._path / name
+        unfinished = path.with_name(f"{UNFINISHED}{path.name}.{secrets.token_hex(4)}")
+        try:
+            unfinished.write_bytes(value)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_bytes(value)
+        unfinished.replace(path)
+
+    def get(self, name: str) -> bytes:
+        """Read a file."""
+        return (self._path / name).read_bytes()
+
+    def size_bytes(self, name: str) -> int:
+        """The size of a file."""
+        return (self._path / name).stat().st_size
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        (self._path / name).unlink()
+
+    def pages(self, folder: str) -> Iterator[list[str]]:
+        """The names of all files; removes those that a process that died has not finished."""
+        root = self._path / folder
+        files = (Path(at, name) for at, _, names in os.walk(root) for name in names)
+        while page := list(islice(files, FILES_PER_PAGE)):
+            for path in page:
+                if path.name.startswith(UNFINISHED):
+                    _remove_abandoned(path)
+            yield [str(path.relative_to(root)) for path in page if not path.name.startswith(UNFINISHED)]
+
+    def explain(self, error: Exception) -> Trouble | None:
+        """The meaning of an `OSError`."""
+        if isinstance(error, FileNotFoundError):
+            return None
+        return NO_RIGHT if isinstance(error, PermissionError) else AWAY
+
+
+class Bucket:
+    """`Objects` in a bucket of an S3-compatible store. Needs `rollq[s3]`."""
+
+    def __init__(self, url: str) -> None:
+        """Raises `ConfigError` for another URL, a wrong endpoint, and without obstore."""
+        self._store = open_bucket(url, {"timeout": "120s"}, what="payloads")
+        from obstore.exceptions import BaseError
+
+        self.failure: type[Exception] = BaseError
+
+    def put(self, name: str, value: bytes) -> None:
+        """Store an object."""
+        import obstore
+
+        obstore.put(self._store, name, value)
+
+    def get(self, name: str) -> memoryview:
+        """Read an object."""
+        import obstore
+
+        return memoryview(obstore.get(self._store, name).bytes())
+
+    def size_bytes(self, name: str) -> int:
+        """The size of an object."""
+        import obstore
+
+        return obstore.head(self._store, name)["size"]
+
+    def remove(self, name: str) -> None:
+        """Remove an object."""
+        import obstore
+
+        obstore.delete(self._store, name)
+
+    def pages(self, folder: str) -> Iterator[list[str]]:
+        """The names of all objects."""
+        import obstore
+
+        for page in obstore.list(self._store, folder):
+            yield [entry["path"].removeprefix(f"{folder}/") for entry in page]
+
+    def explain(self, error: Exception) -> Trouble | None:
+        """The meaning of an error of obstore; that of an object that is not there is another one."""
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        return NO_RIGHT if isinstance(error, PermissionDeniedError | UnauthenticatedError) else AWAY
+
+
+def open_objects(url: str) -> Objects:
+    """The objects at `s3://bucket/prefix`, or in a folder. Raises `ConfigError`."""
+    return Bucket(url) if url.startswith("s3:") else Folder(url)
+
+
+def _remove_abandoned(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        if time.time() - path.stat().st_mtime > ABANDONED_S:
+            path.unlink()
