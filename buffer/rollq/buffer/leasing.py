@@ -22,6 +22,7 @@ from rollq.buffer.store.redis_errors import code_of
 from rollq.buffer.wire.parts import tokens_in_parts
 from rollq.buffer.wire.payload import decode_kept, frames_by_index, is_large
 from rollq.buffer.wire.prompts import decode_prompt
+from rollq.buffer.wire.samples import Pieces
 
 
 class Leasing(BufferCore):
@@ -162,15 +163,17 @@ class Leasing(BufferCore):
 
         def arguments() -> Iterator[GroupArgs]:
             for result in results:
-                lease, (valid, frames) = result.lease, encode_result(result)
-                size_bytes = sum(map(len, frames.values()))
+                lease, pieces_from = result.lease, None if all_inline else self.payloads.pieces_from
+                valid, made = encode_result(result, pieces_from)
+                size_bytes = sum(map(len, made.values()))
                 payloads: dict[str, bytes] = {}
-                away: dict[PayloadName, bytes] = {}
-                place = None if all_inline or WHOLE not in frames else self.payloads.place_for(size_bytes)
+                away: dict[PayloadName, bytes | Pieces] = {}
+                place = None if all_inline or WHOLE not in made else self.payloads.place_for(size_bytes)
                 if place:
                     name = PayloadName.new(task, place, lease.group_id, lease.nonce)
-                    away[name], frames = frames[WHOLE], {AWAY: name.encoded.encode()}
-                elif WHOLE in frames and is_large(size_bytes) and not all_inline:
+                    away[name], made = made[WHOLE], {AWAY: name.encoded.encode()}
+                frames = {field: bytes(frame) for field, frame in made.items()}
+                if WHOLE in frames and is_large(size_bytes) and not all_inline:
                     payloads[keys.payload(lease.group_id, lease.nonce)], frames = frames[WHOLE], {BESIDE: b""}
                 args = result_args(valid, frames, floors, rules, size_bytes=size_bytes)
                 yield GroupArgs(args, frames, payloads, away)

@@ -18,8 +18,9 @@ from rollq.buffer.samples import Samples
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
 from rollq.buffer.wire.parts import encode_part
-from rollq.buffer.wire.payload import encode_payload
+from rollq.buffer.wire.payload import encode_payload, encode_whole, is_whole
 from rollq.buffer.wire.rows import SampleRows
+from rollq.buffer.wire.samples import Pieces
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,18 @@ RESULT_ARGS = (
 """The numbers of one group in a call of `put`, in their order."""
 
 
-def encode_result(result: GroupResult) -> tuple[GroupResult, Mapping[str, bytes]]:
+def encode_result(
+    result: GroupResult, pieces_from: int | None = None
+) -> tuple[GroupResult, Mapping[str, bytes | Pieces]]:
     """The result, or a failed one when it cannot be trained on, and its frames (see `rollq.buffer.wire.payload`): one
-    of the whole group, or those of its new samples."""
+    of the whole group, or those of its new samples. A frame of `pieces_from` bytes and more is in pieces."""
     lease, samples = result.lease, result.samples
+    limits = {"group_size": len(lease.samples), "max_bytes": MAX_GROUP_BYTES}
     try:
-        frames = encode_payload(samples, _new_samples(result), group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
+        if pieces_from is not None and is_whole(samples):
+            whole = encode_whole(samples, **limits)
+            return result, {WHOLE: whole if len(whole) >= pieces_from else bytes(whole)}
+        frames = encode_payload(samples, _new_samples(result), **limits)
     except InvalidGroup as error:
         log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
         failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))
@@ -84,7 +91,7 @@ class GroupArgs(NamedTuple):
     args: list[Any]
     frames: Mapping[str, bytes]
     payloads: Mapping[str, bytes] = MappingProxyType({})
-    away: Mapping[PayloadName, bytes] = MappingProxyType({})
+    away: Mapping[PayloadName, bytes | Pieces] = MappingProxyType({})
 
     @property
     def size_bytes(self) -> float:

@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
-from rollq.buffer.wire.payload import decode_group, decode_kept, encode_payload
+from rollq.buffer.wire.payload import decode_group, decode_kept, encode_payload, encode_whole
 from rollq.buffer.wire.samples import encode_samples
-from support.made_samples import a_sample, assert_same_sample
+from support.made_samples import a_sample, a_segment, assert_same_sample
 from support.old_frames import encode_old_frame
 
 PAIR = (a_sample(text="one"), a_sample(text="two", reward=-1.0))
 FAILED = Sample(segments=(), status=SampleStatus.FAILED, error="broken")
+ODD = {"empty": np.zeros((0, 3)), "one": np.ones(()), "turned": np.arange(6).reshape(2, 3).T, "flags": np.ones(3, bool)}
 ABORTED = replace(PAIR[0], status=SampleStatus.ABORTED, reward=None)
 
 
@@ -105,3 +107,14 @@ def test_a_group_that_is_continued_counts_as_a_whole_against_the_limit() -> None
     assert encode_payload(group, [2], group_size=3, max_bytes=size).keys() == {"2"}
     with pytest.raises(InvalidGroup, match=f"{size} bytes encoded"):
         encode_payload(group, [2], group_size=3, max_bytes=size - 1)
+
+
+@pytest.mark.parametrize("group", [PAIR, (*PAIR, FAILED), (a_sample(a_segment(arrays=ODD)), a_sample())])
+def test_a_frame_in_pieces_has_the_bytes_of_a_joined_one(group: tuple[Sample, ...]) -> None:
+    size = len(group)
+    joined = encode_payload(group, range(size), group_size=size)[WHOLE]
+    pieces = encode_whole(group, group_size=size)
+    assert bytes(pieces) == b"".join(pieces.parts) == joined
+    assert len(pieces) == len(joined)
+    with pytest.raises(InvalidGroup, match="more than the limit"):
+        encode_whole(group, group_size=size, max_bytes=len(joined) - 1)

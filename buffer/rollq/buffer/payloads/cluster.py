@@ -11,6 +11,7 @@ from rollq.buffer.payloads.store import Frame, PayloadName, T, Write
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.run import RunStore
+from rollq.buffer.wire.samples import Pieces
 
 PLACE = "cluster"
 KEYS_PER_PAGE = 1000
@@ -27,8 +28,8 @@ class ClusterPayloads:
         """Store payloads in one trip. A server whose memory is full refuses them: `ServerRefused`."""
         commands: list[Command] = []
 
-        def write(name: PayloadName, payload: bytes) -> None:
-            commands.append(("SET", self._key(name), payload))
+        def write(name: PayloadName, payload: bytes | Pieces) -> None:
+            commands.append(("SET", self._key(name), bytes(payload)))
 
         yield write
         if commands:

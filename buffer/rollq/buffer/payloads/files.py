@@ -15,12 +15,13 @@ from typing import Protocol
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.s3 import open_bucket
 from rollq.buffer.store.redis_errors import Trouble
+from rollq.buffer.wire.samples import Pieces
 
 FILES_PER_PAGE = 1000
 UNFINISHED = "."
 """The names of files that are being written begin with it."""
 ABANDONED_S = 3600.0
-"""A file that nobody has written to for so long is not being written any more."""
+"""A file that was not written to for this time is not being written any more."""
 NO_RIGHT = Trouble(ServerRefused, "give this role the right to read, write, list and delete there", passes=False)
 AWAY = Trouble(ServerUnavailable, "see that it answers, and has room", answered=False)
 
@@ -30,7 +31,7 @@ class Objects(Protocol):
 
     failure: type[Exception]
 
-    def put(self, name: str, value: bytes) -> None:
+    def put(self, name: str, value: bytes | Pieces) -> None:
         """Store a value; it appears complete or not at all."""
 
     def get(self, name: str) -> bytes | memoryview:
@@ -62,15 +63,15 @@ class Folder:
             )
         self._path = Path(path)
 
-    def put(self, name: str, value: bytes) -> None:
+    def put(self, name: str, value: bytes | Pieces) -> None:
         """Write a file beside its place, and then rename it."""
         path = self._path / name
         unfinished = path.with_name(f"{UNFINISHED}{path.name}.{secrets.token_hex(4)}")
         try:
-            unfinished.write_bytes(value)
+            _write(unfinished, value)
         except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(value)
+            _write(unfinished, value)
         unfinished.replace(path)
 
     def get(self, name: str) -> bytes:
@@ -112,11 +113,11 @@ class Bucket:
 
         self.failure: type[Exception] = BaseError
 
-    def put(self, name: str, value: bytes) -> None:
+    def put(self, name: str, value: bytes | Pieces) -> None:
         """Store an object."""
         import obstore
 
-        obstore.put(self._store, name, value)
+        obstore.put(self._store, name, value if isinstance(value, bytes) else iter(value.parts))
 
     def get(self, name: str) -> memoryview:
         """Read an object."""
@@ -153,6 +154,14 @@ class Bucket:
 def open_objects(url: str) -> Objects:
     """The objects at `s3://bucket/prefix`, or in a folder. Raises `ConfigError`."""
     return Bucket(url) if url.startswith("s3:") else Folder(url)
+
+
+def _write(path: Path, value: bytes | Pieces) -> None:
+    with path.open("wb", buffering=0) as file:
+        for part in [value] if isinstance(value, bytes) else value.parts:
+            written = file.write(part)
+            while written < len(part):
+                written += file.write(part[written:])
 
 
 def _remove_abandoned(path: Path) -> None:

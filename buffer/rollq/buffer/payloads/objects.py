@@ -12,6 +12,7 @@ from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.payloads.files import open_objects
 from rollq.buffer.payloads.store import Frame, PayloadName, T, Write
 from rollq.buffer.store.connection import Patience, wait_out
+from rollq.buffer.wire.samples import Pieces
 
 PLACE = "store"
 AT_ONCE = 8
@@ -38,7 +39,7 @@ class ObjectPayloads:
         """Store payloads, several at a time, while the block makes others."""
         futures: list[Future[None]] = []
 
-        def write(name: PayloadName, payload: bytes) -> None:
+        def write(name: PayloadName, payload: bytes | Pieces) -> None:
             futures.append(self._threads.submit(self._put, self._path(name), payload))
 
         yield write
@@ -87,7 +88,7 @@ class ObjectPayloads:
     def _path(self, name: PayloadName) -> str:
         return f"{self._folder()}/{name.task}/{name.group_id}.{name.leaf}"
 
-    def _put(self, path: str, payload: bytes) -> None:
+    def _put(self, path: str, payload: bytes | Pieces) -> None:
         try:
             self._wait_out(lambda: self._objects.put(path, payload))
         except FileNotFoundError as error:

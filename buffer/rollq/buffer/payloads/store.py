@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, Self, TypeVar
 
+from rollq.buffer.wire.samples import Pieces
+
 T = TypeVar("T")
 Frame = bytes | memoryview
 
@@ -47,7 +49,7 @@ class PayloadName(NamedTuple):
         return f"{self.place}:{self.group_id}:{self.leaf}"
 
 
-Write = Callable[[PayloadName, bytes], None]
+Write = Callable[[PayloadName, bytes | Pieces], None]
 
 
 class PayloadStore(Protocol):

@@ -41,6 +41,11 @@ class Payloads:
         """The folder of an incarnation of the run in `objects`."""
         return f"{self._run.run}/{incarnation}"
 
+    @property
+    def pieces_from(self) -> int | None:
+        """The size from which frames may be written in pieces; None without such a store."""
+        return self._min_bytes if self.outside else None
+
     def place_for(self, size_bytes: int) -> str | None:
         """The place of a new payload of this size; None if it is not to be away."""
         if self.outside and size_bytes >= self._min_bytes:

@@ -15,7 +15,7 @@ from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
 from rollq.buffer.samples import Samples
 from rollq.buffer.wire.parts import decode_parts
-from rollq.buffer.wire.samples import decode_sample, decode_samples, encode_samples
+from rollq.buffer.wire.samples import Pieces, decode_sample, decode_samples, encode_in_pieces, encode_samples
 from rollq.buffer.wire.validation import check_group
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,30 @@ def encode_payload(
     Raises `InvalidGroup` also when the frames together exceed `max_bytes`.
     """
     check_group(samples, group_size=group_size, vocab_size=vocab_size)
-    if all(sample.status not in UNFINISHED for sample in samples):
+    if is_whole(samples):
         frames = {WHOLE: encode_samples(samples)}
     else:
         frames = {str(index): _encode_one(sample, index) for index, sample in enumerate(samples)}
-    total_bytes = sum(map(len, frames.values()))
+    _check_size(sum(map(len, frames.values())), max_bytes)
+    return frames if WHOLE in frames else {str(index): frames[str(index)] for index in new}
+
+
+def encode_whole(samples: Sequence[Sample], *, group_size: int, max_bytes: int | None = None) -> Pieces:
+    """The frame of a group that is whole, as `encode_payload` makes it, without a copy of its arrays."""
+    check_group(samples, group_size=group_size)
+    frame = encode_in_pieces(samples)
+    _check_size(len(frame), max_bytes)
+    return frame
+
+
+def is_whole(samples: Sequence[Sample]) -> bool:
+    """Whether all samples have ended."""
+    return all(sample.status not in UNFINISHED for sample in samples)
+
+
+def _check_size(total_bytes: int, max_bytes: int | None) -> None:
     if max_bytes is not None and total_bytes > max_bytes:
         raise InvalidGroup(f"the group takes {total_bytes} bytes encoded, more than the limit of {max_bytes} bytes")
-    return frames if WHOLE in frames else {str(index): frames[str(index)] for index in new}
 
 
 def _encode_one(sample: Sample, index: int) -> bytes:

@@ -17,10 +17,10 @@ arrive, `decode_samples` returns samples or raises `CorruptFrame`. `Sample` obje
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,25 @@ _Tensor = tuple[str, str, list[int], int, list[Any]]
 """Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
 
 
+AnyFrame = TypeVar("AnyFrame", bytes, "Pieces")
+
+
+class Pieces:
+    """A frame that was not joined: its parts are those of the arrays that it was made of, which must not change."""
+
+    def __init__(self, parts: Iterable[bytes | memoryview]) -> None:
+        self.parts = list(parts)
+        self._size_bytes = sum(map(len, self.parts))
+
+    def __len__(self) -> int:
+        """Its size in bytes."""
+        return self._size_bytes
+
+    def __bytes__(self) -> bytes:
+        """The frame, joined."""
+        return b"".join(self.parts)
+
+
 def encode_samples(samples: Sequence[Sample]) -> bytes:
     """Return the frame of samples whose form is right (see `check_form`).
 
@@ -69,6 +88,28 @@ def encode_samples(samples: Sequence[Sample]) -> bytes:
     Raises `InvalidGroup`, naming sample and field, for what a frame cannot hold: an array of a dtype that safetensors
     lacks, or a value that is not JSON.
     """
+    length, parts = _encode(samples)
+    return _whole(b"".join(parts), length)  # the only copy
+
+
+def encode_in_pieces(samples: Sequence[Sample]) -> Pieces:
+    """Like `encode_samples`, without a copy of the arrays."""
+    length, parts = _encode(samples)
+    return _whole(Pieces(map(_as_bytes, parts)), length)
+
+
+def _as_bytes(part: Any) -> bytes | memoryview:
+    return part.data.cast("B") if isinstance(part, np.ndarray) and part.size else bytes(part)
+
+
+def _whole(frame: AnyFrame, length: int) -> AnyFrame:
+    if len(frame) != length:
+        raise InvalidGroup("arrays of a segment disagree in length or dtype: check_group says where")
+    return frame
+
+
+def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:
+    """The length that a frame must have, and its parts."""
     fields, prompts = Samples.of(samples), _Prompts()
     owned = [(owner, segment) for owner, segments in enumerate(fields.segments) for segment in segments]
     segments = [segment for _, segment in owned]
@@ -229,7 +270,7 @@ def _named_arrays(fields: Samples) -> list[_Tensor]:
     return tensors
 
 
-def _pack(tensors: list[_Tensor]) -> bytes:
+def _pack(tensors: list[_Tensor]) -> tuple[int, list[Any]]:
     header = {}
     buffers = []
     offset = 0
@@ -252,10 +293,7 @@ def _pack(tensors: list[_Tensor]) -> bytes:
         if isinstance(part, np.ndarray):
             part = parts[index] = np.ascontiguousarray(part)
         checksum.update(part)
-    frame = b"".join([PREFIX.pack(MAGIC, FRAME_VERSION, length, checksum.intdigest()), *parts])  # the only copy
-    if len(frame) != PREFIX.size + length:
-        raise InvalidGroup("arrays of a segment disagree in length or dtype: check_group says where")
-    return frame
+    return PREFIX.size + length, [PREFIX.pack(MAGIC, FRAME_VERSION, length, checksum.intdigest()), *parts]
 
 
 def _check_prefix(frame: bytes) -> int:
