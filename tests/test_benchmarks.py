@@ -53,6 +53,16 @@ def test_a_benchmark_writes_its_figures_and_a_table_that_keeps_the_words_around_
     assert "| claim of 256 groups out of 20,000 completed, against out of 1,000 | ≤ 2 times as long |" in after
 
 
+def test_the_process_of_a_store_measures_requests_on_its_standard_input() -> None:
+    requests = "".join(f"[16, 56, {groups}, 2]\n" for groups in (1, 16))
+    command = [sys.executable, "-m", "benchmarks.peers.through_rollq"]
+    printed = subprocess.run(command, cwd=ROOT, input=requests, stdout=subprocess.PIPE, text=True, check=True).stdout
+    version, *seconds = printed.splitlines()
+    assert version.startswith("rollq ")
+    assert len(seconds) == 2
+    assert all(float(each) > 0 for each in seconds)
+
+
 def test_the_memory_of_a_full_run_is_below_the_formula() -> None:
     command = [sys.executable, "-m", "benchmarks.memory", "--quick"]
     printed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
