@@ -358,7 +358,8 @@ def test_the_page_has_every_check_and_exit_status() -> None:
 
 def test_the_formula_on_the_page_is_the_one_that_is_used() -> None:
     formula = TEXT.split("## Memory\n")[1].split("```")[1]
-    assert f"{sizing.HEADROOM} x (groups x ({sizing.PAYLOAD_FACTOR} x payload + {sizing.GROUP_BYTES} B)" in formula
+    group = f"{sizing.PAYLOAD_FACTOR} x payload + {sizing.GROUP_BYTES / 1000} kB"
+    assert f"{sizing.HEADROOM} x (groups x ({group})" in formula
     assert f"scheduled x ({sizing.PAYLOAD_FACTOR} x parts + {sizing.TICKET_BYTES // 1000} kB)" in formula
     assert f"{sizing.PARTS_FACTOR} x payload with partial_rollout, at most {MOST_PART_BYTES >> 20} MiB" in formula
     assert f"{sizing.SAMPLE_BYTES} B)" in formula

@@ -9,7 +9,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import SalvageOutcome
-from rollq.buffer.rollouts import MOST_PART_BYTES, Lease, SamplePart, SampleStatus
+from rollq.buffer.rollouts import MOST_PART_BYTES, Lease, Prompt, SamplePart, SampleStatus
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.server import EmbeddedServer
@@ -32,6 +32,7 @@ from rollq.monitor.doctor.sizing import (
 from rollq.workers.engines.protocol import REPORT_TOKENS, Sampling
 from support.buffer_run import World, make_sample
 from support.parts import in_parts
+from support.waiting import wait_until
 
 RULES = TaskRules(batch_groups=10, max_staleness=2)
 
@@ -61,8 +62,8 @@ def test_groups_in_generation_are_counted_with_their_parts() -> None:
 
 def test_memory_is_the_sum_of_groups_tickets_and_weights() -> None:
     size = TaskSize(RULES, payload_bytes=1000, checkpoint_steps=5)
-    assert group_bytes(1000) == 1772
-    assert used_bytes([size, size], weights_bytes=7) == 2 * (90 * 1772 + 40 * 6000) + 7
+    assert group_bytes(1000) == 3750
+    assert used_bytes([size, size], weights_bytes=7) == 2 * (90 * 3750 + 40 * 6000) + 7
     assert maxmemory_for(1000) == 1300
 
 
@@ -105,6 +106,20 @@ def trained(fresh_server_of_each_kind: EmbeddedServer, run_name: str) -> Iterato
             world.put(world.lease(10), tokens=2048)
             world.train(step, math=10)
         yield world
+
+
+def test_small_groups_take_less_than_the_formula_says(fresh_server_of_each_kind: EmbeddedServer, run_name: str) -> None:
+    with Buffer.connect(fresh_server_of_each_kind.url, run_name) as buffer:
+        world = AloneWorld(buffer)
+        world.start(math={"batch_groups": 100, "group_size": 1})
+        for cursor in (0, 100):  # the first ones also make the keys that all groups share
+            before = world.bytes
+            prompts = [(Prompt("a long question " * 20), cursor + number) for number in range(1, 101)]
+            buffer.admit("math", prompts, epoch=buffer.clock("math").epoch, cursor=cursor, target=200, step=1)
+            world.put(world.lease(100), tokens=16, text="")
+        most = 100 * group_bytes(world.size.payload_bytes)
+        # what waits to be written to the append-only file counts until then
+        wait_until(lambda: world.bytes - before < most, otherwise=lambda: f"{world.bytes - before} bytes, not {most}")
 
 
 def without_partial_rollout(size: TaskSize) -> TaskSize:

@@ -12,8 +12,8 @@ PAYLOAD_FACTOR = 1.25
 """Allocators round large values up to size classes, by at most a quarter."""
 PARTS_FACTOR = 1.5
 """Encoded parts of 128 tokens, each with its lengths, versions and sampling parameters, over the same tokens whole."""
-GROUP_BYTES = 2 * 136 + 250
-"""A group's entries in two sorted sets, and its hash without the prompt."""
+GROUP_BYTES = 2_500
+"""A group's entries in sorted sets, its two hashes without prompt and payload, and the payload's key."""
 TICKET_BYTES = 6_000
 """An RQ job, which RQ keeps for a minute after it has finished."""
 SAMPLE_BYTES = 600
