@@ -15,6 +15,7 @@ from benchmarks import (
     ranks,
     report,
     salvage,
+    sustained,
     throughput,
     tickets,
     wakeup,
@@ -30,11 +31,12 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "fleet": fleet.measure,
     "ranks": ranks.measure,
     "production": production.measure,
+    "sustained": sustained.measure,
     "throughput": throughput.measure,
     "salvage": salvage.measure,
 }
-BY_NAME = frozenset({"throughput", "salvage"})
-"""Benchmarks that run only with `--only`: they need vLLM, see `make bench-vllm`."""
+BY_NAME = frozenset({"sustained", "throughput", "salvage"})
+"""Benchmarks that run only with `--only`: they take ten minutes, or need vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")
 

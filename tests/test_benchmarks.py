@@ -32,7 +32,9 @@ def check_figures(results: Path) -> None:
         assert first <= result["measured"] <= third
 
 
-@pytest.mark.parametrize("name", ["exchange", "tickets", "expiry", "wakeup", "fleet", "ranks", "production"])
+@pytest.mark.parametrize(
+    "name", ["exchange", "tickets", "expiry", "wakeup", "fleet", "ranks", "production", "sustained"]
+)
 def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:
     run_benchmarks(tmp_path, "--only", name, "--output", "results.json")
     check_figures(tmp_path / "results.json")
