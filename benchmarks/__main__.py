@@ -7,6 +7,7 @@ import click
 
 from benchmarks import (
     claim_at_size,
+    cluster,
     exchange,
     expiry,
     fleet,
@@ -32,10 +33,11 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "ranks": ranks.measure,
     "production": production.measure,
     "sustained": sustained.measure,
+    "cluster": cluster.measure,
     "throughput": throughput.measure,
     "salvage": salvage.measure,
 }
-BY_NAME = frozenset({"sustained", "throughput", "salvage"})
+BY_NAME = frozenset({"sustained", "cluster", "throughput", "salvage"})
 """Benchmarks that run only with `--only`: they take ten minutes, or need vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")

@@ -71,11 +71,13 @@ def make_sample(random: np.random.Generator, prompt_tokens: int, response_tokens
     )
 
 
-def admit_and_lease(buffer: Buffer, epoch: int, cursor: int, groups: int, version: int) -> tuple[Lease, ...]:
+def admit_and_lease(
+    buffer: Buffer, epoch: int, cursor: int, groups: int, version: int, task: str = TASK
+) -> tuple[Lease, ...]:
     """Admit and lease `groups` new prompts; `cursor` is the number of earlier ones."""
     prompts = [(Prompt(QUESTION.format(cursor + i), answer=i), cursor + i + 1) for i in range(groups)]
-    buffer.admit(TASK, prompts, epoch=epoch, cursor=cursor, target=cursor + groups, step=version + 1)
-    leased = buffer.lease([TASK], groups, worker="bench", version=version, epoch=epoch).leases
+    buffer.admit(task, prompts, epoch=epoch, cursor=cursor, target=cursor + groups, step=version + 1)
+    leased = buffer.lease([task], groups, worker="bench", version=version, epoch=epoch).leases
     if len(leased) != groups:
         raise RuntimeError(f"{groups} groups were admitted, {len(leased)} could be leased")
     return leased
