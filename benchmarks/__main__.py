@@ -16,6 +16,7 @@ from benchmarks import (
     ranks,
     report,
     salvage,
+    stores,
     sustained,
     throughput,
     tickets,
@@ -34,10 +35,11 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "production": production.measure,
     "sustained": sustained.measure,
     "cluster": cluster.measure,
+    "stores": stores.measure,
     "throughput": throughput.measure,
     "salvage": salvage.measure,
 }
-BY_NAME = frozenset({"sustained", "cluster", "throughput", "salvage"})
+BY_NAME = frozenset({"sustained", "cluster", "stores", "throughput", "salvage"})
 """Benchmarks that run only with `--only`: they take ten minutes, or need vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")

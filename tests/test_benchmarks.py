@@ -33,7 +33,8 @@ def check_figures(results: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["exchange", "tickets", "expiry", "wakeup", "fleet", "ranks", "production", "sustained", "cluster"]
+    "name",
+    ["exchange", "tickets", "expiry", "wakeup", "fleet", "ranks", "production", "sustained", "cluster", "stores"],
 )
 def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:
     run_benchmarks(tmp_path, "--only", name, "--output", "results.json")

@@ -22,7 +22,6 @@ from rollq.buffer.store.redis_errors import code_of
 from rollq.buffer.wire.parts import tokens_in_parts
 from rollq.buffer.wire.payload import decode_kept, frames_by_index, is_large
 from rollq.buffer.wire.prompts import decode_prompt
-from rollq.buffer.wire.samples import Pieces
 
 
 class Leasing(BufferCore):
@@ -159,24 +158,10 @@ class Leasing(BufferCore):
 
     def _put_with(self, task: str, results: Sequence[GroupResult], *, all_inline: bool = False) -> list[bytes]:
         epoch, floors = self._epoch_floors(task)
-        rules, keys = self.rules(task), task_keys(self.run, task)
+        keys = task_keys(self.run, task)
 
         def arguments() -> Iterator[GroupArgs]:
-            for result in results:
-                lease, pieces_from = result.lease, None if all_inline else self.payloads.pieces_from
-                valid, made = encode_result(result, pieces_from)
-                size_bytes = sum(map(len, made.values()))
-                payloads: dict[str, bytes] = {}
-                away: dict[PayloadName, bytes | Pieces] = {}
-                place = None if all_inline or WHOLE not in made else self.payloads.place_for(size_bytes)
-                if place:
-                    name = PayloadName.new(task, place, lease.group_id, lease.nonce)
-                    away[name], made = made[WHOLE], {AWAY: name.encoded.encode()}
-                frames = {field: bytes(frame) for field, frame in made.items()}
-                if WHOLE in frames and is_large(size_bytes) and not all_inline:
-                    payloads[keys.payload(lease.group_id, lease.nonce)], frames = frames[WHOLE], {BESIDE: b""}
-                args = result_args(valid, frames, floors, rules, size_bytes=size_bytes)
-                yield GroupArgs(args, frames, payloads, away)
+            return (self._encode(task, result, floors, all_inline=all_inline) for result in results)
 
         groups: Callable[[], Iterable[GroupArgs]] = arguments
         if self.payloads:  # those that are away are safe before a group names them
@@ -203,6 +188,23 @@ class Leasing(BufferCore):
                 raise reply
             words += reply
         return words
+
+    def _encode(self, task: str, result: GroupResult, floors: Floors, *, all_inline: bool) -> GroupArgs:
+        """A result as arguments, with its frames where they belong; `all_inline`: they pass through the function."""
+        rules, lease = self.rules(task), result.lease
+        valid, frames = encode_result(result, None if all_inline else self.payloads.pieces_from)
+        size_bytes = sum(map(len, frames.values()))
+        args = partial(result_args, valid, floors=floors, rules=rules, size_bytes=size_bytes)
+        if WHOLE in frames and not all_inline:
+            if place := self.payloads.place_for(size_bytes):
+                name = PayloadName.new(task, place, lease.group_id, lease.nonce)
+                named = {AWAY: name.encoded.encode()}
+                return GroupArgs(args(named), named, away={name: frames[WHOLE]})
+            if is_large(size_bytes):
+                key = task_keys(self.run, task).payload(lease.group_id, lease.nonce)
+                return GroupArgs(args({BESIDE: b""}), {BESIDE: b""}, {key: bytes(frames[WHOLE])})
+        inline = {field: bytes(frame) for field, frame in frames.items()}
+        return GroupArgs(args(inline), inline)
 
     def _epoch_floors(self, task: str) -> tuple[int, Floors]:
         """The live epoch, and the floors of those before it."""
