@@ -1,6 +1,7 @@
 """`rollq doctor`: its exit status, its report as text and JSON, and what it takes from the settings."""
 
 import math
+import re
 from pathlib import Path
 
 import orjson
@@ -19,7 +20,7 @@ from rollq.cli.main import main
 from rollq.cli.settings_file import load_settings
 from rollq.monitor.doctor import checks
 from rollq.monitor.doctor.findings import WIDTH
-from rollq.monitor.doctor.sizing import live_groups
+from rollq.monitor.doctor.sizing import ROW_BYTES, live_groups
 from support.buffer_run import World
 
 TRAINER = '[trainer]\nmodel = "model"\noutput = "out"\nsteps = 9\ncheckpoint_every = 5\n'
@@ -168,6 +169,23 @@ def test_the_settings_bound_what_a_task_takes(tmp_path: Path) -> None:
     assert live_groups(planned_tasks(without)["math"]) == (2 + 1 + 100) * 4
 
 
+def test_the_settings_say_where_payloads_are(tmp_path: Path) -> None:
+    def planned(url: str, more: str = "") -> tuple[int, bool, bool]:
+        size = planned_tasks(load_settings(write_settings(tmp_path, url, task=more), {}))["math"]
+        return size.payload_bytes - size.away_bytes, size.spread_bytes > 0, size.outside_bytes > 0
+
+    one, several = "redis://h", 'redis://h:1,h:2/0"\nqueue_url = "redis://q'
+    payload_bytes, *away = planned(one)
+    assert away == [False, False]
+    kept_bytes = 4 * 4096 + 8 * ROW_BYTES
+    assert planned(several) == (kept_bytes, True, False)
+    at_limit = f'[payloads]\nurl = "/p"\nmin_bytes = {payload_bytes - kept_bytes}'
+    assert planned(one, at_limit) == (kept_bytes, False, True)
+    assert planned(several, at_limit) == (kept_bytes, False, True)
+    assert planned(one, at_limit + "0") == (payload_bytes, False, False)
+    assert planned(several, at_limit + "0") == (kept_bytes, True, False)
+
+
 def test_the_weights_are_those_of_the_trainer(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(bytes(1000))
@@ -193,3 +211,25 @@ def test_every_primary_of_a_cluster_is_examined(tmp_path: Path) -> None:
             assert found[node, "replicas"] == ("ok", "replicas: 1; a result counts when one of them has it")
         cluster.nodes[3].stop()
         assert "this primary has no replica" in " ".join(doctor("--url", cluster.url, "--run", "r").stdout.split())
+
+
+def test_the_memory_of_every_primary_is_compared_with_its_share(tmp_path: Path) -> None:
+    with EmbeddedCluster(tmp_path / "cluster") as cluster:
+        config = write_settings(
+            tmp_path, cluster.url, redis_more='queue_url = "redis://127.0.0.1:1"', task="shards = 4", trainer=TRAINER
+        )
+
+        def sizing() -> dict[str, tuple[str, str]]:
+            report = orjson.loads(doctor(config, "--json").stdout)
+            found = [finding for finding in report["findings"] if finding["check"] == "sizing"]
+            return {finding["subject"]: (finding["level"], finding["message"]) for finding in found}
+
+        first, second, third = (node.url for node in cluster.nodes[:3])
+        for url, limit in ((first, "1mb"), (second, "1gb")):
+            with redis.Redis.from_url(url) as client:
+                client.config_set("maxmemory", limit)
+        found = sizing()
+        assert [found[url][0] for url in (first, second, third)] == ["warning", "ok", "note"]
+        here = [int(re.findall(r"this primary has (\d) of 4 tasks", message)[0]) for _, message in found.values()]
+        assert (sum(here), max(here)) == (4, 2)
+        assert all("32 groups of " in message for _, message in found.values())

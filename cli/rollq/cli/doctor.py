@@ -77,7 +77,7 @@ def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Find
     from rollq.buffer.store.servers import open_servers
     from rollq.cli.settings_file import load_settings
     from rollq.monitor.doctor.checks import BUFFER_CHECKS, CLUSTER_CHECKS, QUEUE_CHECKS
-    from rollq.monitor.doctor.examine import examine_server, examine_sizing, examine_weights
+    from rollq.monitor.doctor.examine import examine_server, examine_sizing, examine_weights, read_sizing
     from rollq.monitor.doctor.facts import SETTINGS
 
     settings = load_settings(file) if file else None
@@ -85,11 +85,13 @@ def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Find
     weights = weights_of(settings) if settings else None
     report = {}
     with closing(open_servers(location.buffer_url, location.password)) as servers:
-        checks = CLUSTER_CHECKS if len(servers.primaries()) > 1 else BUFFER_CHECKS
+        checks = CLUSTER_CHECKS if servers.spread else BUFFER_CHECKS
+        sizing = read_sizing(servers, location.run, planned)
         for client in servers.primaries():
             facts, report[address(client)] = examine_server(client, checks, settings=file or SETTINGS)
-            if facts and checks is BUFFER_CHECKS:
-                report[address(client)].append(examine_sizing(servers, location.run, facts, planned, weights))
+            if facts:
+                sized = examine_sizing(servers, client, location.run, facts, sizing, weights)
+                report[address(client)].append(sized)
     if location.queue_url != location.buffer_url:
         with open_client(location.queue_url, location.password) as client:
             _, report[f"{address(client)}, the queue"] = examine_server(client, QUEUE_CHECKS, settings=file or SETTINGS)
@@ -104,15 +106,22 @@ def planned_tasks(settings: "RollqSettings") -> "dict[str, TaskSize]":
 
 
 def _planned(settings: "RollqSettings", task: "TaskSettings") -> "TaskSize":
-    from rollq.monitor.doctor.sizing import TaskSize, largest_payload
+    from rollq.buffer.store.redis_url import node_urls
+    from rollq.monitor.doctor.sizing import TaskSize, kept_bytes, largest_payload, placed
 
     every = settings.trainer.checkpoint_every if settings.trainer else task.max_uncheckpointed_steps
-    return TaskSize(
+    size = TaskSize(
         task,
         largest_payload(task.group_size, task.max_prompt_tokens, task.max_tokens, len(task.scorers)),
         checkpoint_steps=every,
         surplus_groups=math.ceil(settings.producer.over_sample * task.batch_groups),
         audited_groups=task.audit_groups if task.filters else 0,
+    )
+    return placed(
+        size,
+        kept_bytes(task.group_size, task.max_prompt_tokens),
+        min_outside=settings.payloads.min_bytes if settings.payloads.url else None,
+        spread=len(node_urls(settings.redis.buffer_url)) > 1,
     )
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.servers import OneServer
+from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from rollq.buffer.wire.samples import encode_samples
-from rollq.monitor.doctor.examine import Weights, examine_sizing, measured_tasks
+from rollq.monitor.doctor.examine import Sizing, Weights, examine_sizing, measured_tasks, read_sizing
 from rollq.monitor.doctor.facts import read_facts
 from rollq.monitor.doctor.findings import Level
 from rollq.monitor.doctor.sizing import (
@@ -24,13 +26,17 @@ from rollq.monitor.doctor.sizing import (
     largest_payload,
     live_groups,
     maxmemory_for,
+    outside_bytes,
     parts_bytes,
+    placed,
+    primary_bytes,
     salvaged_groups,
     scheduled_groups,
     used_bytes,
 )
 from rollq.workers.engines.protocol import REPORT_TOKENS, Sampling
-from support.buffer_run import World, make_sample
+from support.any_server import AnyServer
+from support.buffer_run import OUTSIDE_BYTES, World, make_sample, payloads_in
 from support.parts import in_parts
 from support.waiting import wait_until
 
@@ -65,6 +71,35 @@ def test_memory_is_the_sum_of_groups_tickets_and_weights() -> None:
     assert group_bytes(1000) == 3750
     assert used_bytes([size, size], weights_bytes=7) == 2 * (90 * 3750 + 40 * 6000) + 7
     assert maxmemory_for(1000) == 1300
+
+
+def test_a_payload_is_placed_by_its_size() -> None:
+    size = TaskSize(RULES, payload_bytes=50_100, checkpoint_steps=5)
+    assert placed(size, 100, min_outside=None, spread=False) == size
+    assert placed(size, 100, min_outside=50_001, spread=False) == size
+    outside = replace(size, outside_bytes=50_000)
+    assert placed(size, 100, min_outside=50_000, spread=True) == outside
+    assert placed(size, 100, min_outside=50_001, spread=True) == replace(size, spread_bytes=50_000)
+    small = replace(size, payload_bytes=MOST_INLINE_BYTES + 100)
+    assert placed(small, 100, min_outside=None, spread=True) == small
+
+
+def test_of_a_payload_outside_the_server_keeps_only_the_group() -> None:
+    size = TaskSize(RULES, payload_bytes=50_100, checkpoint_steps=5, outside_bytes=50_000)
+    assert used_bytes([size]) == 90 * group_bytes(100) + 40 * 6000
+    assert outside_bytes([size, size]) == 2 * 90 * 50_000
+    partial = replace(size, rules=RULES.model_copy(update={"partial_rollout": True}))
+    assert used_bytes([partial]) == used_bytes([size]) + 40 * (parts_bytes(50_100) + 1.25 * 50_000)
+
+
+def test_a_primary_has_its_tasks_and_a_share_of_large_payloads() -> None:
+    small = TaskSize(RULES, payload_bytes=1000, checkpoint_steps=5)
+    large = replace(small, payload_bytes=50_100, spread_bytes=50_000)
+    share = 90 * 1.25 * 50_000 / 3
+    assert primary_bytes([], [small, large], 3) == share
+    assert primary_bytes([small, large], [small, large], 3, weights_bytes=7) == (
+        90 * (group_bytes(1000) + group_bytes(100)) + share + 7
+    )
 
 
 @pytest.mark.parametrize(("tokens", "scorers"), [(1, 0), (1000, 0), (1000, 2)])
@@ -167,7 +202,9 @@ def test_sizing_says_what_it_measured_or_assumed(server_url: str, buffer: Buffer
         facts = replace(facts, info={**facts.info, "maxmemory": 1})
 
         def sized(planned: dict[str, TaskSize] | None = None, weights: Weights | None = None) -> tuple[Level, str]:
-            finding = examine_sizing(OneServer(client), buffer.run, facts, planned, weights)
+            servers = OneServer(client)
+            sizing = read_sizing(servers, buffer.run, planned)
+            finding = examine_sizing(servers, client, buffer.run, facts, sizing, weights)
             return finding.level, finding.message
 
         planned = {"math": TaskSize(RULES, payload_bytes=5000, checkpoint_steps=5)}
@@ -196,5 +233,36 @@ def test_groups_that_may_not_be_read_count_at_their_limits(fresh_server: Embedde
         client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", *rights)
     planned = {"math": TaskSize(RULES, payload_bytes=5000, checkpoint_steps=5)}
     with open_client(fresh_server.url.replace("redis://", "redis://reader:secret@")) as reader:
-        finding = examine_sizing(OneServer(reader), run_name, read_facts(reader, Patience()), planned, None)
-    assert "groups of 5 KiB, if all samples reach their limits" in finding.message
+        assert read_sizing(OneServer(reader), run_name, planned) == Sizing(planned, measured=0)
+
+
+def test_payloads_away_are_measured_where_they_are(any_server: AnyServer, run_name: str, tmp_path: Path) -> None:
+    with Buffer.connect(any_server.url, run_name, payloads=payloads_in(tmp_path)) as buffer:
+        world = World(buffer).start(math={"batch_groups": 4, "group_size": 1})
+        world.complete(1)
+        small = measured_tasks(buffer)["math"]
+        assert (0 < small.payload_bytes < 10_000, small.away_bytes) == (True, 0)
+        world.complete(3)  # one of them large, and one so large that it is outside
+        size = measured_tasks(buffer)["math"]
+        spread_bytes = MOST_INLINE_BYTES / 4 if buffer.servers.spread else 0
+        assert size.spread_bytes == pytest.approx(spread_bytes, rel=0.1)
+        assert size.outside_bytes == pytest.approx(OUTSIDE_BYTES / 4, rel=0.1)
+        assert size.payload_bytes == pytest.approx((MOST_INLINE_BYTES + OUTSIDE_BYTES) / 4, rel=0.1)
+
+
+def test_groups_with_payloads_outside_take_less_than_the_formula_says(
+    fresh_server_of_each_kind: EmbeddedServer, run_name: str, tmp_path: Path
+) -> None:
+    with Buffer.connect(fresh_server_of_each_kind.url, run_name, payloads=payloads_in(tmp_path)) as buffer:
+        world = AloneWorld(buffer)
+        world.start(math={"batch_groups": 100, "group_size": 8})
+        world.admit(100)
+        world.put(world.lease(100), tokens=1024, text="")
+        size = world.size
+        assert size.outside_bytes > OUTSIDE_BYTES
+        client: Any = buffer.client
+        taken = sum(
+            client.memory_usage(key, samples=0) for key in client.scan_iter(match=f"rollq:{{{run_name}:math}}:*")
+        )
+        formula = 100 * group_bytes(size.payload_bytes - size.outside_bytes)
+        assert 0.4 * formula < taken < formula

@@ -308,9 +308,9 @@ QUEUE_CHECKS: Sequence[Check] = (
 
 
 def check_sizing(facts: ServerFacts, used: int, why: str) -> Finding:
-    """Whether `maxmemory` is enough for a run that takes `used` bytes at most; `why` describes its groups."""
+    """Whether `maxmemory` is enough for a run that takes `used` bytes here at most; `why` describes its groups."""
     limit, needed = facts.number("maxmemory"), maxmemory_for(used)
-    message = f"the run takes up to {in_words(used)} ({why}), and so a maxmemory of {in_words(needed)}"
+    message = f"the run takes up to {in_words(used)} here ({why}), and so a maxmemory of {in_words(needed)}"
     if not limit:
         return _finding("sizing", Level.NOTE, message)
     if limit < needed:

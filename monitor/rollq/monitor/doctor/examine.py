@@ -1,16 +1,20 @@
 """Examines a run: reads the facts about its servers, its groups and its folders, and checks them."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import redis
+from redis import exceptions as driver
 
 from rollq.buffer.errors import RunMismatch, ServerError, StoreLost
+from rollq.buffer.payloads import cluster, objects
+from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.rollouts import WHOLE, Status
+from rollq.buffer.rollouts import Status
 from rollq.buffer.store.connection import Patience
-from rollq.buffer.store.keys import task_keys
+from rollq.buffer.store.keys import RunKeys, task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.servers import Servers
@@ -18,7 +22,14 @@ from rollq.buffer.weights.store import MAX_REDIS_BYTES
 from rollq.monitor.doctor.checks import Check, check_sizing, check_weights_folder, check_weights_in_redis
 from rollq.monitor.doctor.facts import SETTINGS, ServerFacts, read_facts, read_space
 from rollq.monitor.doctor.findings import Finding, Level
-from rollq.monitor.doctor.sizing import TaskSize, live_groups, salvaged_groups, used_bytes
+from rollq.monitor.doctor.sizing import (
+    TaskSize,
+    live_groups,
+    outside_bytes,
+    primary_bytes,
+    salvaged_groups,
+    used_bytes,
+)
 from rollq.monitor.units import in_words
 
 PATIENCE = Patience(unanswered_s=2.0, unready_s=2.0)
@@ -52,23 +63,47 @@ def examine_server(
     return facts, [check(facts) for check in checks]
 
 
-def examine_sizing(
-    servers: Servers, run: str, facts: ServerFacts, planned: Mapping[str, TaskSize] | None, weights: Weights | None
-) -> Finding:
-    """Compare the server's memory with what the run may take: as planned in its settings, else as it is stored.
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """The sizes of a run's tasks, by name. `measured`: in how many of them groups were measured."""
+
+    tasks: Mapping[str, TaskSize]
+    measured: int
+
+
+def read_sizing(servers: Servers, run: str, planned: Mapping[str, TaskSize] | None) -> Sizing:
+    """The sizes of the tasks as planned in the settings, else as they are stored.
 
     The payload of a group is measured on the groups that the run has finished, where they can be read.
     """
     stored = _stored_tasks(servers, run)
     if planned is None:
-        sizes = list(stored.values())
-    else:
-        sizes = [with_payload(size, stored.get(task)) for task, size in planned.items()]
-    if not sizes:
+        return Sizing(stored, len(stored))
+    return Sizing({task: with_payload(size, stored.get(task)) for task, size in planned.items()}, len(stored))
+
+
+def examine_sizing(
+    servers: Servers, client: redis.Redis, run: str, facts: ServerFacts, sizing: Sizing, weights: Weights | None
+) -> Finding:
+    """Compare the memory of one of the servers, that of `client`, with what the run may take there."""
+    if not sizing.tasks:
         return Finding("sizing", Level.NOTE, "no finished group to measure: give FILE, whose limits are the worst case")
+    sizes, why = list(sizing.tasks.values()), _description(sizing)
     in_redis = weights.needed_bytes if weights and weights.folder is None else 0
-    used = used_bytes(sizes, weights_bytes=in_redis)
-    return check_sizing(facts, used, _description(sizes, measured=len(stored)))
+    if not servers.spread:
+        return check_sizing(facts, used_bytes(sizes, weights_bytes=in_redis), why)
+    here = [size for task, size in sizing.tasks.items() if _has(servers, client, task_keys(run, task).clock)]
+    weights_bytes = in_redis if _has(servers, client, RunKeys(run).info) else 0
+    used = primary_bytes(here, sizes, len(servers.primaries()), weights_bytes=weights_bytes)
+    return check_sizing(facts, used, f"{why}; this primary has {len(here)} of {len(sizes)} tasks")
+
+
+def _has(servers: Servers, client: redis.Redis, key: str) -> bool:
+    """Whether the server of `client` has `key`."""
+    try:
+        return servers.of(key) is client
+    except driver.ClusterDownError:  # no server has it
+        return False
 
 
 def _stored_tasks(servers: Servers, run: str) -> dict[str, TaskSize]:
@@ -83,7 +118,14 @@ def _stored_tasks(servers: Servers, run: str) -> dict[str, TaskSize]:
 
 def with_payload(planned: TaskSize, stored: TaskSize | None) -> TaskSize:
     """`planned` with the payload that was measured, where there is one."""
-    return replace(planned, payload_bytes=stored.payload_bytes) if stored else planned
+    if stored is None:
+        return planned
+    return replace(
+        planned,
+        payload_bytes=stored.payload_bytes,
+        spread_bytes=stored.spread_bytes,
+        outside_bytes=stored.outside_bytes,
+    )
 
 
 def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
@@ -91,34 +133,45 @@ def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
     sizes = {}
     for task in buffer.train_tasks():
         rules = buffer.rules(task)
-        payload_bytes = _measured_payload(buffer, task, rules.group_size)
-        sizes[task] = TaskSize(rules, payload_bytes, checkpoint_steps=rules.max_uncheckpointed_steps)
+        payload_bytes, away_bytes = _measured_payload(buffer, task)
+        sizes[task] = TaskSize(
+            rules,
+            payload_bytes,
+            checkpoint_steps=rules.max_uncheckpointed_steps,
+            spread_bytes=away_bytes[cluster.PLACE],
+            outside_bytes=away_bytes[objects.PLACE],
+        )
     return sizes
 
 
-def _measured_payload(buffer: MonitorBuffer, task: str, group_size: int) -> int:
-    """Mean encoded bytes of the newest finished groups; 0 without any."""
+def _measured_payload(buffer: MonitorBuffer, task: str) -> tuple[int, Counter[str]]:
+    """Mean encoded bytes of the newest finished groups, 0 without any; and those of them that are away, by place."""
     keys = task_keys(buffer.run, task)
     found = buffer.send_all([("ZRANGE", keys.status(status), -MEASURED_GROUPS, -1) for status in FINISHED])
     ids = [int(group_id) for group_ids in found for group_id in group_ids][:MEASURED_GROUPS]
-    if not ids:
-        return 0
-    fields = (WHOLE, *range(group_size))
-    commands: list[Command] = [("HSTRLEN", keys.rollout(each), field) for each in ids for field in fields]
-    commands += [("HSTRLEN", keys.group(each), "prompt") for each in ids]
-    names = buffer.send_all([("HGET", keys.group(each), "payload") for each in ids])
-    commands += [("STRLEN", keys.payload(each, name.decode())) for each, name in zip(ids, names, strict=True) if name]
-    return sum(map(int, buffer.send_all(commands))) // len(ids)
+    texts: list[Command] = [("HSTRLEN", keys.group(each), field) for each in ids for field in ("prompt", "rows")]
+    total, away = sum(buffer.send_all(texts)), Counter[str]()
+    for size, payload, payload_bytes in buffer.send_all(
+        [("HMGET", keys.group(each), "bytes", "payload", "payload_bytes") for each in ids]
+    ):
+        total += int(size or 0)
+        if name := PayloadName.parse(task, (payload or b"").decode()):
+            away[name.place] += int(payload_bytes)
+    groups = max(1, len(ids))
+    return total // groups, Counter({place: size // groups for place, size in away.items()})
 
 
-def _description(sizes: Sequence[TaskSize], *, measured: int) -> str:
+def _description(sizing: Sizing) -> str:
+    sizes = sizing.tasks.values()
     groups = sum(map(live_groups, sizes))
     each = in_words(sum(live_groups(size) * size.payload_bytes for size in sizes) / groups)
-    salvaged = sum(map(salvaged_groups, sizes))
-    counted = f"{groups:,} groups of {each}" + (f", {salvaged:,} of them also in parts" if salvaged else "")
-    if measured == 0:
+    salvaged, outside = sum(map(salvaged_groups, sizes)), outside_bytes(sizes)
+    counted = f"{groups:,} groups of {each}"
+    counted += f", of which {in_words(outside / groups)} outside" if outside else ""
+    counted += f", {salvaged:,} of them also in parts" if salvaged else ""
+    if sizing.measured == 0:
         return f"{counted}, if all samples reach their limits"
-    return f"{counted}, as measured{'' if measured >= len(sizes) else ' in some tasks'}"
+    return f"{counted}, as measured{'' if sizing.measured >= len(sizes) else ' in some tasks'}"
 
 
 def examine_weights(weights: Weights) -> Iterator[Finding]:

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.rollouts import MOST_PART_BYTES
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.wire.payload import is_large
 
 PAYLOAD_FACTOR = 1.25
 """Allocators round large values up to size classes, by at most a quarter."""
@@ -18,19 +19,32 @@ TICKET_BYTES = 6_000
 """An RQ job, which RQ keeps for a minute after it has finished."""
 SAMPLE_BYTES = 600
 """A sample without its arrays: lengths, versions, reward, sampling parameters."""
+ROW_BYTES = 64
+"""A sample's row, which stays with its group: its reward, its lengths, and its tokens by weights."""
 HEADROOM = 1.3
 """Admission stops at 0.8 of maxmemory; the rest is for buffers of connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSize:
-    """The settings that decide how much memory a task takes."""
+    """The settings that decide how much memory a task takes.
+
+    `spread_bytes` and `outside_bytes` are the parts of `payload_bytes` that are spread over the primaries of a cluster,
+    and in a folder or a bucket.
+    """
 
     rules: TaskRules
     payload_bytes: int  # of one finished group, encoded
     checkpoint_steps: int  # train steps between two checkpoints
     surplus_groups: int = 0  # scheduled beyond the bound
     audited_groups: int = 0  # kept after a filter rejected them
+    spread_bytes: int = 0
+    outside_bytes: int = 0
+
+    @property
+    def away_bytes(self) -> int:
+        """The part of `payload_bytes` that is not on the server of the task's slot."""
+        return self.spread_bytes + self.outside_bytes
 
 
 def scheduled_groups(size: TaskSize) -> int:
@@ -62,8 +76,24 @@ def parts_bytes(payload_bytes: int) -> float:
 
 
 def used_bytes(tasks: Iterable[TaskSize], *, weights_bytes: int = 0) -> int:
-    """Memory that a run takes at most. `weights_bytes`: all weights kept in the server."""
-    return math.ceil(sum(map(_task_bytes, tasks)) + weights_bytes)
+    """Memory that a run takes at most on one server. `weights_bytes`: all weights kept in the server."""
+    return math.ceil(sum(_slot_bytes(size) + scheduled_groups(size) * TICKET_BYTES for size in tasks) + weights_bytes)
+
+
+def primary_bytes(
+    here: Iterable[TaskSize], tasks: Iterable[TaskSize], primaries: int, *, weights_bytes: int = 0
+) -> int:
+    """Memory that one of the `primaries` of a cluster takes at most, where RQ's tickets are elsewhere.
+
+    `here`: the tasks whose slots it has, of all `tasks` of the run; `weights_bytes`: all weights kept on it.
+    """
+    spread = sum(live_groups(size) * PAYLOAD_FACTOR * size.spread_bytes for size in tasks)
+    return math.ceil(sum(map(_slot_bytes, here)) + spread / primaries + weights_bytes)
+
+
+def outside_bytes(tasks: Iterable[TaskSize]) -> int:
+    """Bytes in a folder or a bucket that a run takes at most."""
+    return sum(live_groups(size) * size.outside_bytes for size in tasks)
 
 
 def maxmemory_for(used: int) -> int:
@@ -79,10 +109,28 @@ def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, scorer
     return group_size * (4 * prompt_tokens + (9 + 4 * scorers) * new_tokens + SAMPLE_BYTES)
 
 
-def _task_bytes(size: TaskSize) -> float:
-    groups = live_groups(size) * group_bytes(size.payload_bytes)
-    parts = salvaged_groups(size) * parts_bytes(size.payload_bytes)
-    return groups + parts + scheduled_groups(size) * TICKET_BYTES
+def placed(size: TaskSize, kept_bytes: int, *, min_outside: int | None, spread: bool) -> TaskSize:
+    """`size` with its payload, less `kept_bytes`, where a group of this size is stored.
+
+    That is in a folder or a bucket from `min_outside` bytes on, else on all primaries where they are `spread` and the
+    frame is large, else in the task's slot.
+    """
+    frame_bytes = size.payload_bytes - kept_bytes
+    if min_outside is not None and frame_bytes >= min_outside:
+        return replace(size, outside_bytes=frame_bytes)
+    return replace(size, spread_bytes=frame_bytes) if spread and is_large(frame_bytes) else size
+
+
+def kept_bytes(group_size: int, prompt_tokens: int) -> int:
+    """Bytes that stay in the task's slot of a group whose frame is away: its prompt, and the rows of its samples."""
+    return 4 * prompt_tokens + group_size * ROW_BYTES
+
+
+def _slot_bytes(size: TaskSize) -> float:
+    """Memory on the server of the task's slot. The samples of groups in generation are there, wherever they go."""
+    groups = live_groups(size) * group_bytes(size.payload_bytes - size.away_bytes)
+    parts = salvaged_groups(size) * (parts_bytes(size.payload_bytes) + PAYLOAD_FACTOR * size.away_bytes)
+    return groups + parts
 
 
 def _largest_batch(rules: TaskRules) -> int:
