@@ -13,7 +13,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.collecting import AUDIT_PAUSE_S, Audit
-from rollq.buffer.errors import ConfigError, CorruptGroup, ServerRefused, ServerUnavailable
+from rollq.buffer.errors import ConfigError, CorruptGroup, ServerRefused, ServerUnavailable, StoreLost
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import GroupResult, Lease, SampleStatus, Status
@@ -406,6 +406,14 @@ def test_a_store_for_a_run_that_began_without_one_is_refused(server_url: str, ru
         pytest.raises(ConfigError, match=r"was created without payloads\.url"),
     ):
         buffer.create_run()
+
+
+def test_a_store_for_a_run_that_is_not_there_is_not_blamed(server_url: str, run_name: str, tmp_path: Path) -> None:
+    with (
+        Buffer.connect(server_url, run_name, payloads=PayloadSettings(url=str(tmp_path))) as buffer,
+        pytest.raises(StoreLost, match="is not in this store"),
+    ):
+        buffer.check_payloads()
 
 
 def test_a_bucket_without_rights_is_refused(

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollq.buffer.errors import StoreLost
+from rollq.buffer.payloads.objects import MARKER
 from rollq.buffer.snapshots.folder import INDEX
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
@@ -16,11 +17,11 @@ from rollq.cli.settings_file import load_settings
 from rollq.producer.producer import Producer, TaskFeed
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
-from support.buffer_run import World
+from support.buffer_run import OUTSIDE_BYTES, World, text_of
 
 
-def rollq(*args: object) -> Result:
-    return CliRunner().invoke(main, [str(arg) for arg in args])
+def rollq(*args: object, **environment: str) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args], env=environment)
 
 
 def write_config(path: Path, url: str, run: str, *, rules: str = "", more: str = "") -> Path:
@@ -196,3 +197,86 @@ def test_the_place_is_either_a_file_or_a_url_with_a_run(here: Path, tmp_path: Pa
         for place in ([], [here, "--run", "x"], ["--url", "redis://127.0.0.1:1"]):
             result = rollq(command, tmp_path / "saved", *place)
             assert (result.exit_code, "give either FILE" in result.output) == (2, True)
+
+
+@pytest.fixture
+def outside(here: Path, tmp_path: Path) -> Path:
+    """The folder in which a run that is saved has its large payloads."""
+    folder = tmp_path / "payloads"
+    folder.mkdir()
+    here.write_text(here.read_text() + with_payloads(folder))
+    with roles(here) as (_, world):
+        world.begin(0, launch_id="first")
+        world.complete(4)
+    return folder
+
+
+def with_payloads(folder: Path) -> str:
+    return f'[payloads]\nurl = "{folder}"\nmin_bytes = {OUTSIDE_BYTES}\n'
+
+
+def payload_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != MARKER]
+
+
+def test_a_run_with_payloads_outside_is_saved_only_with_them(
+    outside: Path, tmp_path: Path, server_url: str, run_name: str
+) -> None:
+    place, saved = ("--url", server_url, "--run", run_name), tmp_path / "saved"
+    assert rollq("query", "{}", *place, "--count").output == "4\n"
+    assert rollq("status", *place).exit_code == 0
+    before = set(tmp_path.rglob("*"))
+    refused = rollq("checkpoint", saved, *place)
+    assert (refused.exit_code, refused.output) == (
+        2,
+        f"error: run {run_name!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as its "
+        "other roles do\n",
+    )
+    assert set(tmp_path.rglob("*")) == before
+    other = tmp_path / "other"
+    other.mkdir()
+    refused = rollq("checkpoint", saved, *place, ROLLQ_PAYLOADS_URL=str(other))
+    assert (refused.exit_code, "has nothing of this run" in refused.output) == (2, True)
+    assert rollq("checkpoint", saved, *place, ROLLQ_PAYLOADS_URL=str(outside)).exit_code == 0
+
+
+@pytest.mark.parametrize("to", ["servers", "folder"])
+def test_a_run_with_payloads_outside_is_restored_with_and_without_them(
+    to: str, here: Path, there: Path, outside: Path, tmp_path: Path
+) -> None:
+    assert len(payload_files(outside)) == 1
+    assert rollq("checkpoint", tmp_path / "saved", here).exit_code == 0
+    folder = tmp_path / "there"
+    folder.mkdir()
+    if to == "folder":
+        there.write_text(there.read_text() + with_payloads(folder))
+    restored = rollq("restore", tmp_path / "saved", there)
+    assert restored.exit_code == 0, restored.output
+    assert len(payload_files(folder)) == (to == "folder")
+    with roles(there) as (_, world):
+        world.begin(0, launch_id="second")
+        assert all_samples(world) == [text_of(group_id) for group_id in range(1, 5)]
+
+
+def test_a_run_without_payloads_outside_is_saved_and_restored_with_them(
+    here: Path, there: Path, tmp_path: Path
+) -> None:
+    with roles(here) as (_, world):
+        world.begin(0, launch_id="first")
+        world.complete(4)
+    folder = tmp_path / "payloads"
+    folder.mkdir()
+    for config in (here, there):
+        config.write_text(config.read_text() + with_payloads(folder))
+    assert rollq("checkpoint", tmp_path / "saved", here).exit_code == 0
+    assert rollq("restore", tmp_path / "saved", there).exit_code == 0
+    assert len(payload_files(folder)) == 1
+    with roles(there) as (_, world):
+        world.begin(0, launch_id="second")
+        assert all_samples(world) == [text_of(group_id) for group_id in range(1, 5)]
+
+
+def all_samples(world: World) -> list[str]:
+    """The texts of the groups of the next batch, in order of their ids."""
+    groups = sorted(world.claim(1, math=4).groups, key=lambda group: group.group_id)
+    return [group.samples[0].text for group in world.buffer.fetch(groups)]

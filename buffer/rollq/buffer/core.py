@@ -94,19 +94,24 @@ class BufferCore(RunStore):
         self.check_payloads()
 
     def check_payloads(self) -> None:
-        """Raise `ConfigError` unless this role has the store of payloads of the run."""
-        place, outside = self.send("HGET", self.keys.info, "payloads"), self.payloads.outside
-        if place and not outside:
+        """Raise `ConfigError` unless this role has the store of payloads of the run, and `StoreLost` without a run."""
+        has_some, outside = self.has_payloads_outside(), self.payloads.outside
+        if has_some and not outside:
             raise ConfigError(
-                f"run {self.run!r} has payloads outside of its servers: set payloads.url as its other roles do"
+                f"run {self.run!r} has payloads outside of its servers: set payloads.url, or ROLLQ_PAYLOADS_URL, as "
+                "its other roles do"
             )
         if outside:
-            if not place:
+            if not has_some:
                 raise ConfigError(
                     f"run {self.run!r} was created without payloads.url, so its payloads are on its servers: leave it "
                     "out, or give the run another name"
                 )
             outside.check_marker()
+
+    def has_payloads_outside(self) -> bool:
+        """Whether the run was created with a folder or a bucket for payloads. Raises `StoreLost`."""
+        return bool(self.incarnation and self.send("HGET", self.keys.info, "payloads"))
 
     def register_task(self, task: str, rules: TaskRules) -> None:
         """Create the task with its rules, or compare its rules with them. Raises `RunMismatch` naming the rule, and

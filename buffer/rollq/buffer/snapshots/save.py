@@ -86,9 +86,11 @@ class Saving(BufferCore):
         """Save the whole run to the folder `directory`, which appears complete or not at all. No role has to wait.
 
         `replace`: a snapshot in `directory` is replaced once the new one is complete. Raises `ConfigError` for a folder
-        that must not be overwritten, `SnapshotError` when it cannot be written or trainers keep taking over the run
-        meanwhile, and `StoreLost`.
+        that must not be overwritten, and without the `payloads.url` of the run; `SnapshotError` when it cannot be
+        written or trainers keep taking over the run meanwhile, and `StoreLost`.
         """
+        if self.has_payloads_outside():
+            self.check_payloads()
         for _ in range(TRIES - 1):
             try:
                 return self._save(directory, replace, report)
