@@ -150,6 +150,16 @@ def test_the_payload_of_a_living_run_is_measured(healthy_server: EmbeddedServer,
     assert "as measured" in " ".join(doctor(config).stdout.split())
 
 
+def test_the_folder_for_payloads_is_checked(healthy_server: EmbeddedServer, tmp_path: Path) -> None:
+    place = ("--url", healthy_server.url, "--run", "r", "--json")
+    config = write_settings(tmp_path, healthy_server.url, task=f'[payloads]\nurl = "{tmp_path}"\nmin_bytes = 1')
+    for result in (doctor(config, "--json"), doctor(*place, ROLLQ_PAYLOADS_URL=str(tmp_path))):
+        (found,) = [one for one in orjson.loads(result.stdout)["findings"] if one["check"] == "payloads"]
+        assert (found["subject"], found["level"]) == ("this machine", "ok")
+    ill = doctor(*place, ROLLQ_PAYLOADS_URL=str(tmp_path / "missing"))
+    assert (ill.exit_code, "the absolute path of a folder" in ill.stdout) == (1, True)
+
+
 def test_passwords_are_used_and_not_shown(healthy_server: EmbeddedServer, tmp_path: Path) -> None:
     with redis.Redis.from_url(healthy_server.url) as client:
         client.config_set("requirepass", "planted-secret")

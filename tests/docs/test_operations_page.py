@@ -351,7 +351,7 @@ def test_the_page_has_every_check_and_exit_status() -> None:
     named = {name.strip() for row in table.splitlines()[2:] for name in row.split("|")[1].split(",")}
     code = (ROOT / "monitor" / "rollq" / "monitor" / "doctor" / "checks.py").read_text()
     assert named == set(re.findall(r'_finding\("([\w ]+)"', code))
-    assert len(BUFFER_CHECKS) + 3 == len(named)  # sizing, weights, and on a cluster replicas
+    assert len(BUFFER_CHECKS) + 4 == len(named)  # sizing, payloads, weights, and on a cluster replicas
     statuses = TEXT.split("| exit status |")[1].split("\n\n")[0]
     assert {int(status) for status in re.findall(r"^\| (\d)", statuses, re.M)} == {2, *EXIT_STATUS.values()}
 

@@ -31,8 +31,8 @@ def doctor(
 ) -> None:
     """Report what about a run's servers and folders is unsafe or will hurt later, with the commands that mend it.
 
-    Changes nothing without --clean. With FILE, also compares the server's memory with the settings, and checks the
-    weights' folder.
+    Changes nothing without --clean, but for an object that it writes where large payloads are, and removes. With FILE,
+    also compares the server's memory with the settings, and checks the weights' folder.
 
     \b
     Exit status, for health checks:
@@ -77,7 +77,13 @@ def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Find
     from rollq.buffer.store.servers import open_servers
     from rollq.cli.settings_file import load_settings
     from rollq.monitor.doctor.checks import BUFFER_CHECKS, CLUSTER_CHECKS, QUEUE_CHECKS
-    from rollq.monitor.doctor.examine import examine_server, examine_sizing, examine_weights, read_sizing
+    from rollq.monitor.doctor.examine import (
+        examine_payloads,
+        examine_server,
+        examine_sizing,
+        examine_weights,
+        read_sizing,
+    )
     from rollq.monitor.doctor.facts import SETTINGS
 
     settings = load_settings(file) if file else None
@@ -92,12 +98,12 @@ def _examine(location: "RunLocation", file: Path | None) -> "dict[str, list[Find
             if facts:
                 sized = examine_sizing(servers, client, location.run, facts, sizing, weights)
                 report[address(client)].append(sized)
+        here = list(examine_payloads(servers, location.run, location.payloads, sizing))
     if location.queue_url != location.buffer_url:
         with open_client(location.queue_url, location.password) as client:
             _, report[f"{address(client)}, the queue"] = examine_server(client, QUEUE_CHECKS, settings=file or SETTINGS)
-    if weights:
-        report["this machine"] = list(examine_weights(weights))
-    return report
+    here += examine_weights(weights) if weights else ()
+    return {**report, "this machine": here} if here else report
 
 
 def planned_tasks(settings: "RollqSettings") -> "dict[str, TaskSize]":

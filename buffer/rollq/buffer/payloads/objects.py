@@ -18,6 +18,7 @@ PLACE = "store"
 AT_ONCE = 8
 """Payloads that are written or read at the same time."""
 MARKER = "this-run"
+PROBE = b"rollq doctor"
 
 
 class ObjectPayloads:
@@ -80,6 +81,17 @@ class ObjectPayloads:
                 f"{self._name} has nothing of this run: it was created with another folder or bucket. Give every role "
                 "the same; a folder must be shared by all machines, as one on NFS is"
             )
+
+    def probe(self, path: str, folder: str) -> None:
+        """Write an object at `path`, read it, list `folder`, and remove the object. Raises `ServerUnavailable` and
+        `ServerRefused`."""
+        self._put(path, PROBE)
+        try:
+            if bytes(self._get(path) or b"") != PROBE:
+                raise ServerRefused(f"{self._name}: an object that was written a moment ago cannot be read")
+            self._wait_out(lambda: next(self._objects.pages(folder), None))
+        finally:
+            self._remove(path)
 
     def close(self) -> None:
         """End the threads."""

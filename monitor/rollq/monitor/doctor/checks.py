@@ -15,6 +15,7 @@ from rollq.buffer.store.library import digest, library_name
 from rollq.monitor.doctor.facts import ServerFacts, Space, is_loopback
 from rollq.monitor.doctor.findings import Finding, Level
 from rollq.monitor.doctor.libraries import release_of, sort_libraries
+from rollq.monitor.doctor.payloads import PayloadFacts
 from rollq.monitor.doctor.sizing import maxmemory_for
 from rollq.monitor.units import in_config, in_words
 
@@ -317,6 +318,22 @@ def check_sizing(facts: ServerFacts, used: int, why: str) -> Finding:
         message += f"; it is {in_words(limit)}, and production may stall"
         return _finding("sizing", Level.WARNING, message, *_set(facts, f"maxmemory {in_config(needed)}"))
     return _finding("sizing", Level.OK, message)
+
+
+def check_payloads(facts: PayloadFacts, url: str, most_bytes: int) -> Finding:
+    """Whether this machine can use the folder or the bucket at `url`, which is the run's, and whether a folder has room
+    for `most_bytes` in all."""
+    if facts.trouble:
+        return _finding("payloads", Level.ERROR, facts.trouble)
+    message = f"an object could be written, read, listed and removed in {url}"
+    if facts.space is None:
+        return _finding("payloads", Level.OK, message)
+    free, needed = facts.space.free_bytes, most_bytes - facts.taken_bytes
+    message += f", which has {in_words(free)} free"
+    if free < needed:
+        message += f": groups may take {in_words(needed)} more"
+        return _finding("payloads", Level.WARNING, message, f"df -h {quote(url)}")
+    return _finding("payloads", Level.OK, message)
 
 
 def check_weights_folder(space: Space, needed_bytes: int) -> Finding:

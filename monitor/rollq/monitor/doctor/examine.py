@@ -13,15 +13,23 @@ from rollq.buffer.payloads import cluster, objects
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import Status
+from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import RunKeys, task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.servers import Servers
 from rollq.buffer.weights.store import MAX_REDIS_BYTES
-from rollq.monitor.doctor.checks import Check, check_sizing, check_weights_folder, check_weights_in_redis
+from rollq.monitor.doctor.checks import (
+    Check,
+    check_payloads,
+    check_sizing,
+    check_weights_folder,
+    check_weights_in_redis,
+)
 from rollq.monitor.doctor.facts import SETTINGS, ServerFacts, read_facts, read_space
 from rollq.monitor.doctor.findings import Finding, Level
+from rollq.monitor.doctor.payloads import read_payload_facts
 from rollq.monitor.doctor.sizing import (
     TaskSize,
     live_groups,
@@ -172,6 +180,17 @@ def _description(sizing: Sizing) -> str:
     if sizing.measured == 0:
         return f"{counted}, if all samples reach their limits"
     return f"{counted}, as measured{'' if sizing.measured >= len(sizes) else ' in some tasks'}"
+
+
+def examine_payloads(servers: Servers, run: str, settings: PayloadSettings, sizing: Sizing) -> Iterator[Finding]:
+    """Check the folder or the bucket for large payloads, where there is one or should be one.
+
+    A folder needs room for as much as the settings allow, or else for as much as the run may take there.
+    """
+    facts = read_payload_facts(servers, run, settings, PATIENCE)
+    if settings.url or facts.trouble:
+        most_bytes = settings.max_buffer_bytes or outside_bytes(sizing.tasks.values())
+        yield check_payloads(facts, settings.url or "", most_bytes)
 
 
 def examine_weights(weights: Weights) -> Iterator[Finding]:
