@@ -109,6 +109,6 @@ def load_functions(file: Path | None, url: str | None, run_name: str | None) -> 
     from rollq.buffer.store.library import digest, library_name
     from rollq.cli.run_location import find_run
 
-    with find_run(file, url, run_name).buffer() as buffer:
+    with find_run(file, url, run_name).without_payloads() as buffer:
         load_library(buffer.servers)
         click.echo(f"the server has the functions {library_name()}, of the release with digest {digest()}")

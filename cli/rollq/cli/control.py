@@ -32,7 +32,7 @@ def pause(file: Path | None, url: str | None, run_name: str | None, names: tuple
     from rollq.buffer.replies import Control
     from rollq.cli.run_location import find_run
 
-    with find_run(file, url, run_name).buffer() as buffer:
+    with find_run(file, url, run_name).without_payloads() as buffer:
         _set_all(buffer, names, Control.PAUSE, "by hand", unless={Control.STOPPED, Control.DONE})
 
 
@@ -53,7 +53,7 @@ def resume(file: Path | None, url: str | None, run_name: str | None, names: tupl
     from rollq.buffer.replies import Control
     from rollq.cli.run_location import find_run
 
-    with find_run(file, url, run_name).buffer() as buffer:
+    with find_run(file, url, run_name).without_payloads() as buffer:
         _set_all(buffer, names, Control.RUN, "", unless=set() if names else {Control.DONE})
 
 

@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -59,6 +59,10 @@ class RunLocation:
         return Buffer.connect(
             self.buffer_url, self.run, password=self.password, patience=patience, payloads=self.payloads
         )
+
+    def without_payloads(self) -> Buffer:
+        """Connect to the run's buffer to look at its numbers; the folder or bucket of large payloads is not needed."""
+        return replace(self, payloads=PayloadSettings()).buffer()
 
     def queue(self) -> Queue:
         """The run's queue of tickets, not connected yet."""

@@ -59,7 +59,7 @@ def status(file: Path | None, url: str | None, run_name: str | None, as_json: bo
     from rollq.monitor import status as view
 
     location = find_run(file, url, run_name)
-    with location.buffer() as buffer:
+    with location.without_payloads() as buffer:
         now = view.read_status(buffer, location.queue())
     click.echo(view.as_json(now) if as_json else view.as_table(now))
 
@@ -78,7 +78,7 @@ def query(
 
     conditions = _parse(query)
     location = find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)
-    with location.buffer() as buffer:
+    with location.without_payloads() as buffer:
         groups = buffer.query(conditions, limit=None if only_count else limit + 1)
     if only_count:
         click.echo(len(groups))
