@@ -7,7 +7,7 @@ Groups without a result may get one meanwhile; they are saved as pending, so tha
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -173,15 +173,15 @@ class Saving(BufferCore):
         statuses = dict.fromkeys((status.value for status in Status), 0)
         chunk: list[SavedGroup] = []
         for trip in _trips(index.members()):
-            groups = list(self._read_groups(task, index, trip))
-            for group in groups:
-                statuses[group.status] += 1
-            chunk += groups
-            if _is_full(chunk):
-                writer.add(task, chunk)
-                chunk = []
-            if not hold(HOLD_MS):
-                raise _Moved(f"saving run {self.run!r} paused for too long, and groups have left: save it again")
+            for groups in self._read_groups(task, index, trip):
+                for group in groups:
+                    statuses[group.status] += 1
+                chunk += groups
+                if _is_full(chunk):
+                    writer.add(task, chunk)
+                    chunk = []
+                if not hold(HOLD_MS):
+                    raise _Moved(f"saving run {self.run!r} paused for too long, and groups have left: save it again")
             done += len(trip)
             if report:
                 report(done, total)
@@ -198,28 +198,32 @@ class Saving(BufferCore):
             if cursor == 0:
                 return {"prompts": found} if found else {}
 
-    def _read_groups(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[SavedGroup]:
+    def _read_groups(self, task: str, index: _Index, members: Sequence[_Member]) -> Iterator[Sequence[SavedGroup]]:
+        """The groups, in portions that are read in a moment: payloads that are away may be large, and come slowly."""
         clock_key = task_keys(self.run, task).clock
         replies = self.call_all([("save_group", clock_key, self.incarnation, group_id) for _, group_id, _ in members])
         batch_of = index.batch_of
-        stored = [_texts(fields) for fields, *_ in replies]
-        named = {
-            group_id: fields["payload"]
-            for (_, group_id, _), fields in zip(members, stored, strict=True)
-            if PayloadName.parse(task, fields.get("payload", ""))
-        }
-        away = self.read_payloads(task, named)
-        for (status, group_id, score), fields, (_, frames, payload) in zip(members, stored, replies, strict=True):
+        found: list[SavedGroup] = []
+        for (status, group_id, score), (stored, frames, payload) in zip(members, replies, strict=True):
             batch = batch_of.get(str(group_id))
-            if fields:
-                whole = payload or away.get(group_id, b"")
-                found = SavedGroup(group_id, status.value, score, fields, _frames(frames, whole))
-                yield as_indexed(found, batch, int(index.progress["admitted"]))
+            if fields := _texts(stored):
+                found.append(SavedGroup(group_id, status.value, score, fields, _frames(frames, payload)))
             elif status in IN_MANIFESTS or (batch and status not in AUDITED):
                 raise _Moved(f"a batch of task {task!r} was given up while it was saved: save it again")
             else:
                 left = f"dropped_{status if status in AUDITED else 'saving'}"
                 index.progress[left] = str(int(index.progress.get(left, 0)) + 1)
+        for portion in _portions(task, found):
+            named = {group.group_id: group.fields["payload"] for group in portion if _is_away(task, group)}
+            away = self.read_payloads(task, named)
+            yield [
+                as_indexed(
+                    replace(group, frames={**group.frames, **_frames((), away.get(group.group_id, b""))}),
+                    batch_of.get(str(group.group_id)),
+                    int(index.progress["admitted"]),
+                )
+                for group in portion
+            ]
 
 
 def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGroup:
@@ -261,6 +265,25 @@ def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -
 
 def _trips(members: Sequence[_Member]) -> Iterator[Sequence[_Member]]:
     return (members[start : start + GROUPS_PER_TRIP] for start in range(0, len(members), GROUPS_PER_TRIP))
+
+
+def _portions(task: str, groups: Sequence[SavedGroup]) -> Iterator[Sequence[SavedGroup]]:
+    """Groups whose payloads that are away take `CHUNK_BYTES` together, or a single one that takes more."""
+    portion: list[SavedGroup] = []
+    total_bytes = 0
+    for group in groups:
+        size_bytes = int(group.fields["payload_bytes"]) if _is_away(task, group) else 0
+        if portion and total_bytes + size_bytes > CHUNK_BYTES:
+            yield portion
+            portion, total_bytes = [], 0
+        portion.append(group)
+        total_bytes += size_bytes
+    if portion:
+        yield portion
+
+
+def _is_away(task: str, group: SavedGroup) -> bool:
+    return PayloadName.parse(task, group.fields.get("payload", "")) is not None
 
 
 def _is_full(chunk: Sequence[SavedGroup]) -> bool:
