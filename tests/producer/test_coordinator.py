@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from rq import Queue
@@ -16,7 +17,7 @@ from rollq.consumer.batch import Batch
 from rollq.producer.batches import OverRollout, Stage
 from rollq.producer.coordinator import BatchCoordinator
 from rollq.producer.pipeline import ScoredGroup, clip_rewards, drop_zero_advantage, group_normalised
-from support.buffer_run import World, make_sample
+from support.buffer_run import OUTSIDE_BYTES, World, make_sample, payloads_in
 from support.waiting import PATIENCE_S
 
 PROMPTS = [Prompt("one"), Prompt("two"), Prompt("three")]
@@ -43,6 +44,22 @@ def finish(world: World, n: int, *rewards: float, task: str = "math") -> None:
     version = world.buffer.clock(task).version
     samples = tuple(make_sample(version, reward=reward) for reward in rewards or (0.0, 1.0))
     assert world.buffer.put([GroupResult(lease, samples) for lease in leases]) == [PutOutcome.GATHERED] * n
+
+
+def test_a_coordinator_removes_payloads_that_groups_have_dropped(
+    server: EmbeddedServer, run_name: str, queue: Queue, tmp_path: Path
+) -> None:
+    with Buffer.connect(server.url, run_name, payloads=payloads_in(tmp_path / "payloads")) as buffer:
+        world = World(buffer).start()
+        coordinator = BatchCoordinator(buffer, queue)
+        given_up = coordinator.submit("math", "1", PROMPTS[:1], step=1)
+        assert world.put(world.lease(1), text="x" * OUTSIDE_BYTES) == [PutOutcome.GATHERED]
+        coordinator.abort("math", given_up, "it is not needed")
+        assert any(buffer.payloads.pages())
+        batch = coordinator.submit("math", "2", PROMPTS[:1], step=1)
+        finish(world, 1)
+        coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
+        assert not any(buffer.payloads.pages())
 
 
 def test_a_batch_goes_all_the_way_to_the_trainer(world: World, queue: Queue) -> None:

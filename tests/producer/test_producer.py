@@ -9,7 +9,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidPrompt, StoreLost
 from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import BatchState, Control
+from rollq.buffer.replies import BatchState, Control, PutOutcome
 from rollq.buffer.rollouts import SampleStatus, Status
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.tickets import open_queue, tickets_queued
@@ -18,7 +18,7 @@ from rollq.producer.producer import EvaluationFeed, Producer, task_state
 from rollq.producer.prompts import PromptFile
 from rollq.producer.settings import ProducerSettings
 from rollq.producer.strategy import TaskState, plan_production
-from support.buffer_run import set_clock
+from support.buffer_run import OUTSIDE_BYTES, World, payloads_in, set_clock
 from support.producer_run import (
     TASK,
     begin,
@@ -423,6 +423,27 @@ def test_a_producer_survives_an_evaluation_that_is_closed_while_it_fills_it(
             Producer(buffer, open_queue(server_url, run_name), ProducerSettings(), [], [feed]).tick()
         state = buffer.batch_by_handle("held_out", opened.handle)
         assert (state.state, state.size) == ("finalized", 0)
+
+
+def test_payloads_of_an_evaluation_are_removed_when_it_has_ended(
+    server_url: str, run_name: str, tmp_path: Path
+) -> None:
+    asked = EvaluationSettings(prompts=prompt_file(tmp_path / "held_out.jsonl", 1), group_size=1)
+    with Buffer.connect(server_url, run_name, payloads=payloads_in(tmp_path / "payloads")) as buffer:
+        world = World(buffer)
+        buffer.create_run()
+        buffer.register_task("held_out", asked.as_task())
+        begin(buffer)
+        opened = buffer.open_batch("held_out", "0/held_out", "eval", step=0)
+        with PromptFile(asked) as source:
+            feed = EvaluationFeed("held_out", source, "skip")
+            made = Producer(buffer, open_queue(server_url, run_name), ProducerSettings(), [], [feed])
+            made.tick()
+            assert world.put(world.lease(1, "held_out"), text="x" * OUTSIDE_BYTES) == [PutOutcome.GATHERED]
+            assert any(buffer.payloads.pages())
+            buffer.close_evaluation("held_out", opened.handle)
+            made.tick()
+        assert not any(buffer.payloads.pages())
 
 
 def test_an_evaluation_is_asked_once_in_the_order_of_its_file_by_two_producers(

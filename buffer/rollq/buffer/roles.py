@@ -19,7 +19,7 @@ class ProducerBuffer(Batches, Admission, Collecting, Inspection):
     """Admits prompts, fills evaluations, sweeps, and sets a task's control."""
 
 
-class CoordinatorBuffer(Coordination, Inspection):
+class CoordinatorBuffer(Coordination, Collecting, Inspection):
     """Runs batches as a whole, and sweeps while it waits."""
 
 

@@ -161,9 +161,11 @@ class BatchCoordinator:
             ) from error
 
     def _tend(self, task: str) -> None:
-        """Do a producer's work for the task: take groups of dead workers back, and give each pending group a ticket."""
+        """Do a producer's work for the task: take groups of dead workers back, remove payloads that groups have
+        dropped, and give each pending group a ticket."""
         buffer = self._buffer
         buffer.reap(task)
+        buffer.collect(task)
         pending = sum(buffer.counts(name).statuses[Status.PENDING] for name in buffer.tasks())
         buffer.enqueue_missing_tickets(self._queue, pending, self._groups_per_job)
 

@@ -207,6 +207,7 @@ class Producer:
     def _fill_evaluation(self, feed: EvaluationFeed) -> int:
         """Fill the open batches of an evaluation. Returns how many of its groups wait for a worker."""
         self._buffer.reap(feed.task)
+        self._buffer.collect(feed.task)
         for batch in self._buffer.running_batches(feed.task):
             with suppress(BatchOver):  # the trainer has closed it meanwhile
                 self._fill_batch(feed, batch)
