@@ -87,7 +87,9 @@ class Counts:
         return unaccounted_groups(self.progress, self.statuses)
 
 
-WITH_SAMPLES = (Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED)
+WITH_SAMPLES = (
+    Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED, Status.FILTERED, Status.FAILED,
+)  # fmt: skip
 """Statuses of groups whose samples have all ended and are kept."""
 
 
