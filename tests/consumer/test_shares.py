@@ -13,6 +13,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ClaimTimeout, CorruptGroup, FencedError
 from rollq.buffer.rollouts import WHOLE
+from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.store.keys import task_keys
 from rollq.consumer import Batch, Consumer, ConsumerSettings
 from rollq.consumer.micro_batch import assemble
@@ -122,6 +123,37 @@ def test_a_group_whose_samples_are_gone_is_replaced_on_every_rank(
     batches = next_batches(consumers)
     assert [batch.group_ids for batch in batches] == [tuple(("math", number) for number in (1, 2, 4, 5, 6, 7))] * 2
     assert buffer.counts("math").statuses["failed"] == 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize("prefetch_bytes", [0, 1 << 30])
+def test_ranks_read_their_shares_from_a_folder_and_replace_a_group_that_it_lost(
+    server_url: str, run_name: str, model_folder: Path, tmp_path: Path, prefetch_bytes: int
+) -> None:
+    payloads = PayloadSettings(url=str(tmp_path), min_bytes=1)
+    base = {"timeout_s": 1, "launch_id": "one", "world_size": 2, "prefetch_bytes": prefetch_bytes}
+    with ExitStack() as stack:
+        buffer = stack.enter_context(Buffer.connect(server_url, run_name, payloads=payloads))
+        make_run(buffer, batch_groups=6)
+        consumers = [
+            stack.enter_context(
+                Consumer.connect(
+                    server_url,
+                    run=run_name,
+                    weights=model_folder,
+                    payloads=payloads,
+                    settings=ConsumerSettings.model_validate({**base, "rank": rank}),
+                )
+            )
+            for rank in range(2)
+        ]
+        HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker").produce(7)
+        (lost,) = tmp_path.rglob("math/3.*")
+        lost.unlink()
+        batches = next_batches(consumers)
+        assert [batch.group_ids for batch in batches] == [tuple(("math", number) for number in (1, 2, 4, 5, 6, 7))] * 2
+        assert not any(batch.unreadable for batch in batches)
+        assert sorted(index for batch in batches for index in batch.share) == list(range(24))
+        assert buffer.counts("math").statuses["failed"] == 1  # type: ignore[index]
 
 
 def check_masked_sequences_need_no_array(batch: Batch) -> None:

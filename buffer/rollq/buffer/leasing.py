@@ -1,5 +1,6 @@
 """The worker's side of the buffer: groups out under a lease, results in."""
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from rollq.buffer.store.redis_errors import code_of
 from rollq.buffer.wire.parts import tokens_in_parts
 from rollq.buffer.wire.payload import decode_kept, frames_by_index, is_large
 from rollq.buffer.wire.prompts import decode_prompt
+
+log = logging.getLogger(__name__)
 
 
 class Leasing(BufferCore):
@@ -223,10 +226,15 @@ class Leasing(BufferCore):
 
 
 def _decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | None) -> Lease:
-    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts, _ = fields
+    group_id, attempt, tries, step, evaluation, suspect, alone, letters, prompt, must_finish, kept, parts, large = (
+        fields
+    )
+    name = f"group {group_id} of task {task!r}"
     stored = {field.decode(errors="replace"): frame for field, frame in pairs(kept)}
     if payload is not None:
         stored[WHOLE] = payload
+    elif large:
+        log.error("%s: what its samples have in one frame is not in the store any more, and is generated again", name)
     return Lease(
         task=task,
         group_id=group_id,
@@ -234,7 +242,7 @@ def _decode_lease(task: str, nonce: str, fields: list[Any], payload: bytes | Non
         nonce=nonce,
         tries=tries,
         prompt=decode_prompt(prompt),
-        samples=decode_kept(stored, letters.decode(), f"group {group_id} of task {task!r}"),
+        samples=decode_kept(stored, letters.decode(), name),
         step=step,
         evaluation=bool(evaluation),
         suspect=bool(suspect),

@@ -71,8 +71,8 @@ def explain_wait(
     lines += [f"  {name}: {why}" for name, report in workers.items() if (why := report.get("refused_weights"))]
     if fullness.is_full:
         lines.append(
-            f"  {fullness}, and no new groups are admitted: raise {fullness.limit}, use smaller batches, or checkpoint "
-            "more often"
+            f"  {fullness}, and no new groups are admitted: raise {fullness.limit}, use smaller batches, checkpoint "
+            "more often, or keep fewer failed and filtered groups (audit_groups)"
         )
     return f"no batch for step {shortfall.step}:\n" + "\n".join(lines)
 
