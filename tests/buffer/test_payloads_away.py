@@ -3,8 +3,10 @@
 A group and its payload are never written together here, so every moment in between is looked at.
 """
 
+import errno
+import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +16,16 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.collecting import AUDIT_PAUSE_S, Audit
 from rollq.buffer.errors import ConfigError, CorruptGroup, ServerRefused, ServerUnavailable, StoreLost
+from rollq.buffer.payloads import files
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import GroupResult, Lease, SampleStatus, Status
 from rollq.buffer.settings import PayloadSettings
+from rollq.buffer.snapshots import save as saving
 from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.functions import Call
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
+from rollq.buffer.wire.samples import Pieces
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_of
 from support.s3_server import S3Server
@@ -304,6 +310,29 @@ def test_a_saved_buffer_is_restored_wherever_its_payloads_are_to_be(
     assert len(stored(world)) == 4, "those of the first run stay"
 
 
+def test_a_saver_holds_the_buffer_again_after_each_portion_of_large_payloads(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading all payloads of a trip may take longer than the buffer is held."""
+    monkeypatch.setattr(saving, "CHUNK_BYTES", 5 * len(LARGE) // 2)
+    put_large(world.start(), 7)
+    done: list[str] = []
+    read, call_all = world.buffer.read_payloads, world.buffer.call_all
+
+    def note_read(task: str, named: Mapping[int, str]) -> dict[int, bytes]:
+        done.append(f"read {len(named)}")
+        return read(task, named)
+
+    def note_hold(calls: Sequence[Call]) -> list[object]:
+        done.extend("hold" for call in calls if call[0] == "hold_for_saving")
+        return call_all(calls)
+
+    monkeypatch.setattr(world.buffer, "read_payloads", note_read)
+    monkeypatch.setattr(world.buffer, "call_all", note_hold)
+    world.buffer.save(tmp_path / "saved")
+    assert done == ["hold", "read 2", "hold", "read 2", "hold", "read 2", "hold", "read 1", "hold", "hold"]
+
+
 def test_a_payload_that_is_gone_is_a_corrupt_group_and_costs_no_role(world: World) -> None:
     put_large(world.start(), 2)
     claimed = world.claim(1)
@@ -316,7 +345,53 @@ def test_a_payload_that_is_gone_is_a_corrupt_group_and_costs_no_role(world: Worl
     world.collect_without_check()
 
 
-def test_a_lease_of_a_group_whose_payload_is_gone_begins_again(world: World) -> None:
+@pytest.fixture
+def in_folder(server_url: str, run_name: str, tmp_path: Path) -> Iterator[World]:
+    """A world that gives up at once where its folder for payloads is away."""
+    payloads = PayloadSettings(url=str(tmp_path / "shared"), min_bytes=MOST_INLINE_BYTES + 1)
+    (tmp_path / "shared").mkdir()
+    with Buffer.connect(server_url, run_name, patience=IMPATIENT, payloads=payloads) as buffer:
+        yield World(buffer)
+
+
+def test_a_folder_that_is_not_mounted_is_away_and_its_payloads_are_not_gone(in_folder: World, tmp_path: Path) -> None:
+    put_large(in_folder.start(math={"batch_groups": 1}))
+    groups = in_folder.claim(1, math=1).groups
+    in_folder.admit(1)
+    (lease,) = in_folder.lease(1)
+    (tmp_path / "shared").rename(tmp_path / "elsewhere")
+    (tmp_path / "shared").mkdir()  # as a mount point is when nothing is mounted
+    for call in (in_folder.buffer.fetch, in_folder.buffer.sizes_bytes):
+        with pytest.raises(ServerUnavailable, match=r"payloads\.url = .*nothing of this run any more"):
+            call(groups)
+    with pytest.raises(ServerUnavailable, match="nothing of this run any more"):
+        in_folder.buffer.put([result(lease)])
+    shutil.rmtree(tmp_path / "shared")
+    (tmp_path / "elsewhere").rename(tmp_path / "shared")
+    assert in_folder.buffer.put([result(lease)]) == [PutOutcome.COMPLETED]
+    assert in_folder.buffer.fetch(groups)[0].samples[0].text == LARGE
+    in_folder.check()
+
+
+def test_a_write_that_failed_leaves_no_file(in_folder: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each try has a file of another name: those of a full disk would take the room that becomes free."""
+    in_folder.start().admit(1)
+    (lease,) = in_folder.lease(1)
+    write = files._write
+
+    def write_half(path: Path, value: bytes | Pieces) -> None:
+        write(path, bytes(value)[: len(value) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "_write", write_half)
+        with pytest.raises(ServerUnavailable, match="No space left on device"):
+            in_folder.buffer.put([result(lease)])
+    assert [path.name for path in (tmp_path / "shared").rglob("*") if path.is_file()] == ["this-run"]
+    assert in_folder.buffer.put([result(lease)]) == [PutOutcome.COMPLETED]
+
+
+def test_a_lease_of_a_group_whose_payload_is_gone_begins_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.start(math={"batch_groups": 1, "max_staleness": 1})
     put_large(world, 2)
     world.train(1, math=1)
@@ -329,6 +404,7 @@ def test_a_lease_of_a_group_whose_payload_is_gone_begins_again(world: World) -> 
     world.buffer.recycle("math", epoch=world.held.epoch, target=100, limit=100, statuses=[Status.EXPIRED])
     (again,) = [each for each in world.lease(10) if each.group_id == lease.group_id]
     assert {sample.status for sample in again.samples} == {SampleStatus.PENDING}
+    assert "what its samples have in one frame is not in the store any more" in caplog.text
 
 
 def test_many_workers_and_a_collector_at_once_lose_nothing(
@@ -370,13 +446,25 @@ def test_many_workers_and_a_collector_at_once_lose_nothing(
     world.check()
 
 
+def test_filtered_groups_make_those_on_their_way_no_larger(server_url: str, run_name: str) -> None:
+    with Buffer.connect(server_url, run_name, payloads=PayloadSettings(max_buffer_bytes=10**9)) as buffer:
+        world = World(buffer).start()
+        world.admit(30)
+        buffer.put([replace(result(lease), filtered=index > 0) for index, lease in enumerate(world.lease(20))])
+        counts = buffer.counts("math")
+        assert world.statuses() == {"pending": 10, "completed": 1, "filtered": 19}
+        assert counts.expected_bytes == pytest.approx(1.5 * counts.progress["bytes"])
+        assert buffer.fullness().share == pytest.approx(counts.expected_bytes / 10**9)
+
+
 # -- at start ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_is_not_there_is_refused(server_url: str, tmp_path: Path) -> None:
-    for url in (str(tmp_path / "nowhere"), "relative"):
-        with pytest.raises(ConfigError, match=r"payloads.url = '.*': is neither s3://bucket/prefix nor the absolute"):
-            Buffer.connect(server_url, "run", payloads=PayloadSettings(url=url))
+    with pytest.raises(ConfigError, match=r"payloads.url = '.*/nowhere': there is no such folder on this machine"):
+        Buffer.connect(server_url, "run", payloads=PayloadSettings(url=str(tmp_path / "nowhere")))
+    with pytest.raises(ConfigError, match=r"payloads.url = '.*': is neither s3://bucket/prefix nor the absolute"):
+        Buffer.connect(server_url, "run", payloads=PayloadSettings(url="relative"))
 
 
 def test_another_folder_than_that_of_the_run_is_refused(server_url: str, run_name: str, tmp_path: Path) -> None:

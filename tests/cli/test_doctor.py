@@ -157,7 +157,7 @@ def test_the_folder_for_payloads_is_checked(healthy_server: EmbeddedServer, tmp_
         (found,) = [one for one in orjson.loads(result.stdout)["findings"] if one["check"] == "payloads"]
         assert (found["subject"], found["level"]) == ("this machine", "ok")
     ill = doctor(*place, ROLLQ_PAYLOADS_URL=str(tmp_path / "missing"))
-    assert (ill.exit_code, "the absolute path of a folder" in ill.stdout) == (1, True)
+    assert (ill.exit_code, "there is no such folder on this machine" in ill.stdout) == (1, True)
 
 
 def test_passwords_are_used_and_not_shown(healthy_server: EmbeddedServer, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_run_without_payloads_elsewhere_needs_no_check(outsider: Buffer, tmp_p
 
 def test_a_folder_that_is_not_there_is_an_error(outsider: Buffer, tmp_path: Path) -> None:
     finding = examined(outsider, PayloadSettings(url=str(tmp_path / "missing")))
-    assert (finding.level, "the absolute path of a folder" in finding.message) == (Level.ERROR, True)
+    assert (finding.level, "there is no such folder on this machine" in finding.message) == (Level.ERROR, True)
 
 
 def test_a_folder_that_takes_no_files_is_an_error(outsider: Buffer) -> None:

@@ -26,6 +26,10 @@ NO_RIGHT = Trouble(ServerRefused, "give this role the right to read, write, list
 AWAY = Trouble(ServerUnavailable, "see that it answers, and has room", answered=False)
 
 
+class NotMounted(OSError):
+    """The folder is there, and what the run has in it is not."""
+
+
 class Objects(Protocol):
     """Named values; names have slashes. `failure` is the error of those that may be away."""
 
@@ -46,6 +50,9 @@ class Objects(Protocol):
     def pages(self, folder: str) -> Iterator[list[str]]:
         """The names that begin with `folder/`, in pages, without that."""
 
+    def check_mounted(self, marker: str) -> None:
+        """Raise a failure if the values are away and look gone; `marker` is the name of one that is always there."""
+
     def explain(self, error: Exception) -> Trouble | None:
         """The meaning of a failure; None for an object that is not there."""
 
@@ -57,9 +64,13 @@ class Folder:
 
     def __init__(self, path: str) -> None:
         """Raises `ConfigError` unless it is the absolute path of a folder."""
-        if not Path(path).is_absolute() or not Path(path).is_dir():
+        if not Path(path).is_absolute():
             raise ConfigError(
                 f"payloads.url = {path!r}: is neither s3://bucket/prefix nor the absolute path of a folder"
+            )
+        if not Path(path).is_dir():
+            raise ConfigError(
+                f"payloads.url = {path!r}: there is no such folder on this machine; mount it, or create it"
             )
         self._path = Path(path)
 
@@ -68,11 +79,13 @@ class Folder:
         path = self._path / name
         unfinished = path.with_name(f"{UNFINISHED}{path.name}.{secrets.token_hex(4)}")
         try:
-            _write(unfinished, value)
-        except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(unfinished, value)
-        unfinished.replace(path)
+            unfinished.replace(path)
+        except OSError:  # the next try has another name, and a full disk no room for both
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
 
     def get(self, name: str) -> bytes:
         """Read a file."""
@@ -95,6 +108,11 @@ class Folder:
                 if path.name.startswith(UNFINISHED):
                     _remove_abandoned(path)
             yield [str(path.relative_to(root)) for path in page if not path.name.startswith(UNFINISHED)]
+
+    def check_mounted(self, marker: str) -> None:
+        """Raise `NotMounted` without the marker: the file system is not mounted where the folder is."""
+        if not (self._path / marker).exists():
+            raise NotMounted("it has nothing of this run any more, as where no file system is mounted")
 
     def explain(self, error: Exception) -> Trouble | None:
         """The meaning of an `OSError`."""
@@ -141,8 +159,11 @@ class Bucket:
         """The names of all objects."""
         import obstore
 
-        for page in obstore.list(self._store, folder):
+        for page in obstore.list(self._store, folder, chunk_size=FILES_PER_PAGE):
             yield [entry["path"].removeprefix(f"{folder}/") for entry in page]
+
+    def check_mounted(self, marker: str) -> None:
+        """A bucket that does not answer says so."""
 
     def explain(self, error: Exception) -> Trouble | None:
         """The meaning of an error of obstore; that of an object that is not there is another one."""

@@ -1,7 +1,8 @@
 """Payloads in a folder that all roles share, or in an S3-compatible object store.
 
 An object is named `<run>/<incarnation>/<task>/<group>.<leaf>`. Beside them is a marker, by which a role sees that the
-folder or the bucket is the one in which the run was created.
+folder or the bucket is the one in which the run was created. What a folder without the marker lacks is not gone: its
+file system is not mounted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ class ObjectPayloads:
         futures: list[Future[None]] = []
 
         def write(name: PayloadName, payload: bytes | Pieces) -> None:
-            futures.append(self._threads.submit(self._put, self._path(name), payload))
+            futures.append(self._threads.submit(self._write, self._path(name), payload))
 
         yield write
         for future in futures:
@@ -49,12 +50,13 @@ class ObjectPayloads:
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
         """Read payloads, several at a time."""
-        futures = [self._threads.submit(self._get, self._path(name)) for name in names]
+        futures = [self._threads.submit(self._find, self._objects.get, self._path(name)) for name in names]
         return [decode(index, future.result()) for index, future in enumerate(futures)]
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
         """The size of each; 0 where it is gone."""
-        return list(self._threads.map(lambda name: self._size_bytes(self._path(name)) or 0, names))
+        size_bytes = self._objects.size_bytes
+        return list(self._threads.map(lambda name: self._find(size_bytes, self._path(name)) or 0, names))
 
     def remove(self, names: Sequence[PayloadName]) -> None:
         """Remove payloads."""
@@ -76,7 +78,7 @@ class ObjectPayloads:
 
     def check_marker(self) -> None:
         """Raise `ConfigError` unless the run was created with this folder or bucket."""
-        if self._size_bytes(f"{self._folder()}/{MARKER}") is None:
+        if self._size_bytes(self._marker) is None:
             raise ConfigError(
                 f"{self._name} has nothing of this run: it was created with another folder or bucket. Give every role "
                 "the same; a folder must be shared by all machines, as one on NFS is"
@@ -100,9 +102,37 @@ class ObjectPayloads:
     def _path(self, name: PayloadName) -> str:
         return f"{self._folder()}/{name.task}/{name.group_id}.{name.leaf}"
 
-    def _put(self, path: str, payload: bytes | Pieces) -> None:
+    @property
+    def _marker(self) -> str:
+        return f"{self._folder()}/{MARKER}"
+
+    def _write(self, path: str, payload: bytes | Pieces) -> None:
+        self._put(path, payload, self._check_mounted)  # a folder takes files also where nothing is mounted
+
+    def _check_mounted(self) -> None:
+        self._objects.check_mounted(self._marker)
+
+    def _find(self, ask: Callable[[str], T], path: str) -> T | None:
+        """`ask(path)` of a payload; None if it is gone."""
+
+        def do() -> T | None:
+            try:
+                return ask(path)
+            except FileNotFoundError:
+                self._check_mounted()
+                return None
+
+        return self._wait_out(do)
+
+    def _put(self, path: str, payload: bytes | Pieces, then: Callable[[], None] = lambda: None) -> None:
+        """Store an object, and call `then`; both again while the store is away."""
+
+        def do() -> None:
+            self._objects.put(path, payload)
+            then()
+
         try:
-            self._wait_out(lambda: self._objects.put(path, payload))
+            self._wait_out(do)
         except FileNotFoundError as error:
             raise ServerRefused(f"{self._name}: the bucket or the folder is not there") from error
 
