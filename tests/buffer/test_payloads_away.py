@@ -17,6 +17,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.collecting import AUDIT_PAUSE_S, Audit
 from rollq.buffer.errors import ConfigError, CorruptGroup, ServerRefused, ServerUnavailable, StoreLost
 from rollq.buffer.payloads import files
+from rollq.buffer.payloads.objects import MARKER
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import GroupResult, Lease, SampleStatus, Status
@@ -24,6 +25,7 @@ from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.functions import Call
+from rollq.buffer.store.keys import check_name
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from rollq.buffer.wire.samples import Pieces
 from support.any_server import AnyServer
@@ -373,6 +375,11 @@ def test_a_folder_that_is_not_mounted_is_away_and_its_payloads_are_not_gone(in_f
     in_folder.check()
 
 
+def test_the_marker_of_a_run_is_not_the_folder_of_a_task() -> None:
+    with pytest.raises(ConfigError, match="task name"):
+        check_name("task", MARKER)
+
+
 def test_a_write_that_failed_leaves_no_file(in_folder: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try has a file of another name: those of a full disk would take the room that becomes free."""
     in_folder.start().admit(1)
@@ -387,7 +394,7 @@ def test_a_write_that_failed_leaves_no_file(in_folder: World, tmp_path: Path, mo
         full.setattr(files, "_write", write_half)
         with pytest.raises(ServerUnavailable, match="No space left on device"):
             in_folder.buffer.put([result(lease)])
-    assert [path.name for path in (tmp_path / "shared").rglob("*") if path.is_file()] == ["this-run"]
+    assert [path.name for path in (tmp_path / "shared").rglob("*") if path.is_file()] == [MARKER]
     assert in_folder.buffer.put([result(lease)]) == [PutOutcome.COMPLETED]
 
 

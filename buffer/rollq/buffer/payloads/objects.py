@@ -18,7 +18,8 @@ from rollq.buffer.wire.samples import Pieces
 PLACE = "store"
 AT_ONCE = 8
 """Payloads that are written or read at the same time."""
-MARKER = "this-run"
+MARKER = "this+run"
+"""A name that a task cannot have."""
 PROBE = b"rollq doctor"
 
 
