@@ -380,6 +380,12 @@ def test_the_marker_of_a_run_is_not_the_folder_of_a_task() -> None:
         check_name("task", MARKER)
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_the_name_of_a_run_leads_out_of_no_folder(name: str) -> None:
+    with pytest.raises(ConfigError, match="not dots alone"):
+        check_name("run", name)
+
+
 def test_a_write_that_failed_leaves_no_file(in_folder: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each try has a file of another name: those of a full disk would take the room that becomes free."""
     in_folder.start().admit(1)

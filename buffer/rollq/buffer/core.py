@@ -2,9 +2,11 @@
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 import redis
+from redis.exceptions import RedisError
 
 from rollq.buffer.errors import ConfigError, StoreLost
 from rollq.buffer.payloads import objects
@@ -212,12 +214,19 @@ class BufferCore(RunStore):
         return Events(self.servers, self.keys.events, self._patience, kinds, prefix)
 
     def memory_fraction(self) -> float:
-        """Used share of `maxmemory`; 0 without a limit. On a cluster, of the fullest server that has keys of the run or
-        of the tasks that this role knows."""
+        """Used share of `maxmemory`; 0 without a limit. On a cluster, of the fullest primary, since all have payloads.
+
+        Primaries that are away are waited for only if they have keys of the run or of the tasks that this role knows.
+        """
         keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
 
         def fullest() -> float:
-            return max(map(_memory_fraction, {self.servers.of(key) for key in keys}))
+            found = {client: _memory_fraction(client) for client in {self.servers.of(key) for key in keys}}
+            for client in self.servers.primaries():
+                if client not in found:
+                    with suppress(RedisError):
+                        found[client] = _memory_fraction(client)
+            return max(found.values())
 
         return self.servers.patiently(fullest, self._patience)
 

@@ -310,6 +310,17 @@ def test_the_nodes_of_a_cluster_are_read() -> None:
     ]
 
 
+def test_the_memory_of_a_cluster_is_that_of_its_fullest_primary(world: World) -> None:
+    known = {port_of(world.buffer.servers.of(key)) for key in (world.buffer.keys.info, clock_of(world))}
+    other = next(client for client in world.buffer.servers.primaries() if port_of(client) not in known)
+    assert world.buffer.memory_fraction() == 0
+    other.config_set("maxmemory", 1)  # it has only payloads
+    try:
+        assert world.buffer.memory_fraction() > 1
+    finally:
+        other.config_set("maxmemory", 0)
+
+
 def test_a_role_can_start_while_a_primary_has_no_replica_and_another_shard_is_away(
     cluster: EmbeddedCluster, world: World
 ) -> None:

@@ -59,14 +59,14 @@ Raise it when roles of the last release could not work with what this one stores
 All releases with one schema give a clock another `revision` when they write it: servers keep the clocks that they read.
 """
 
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]{1,64}")
 
 
 def check_name(kind: str, name: str) -> str:
     """Return `name`, or raise `ConfigError`: run and task names become part of keys and must be plain."""
     if not NAME.fullmatch(name):
         shown = name if len(name) <= 80 else name[:77] + "..."
-        raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed")
+        raise ConfigError(f"{kind} name {shown!r}: 1 to 64 characters of A-Z a-z 0-9 _ . - are allowed, not dots alone")
     return name
 
 
