@@ -532,7 +532,6 @@ def test_a_bucket_without_rights_is_refused(
 def test_a_store_that_does_not_answer_is_named(
     server_url: str, run_name: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollq.buffer.s3.RETRIES", 0)
     for name, value in {**s3.environment, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}.items():
         monkeypatch.setenv(name, value)
     with (

@@ -194,6 +194,17 @@ def test_a_budget_that_is_used_up_is_named() -> None:
     assert "raise payloads.max_buffer_bytes" in made.reason
 
 
+@pytest.mark.parametrize(("expected", "admitted"), [(0, 16), (700, 10), (790, 1), (799, 1), (800, 0)])
+def test_no_more_is_planned_than_a_budget_has_room_for(expected: float, admitted: int) -> None:
+    fullness = Fullness.of_groups(expected, 10.0, 1000, "payloads.max_buffer_bytes")
+    assert plan_production(ASYNC, rules(16), state(), fullness).room == admitted
+
+
+def test_a_budget_does_not_limit_groups_of_unknown_size() -> None:
+    fullness = Fullness.of_groups(0, 0, 1000, "payloads.max_buffer_bytes")
+    assert plan_production(ASYNC, rules(16), state(), fullness).room == 16
+
+
 def test_the_plan_says_why_a_task_was_stopped() -> None:
     stopped = replace(state(control="stopped"), control_reason="too little is kept")
     assert (

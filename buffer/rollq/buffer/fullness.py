@@ -1,5 +1,6 @@
 """How full a buffer is: of the memory of its servers, and of what its groups may take."""
 
+import math
 from typing import NamedTuple
 
 FULL = 0.8
@@ -7,10 +8,20 @@ FULL = 0.8
 
 
 class Fullness(NamedTuple):
-    """The used `share` of the `limit`, which is a setting of the server or of the run; 0 without a limit."""
+    """The used `share` of the `limit`, which is a setting of the server or of the run; 0 without a limit.
+
+    `room_groups`: how many more groups would fill it, if that is known.
+    """
 
     share: float = 0.0
     limit: str = "maxmemory"
+    room_groups: float = math.inf
+
+    @classmethod
+    def of_groups(cls, expected_bytes: float, mean_bytes: float, limit_bytes: int, limit: str) -> "Fullness":
+        """That of groups which take `expected_bytes` with those on their way, and `mean_bytes` each; 0: not known."""
+        room = max(0.0, FULL * limit_bytes - expected_bytes) / mean_bytes if mean_bytes else math.inf
+        return cls(expected_bytes / limit_bytes, limit, room)
 
     @property
     def is_full(self) -> bool:

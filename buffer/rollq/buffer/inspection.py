@@ -36,8 +36,11 @@ class Inspection(BufferCore):
         memory, limit = Fullness(self.memory_fraction()), self.payloads.max_buffer_bytes
         if limit is None:
             return memory
-        expected = sum(self.counts(task).expected_bytes for task in self.tasks())
-        return max(memory, Fullness(expected / limit, "payloads.max_buffer_bytes"))
+        counts = [self.counts(task) for task in self.tasks()]
+        largest = max((each.mean_bytes for each in counts), default=0.0)
+        expected = sum(each.expected_bytes for each in counts)
+        groups = Fullness.of_groups(expected, largest, limit, "payloads.max_buffer_bytes")
+        return max(memory, groups, key=lambda fullness: fullness.share)._replace(room_groups=groups.room_groups)
 
     def bytes_by_status(self, counts: Counts) -> dict[Status, int]:
         """Bytes of the frames of a task's groups, by status: the known sum, divided as in a sample of the groups."""

@@ -69,12 +69,16 @@ class Counts:
     server_ms: int
 
     @property
+    def mean_bytes(self) -> float:
+        """Bytes of the frames of one of its groups on average; 0 without any."""
+        held = sum(self.statuses.get(status, 0) for status in WITH_SAMPLES)
+        return self.progress.get("bytes", 0) / held if held else 0.0
+
+    @property
     def expected_bytes(self) -> float:
         """Bytes of the frames of its groups, when those on their way are as large as the others are on average."""
-        taken = self.progress.get("bytes", 0)
-        held = sum(self.statuses.get(status, 0) for status in WITH_SAMPLES)
         on_their_way = sum(self.statuses.get(status, 0) for status in (Status.PENDING, Status.RUNNING))
-        return taken + on_their_way * taken / held if held else taken
+        return self.progress.get("bytes", 0) + on_their_way * self.mean_bytes
 
     @property
     def dropped(self) -> Mapping[str, int]:

@@ -19,8 +19,10 @@ URL = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/(?!\.{1,2}(?:/|\Z
 RETRIES, RETRY_S = 4, 60.0
 
 
-def open_bucket(url: str, timeouts: "ClientConfig", *, what: str) -> "S3Store":
+def open_bucket(url: str, timeouts: "ClientConfig", *, what: str, retries: int | None = None) -> "S3Store":
     """The objects at `s3://bucket/prefix`; `what` they are, for messages. Does not talk to the store.
+
+    `retries`: of a request that fails; by default `RETRIES`.
 
     Raises `ConfigError` for another URL, a wrong endpoint, and without obstore.
     """
@@ -33,9 +35,11 @@ def open_bucket(url: str, timeouts: "ClientConfig", *, what: str) -> "S3Store":
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise ConfigError(f"AWS_ENDPOINT_URL is {endpoint!r}: it must begin with http:// or https://")
+    if retries is None:
+        retries = RETRIES
     return S3Store(
         found[1],
         prefix=found[2].strip("/") or None,
         client_options={**timeouts, "allow_http": endpoint.startswith("http://"), "connect_timeout": "10s"},
-        retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
+        retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=RETRY_S)},
     )

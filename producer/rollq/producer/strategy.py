@@ -72,6 +72,7 @@ def plan_production(settings: ProducerSettings, rules: TaskRules, state: TaskSta
     target = groups_through(rules.batch_groups, rules.schedule, last_step)
     if settings.strategy == "async" and not tail_batch:
         target += over_sampled(settings, rules, state)
+    target = min(target, state.outstanding + max(1, math.floor(min(fullness.room_groups, target))))
     return SchedulePlan(target, state.outstanding, last_step, pools, _obstacle(target, state, fullness))
 
 

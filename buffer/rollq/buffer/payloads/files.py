@@ -126,7 +126,7 @@ class Bucket:
 
     def __init__(self, url: str) -> None:
         """Raises `ConfigError` for another URL, a wrong endpoint, and without obstore."""
-        self._store = open_bucket(url, {"timeout": "12h", "read_timeout": "20s"}, what="payloads")
+        self._store = open_bucket(url, {"timeout": "12h", "read_timeout": "20s"}, what="payloads", retries=0)
         from obstore.exceptions import BaseError
 
         self.failure: type[Exception] = BaseError
