@@ -15,7 +15,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.collecting import AUDIT_PAUSE_S, Audit
-from rollq.buffer.errors import ConfigError, CorruptGroup, ServerRefused, ServerUnavailable, StoreLost
+from rollq.buffer.errors import ConfigError, CorruptGroup, RunMismatch, ServerRefused, ServerUnavailable, StoreLost
 from rollq.buffer.payloads import files
 from rollq.buffer.payloads.objects import MARKER
 from rollq.buffer.payloads.store import PayloadName
@@ -212,6 +212,11 @@ class Killed(BaseException):
     """Stands for a SIGKILL: nothing handles it."""
 
 
+def die_here() -> None:
+    """Die."""
+    raise Killed
+
+
 def die_before(world: World, name: str) -> None:
     """Let the buffer die at its next call of a function."""
 
@@ -333,6 +338,27 @@ def test_a_saver_holds_the_buffer_again_after_each_portion_of_large_payloads(
     monkeypatch.setattr(world.buffer, "call_all", note_hold)
     world.buffer.save(tmp_path / "saved")
     assert done == ["hold", "read 2", "hold", "read 2", "hold", "read 2", "hold", "read 1", "hold", "hold"]
+
+
+def test_a_restore_that_died_is_repeated_with_the_same_store(
+    world: World, any_server: AnyServer, payloads: PayloadSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_large(world.start(), 2)
+    world.buffer.save(tmp_path / "saved")
+    run = f"{world.buffer.run}-again"
+    with Buffer.connect(any_server.url, run, payloads=payloads) as buffer, monkeypatch.context() as patch:
+        patch.setattr(Buffer, "_restore_task", lambda *_: die_here())
+        with pytest.raises(Killed):
+            buffer.restore(tmp_path / "saved")
+    if payloads.url:
+        with (
+            Buffer.connect(any_server.url, run) as buffer,
+            pytest.raises(RunMismatch, match=r"was with payloads\.url: repeat it so"),
+        ):
+            buffer.restore(tmp_path / "saved")
+    with Buffer.connect(any_server.url, run, payloads=payloads) as buffer:
+        buffer.restore(tmp_path / "saved")
+        World(buffer).check()
 
 
 def test_a_payload_that_is_gone_is_a_corrupt_group_and_costs_no_role(world: World) -> None:

@@ -58,7 +58,8 @@ class Restoring(BufferCore):
             )
         _check_rules(snapshot, rules or {})
         check(directory, snapshot)
-        incarnation = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest).decode()
+        place = PLACE if self.payloads.outside else ""
+        incarnation = self.call("restore_run", self.keys.info, secrets.token_hex(16), digest, place).decode()
         self._incarnation = incarnation
         if self.payloads.outside:
             self.payloads.outside.mark(self.payloads.folder(incarnation))

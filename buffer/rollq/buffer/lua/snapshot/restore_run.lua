@@ -1,15 +1,16 @@
 -- Reserves a run that does not exist for one snapshot. No role can start until finish_restore has ended the restoring.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, digest
---   incarnation: to be   digest: of the snapshot
+-- ARGV: incarnation, digest, payloads
+--   incarnation: to be   digest: of the snapshot   payloads: as in create_run
 -- Returns: the incarnation of the run
 -- Caller: Restoring.restore; a restore
 -- Repeat: returns the same incarnation, also to another process after the first one died
 local function restore_run(keys, args)
-  local incarnation, digest = unpack(args)
+  local incarnation, digest, payloads = unpack(args)
+  check_choice(payloads, '', 'store')
   local run = keys[1]
-  local existing, restoring, restored_as = fields(run, 'incarnation', 'restoring', 'restored_as')
+  local existing, restoring, restored_as, place = fields(run, 'incarnation', 'restoring', 'restored_as', 'payloads')
   if existing then
     return fail(
       'RUN_MISMATCH',
@@ -24,7 +25,14 @@ local function restore_run(keys, args)
         .. 'another name (--run)'
     )
   end
+  if restoring and place ~= payloads then
+    return fail(
+      'RUN_MISMATCH',
+      'the restore that did not end here was %s payloads.url: repeat it so, or give the run another name (--run)',
+      place == '' and 'without' or 'with'
+    )
+  end
   if restoring then return restored_as end
-  redis.call('HSET', run, 'restoring', digest, 'restored_as', incarnation)
+  redis.call('HSET', run, 'restoring', digest, 'restored_as', incarnation, 'payloads', payloads)
   return incarnation
 end
