@@ -310,6 +310,26 @@ def test_the_nodes_of_a_cluster_are_read() -> None:
     ]
 
 
+def test_a_payload_that_a_primary_lacked_for_a_moment_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of one that was replaced while it was away, and does not know it yet."""
+    world.complete(2)
+    payloads = world.buffer.payloads
+    (name,) = [name for page in payloads.pages() for name in page]
+    (frame,) = payloads.read([name], lambda _, frame: bytes(frame or b""))
+    groups = world.claim(1).groups
+    payloads.remove([name])
+
+    def learn(_: float) -> bool:
+        with payloads.writing() as write:
+            write(name, frame)
+        return False
+
+    monkeypatch.setattr(world.buffer.closed, "wait", learn)
+    assert len(world.buffer.fetch(groups)) == 2
+    payloads.remove([name])
+    assert 0 not in world.buffer.sizes_bytes(groups)
+
+
 def test_the_memory_of_a_cluster_is_that_of_its_fullest_primary(world: World) -> None:
     known = {port_of(world.buffer.servers.of(key)) for key in (world.buffer.keys.info, clock_of(world))}
     other = next(client for client in world.buffer.servers.primaries() if port_of(client) not in known)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -15,6 +14,8 @@ from rollq.buffer.wire.samples import Pieces
 
 PLACE = "cluster"
 KEYS_PER_PAGE = 1000
+NOTICE_S = 1.0
+"""Enough for a primary that was away to learn that it was replaced. Until then it lacks what was written meanwhile."""
 
 
 class ClusterPayloads:
@@ -36,12 +37,34 @@ class ClusterPayloads:
             self._run.send_all(commands)
 
     def read(self, names: Sequence[PayloadName], decode: Callable[[int, Frame | None], T]) -> list[T]:
-        """Read payloads."""
-        return self._run.send_all([("GET", self._key(name)) for name in names], partial(_decode_good, decode))
+        """Read payloads; those that seem to be gone a second time."""
+        gone: set[int] = set()
+
+        def decode_found(index: int, reply: Any) -> Any:
+            if isinstance(reply, Exception):
+                raise reply
+            if reply is not None:
+                return decode(index, reply)
+            gone.add(index)
+            return None
+
+        found = self._run.send_all([("GET", self._key(name)) for name in names], decode_found)
+        for index, reply in self._ask_again("GET", names, sorted(gone)):
+            found[index] = decode(index, reply)
+        return found
 
     def sizes_bytes(self, names: Sequence[PayloadName]) -> list[int]:
-        """The size of each; 0 where it is gone."""
-        return self._run.send_all([("STRLEN", self._key(name)) for name in names])
+        """The size of each; 0 where it is gone, also when asked a second time."""
+        found = self._run.send_all([("STRLEN", self._key(name)) for name in names])
+        for index, reply in self._ask_again("STRLEN", names, [i for i, size in enumerate(found) if not size]):
+            found[index] = reply
+        return found
+
+    def _ask_again(self, command: str, names: Sequence[PayloadName], gone: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        """The replies for payloads that seem to be gone, once every node knows which ones are primaries."""
+        if gone:
+            self._run.closed.wait(NOTICE_S)
+        return zip(gone, self._run.send_all([(command, self._key(names[index])) for index in gone]), strict=True)
 
     def remove(self, names: Sequence[PayloadName]) -> None:
         """Remove payloads."""
@@ -65,9 +88,3 @@ class ClusterPayloads:
         tag, _, leaf = key.removeprefix(f"rollq:{{{self._run.run}:").partition("}:payload:")
         task, _, group_id = tag.partition(":")
         return PayloadName.parse(task, f"{PLACE}:{group_id}:{leaf}")
-
-
-def _decode_good(decode: Callable[[int, Frame | None], T], index: int, reply: bytes | Exception | None) -> T:
-    if isinstance(reply, Exception):
-        raise reply
-    return decode(index, reply)
