@@ -150,6 +150,18 @@ def test_what_makes_no_sense_is_refused_in_one_message(tmp_path: Path, more: str
     assert "hunter2" not in found
 
 
+@pytest.mark.parametrize("baseline", ["group", "leave_one_out"])
+def test_groups_of_one_that_would_train_nothing_are_refused(tmp_path: Path, baseline: str) -> None:
+    asked = f'[trainer.advantages]\nbaseline = "{baseline}"'
+    found = problem(tmp_path, more="group_size = 1", trainer=asked)
+    assert f'tasks.math.group_size = 1: with trainer.advantages.baseline = "{baseline}" every advantage is 0' in found
+
+
+def test_groups_of_one_can_be_compared_with_the_batch(tmp_path: Path) -> None:
+    asked = '[trainer.advantages]\nbaseline = "batch"\nscale = "batch"'
+    assert load(tmp_path, more="group_size = 1", trainer=asked).tasks["math"].group_size == 1
+
+
 @pytest.mark.parametrize(
     ("trainer", "message"),
     [

@@ -228,6 +228,16 @@ def _samples_fit_into_a_micro_batch(settings: RollqSettings) -> Iterator[str]:
             )
 
 
+def _groups_have_a_baseline(settings: RollqSettings) -> Iterator[str]:
+    for name, task in settings.tasks.items():
+        if settings.trainer and task.group_size == 1 and settings.trainer.advantages.baseline != "batch":
+            yield (
+                f"tasks.{name}.group_size = 1: with trainer.advantages.baseline = "
+                f'"{settings.trainer.advantages.baseline}" every advantage is 0, so nothing is trained; use groups of 2 '
+                'or more, or baseline = "batch" with scale = "batch" or "none"'
+            )
+
+
 RULES = (
     _names_differ,
     _tasks_are_trained,
@@ -241,5 +251,6 @@ RULES = (
     _the_engine_can_sample,
     _checkpoints_come_in_time,
     _samples_fit_into_a_micro_batch,
+    _groups_have_a_baseline,
 )
 """Rules that involve several sections; each yields one sentence per violation, and the first one is reported."""
