@@ -231,10 +231,10 @@ def _samples_fit_into_a_micro_batch(settings: RollqSettings) -> Iterator[str]:
 def _groups_have_a_baseline(settings: RollqSettings) -> Iterator[str]:
     for name, task in settings.tasks.items():
         if settings.trainer and task.group_size == 1 and settings.trainer.advantages.baseline != "batch":
+            baseline = settings.trainer.advantages.baseline
             yield (
-                f"tasks.{name}.group_size = 1: with trainer.advantages.baseline = "
-                f'"{settings.trainer.advantages.baseline}" every advantage is 0, so nothing is trained; use groups of 2 '
-                'or more, or baseline = "batch" with scale = "batch" or "none"'
+                f'tasks.{name}.group_size = 1: with trainer.advantages.baseline = "{baseline}" every advantage is 0, '
+                'so nothing is trained; use groups of 2 or more, or baseline = "batch" with scale = "batch" or "none"'
             )
 
 

@@ -1,6 +1,8 @@
 """The RQ side of a worker, against a real server and real RQ."""
 
 import asyncio
+import gc
+import logging
 import os
 import pickle
 import signal
@@ -354,6 +356,27 @@ def test_a_worker_that_ends_while_its_server_is_away_stops_listening_for_command
     listening: Any = worker.pubsub_thread  # RQ types it as None
     listening.join(PATIENCE_S)
     assert not listening.is_alive()
+
+
+def test_a_worker_that_ends_while_a_record_cannot_be_written_says_so_in_a_line(
+    fresh_server: EmbeddedServer, run_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the write any more: its error would be a traceback when the loop ends."""
+    queue = open_queue(fresh_server.url, run_name)
+    enqueue_tickets(queue, run_name, 1, 1)
+
+    async def scene(worker: RqWorker, work: Work) -> None:
+        await until(lambda: work.running == 1)
+        await asyncio.to_thread(fresh_server.stop)
+        work.gate.set()
+        await until(lambda: len(work.done) == 1)
+        await until(lambda: "waiting for it" in caplog.text)
+
+    with caplog.at_level(logging.WARNING):
+        serve(queue, run_name, lambda: Work(held=True), scene)
+        gc.collect()
+    assert "RQ's records of 1 tickets are not written" in caplog.text
+    assert "never retrieved" not in caplog.text
 
 
 def test_worker_survives_a_restart_of_its_server(fresh_server: EmbeddedServer, run_name: str) -> None:

@@ -26,6 +26,7 @@ from rq.job import JobStatus
 from rq.registry import FinishedJobRegistry, StartedJobRegistry
 from rq.utils import current_timestamp, now, utcformat
 
+from rollq.buffer.errors import ServerError
 from rollq.buffer.store.connection import Patience, patiently
 from rollq.buffer.tickets import FAILURE_TTL_S, RESULT_TTL_S, TICKET_TTL_S, TicketJob, TicketSerializer
 
@@ -97,6 +98,15 @@ class JobRecords:
             self._send(lambda pipe: self._beat(pipe, records))
 
     def _write(self, changes: Sequence[tuple[JobRecord, JobStatus]]) -> None:
+        """Write changes. A worker that stops while the server is away does not wait for it: nothing depends on them."""
+        try:
+            self._write_all(changes)
+        except ServerError as error:
+            if not self._patience.closed.is_set():
+                raise
+            log.warning("RQ's records of %d tickets are not written: %s", len(changes), error)
+
+    def _write_all(self, changes: Sequence[tuple[JobRecord, JobStatus]]) -> None:
         started = [record for record, status in changes if status is JobStatus.STARTED]
         ended = [record for record, status in changes if status is not JobStatus.STARTED]
         for record in started:
