@@ -16,6 +16,7 @@ from rollq.buffer.store.keys import task_keys
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
+from support.dropped_groups import drop_by_checkpoint, drop_by_new_samples, drop_by_release
 
 LARGE = "y" * (MOST_INLINE_BYTES + 1)
 
@@ -173,21 +174,6 @@ def test_an_epoch_that_moves_between_lease_and_put_costs_nothing(world: World) -
     assert world.buffer.put([result(leases[1])]) == [PutOutcome.COMPLETED]
     assert len(payloads(world.buffer)) == 2
     world.check()
-
-
-def drop_by_checkpoint(world: World) -> None:
-    world.train(1)
-    world.buffer.checkpoint(world.held, 1)
-
-
-def drop_by_release(world: World) -> None:
-    claimed = world.claim(1)
-    world.buffer.release(world.held, 1, "drop", claim_round=claimed.claim_round)
-
-
-def drop_by_new_samples(world: World) -> None:
-    world.train(1)
-    world.begin(0, mode="regenerate", launch_id="second")
 
 
 @pytest.mark.parametrize("drop", [drop_by_checkpoint, drop_by_release, drop_by_new_samples])

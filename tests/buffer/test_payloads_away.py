@@ -27,9 +27,10 @@ from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import check_name
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
-from rollq.buffer.wire.samples import Pieces
+from rollq.buffer.wire.pieces import Pieces
 from support.any_server import AnyServer
 from support.buffer_run import World, make_sample, payloads_of
+from support.dropped_groups import drop_by_checkpoint, drop_by_new_samples, drop_by_release
 from support.s3_server import S3Server
 
 LARGE = "y" * (MOST_INLINE_BYTES + 1)
@@ -163,21 +164,6 @@ def test_a_late_copy_of_a_result_does_not_take_the_payload_that_its_group_still_
     assert [sample.status for sample in again.samples] == [SampleStatus.PENDING, SampleStatus.COMPLETED]
     assert again.samples[1].text == "young"
     world.check()
-
-
-def drop_by_checkpoint(world: World) -> None:
-    world.train(1)
-    world.buffer.checkpoint(world.held, 1)
-
-
-def drop_by_release(world: World) -> None:
-    claimed = world.claim(1)
-    world.buffer.release(world.held, 1, "drop", claim_round=claimed.claim_round)
-
-
-def drop_by_new_samples(world: World) -> None:
-    world.train(1)
-    world.begin(0, mode="regenerate", launch_id="second")
 
 
 @pytest.mark.parametrize("drop", [drop_by_checkpoint, drop_by_release, drop_by_new_samples])

@@ -19,8 +19,8 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors, brings_labels, counted_version
 from rollq.buffer.wire.parts import encode_part
 from rollq.buffer.wire.payload import encode_payload, encode_whole, is_whole
+from rollq.buffer.wire.pieces import Pieces
 from rollq.buffer.wire.rows import SampleRows
-from rollq.buffer.wire.samples import Pieces
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from rollq.buffer.payloads.store import Frame, PayloadName, T, Write
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.pipelining import Command
 from rollq.buffer.store.run import RunStore
-from rollq.buffer.wire.samples import Pieces
+from rollq.buffer.wire.pieces import Pieces
 
 PLACE = "cluster"
 KEYS_PER_PAGE = 1000

@@ -15,7 +15,7 @@ from typing import Protocol
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.s3 import open_bucket
 from rollq.buffer.store.redis_errors import Trouble
-from rollq.buffer.wire.samples import Pieces
+from rollq.buffer.wire.pieces import Pieces
 
 FILES_PER_PAGE = 1000
 UNFINISHED = "."

@@ -13,7 +13,7 @@ from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.payloads.files import open_objects
 from rollq.buffer.payloads.store import Frame, PayloadName, T, Write
 from rollq.buffer.store.connection import Patience, wait_out
-from rollq.buffer.wire.samples import Pieces
+from rollq.buffer.wire.pieces import Pieces
 
 PLACE = "store"
 AT_ONCE = 8

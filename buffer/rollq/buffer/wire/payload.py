@@ -15,7 +15,8 @@ from rollq.buffer.errors import CorruptFrame, InvalidGroup
 from rollq.buffer.rollouts import EMPTY_SAMPLE, WHOLE, Sample, SampleStatus
 from rollq.buffer.samples import Samples
 from rollq.buffer.wire.parts import decode_parts
-from rollq.buffer.wire.samples import Pieces, decode_sample, decode_samples, encode_in_pieces, encode_samples
+from rollq.buffer.wire.pieces import Pieces
+from rollq.buffer.wire.samples import decode_sample, decode_samples, encode_in_pieces, encode_samples
 from rollq.buffer.wire.validation import check_group
 
 log = logging.getLogger(__name__)

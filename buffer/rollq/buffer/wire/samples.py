@@ -17,10 +17,10 @@ arrive, `decode_samples` returns samples or raises `CorruptFrame`. `Sample` obje
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from rollq.buffer.rollouts import ArrayRef, FinishReason, Int32Array, Sample, Sa
 from rollq.buffer.samples import Samples
 from rollq.buffer.wire.blob import DTYPES, check_vectors, decode_spans, view_tensor
 from rollq.buffer.wire.old_frames import OLD_VERSION, decode_old_frame
+from rollq.buffer.wire.pieces import Pieces
 
 MAGIC = b"RQSF"
 FRAME_VERSION = 2
@@ -62,25 +63,6 @@ _Tensor = tuple[str, str, list[int], int, list[Any]]
 """Name, safetensors dtype, shape, bytes, and the buffers that make up its data."""
 
 
-AnyFrame = TypeVar("AnyFrame", bytes, "Pieces")
-
-
-class Pieces:
-    """A frame that was not joined: its parts are those of the arrays that it was made of, which must not change."""
-
-    def __init__(self, parts: Iterable[bytes | memoryview]) -> None:
-        self.parts = list(parts)
-        self._size_bytes = sum(map(len, self.parts))
-
-    def __len__(self) -> int:
-        """Its size in bytes."""
-        return self._size_bytes
-
-    def __bytes__(self) -> bytes:
-        """The frame, joined."""
-        return b"".join(self.parts)
-
-
 def encode_samples(samples: Sequence[Sample]) -> bytes:
     """Return the frame of samples whose form is right (see `check_form`).
 
@@ -89,23 +71,22 @@ def encode_samples(samples: Sequence[Sample]) -> bytes:
     lacks, or a value that is not JSON.
     """
     length, parts = _encode(samples)
-    return _whole(b"".join(parts), length)  # the only copy
+    frame = b"".join(parts)  # the only copy
+    _check_length(frame, length)
+    return frame
 
 
 def encode_in_pieces(samples: Sequence[Sample]) -> Pieces:
     """Like `encode_samples`, without a copy of the arrays."""
     length, parts = _encode(samples)
-    return _whole(Pieces(map(_as_bytes, parts)), length)
+    frame = Pieces(parts)
+    _check_length(frame, length)
+    return frame
 
 
-def _as_bytes(part: Any) -> bytes | memoryview:
-    return part.data.cast("B") if isinstance(part, np.ndarray) and part.size else bytes(part)
-
-
-def _whole(frame: AnyFrame, length: int) -> AnyFrame:
+def _check_length(frame: bytes | Pieces, length: int) -> None:
     if len(frame) != length:
         raise InvalidGroup("arrays of a segment disagree in length or dtype: check_group says where")
-    return frame
 
 
 def _encode(samples: Sequence[Sample]) -> tuple[int, list[Any]]:

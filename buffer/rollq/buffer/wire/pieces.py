@@ -1,0 +1,27 @@
+"""A frame that is written part by part, so that its arrays are not copied into one value."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+class Pieces:
+    """A frame that was not joined. Its parts are the arrays that it was made of, which must not change meanwhile."""
+
+    def __init__(self, parts: Iterable[Any]) -> None:
+        """`parts`: arrays that are contiguous, and bytes."""
+        self.parts = list(map(_as_bytes, parts))
+        self._size_bytes = sum(map(len, self.parts))
+
+    def __len__(self) -> int:
+        """Its size in bytes."""
+        return self._size_bytes
+
+    def __bytes__(self) -> bytes:
+        """The frame, joined."""
+        return b"".join(self.parts)
+
+
+def _as_bytes(part: Any) -> bytes | memoryview:
+    return part.data.cast("B") if isinstance(part, np.ndarray) and part.size else bytes(part)
