@@ -254,6 +254,19 @@ def test_an_audit_of_live_payloads_removes_none(world: World) -> None:
     assert stored(world) == before != set()
 
 
+def test_an_audit_passes_over_files_that_are_not_payloads(any_server: AnyServer, run_name: str, tmp_path: Path) -> None:
+    payloads = PayloadSettings(url=str(tmp_path), min_bytes=MOST_INLINE_BYTES + 1)
+    with Buffer.connect(any_server.url, run_name, payloads=payloads) as buffer:
+        world = World(buffer)
+        put_large(world.start())
+        (folder,) = tmp_path.glob("*/*/math")
+        strange = [folder / name for name in ("1.a-b-c", "1.", "x.a-b", "1.a", "notes.txt", "1.-", "é.a-b")]
+        for path in strange:
+            path.write_text("not rollq's")
+        world.collect()
+        assert all(path.exists() for path in strange)
+
+
 def test_a_collector_that_dies_is_followed_by_another(world: World) -> None:
     put_large(world.start(), 2)
     drop_by_checkpoint(world)

@@ -84,15 +84,15 @@ class BufferCore(RunStore):
         Raises `RunMismatch`, with both values.
         """
         new, outside = secrets.token_hex(16), self.payloads.outside
-        may_be_first = outside and not self.send("EXISTS", self.keys.info)
-        if outside and may_be_first:  # before the run, so that a role that dies here leaves no run without a marker
-            outside.mark(self.payloads.folder(new))
+        unmarked = None if self.send("EXISTS", self.keys.info) else outside
+        if unmarked:  # before the run, so that a role that dies here leaves no run without a marker
+            unmarked.mark(self.payloads.folder(new))
         place = objects.PLACE if outside else ""
         self._incarnation = self.call(
             "create_run", self.keys.info, new, SCHEMA_VERSION, model, tokenizer, place
         ).decode()
-        if outside and may_be_first and self._incarnation != new:
-            outside.unmark(self.payloads.folder(new))
+        if unmarked and self._incarnation != new:
+            unmarked.unmark(self.payloads.folder(new))
         self.check_payloads()
 
     def check_payloads(self) -> None:

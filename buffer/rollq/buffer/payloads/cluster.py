@@ -19,7 +19,7 @@ NOTICE_S = 1.0
 
 
 class ClusterPayloads:
-    """A `PayloadStore`. What it has written is on a replica too when `write` returns."""
+    """A `PayloadStore`. What `writing` has stored is on a replica too when its block ends."""
 
     def __init__(self, run: RunStore) -> None:
         self._run = run

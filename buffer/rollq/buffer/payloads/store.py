@@ -21,7 +21,8 @@ from rollq.buffer.wire.pieces import Pieces
 T = TypeVar("T")
 Frame = bytes | memoryview
 
-NAME = re.compile(r"([a-z]+):(\d+):([^:/]+-[^:/]+)")
+NAME = re.compile(r"([a-z]+):(\d+):([^:/-]+-[^:/-]+)")
+"""As `AWAY_NAME` in `lua/common/samples.lua`."""
 
 
 class PayloadName(NamedTuple):

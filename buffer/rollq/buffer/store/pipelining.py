@@ -141,10 +141,8 @@ class _Connections:
         """
         for connection in self._by_server.values():
             if connection.written and self._servers.replicas:
-                if connection.mark:
-                    _read(
-                        connection.raw
-                    )  # without the functions it is an error, as the calls are that will be repeated
+                if connection.mark:  # without the functions, the reply is an error, as those of the calls are
+                    _read(connection.raw)
                 count = _read(connection.raw)  # an error when the server has become a replica meanwhile
                 if isinstance(count, int) and count >= self._servers.replicas:
                     continue
