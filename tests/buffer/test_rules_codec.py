@@ -39,7 +39,7 @@ def test_the_fields_of_a_clock_are_the_ones_that_earlier_runs_have() -> None:
         "tail_batch_trigger": "5", "interruptions": "7", "stragglers": "expire", "token_staleness": "1",
         "token_shift": "-4", "max_uses": "2", "cooldown": "3", "keep_window": "100", "prompt_stats": "1",
         "pass_reward": "0.75", "partial": "1", "min_valid": "3", "max_tries": "5", "max_deaths": "4",
-        "lease_ms": "12345", "audit": "50", "max_uncheckpointed": "20", "resume": "fresh",
+        "lease_ms": "12345", "audit": "50", "max_uncheckpointed": "20", "resume": "fresh", "weight": "1.0",
     }  # fmt: skip
 
 
@@ -50,8 +50,6 @@ def test_rules_come_back_from_a_clock_as_they_were() -> None:
 @pytest.mark.parametrize("trigger", [0, -1])
 def test_defaults_come_back_as_the_values_that_they_stand_for(trigger: int) -> None:
     rules = TaskRules(batch_groups=12, tail_batch_trigger_size=trigger)
-    assert decode_rules(encode_rules(rules)) == rules.model_copy(
-        update={"max_token_staleness": rules.max_staleness, "min_valid_samples": rules.group_size}
-    )
+    assert decode_rules(encode_rules(rules)) == rules.model_copy(update={"min_valid_samples": rules.group_size})
     assert encode_rules(rules)["expired"] == ("drop" if trigger < 0 else "reroll")
     assert encode_rules(rules)["interruptions"] == str(2**31 - 1)

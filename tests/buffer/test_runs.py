@@ -86,8 +86,8 @@ def test_run_and_tasks_are_created_once_and_then_compared(world: World) -> None:
     rules = TaskRules(batch_groups=4)
     buffer.register_task("math", rules)
     assert buffer.rules("math").stale_threshold == rules.stale_threshold
-    with pytest.raises(RunMismatch, match="batch_groups = 4, this role has 8"):
-        buffer.register_task("math", TaskRules(batch_groups=8))
+    with pytest.raises(RunMismatch, match="task 'math': group_size = 4, and the run has 8: it stays"):
+        buffer.register_task("math", TaskRules(batch_groups=4, group_size=4))
 
 
 def test_a_task_registered_late_joins_the_live_epoch(world: World) -> None:
@@ -160,7 +160,8 @@ def test_a_trainer_brings_along_a_task_that_has_not_heard_of_its_epoch(
 ) -> None:
     world.start().complete(2)
     rules = [item for pair in encode_rules(LATE).items() for item in pair]
-    world.buffer.call_task("register_task", "late", world.buffer.keys.events, 1, world.held.nonce, 0, 0, *rules)
+    epoch = (1, world.held.nonce, 0, 0)
+    world.buffer.call_task("register_task", "late", world.buffer.keys.events, *epoch, "{}", "", *rules)
     world.begin(0, launch_id="launch-2")
     world.buffer.call("add_task", world.buffer.keys.info, world.buffer.incarnation, "late")
     world.train(1)

@@ -36,6 +36,7 @@ def counts(
         control=control,
         control_reason=reason,
         rules=TaskRules(batch_groups=8, max_staleness=1, sync_weights_interval=interval),
+        rules_revision=1,
         floors=Floors(),
     )
     return Counts(task, clock, statuses or {}, ready=3, outcomes=0, kept=0, progress={}, server_ms=0)

@@ -62,6 +62,8 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     buffer.fill_batch("math", other.handle, 0, [Prompt("four")], last=True)
     buffer.abort_batch("math", other.handle, "for the test")
     yield "end batches"
+    buffer.change_rules("math", {"max_tries": 4})
+    yield "change rules"
     buffer.set_control("math", Control.PAUSE, "for the test")
     yield "pause"
     buffer.set_control("math", Control.RUN)

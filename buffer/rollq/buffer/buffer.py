@@ -1,11 +1,14 @@
 """`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
 
+from rollq.buffer.registry import Registry
 from rollq.buffer.roles import CoordinatorBuffer, MonitorBuffer, ProducerBuffer, TrainerBuffer, WorkerBuffer
 from rollq.buffer.snapshots.restore import Restoring
 from rollq.buffer.snapshots.save import Saving
 
 
-class Buffer(WorkerBuffer, CoordinatorBuffer, ProducerBuffer, TrainerBuffer, MonitorBuffer, Saving, Restoring):
+class Buffer(
+    WorkerBuffer, CoordinatorBuffer, ProducerBuffer, TrainerBuffer, MonitorBuffer, Registry, Saving, Restoring
+):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 
     It has the methods of every role. Code that plays one role is annotated with that role's class in

@@ -216,11 +216,12 @@ def _decode_plan(reply: Any) -> _Plan:
 
 def _decode_claimed(step: int, replies: Mapping[str, Any]) -> Claimed:
     """The batch from the replies to the claims of all its tasks, see `claim.lua`."""
-    groups = [_claimed_group(task, *fields) for task, reply in replies.items() for fields in reply[4:]]
+    groups = [_claimed_group(task, *fields) for task, reply in replies.items() for fields in reply[5:]]
     return Claimed(
         step,
         tuple(groups),
         floors={task: Floors.decode(reply[1].decode()) for task, reply in replies.items()},
+        token_thresholds={task: int(reply[4]) for task, reply in replies.items()},
         claim_round=max(reply[2] for reply in replies.values()),
         releases=max(reply[3] for reply in replies.values()),
     )

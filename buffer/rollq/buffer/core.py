@@ -13,7 +13,7 @@ from rollq.buffer.payloads import objects
 from rollq.buffer.payloads.store import Frame, PayloadName
 from rollq.buffer.payloads.stores import Payloads
 from rollq.buffer.replies import Clock, Control, LiveModel
-from rollq.buffer.rules_codec import decode_rules, encode_rules
+from rollq.buffer.rules_codec import decode_rules
 from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience
@@ -23,15 +23,26 @@ from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers
 
 DEFAULT_PAYLOADS = PayloadSettings()
+FIRST_REVISION = 1
+"""Of the rules with which a task was created."""
 _CONTROL_MOVED = -1
 """The reply of a function when a control has changed since its caller read it."""
 
 
-class _LiveEpoch(NamedTuple):
+class LiveEpoch(NamedTuple):
+    """What a task that is registered late takes over from the run's trainer."""
+
     epoch: int
     nonce: str
     version: int
     from_step: int
+
+
+class _Known(NamedTuple):
+    """A task's rules as this role has read them last."""
+
+    revision: int
+    rules: TaskRules
 
 
 class BufferCore(RunStore):
@@ -46,7 +57,7 @@ class BufferCore(RunStore):
     ) -> None:
         """Use `connect`. `servers` must answer in bytes."""
         super().__init__(servers, run, patience)
-        self._rules: dict[str, TaskRules] = {}
+        self._rules: dict[str, _Known] = {}
         self.payloads = Payloads(self, payloads, lambda: self._patience)
 
     @classmethod
@@ -115,31 +126,16 @@ class BufferCore(RunStore):
         """Whether the run was created with a folder or a bucket for payloads. Raises `StoreLost`."""
         return bool(self.incarnation and self.send("HGET", self.keys.info, "payloads"))
 
-    def register_task(self, task: str, rules: TaskRules) -> None:
-        """Create the task with its rules, or compare its rules with them. Raises `RunMismatch` naming the rule, and
-        `StoreLost` for a task that is known to the run and gone, as when one server of a cluster came back empty.
-
-        The task is listed only once it has a clock: a role that dies in between leaves nothing that others miss.
-        """
-        if task in self.tasks():
-            self.clock(task)
-        fields = [item for pair in encode_rules(rules).items() for item in pair]
-        epoch = self.call_task("register_task", task, self.keys.events, *self._live_epoch(), *fields)
-        self.call("add_task", self.keys.info, self.incarnation, task)
-        if epoch < self._live_epoch().epoch:  # of a trainer that did not find it in the list
-            self._carry_epoch(task)
-        self._rules[task] = rules
-
-    def _live_epoch(self) -> _LiveEpoch:
+    def live_epoch(self) -> LiveEpoch:
         trainer, version = self.send_all(
             [("HMGET", self.keys.trainer, "epoch", "nonce", "from_step"), ("HGET", self.keys.model, "version")]
         )
         epoch, nonce, from_step = trainer
-        return _LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
+        return LiveEpoch(int(epoch or 0), (nonce or b"").decode(), int(version or -1), int(from_step or 0))
 
-    def _carry_epoch(self, task: str) -> range:
+    def carry_epoch(self, task: str) -> range:
         """Bring a task's clock into the live epoch; returns the steps that may have a batch."""
-        live, more = self._live_epoch(), 1
+        live, more = self.live_epoch(), 1
         while more:
             more, last, first = self.call_task("task_begin_epoch", task, live.epoch, live.nonce, live.from_step)
         return range(first, last + 1)
@@ -174,13 +170,20 @@ class BufferCore(RunStore):
         fields: Mapping[bytes, bytes] = self.send("HGETALL", task_keys(self.run, task).clock)
         return self._decode_clock(task, fields)
 
+    def clocks(self, tasks: Sequence[str]) -> dict[str, Clock]:
+        """The clocks of several tasks, in one trip. Raises `StoreLost` like `clock`."""
+        found = self.send_all([("HGETALL", task_keys(self.run, task).clock) for task in tasks])
+        return {task: self._decode_clock(task, dict(pairs(flat))) for task, flat in zip(tasks, found, strict=True)}
+
     def controls(self, tasks: Sequence[str]) -> dict[str, tuple[Control, str]]:
         """The control of each task, and for `SLEEP` its reason, in one trip. Raises `StoreLost` like `clock`."""
         keys = [task_keys(self.run, task).clock for task in tasks]
-        found = self.send_all([("HMGET", key, "incarnation", "control", "sleep") for key in keys])
+        found = self.send_all([("HMGET", key, "incarnation", "control", "sleep", "rules_revision") for key in keys])
         wanted: dict[str, tuple[Control, str]] = {}
-        for task, (incarnation, control, sleep) in zip(tasks, found, strict=True):
+        for task, (incarnation, control, sleep, revision) in zip(tasks, found, strict=True):
             self._check_incarnation(task, incarnation and incarnation.decode())
+            if task in self._rules and self._rules[task].revision != int(revision or FIRST_REVISION):
+                self.clock(task)
             wanted[task] = (Control.SLEEP, sleep.decode()) if sleep else (Control(control.decode()), "")
         return wanted
 
@@ -195,10 +198,10 @@ class BufferCore(RunStore):
             moved = self.call_task(name, task, *args, revision) == _CONTROL_MOVED
 
     def rules(self, task: str) -> TaskRules:
-        """The rules that the task was registered with; they never change."""
+        """The task's rules, as this role has read them last: with its clock, or when `controls` found new ones."""
         if task not in self._rules:
-            self._rules[task] = self.clock(task).rules
-        return self._rules[task]
+            self.clock(task)
+        return self._rules[task].rules
 
     def live_model(self) -> LiveModel | None:
         """The weights to serve; None before the first trainer."""
@@ -239,6 +242,8 @@ class BufferCore(RunStore):
     def _decode_clock(self, task: str, raw: Mapping[bytes, bytes]) -> Clock:
         fields = {name.decode(): value.decode() for name, value in raw.items()}
         self._check_incarnation(task, fields.get("incarnation"))
+        known = _Known(int(fields.get("rules_revision", FIRST_REVISION)), decode_rules(fields))
+        self._rules[task] = known
         return Clock(
             incarnation=fields["incarnation"],
             epoch=int(fields["epoch"]),
@@ -252,7 +257,8 @@ class BufferCore(RunStore):
             undone=int(fields["undone"]),
             control=Control.SLEEP if "sleep" in fields else Control(fields["control"]),
             control_reason=fields.get("sleep") or fields.get("control_reason", ""),
-            rules=decode_rules(fields),
+            rules=known.rules,
+            rules_revision=known.revision,
             floors=Floors.decode(fields["floors"]),
         )
 

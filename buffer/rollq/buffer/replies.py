@@ -30,7 +30,8 @@ class Clock:
     `step` is the train step that is trained next (from 1), `version` the live model version (`NO_VERSION` before the
     first trainer), `committed` the last trained step, `checkpoint` the last one that a checkpoint covers, `history` the
     oldest step to resume from. No step before `first_manifest` has a batch in this store. Steps beyond `claimed_step`,
-    up to `undone`, cannot be resumed from: a rewind has undone them.
+    up to `undone`, cannot be resumed from: a rewind has undone them. `rules_revision` counts the changes of `rules`,
+    from 1.
     """
 
     incarnation: str
@@ -46,6 +47,7 @@ class Clock:
     control: Control
     control_reason: str
     rules: TaskRules
+    rules_revision: int
     floors: Floors
 
 
@@ -263,13 +265,15 @@ class Finalizing(NamedTuple):
 class Claimed:
     """The batch of a step; every call for the step gives the same one, until it is released.
 
-    `floors[task]` are those of its first claim: its tokens stay as old as they were then. `claim_round` names this
-    claim for its release; `releases`: how often the step was released before, in this epoch.
+    `floors[task]` and `token_thresholds[task]` are those of its first claim: its tokens stay as old as they were then,
+    and those are masked that were too old then. `claim_round` names this claim for its release; `releases`: how often
+    the step was released before, in this epoch.
     """
 
     step: int
     groups: tuple[ClaimedGroup, ...]
     floors: Mapping[str, Floors]
+    token_thresholds: Mapping[str, int]
     claim_round: int
     releases: int
 

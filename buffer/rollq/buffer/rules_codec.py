@@ -4,7 +4,7 @@ Every field of `TaskRules` becomes one field of the clock, under the same name a
 below says otherwise. The Redis functions also read fields that are derived from the rules; these are only written.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rollq.buffer.settings import TaskRules
@@ -54,9 +54,20 @@ def encode_rules(rules: TaskRules) -> dict[str, str]:
     return own | {name: str(derive(rules)) for name, derive in _DERIVED.items()}
 
 
+def fields_of(names: Iterable[str]) -> list[str]:
+    """The fields of a clock that change with these rules: theirs, the derived ones, and a default that is one."""
+    return [*(_RENAMED.get(name, name) for name in names), *_DERIVED, _RENAMED["max_token_staleness"]]
+
+
 def decode_rules(clock: Mapping[str, str]) -> TaskRules:
-    """The rules that `encode_rules` wrote to a clock. A default that depends on other rules comes back as its value."""
-    texts = {name: clock[_RENAMED.get(name, name)] for name in TaskRules.model_fields}
+    """The rules that `encode_rules` wrote to a clock; a rule that an older rollq did not know has its default.
+
+    `min_valid_samples` comes back as its value, and `max_token_staleness` as None when it masks nothing.
+    """
+    fields = {name: _RENAMED.get(name, name) for name in TaskRules.model_fields}
+    texts = {name: clock[field] for name, field in fields.items() if field in clock}
+    if texts["max_token_staleness"] == texts["max_staleness"]:
+        del texts["max_token_staleness"]
     return TaskRules.model_validate({name: _DECODED.get(name, str)(text) for name, text in texts.items()})
 
 

@@ -69,6 +69,7 @@ class TaskRules(GroupRules):
     """The rules that the buffer's functions apply to a task; stored in its clock, and the same for every role."""
 
     batch_groups: int = Field(ge=0, le=MAX_BATCH_GROUPS, description="groups of this task in one training batch")
+    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="share of the groups of [batch]")
     max_staleness: int = Field(
         default=1, ge=0, description="weight syncs that a token may be behind when it is trained; 0: on policy"
     )

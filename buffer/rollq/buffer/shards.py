@@ -5,9 +5,10 @@ share the work. Where settings become tasks of the buffer, the batch and the bou
 tasks like all others, until a result is shown by task.
 """
 
+import math
 import re
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 from rollq.buffer.errors import ConfigError, RunMismatch
 from rollq.buffer.store.keys import check_name
@@ -65,6 +66,32 @@ def split(groups: int, count: int) -> list[int]:
     """`groups` split into `count` parts, as evenly as they can be; the first ones get what is left over."""
     each, left_over = divmod(groups, count)
     return [each + (index < left_over) for index in range(count)]
+
+
+def _split_schedule(schedule: Sequence[tuple[int, int]], count: int) -> list[tuple[tuple[int, int], ...]]:
+    parts = [(step, split(groups, count)) for step, groups in schedule]
+    return [tuple((step, groups[index]) for step, groups in parts) for index in range(count)]
+
+
+def _split_window(groups: int, count: int) -> list[int]:
+    """Rounded up, so that no shard gets none; 0 and -1 have a meaning and stay."""
+    return [math.ceil(groups / count) if groups > 0 else groups] * count
+
+
+SHARED: Final[Mapping[str, Callable[[Any, int], Sequence[Any]]]] = {
+    "audit_groups": split,
+    "batch_groups": split,
+    "keep_window": _split_window,
+    "schedule": _split_schedule,
+    "tail_batch_trigger_size": _split_window,
+}
+"""Rules of a task that are numbers of groups, and how its shards share them."""
+
+
+def split_rules(rules: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Some rules of a task (name -> value) as those of its `count` shards."""
+    parts = {name: SHARED[name](value, count) if name in SHARED else [value] * count for name, value in rules.items()}
+    return [{name: values[index] for name, values in parts.items()} for index in range(count)]
 
 
 def add_up(shards: Iterable[Mapping[str, Number]]) -> dict[str, Number]:

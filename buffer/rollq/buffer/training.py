@@ -60,7 +60,7 @@ class Training(Fetching, Claiming):
             mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover), seen_epoch, saved_in,
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
-        batches = {task: self._carry_epoch(task) for task in tasks}
+        batches = {task: self.carry_epoch(task) for task in tasks}
         # before the manifests go, or a successor would not know of these plans; no batch was claimed by the last one
         last_claimed = max((steps.stop - 1 for steps in batches.values()), default=at_step)
         first_gone = (last_claimed if as_mode == b"replay" else at_step) + 1
@@ -76,7 +76,7 @@ class Training(Fetching, Claiming):
 
     def check_epoch(self, held: TrainerEpoch) -> None:
         """Raise `FencedError` when another trainer has taken the run since."""
-        live = self._live_epoch()
+        live = self.live_epoch()
         if (live.epoch, live.nonce) != (held.epoch, held.nonce):
             raise FencedError(f"epoch {held.epoch} was replaced by epoch {live.epoch}")
 
@@ -155,7 +155,7 @@ class Training(Fetching, Claiming):
         try:
             return super().call_task(name, task, *args)
         except TaskBehind:
-            self._carry_epoch(task)
+            self.carry_epoch(task)
             return super().call_task(name, task, *args)
 
     def renew_trainer(self, held: TrainerEpoch) -> None:

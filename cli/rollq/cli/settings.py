@@ -4,7 +4,6 @@ The roles' parts of a task are composed here, and rules that involve several sec
 knows more than its own part. `rollq.cli.settings_file` reads the file.
 """
 
-import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import GroupRules, PayloadSettings, RedisSettings, Settings
-from rollq.buffer.shards import MAX_SHARDS, check_task_name, shard_names, split
+from rollq.buffer.shards import MAX_SHARDS, SHARED, check_task_name, shard_names, split_rules
 from rollq.buffer.store.keys import check_name
 from rollq.buffer.store.redis_url import check_url
 from rollq.cli.shared_batch import BatchSettings, share_batch
@@ -41,28 +40,16 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
 class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
     """One task: a table `[tasks.<name>]`."""
 
-    weight: float = Field(default=1.0, ge=0, description="share of the groups of [batch]")
     shards: int = Field(
         default=1, gt=0, le=MAX_SHARDS, description="parts in which the buffer keeps this task, for several primaries"
     )
 
     def as_shards(self, name: str) -> dict[str, Self]:
         """This task as the buffer keeps it: the shards share its batches, and its bounds on numbers of groups."""
-        sizes = split(self.batch_groups, self.shards)
-        schedules = [(step, split(groups, self.shards)) for step, groups in self.schedule]
-        audits = split(self.audit_groups, self.shards)
-        trigger, window = self.tail_batch_trigger_size, self.keep_window
+        parts = split_rules({rule: getattr(self, rule) for rule in SHARED}, self.shards)
         return {
-            shard: self.model_copy(
-                update={
-                    "batch_groups": sizes[index],
-                    "schedule": tuple((step, groups[index]) for step, groups in schedules),
-                    "audit_groups": audits[index],
-                    "tail_batch_trigger_size": math.ceil(trigger / self.shards) if trigger > 0 else trigger,
-                    "keep_window": math.ceil(window / self.shards),
-                }
-            )
-            for index, shard in enumerate(shard_names(name, self.shards))
+            shard: self.model_copy(update=part)
+            for shard, part in zip(shard_names(name, self.shards), parts, strict=True)
         }
 
 

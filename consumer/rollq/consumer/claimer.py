@@ -31,10 +31,13 @@ RELEASE_S = 300.0
 
 
 class BatchSizes:
-    """Groups per task in a batch: `fixed`, or else what each task's rules say for the step."""
+    """Groups per task in a batch: `fixed`, or else what each task's rules say for the step.
+
+    `rules` are those of the tasks as they were read last, see `refresh`.
+    """
 
     def __init__(self, rules: Mapping[str, TaskRules], fixed: Mapping[str, int]) -> None:
-        self.rules = rules
+        self.rules = dict(rules)
         self._fixed = dict(fixed)
 
     @classmethod
@@ -72,6 +75,14 @@ class BatchSizes:
                 for shard, part in zip(shards[task], split(size, len(shards[task])), strict=True)
             },
         )
+
+    def refresh(self, buffer: TrainerBuffer) -> None:
+        """Read the rules again: they may have changed, and tasks may have been added, as soon as all shards exist."""
+        tasks = buffer.train_tasks()
+        for name, clock in buffer.clocks(tasks).items():
+            task, _, count = shard_of(name)
+            if len(shards_among(tasks, task)) == count:
+                self.rules[name] = clock.rules
 
     def at(self, step: int) -> dict[str, int]:
         """Groups per task in the batch of `step`."""
@@ -122,6 +133,7 @@ class BatchClaimer:
         Raises what `Consumer.__next__` documents.
         """
         try:
+            self._sizes.refresh(self._lease.buffer)
             return self._wait(step)
         except ServerError:
             if self._stop.is_set():

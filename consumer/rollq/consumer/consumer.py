@@ -231,7 +231,7 @@ class Consumer(Iterator[Batch]):
             claimed.groups,
             reader=reader,
             floors=claimed.floors,
-            token_thresholds={task: rules.token_threshold for task, rules in self._sizes.rules.items()},
+            token_thresholds=claimed.token_thresholds,
             settings=settings.advantages,
             rank=settings.rank,
             world_size=settings.world_size,

@@ -23,7 +23,6 @@ from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import BatchState, Control, Counts
 from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.rollouts import Prompt, Status
-from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.events import EventKind
 from rollq.producer.progress_log import Move, ProgressLog
 from rollq.producer.sampler import PromptSource, Sampler
@@ -48,7 +47,6 @@ class TaskFeed:
     """A task with the source of its prompts and the conditions that end its production."""
 
     task: str
-    rules: TaskRules
     sampler: Sampler
     min_keep_rate: float = 0.0
     should_continue: ShouldContinue | None = None
@@ -132,7 +130,7 @@ class Producer:
         counts = self._buffer.counts(feed.task)
         if counts.clock.control is Control.RUN and self._ends(feed, counts):
             counts = self._buffer.counts(feed.task)
-        plan = plan_production(self._settings, feed.rules, task_state(counts), fullness)
+        plan = plan_production(self._settings, counts.clock.rules, task_state(counts), fullness)
         recycled = self._recycle(feed, counts, plan)
         admitted = self._admit(feed, counts, plan, recycled) if plan.room > recycled else 0
         moved = {
@@ -156,7 +154,7 @@ class Producer:
 
     def _admit(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan, recycled: int) -> int:
         """Admit new prompts up to the target, one call per train step. Returns how many."""
-        rules = feed.rules
+        rules = counts.clock.rules
         cursor = int(counts.progress.get("cursor", 0))
         index = plan.outstanding + recycled
         total = 0
@@ -181,7 +179,7 @@ class Producer:
 
         Only running production is ended: a trainer may meanwhile have put the engines to sleep, and would wait forever.
         """
-        if too_little_kept(counts.outcomes, counts.kept, feed.rules.keep_window, feed.min_keep_rate):
+        if too_little_kept(counts.outcomes, counts.kept, counts.clock.rules.keep_window, feed.min_keep_rate):
             reason = diagnosis(feed, counts, self._buffer.last_error(feed.task))
             log.error("task %s: production stops: %s", feed.task, reason)
             self._buffer.set_control(feed.task, Control.STOPPED, reason, only_from=Control.RUN)

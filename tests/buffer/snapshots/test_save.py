@@ -227,7 +227,7 @@ def test_xb16_roles_with_other_rules_are_refused_after_a_restore(
     world.start()
     world.buffer.save(tmp_path / "saved")
     elsewhere.buffer.restore(tmp_path / "saved")
-    with pytest.raises(RunMismatch, match="order = staleness"):
+    with pytest.raises(RunMismatch, match="order = fifo, and the run has staleness"):
         elsewhere.buffer.register_task("math", TaskRules(batch_groups=2, group_size=2, order="fifo"))
 
 

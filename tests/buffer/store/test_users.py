@@ -443,7 +443,9 @@ def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users
         Buffer.connect(users.server.url.replace("://", "://poor:poor@"), RUN) as buffer,
         pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq acl`"),
     ):
-        buffer.call("register_task", keys.task_keys(RUN, "math").clock, "incarnation", "events", 1, "nonce", 0, 0)
+        buffer.call(
+            "register_task", keys.task_keys(RUN, "math").clock, "incarnation", "events", 1, "nonce", 0, 0, "{}", ""
+        )
 
 
 def test_a_right_that_is_missing_inside_a_call_with_payloads_is_said_with_the_remedy(users: Users) -> None:

@@ -19,8 +19,9 @@ from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.payloads.objects import PLACE
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import NO_VERSION
+from rollq.buffer.revisions import FIXED, differences
 from rollq.buffer.rollouts import WHOLE
-from rollq.buffer.rules_codec import encode_rules
+from rollq.buffer.rules_codec import decode_rules, encode_rules
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_index
 from rollq.buffer.snapshots.save import Report
@@ -147,12 +148,12 @@ def _nonce(task: str, group: SavedGroup) -> str:
 def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:
     for task, asked in rules.items():
         if task in snapshot.tasks:
-            clock = snapshot.tasks[task].clock
-            for name, value in encode_rules(asked).items():
-                if clock.get(name) != value:
+            saved = decode_rules(snapshot.tasks[task].clock)
+            for name, (before, after) in differences(saved, decode_rules(encode_rules(asked))).items():
+                if name in FIXED:
                     raise RunMismatch(
-                        f"task {task!r} was saved with {name} = {clock.get(name)}, the settings ask for {value}: the "
-                        "settings of a run stay; change it back, or begin a new run"
+                        f"task {task!r} was saved with {name} = {before}, the settings ask for {after}: it stays as it "
+                        f"is for the whole run, because {FIXED[name]}; change it back, or begin a new run"
                     )
 
 

@@ -97,6 +97,14 @@ local function write_clock(clock, changes)
   end
 end
 
+-- Keeps a record of a revision of a task's rules: the first step that may be claimed by them, the time, and what was
+-- changed (JSON). `file`: the rules of the settings file that asked for them (JSON), '' when none did.
+local function record_rules(prefix, revision, step, record, file)
+  local rules, time = prefix .. 'rules', exact(now_ms())
+  redis.call('HSET', rules, revision, table.concat({ exact(step), time, record }, ' '))
+  if file ~= '' then redis.call('HSET', rules, 'file', file) end
+end
+
 -- Like read_clock, for the trainer: `epoch` and `nonce` must be those of the live one.
 local function read_clock_as_trainer(key, incarnation, epoch, nonce)
   local clock, err = read_clock(key, incarnation)

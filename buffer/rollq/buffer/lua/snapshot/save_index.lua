@@ -16,6 +16,7 @@ local function read_parts(clock)
     return content
   end
   add('progress', 'hash')
+  add('rules', 'hash')
   add('outcomes', 'list')
   for step = clock.first_manifest, clock.claimed_step do
     add('manifest:' .. step, 'hash')

@@ -3,14 +3,15 @@
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases
 --   want: how many groups   claim_round, releases: of the step's plan
--- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, and its groups (see
---   `describe_groups`); or `short`, how many are ready, how many in generation must be waited for; or `sweep`, 0, 0
---   when stale groups are in the way of first-in-first-out order: call expire first; or `given_up`, 0, 0 when the
---   round was undone or released: look at the plan again
+-- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, from which staleness on its
+--   tokens are masked, and its groups (see `describe_groups`); or `short`, how many are ready, how many in generation
+--   must be waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out order: call expire
+--   first; or `given_up`, 0, 0 when the round was undone or released: look at the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
--- A batch that is replayed keeps the floors of its first claim: its tokens are as old as they were then.
+-- A batch that is replayed keeps the floors and the masking of its first claim, whatever rules hold now: its tokens are
+-- as old as they were then.
 local function refuse_step(clock, step)
   if step <= clock.committed then
     return fail(
@@ -32,6 +33,10 @@ local function refuse_step(clock, step)
   return nil
 end
 
+local function token_threshold(clock)
+  return clock.threshold + clock.token_shift
+end
+
 local function claim_new(clock, manifest, step, want, claim_round, releases)
   local lowest, old = stale_bound(stale_version(clock, step)), 0
   if clock.order == 'fifo' then
@@ -47,10 +52,10 @@ local function claim_new(clock, manifest, step, want, claim_round, releases)
   -- stylua: ignore
   redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', clock.floors, 'epoch', clock.epoch,
     'version', clock.version, 'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round,
-    'releases', releases)
+    'releases', releases, 'rules_revision', clock.rules_revision or 1, 'token_threshold', token_threshold(clock))
   write_clock(clock, { claimed_step = math.max(clock.claimed_step, step) })
   wake(clock, EVENT.claim)
-  return describe_groups(clock, ids, { 'batch', clock.floors, claim_round, releases })
+  return describe_groups(clock, ids, { 'batch', clock.floors, claim_round, releases, token_threshold(clock) })
 end
 
 local function claim(keys, args)
@@ -67,7 +72,8 @@ local function claim(keys, args)
     claim_round = math.max(claimed_round, claim_round) -- takes over what an earlier round's rank is about to undo
     -- stylua: ignore
     redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', claim_round, 'releases', claimed_releases)
-    local reply = { 'batch', redis.call('HGET', manifest, 'floors'), claim_round, claimed_releases }
+    local floors, threshold = fields(manifest, 'floors', 'token_threshold')
+    local reply = { 'batch', floors, claim_round, claimed_releases, tonumber(threshold or token_threshold(clock)) }
     return describe_groups(clock, manifest_ids(manifest), reply)
   end
   if claim_round <= given_up then return { 'given_up', 0, 0 } end

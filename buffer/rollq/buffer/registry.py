@@ -1,0 +1,132 @@
+"""A run's tasks and their rules: their creation, and changes while the run is alive."""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from rollq.buffer.core import BufferCore
+from rollq.buffer.errors import ConfigError, RunMismatch
+from rollq.buffer.replies import Clock
+from rollq.buffer.revisions import Revision, changed_by_file, changed_by_hand, differences, digest_of_rules
+from rollq.buffer.rules_codec import decode_rules, encode_rules
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.keys import task_keys
+
+log = logging.getLogger(__name__)
+
+_RULES_MOVED = -1
+"""The reply of a function when rules have changed since its caller read them."""
+
+
+class Registry(BufferCore):
+    """Calls that create tasks, and change their rules."""
+
+    def register_task(self, task: str, rules: TaskRules) -> None:
+        """Create the task with the rules of a settings file, or bring what was edited in that file into its rules.
+
+        A rule that was not edited keeps the value that it has now, also when `change_rules` has set it. Rules that the
+        run had from a file before, and no longer has, are those of a file that is out of date: the run keeps its own,
+        and a warning says so. Raises `RunMismatch` naming a rule that cannot change, and `StoreLost` for a task that is
+        known to the run and gone, as when one server of a cluster came back empty.
+
+        The task is listed only once it has a clock: a role that dies in between leaves nothing that others miss.
+        """
+        if task in self.tasks():
+            self.clock(task)
+        encoded = [item for pair in encode_rules(rules).items() for item in pair]
+        record, file = _record({}, rules), _of_file(rules)
+        epoch = self.call_task("register_task", task, self.keys.events, *self.live_epoch(), record, file, *encoded)
+        self.call("add_task", self.keys.info, self.incarnation, task)
+        if epoch < self.live_epoch().epoch:  # of a trainer that did not find it in the list
+            self.carry_epoch(task)
+        self._follow_file(task, rules)
+
+    def change_rules(self, task: str, changes: Mapping[str, Any], *, batch_step: int | None = None) -> Revision | None:
+        """Change rules of a task (name -> value, also as text) for every claim from now on; None if they are so.
+
+        `batch_groups` changes from train step `batch_step` on: the first step that is not planned yet, by default and
+        at least. All roles follow without a restart. Raises `ConfigError` naming the rule that cannot be changed so.
+        """
+
+        while True:
+            first, clock = self.first_open_step(), self.clock(task)
+            if batch_step is not None and batch_step < first:
+                raise ConfigError(f"step {batch_step}: the batch of step {first - 1} is planned; give {first} or more")
+            wanted = changed_by_hand(clock.rules, changes, batch_step or first)
+            if wanted == clock.rules:
+                return None
+            if self._replace(task, clock, wanted):
+                return self.rule_revisions(task)[-1]
+
+    def rule_revisions(self, task: str) -> list[Revision]:
+        """The last 100 revisions of the task's rules, oldest first."""
+        return _revisions(self._rule_records(task))
+
+    def first_open_step(self) -> int:
+        """The first train step for which the trainer has not planned the batch yet."""
+        step = max((clock.claimed_step for clock in self.clocks(self.tasks()).values()), default=0) + 1
+        while self.send("EXISTS", self.keys.plan(step)):
+            step += 1
+        return step
+
+    def _follow_file(self, task: str, rules: TaskRules) -> None:
+        file = decode_rules(encode_rules(rules))  # with the defaults that depend on other rules
+        settled = False
+        while not settled:
+            records = self._rule_records(task)
+            clock = self.clock(task)
+            former = decode_rules(orjson.loads(records[b"file"])) if b"file" in records else clock.rules
+            if not differences(former, file):
+                return
+            if digest_of_rules(rules) in {revision.file for revision in _revisions(records)}:
+                newer = ", ".join(f"{name} = {value}" for name, (_, value) in differences(file, former).items())
+                log.warning(
+                    "task %s: this settings file is older than that of other roles, which has %s: the run keeps its "
+                    "rules; copy the newer file here, or change a rule back by `rollq set`",
+                    task,
+                    newer,
+                )
+                return
+            try:
+                wanted = changed_by_file(clock.rules, former, file, self.first_open_step())
+            except ConfigError as error:
+                raise RunMismatch(f"task {task!r}: {error}") from None
+            settled = self._replace(task, clock, wanted, rules)
+        log.warning("task %s: its settings were edited: %s", task, self.rule_revisions(task)[-1].text)
+
+    def _replace(self, task: str, clock: Clock, wanted: TaskRules, file: TaskRules | None = None) -> bool:
+        """Replace the rules of `clock`; False when another role has changed them since it was read."""
+        before, after = encode_rules(clock.rules), encode_rules(wanted)
+        fields = [item for name, value in after.items() if before[name] != value for item in (name, value)]
+        args = (_record(differences(clock.rules, wanted), file), _of_file(file) if file else "", *fields)
+        if self.call_task("change_rules", task, clock.rules_revision, *args) == _RULES_MOVED:
+            return False
+        self.clock(task)
+        return True
+
+    def _rule_records(self, task: str) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = self.send("HGETALL", task_keys(self.run, task).rules)
+        return found
+
+
+def _record(changes: Mapping[str, tuple[str, str]], file: TaskRules | None) -> bytes:
+    by = f"{socket.gethostname()}:{os.getpid()}"
+    return orjson.dumps({"changes": changes, "by": by, "file": digest_of_rules(file) if file else ""})
+
+
+def _of_file(rules: TaskRules) -> bytes:
+    return orjson.dumps(encode_rules(rules))
+
+
+def _revisions(records: Mapping[bytes, bytes]) -> list[Revision]:
+    found = []
+    for number in sorted(int(name) for name in records if name.isdigit()):
+        step, time_ms, record = records[b"%d" % number].split(b" ", 2)
+        fields = orjson.loads(record)
+        changes = {name: (before, after) for name, (before, after) in fields["changes"].items()}
+        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes, fields["file"]))
+    return found

@@ -1,0 +1,182 @@
+"""Changes of a task's rules while its run is alive. Pure."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rollq.buffer.batch_sizes import groups_at, share_by_weight
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.shards import SHARED, split_rules
+
+FIXED: Final[Mapping[str, str]] = {
+    "group_size": "groups that are under way have that many samples",
+    "kind": "groups are trained, or evaluated, by it from their admission on",
+    "lease_s": "workers renew their leases by it from their start on",
+    "max_token_staleness": "samples in the buffer have been aged by it",
+    "min_valid_samples": "workers judge groups by it from their start on",
+    "order": "groups in the buffer are sorted by it",
+    "partial_rollout": "workers resume samples by it from their start on",
+    "resume": "trained batches are kept, or were dropped, by it",
+    "sync_weights_interval": "the trainer publishes by it from its start on",
+}
+"""Rules that stay as they are for the whole run, and why."""
+CHANGEABLE: Final = tuple(name for name in TaskRules.model_fields if name not in FIXED)
+"""Rules that may change while the run is alive."""
+RULES: Final = set(TaskRules.model_fields)
+_SIZES: Final = frozenset({"batch_groups", "schedule"})
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One revision of a task's rules, the first being those that it was created with.
+
+    `step`: the first train step that was claimed, or can be, under these rules. `changes`: name of a rule -> its value
+    before and after, as text. `by`: the host and the process that asked for it. `file`: see `digest_of_rules`; "" when
+    no settings file asked for it.
+    """
+
+    number: int
+    step: int
+    time_s: float
+    by: str
+    changes: Mapping[str, tuple[str, str]]
+    file: str
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        changes = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in self.changes.items())
+        return f"revision {self.number}, from step {self.step} on: {changes or 'nothing changed'}"
+
+
+def digest_of_rules(rules: TaskRules) -> str:
+    """Names the rules that differ from their defaults: the same in every release that knows them."""
+    return hashlib.sha256(rules.model_dump_json(include=RULES, exclude_defaults=True).encode()).hexdigest()[:16]
+
+
+def differences(before: TaskRules, after: TaskRules) -> dict[str, tuple[str, str]]:
+    """Name of a rule -> its two values as users write them, for those that differ."""
+    return {
+        name: (shown(getattr(before, name)), shown(getattr(after, name)))
+        for name in TaskRules.model_fields
+        if getattr(before, name) != getattr(after, name)
+    }
+
+
+def shown(value: Any) -> str:
+    """The value of a rule as users write it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(f"{step}:{groups}" for step, groups in value) or "none"
+    return str(value)
+
+
+def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> TaskRules:
+    """The rules with `changes` (name -> value, also as text). Batches have the new `batch_groups` from `step` on.
+
+    Raises `ConfigError` naming the rule that is unknown, stays as it is, or would be invalid.
+    """
+    for name in changes:
+        if name in FIXED:
+            raise ConfigError(f"{name} stays as it is for the whole run: {FIXED[name]}; begin another run to change it")
+        if name not in CHANGEABLE or name == "schedule":
+            raise ConfigError(f"{name}: there is no such rule; {', '.join(n for n in CHANGEABLE if n != 'schedule')}")
+    values = {name: None if value == "none" else value for name, value in changes.items()}
+    groups = values.pop("batch_groups", None)
+    changed = _validated(rules, values)
+    if "batch_groups" in changes:
+        wanted = _validated(rules, {"batch_groups": groups, "schedule": ((step, 1),)}).batch_groups
+        later = tuple((at, size) for at, size in rules.schedule if at > step)
+        changed = _validated(changed, {"schedule": _schedule(rules, step, ((step, wanted), *later))})
+    return _checked(rules, changed)
+
+
+def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: int) -> TaskRules:
+    """The rules with what was edited in a settings file, from `former` to `file`. What the file left as it was keeps
+    its value, also when it was changed by hand meanwhile. Batches have the sizes of the file from `step` on.
+
+    Raises `ConfigError` naming the rule that stays as it is.
+    """
+    edited = {name: getattr(file, name) for name in differences(former, file)}
+    for name in edited:
+        if name in FIXED:
+            values = f"{shown(getattr(file, name))}, and the run has {shown(getattr(rules, name))}"
+            raise ConfigError(
+                f"{name} = {values}: it stays as it is for the whole run, because {FIXED[name]}; change it back, or "
+                "give the run another name"
+            )
+    changed = _validated(rules, {name: value for name, value in edited.items() if name not in _SIZES})
+    if _SIZES & edited.keys():
+        later = tuple((at, groups) for at, groups in file.schedule if at > step)
+        sizes = ((step, groups_at(file.batch_groups, file.schedule, step)), *later)
+        changed = _validated(changed, {"schedule": _schedule(rules, step, sizes)})
+    return _checked(rules, changed)
+
+
+def sizes_by_weight(
+    tasks: Mapping[str, Sequence[TaskRules]], weights: Mapping[str, float], step: int
+) -> dict[str, int]:
+    """Groups of each task in the batch of `step` when the groups of all are shared by `weights` instead.
+
+    `tasks`: the rules of the shards of each. Raises `ConfigError` when a later step has other sizes already, and for
+    weights that cannot be used.
+    """
+    for task, shards in tasks.items():
+        if later := [at for rules in shards for at, _ in rules.schedule if at > step]:
+            raise ConfigError(
+                f"weight: the batch has other sizes from step {min(later)} on, by the schedule of task {task!r}; edit "
+                "[batch] in rollq.toml instead"
+            )
+    total = sum(groups_at(rules.batch_groups, rules.schedule, step) for shards in tasks.values() for rules in shards)
+    try:
+        return share_by_weight(total, list(weights.items()))
+    except ValueError as error:
+        raise ConfigError(f"weight: {error}") from None
+
+
+def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The changes of a task as those of its `count` shards, which share its numbers of groups.
+
+    Raises `ConfigError` for a number of groups that is not one.
+    """
+    if count == 1:
+        return [dict(changes)]
+    try:
+        return split_rules({name: int(value) if name in SHARED else value for name, value in changes.items()}, count)
+    except ValueError:
+        raise ConfigError(f"{', '.join(sorted(SHARED.keys() & changes.keys()))}: a whole number is needed") from None
+
+
+def _schedule(rules: TaskRules, step: int, sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The schedule of `rules` before `step`, and `sizes` from then on; without entries that change nothing."""
+    kept: list[tuple[int, int]] = []
+    for at, groups in [*(entry for entry in rules.schedule if entry[0] < step), *sizes]:
+        if groups != groups_at(rules.batch_groups, kept, at):
+            kept.append((at, groups))
+    return tuple(kept)
+
+
+def _validated(rules: TaskRules, changes: Mapping[str, Any]) -> TaskRules:
+    try:
+        return TaskRules.model_validate({**{name: getattr(rules, name) for name in TaskRules.model_fields}, **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"][:1]))
+        raise ConfigError(f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")) from None
+
+
+def _checked(before: TaskRules, after: TaskRules) -> TaskRules:
+    shift = before.stale_threshold - before.token_threshold
+    if after.stale_threshold - after.token_threshold != shift:
+        raise ConfigError(
+            f"max_staleness stays as it is for the whole run, because max_token_staleness = "
+            f"{before.max_token_staleness} is set: {FIXED['max_token_staleness']}"
+        )
+    return after

@@ -1,0 +1,182 @@
+"""Rules that change while the run is alive, on a real server."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ConfigError, RunMismatch
+from rollq.buffer.replies import Shortfall
+from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.keys import task_keys
+from support.any_server import AnyServer
+from support.buffer_run import World
+
+FILE = TaskRules(batch_groups=2, group_size=2)
+
+
+def test_a_change_holds_for_every_role_at_once_and_is_recorded(world: World, any_server: AnyServer) -> None:
+    world.start()
+    with Buffer.connect(any_server.url, world.buffer.run) as other:
+        assert other.rules("math").max_staleness == 1
+        revision = world.buffer.change_rules("math", {"max_staleness": "3", "max_tries": 5})
+        assert revision is not None
+        assert revision.changes == {"max_staleness": ("1", "3"), "max_tries": ("3", "5")}
+        assert (revision.number, revision.step) == (2, 1)
+        assert other.controls(["math"]), "which a role asks for anyway"
+        assert other.rules("math") == world.buffer.rules("math")
+        assert (other.rules("math").max_staleness, other.rules("math").max_tries) == (3, 5)
+        assert [found.number for found in other.rule_revisions("math")] == [1, 2]
+    assert world.buffer.change_rules("math", {"max_staleness": 3}) is None, "it is so already"
+
+
+def test_a_lower_bound_holds_from_the_next_claim_on(world: World) -> None:
+    world.start(math={"max_staleness": 4, "group_size": 2, "batch_groups": 2}).complete(6)
+    world.train(1)
+    first = world.claim(2)
+    world.buffer.change_rules("math", {"max_staleness": 0})
+    assert world.claim(2) == first, "a batch that was claimed stays"
+    world.train(2)
+    short = world.buffer.claim(world.held, 3, {"math": 2})
+    assert isinstance(short, Shortfall)
+    assert short.ready == {"math": 0}, "what is left is older than the weights"
+
+
+def test_a_replayed_batch_is_the_same_under_other_rules(world: World) -> None:
+    world.start(math={"max_staleness": 2, "group_size": 2, "batch_groups": 2}).complete(6)
+    before = [world.train(step) for step in (1, 2)]
+    assert [claimed.token_thresholds for claimed in before] == [{"math": 3}, {"math": 3}]
+    world.buffer.change_rules("math", {"max_staleness": 0, "batch_groups": 1})
+    world.begin(0, launch_id="launch-2")
+    again = [world.claim(1), world.claim(2)]
+    assert [(c.groups, c.token_thresholds, c.floors) for c in again] == [
+        (c.groups, c.token_thresholds, c.floors) for c in before
+    ]
+    manifests = [task_keys(world.buffer.run, "math").manifest(step) for step in (1, 2)]
+    assert world.buffer.send_all([("HGET", key, "rules_revision") for key in manifests]) == [b"1", b"1"]
+
+
+def test_a_manifest_of_an_older_rollq_masks_by_the_rules_of_now(world: World) -> None:
+    world.start().complete(2)
+    before = world.train(1)
+    world.buffer.client.hdel(task_keys(world.buffer.run, "math").manifest(1), "token_threshold", "rules_revision")
+    world.begin(0, launch_id="launch-2")
+    assert world.claim(1).token_thresholds == before.token_thresholds
+
+
+def test_a_batch_size_changes_at_the_first_step_that_is_not_planned(world: World) -> None:
+    world.start(math={"group_size": 2, "batch_groups": 2}).complete(6)
+    world.train(1)
+    assert isinstance(world.buffer.claim(world.held, 2, {"math": 9}), Shortfall), "planned, and waited for"
+    assert world.buffer.first_open_step() == 3
+    revision = world.buffer.change_rules("math", {"batch_groups": 4})
+    assert revision is not None
+    assert revision.changes == {"schedule": ("none", "3:4")}
+    with pytest.raises(ConfigError, match="step 2: the batch of step 2 is planned; give 3 or more"):
+        world.buffer.change_rules("math", {"batch_groups": 3}, batch_step=2)
+    world.buffer.change_rules("math", {"batch_groups": 8}, batch_step=50)
+    assert world.buffer.rules("math").schedule == ((3, 4), (50, 8))
+
+
+def test_two_that_change_at_once_both_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.start()
+    buffer, call_task = world.buffer, world.buffer.call_task
+
+    def meanwhile(name: str, task: str, *args: Any) -> Any:
+        monkeypatch.setattr(buffer, "call_task", call_task)
+        assert name == "change_rules"
+        buffer.change_rules("math", {"max_tries": 7})
+        return call_task(name, task, *args)
+
+    monkeypatch.setattr(buffer, "call_task", meanwhile)
+    buffer.change_rules("math", {"max_deaths": 5})
+    assert (buffer.rules("math").max_tries, buffer.rules("math").max_deaths) == (7, 5)
+    assert [revision.number for revision in buffer.rule_revisions("math")] == [1, 2, 3]
+
+
+def test_an_edited_file_is_followed_once_and_an_older_one_never(
+    world: World, any_server: AnyServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer, edited = world.buffer, FILE.model_copy(update={"max_staleness": 3})
+    buffer.create_run()
+    buffer.register_task("math", FILE)
+    buffer.register_task("math", FILE)
+    buffer.register_task("math", edited)
+    assert "task math: its settings were edited: revision 2, from step 1 on: max_staleness 1 -> 3" in caplog.text
+    buffer.change_rules("math", {"max_staleness": 2})
+    for _ in range(2):
+        buffer.register_task("math", edited)
+    assert buffer.rules("math").max_staleness == 2, "set by hand, after the file was edited"
+    caplog.clear()
+    buffer.register_task("math", FILE)
+    assert "this settings file is older than that of other roles, which has max_staleness = 3" in caplog.text
+    assert [revision.number for revision in buffer.rule_revisions("math")] == [1, 2, 3]
+
+
+def test_two_roles_that_start_with_one_edited_file_make_one_revision(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer, edited = world.buffer, FILE.model_copy(update={"max_staleness": 3})
+    buffer.create_run()
+    buffer.register_task("math", FILE)
+    call_task = buffer.call_task
+
+    def meanwhile(name: str, task: str, *args: Any) -> Any:
+        if name == "change_rules":
+            monkeypatch.setattr(buffer, "call_task", call_task)
+            buffer.register_task("math", edited)
+        return call_task(name, task, *args)
+
+    monkeypatch.setattr(buffer, "call_task", meanwhile)
+    buffer.register_task("math", edited)
+    assert [revision.number for revision in buffer.rule_revisions("math")] == [1, 2]
+
+
+def test_a_fixed_rule_in_an_edited_file_is_refused_and_changes_nothing(world: World) -> None:
+    buffer = world.buffer
+    buffer.create_run()
+    buffer.register_task("math", FILE)
+    edited = FILE.model_copy(update={"max_staleness": 3, "order": "fifo"})
+    with pytest.raises(RunMismatch, match="task 'math': order = fifo, and the run has staleness: it stays as it is"):
+        buffer.register_task("math", edited)
+    assert buffer.rules("math").max_staleness == 1
+
+
+def test_a_run_of_an_older_rollq_takes_its_rules_as_those_of_the_file(world: World) -> None:
+    buffer, keys = world.buffer, task_keys(world.buffer.run, "math")
+    buffer.create_run()
+    buffer.register_task("math", FILE)
+    buffer.client.delete(keys.rules)
+    buffer.client.hdel(keys.clock, "rules_revision", "weight")
+    buffer.client.hset(keys.clock, mapping={"token_staleness": "1", "revision": "older"})
+    buffer.register_task("math", FILE)
+    assert buffer.rule_revisions("math") == []
+    buffer.register_task("math", FILE.model_copy(update={"max_staleness": 3}))
+    assert (buffer.rules("math").max_staleness, buffer.clock("math").rules_revision) == (3, 2)
+
+
+def test_only_the_last_hundred_revisions_are_kept(world: World) -> None:
+    world.start()
+    for tries in range(10, 130):
+        world.buffer.change_rules("math", {"max_tries": tries})
+    numbers = [revision.number for revision in world.buffer.rule_revisions("math")]
+    assert numbers == list(range(22, 122))
+
+
+def test_no_field_of_a_clock_but_rules_can_be_changed(world: World) -> None:
+    world.start()
+    with pytest.raises(Exception, match="'epoch', and must be a rule that may change"):
+        world.buffer.call_task("change_rules", "math", 1, "{}", "", "epoch", 9)
+    assert world.buffer.clock("math").epoch == 1
+
+
+def test_revisions_are_saved_and_restored(world: World, any_server: AnyServer, tmp_path: Path) -> None:
+    world.start().complete(2)
+    world.buffer.change_rules("math", {"max_staleness": 3})
+    world.buffer.save(tmp_path / "saved")
+    with Buffer.connect(any_server.url, f"{world.buffer.run}-again") as other:
+        other.restore(tmp_path / "saved", rules={"math": TaskRules(batch_groups=9, group_size=2)})
+        assert other.rules("math") == world.buffer.rules("math")
+        assert other.rule_revisions("math") == world.buffer.rule_revisions("math")
+        assert other.clock("math").rules_revision == 2

@@ -1,0 +1,131 @@
+"""Changes of rules, as pure functions."""
+
+from typing import Any
+
+import pytest
+
+from rollq.buffer.batch_sizes import groups_at, groups_through
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.revisions import (
+    CHANGEABLE,
+    FIXED,
+    changed_by_file,
+    changed_by_hand,
+    differences,
+    for_shards,
+    sizes_by_weight,
+)
+from rollq.buffer.settings import TaskRules
+
+RULES = TaskRules(batch_groups=16, schedule=((10, 32),))
+
+
+def sizes(rules: TaskRules, steps: int = 40) -> list[int]:
+    return [groups_at(rules.batch_groups, rules.schedule, step) for step in range(1, steps + 1)]
+
+
+def test_every_rule_either_changes_or_says_why_it_cannot() -> None:
+    assert {*CHANGEABLE, *FIXED} == set(TaskRules.model_fields)
+
+
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_a_fixed_rule_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} stays as it is .*: {FIXED[name]}"):
+        changed_by_hand(RULES, {name: 1}, 5)
+
+
+def test_values_may_be_text() -> None:
+    changed = changed_by_hand(RULES, {"max_staleness": "3", "stragglers": "expire", "tail_batch_max_tries": "none"}, 5)
+    assert (changed.max_staleness, changed.stragglers, changed.tail_batch_max_tries) == (3, "expire", None)
+    assert changed.stale_threshold == 4
+
+
+@pytest.mark.parametrize("step", [1, 5, 10, 11, 30])
+def test_a_batch_size_changes_from_its_step_on_and_never_before(step: int) -> None:
+    changed = changed_by_hand(RULES, {"batch_groups": 48}, step)
+    before, after = sizes(RULES), sizes(changed)
+    assert after[: step - 1] == before[: step - 1]
+    assert after[step - 1] == 48
+    assert groups_through(16, changed.schedule, step - 1) == groups_through(16, RULES.schedule, step - 1)
+    if step < 10:
+        assert after[9:] == before[9:], "what was scheduled for later stays"
+    else:
+        assert set(after[step - 1 :]) == {48}
+
+
+def test_a_task_may_leave_the_batch_and_come_back() -> None:
+    left = changed_by_hand(TaskRules(batch_groups=16), {"batch_groups": 0}, 5)
+    back = changed_by_hand(left, {"batch_groups": 16}, 8)
+    assert sizes(back, 9) == [16, 16, 16, 16, 0, 0, 0, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_staleness": "x"}, "max_staleness: Input should be a valid integer"),
+        ({"max_staleness": -1}, "max_staleness: Input should be greater than or equal to 0"),
+        ({"batch_groups": 1001}, "batch_groups: Input should be less than or equal to 1000"),
+        ({"stragglers": "hope"}, "stragglers: Input should be 'wait' or 'expire'"),
+        ({"tail_batch_trigger_size": -1, "tail_batch_max_tries": 3}, "tail_batch_max_tries applies to groups that"),
+        ({"max_stalenes": 3}, "max_stalenes: there is no such rule"),
+        ({"schedule": "3:4"}, "schedule: there is no such rule"),
+    ],
+)
+def test_a_wrong_change_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        changed_by_hand(RULES, changes, 5)
+
+
+def test_max_staleness_stays_where_tokens_are_masked_earlier() -> None:
+    masked = TaskRules(batch_groups=16, max_staleness=4, max_token_staleness=1)
+    with pytest.raises(ConfigError, match=r"max_staleness stays as it is .* max_token_staleness = 1 is set"):
+        changed_by_hand(masked, {"max_staleness": 2}, 5)
+
+
+def test_an_edited_file_changes_what_was_edited_alone() -> None:
+    file = TaskRules(batch_groups=16, max_staleness=1)
+    run = changed_by_hand(file, {"max_staleness": 3}, 5)
+    edited = TaskRules(batch_groups=24, max_staleness=1)
+    changed = changed_by_file(run, file, edited, 7)
+    assert changed.max_staleness == 3, "it was set by hand, and the file still has what it had"
+    assert sizes(changed, 8) == [16] * 6 + [24, 24]
+
+
+def test_an_edited_schedule_holds_from_the_step_on() -> None:
+    edited = TaskRules(batch_groups=8, schedule=((6, 12), (20, 40)))
+    changed = changed_by_file(RULES, RULES, edited, 12)
+    assert sizes(changed)[:11] == sizes(RULES)[:11]
+    assert sizes(changed)[11:] == sizes(edited)[11:]
+
+
+def test_an_edited_file_cannot_change_what_is_fixed() -> None:
+    with pytest.raises(ConfigError, match="group_size = 4, and the run has 8: it stays as it is for the whole"):
+        changed_by_file(RULES, RULES, TaskRules(batch_groups=16, group_size=4), 5)
+
+
+def test_differences_are_shown_as_users_write_them() -> None:
+    other = TaskRules(batch_groups=16, prompt_stats=True, tail_batch_max_tries=3)
+    assert differences(RULES, other) == {
+        "schedule": ("10:32", "none"),
+        "prompt_stats": ("false", "true"),
+        "tail_batch_max_tries": ("none", "3"),
+    }
+
+
+def test_weights_share_the_groups_of_all_tasks() -> None:
+    tasks = {"math": [TaskRules(batch_groups=16), TaskRules(batch_groups=16)], "code": [TaskRules(batch_groups=32)]}
+    assert sizes_by_weight(tasks, {"math": 3, "code": 1}, 5) == {"math": 48, "code": 16}
+    with pytest.raises(ConfigError, match=r"the batch has other sizes from step 10 on, by the schedule of task 'math'"):
+        sizes_by_weight({"math": [RULES]}, {"math": 1}, 5)
+    with pytest.raises(ConfigError, match="weight: the weights of 'math', 'code' are all 0"):
+        sizes_by_weight(tasks, {"math": 0, "code": 0}, 5)
+
+
+def test_shards_share_numbers_of_groups() -> None:
+    assert for_shards({"batch_groups": "10", "max_staleness": "2"}, 3) == [
+        {"batch_groups": 4, "max_staleness": "2"},
+        {"batch_groups": 3, "max_staleness": "2"},
+        {"batch_groups": 3, "max_staleness": "2"},
+    ]
+    with pytest.raises(ConfigError, match="batch_groups: a whole number is needed"):
+        for_shards({"batch_groups": "ten"}, 3)
