@@ -12,6 +12,7 @@ import redis
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RollqError
 from rollq.buffer.rollouts import Lease, Prompt, Status
+from rollq.buffer.steering import Order
 from rollq.buffer.store import library
 from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
@@ -135,6 +136,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.sleep(held, "a step")
     yield lambda: buffer.sleep(held, "")
     yield lambda: buffer.report_worker("w", {"state": "busy"})
+    yield lambda: buffer.order_worker("w", Order.PAUSE)
     yield lambda: buffer.forget_worker("w")
     yield lambda: buffer.renew_trainer(held)
     yield lambda: buffer.report_trainer(held, {"step": 1})

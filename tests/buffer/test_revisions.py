@@ -7,15 +7,13 @@ import pytest
 from rollq.buffer.batch_sizes import groups_at, groups_through
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.revisions import (
-    CHANGEABLE,
-    FIXED,
     changed_by_file,
     changed_by_hand,
     differences,
     for_shards,
     sizes_by_weight,
 )
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.settings import CHANGEABLE_RULES, FIXED_RULES, TaskRules
 
 RULES = TaskRules(batch_groups=16, schedule=((10, 32),))
 
@@ -25,12 +23,12 @@ def sizes(rules: TaskRules, steps: int = 40) -> list[int]:
 
 
 def test_every_rule_either_changes_or_says_why_it_cannot() -> None:
-    assert {*CHANGEABLE, *FIXED} == set(TaskRules.model_fields)
+    assert {*CHANGEABLE_RULES, *FIXED_RULES} == set(TaskRules.model_fields)
 
 
-@pytest.mark.parametrize("name", sorted(FIXED))
+@pytest.mark.parametrize("name", sorted(FIXED_RULES))
 def test_a_fixed_rule_is_refused_with_the_reason(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name} stays as it is .*: {FIXED[name]}"):
+    with pytest.raises(ConfigError, match=rf"^{name} stays as it is .*: {FIXED_RULES[name]}"):
         changed_by_hand(RULES, {name: 1}, 5)
 
 

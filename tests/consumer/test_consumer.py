@@ -27,6 +27,7 @@ from rollq.buffer.errors import (
     WeightsError,
 )
 from rollq.buffer.rollouts import Status
+from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.weights.loading import load_weights
 from rollq.consumer import Batch, Consumer, ConsumerSettings, claimer
@@ -599,3 +600,54 @@ def test_tied_embeddings_are_written_once_and_load_again(tmp_path: Path, model_f
     for name, tensor in model.state_dict().items():
         assert loaded.state_dict()[name].equal(tensor)
     assert not list(tmp_path.glob(".*")), "an unfinished folder was left behind"
+
+
+def test_a_running_trainer_follows_changed_rules_and_takes_an_added_task(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    with connect() as consumer:
+        worker.produce(8)
+        first = next(consumer)
+        consumer.publish(tiny_qwen3(1).state_dict())
+        consumer.commit(first)
+        buffer.change_rules("math", {"batch_groups": 3})
+        second = next(consumer)
+        assert len(second.groups) == 3
+        consumer.publish(tiny_qwen3(2).state_dict())
+        consumer.commit(second)
+        buffer.register_task("code", TaskRules(batch_groups=1, group_size=4))
+        worker.produce(1, "code")
+        worker.produce(3)
+        third = next(consumer)
+        assert sorted(group.task for group in third.groups) == ["code", "math", "math", "math"]
+        consumer.publish(tiny_qwen3(3).state_dict())
+        consumer.commit(third)
+        assert consumer.take_production().keys() == {"math", "code"}
+        buffer.change_rules("code", {"batch_groups": 0})
+        worker.produce(3)
+        assert {group.task for group in next(consumer).groups} == {"math"}
+
+
+def test_a_replayed_batch_has_the_same_masks_when_the_bound_is_lower_now(
+    connect: Connect, server_url: str, buffer: Buffer, tmp_path: Path
+) -> None:
+    make_run(buffer, max_staleness=3)
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    masks: dict[int, list[list[bool]]] = {}
+
+    def train(consumer: Consumer, steps: range) -> None:
+        for step in steps:
+            batch = next(consumer)
+            assert batch.step == step
+            found = [sequence.loss_mask.tolist() for sequence in batch.sequences]
+            assert masks.setdefault(step, found) == found
+            consumer.publish(tiny_qwen3(step).state_dict())
+            consumer.commit(batch)
+
+    with connect() as consumer:
+        worker.produce(6)
+        train(consumer, range(1, 4))
+    buffer.change_rules("math", {"max_staleness": 0})
+    with connect(resume_from=0) as consumer:
+        train(consumer, range(1, 4))
+    assert any(any(mask) for mask in masks[3]), "the tokens of step 3 are two steps old, and count"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Prompt, SamplePart
+from rollq.buffer.steering import Order
 from support.buffer_run import World, make_sample
 
 GOLDEN_TASKS = ("math", "code", "held_out")
@@ -64,6 +65,10 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "end batches"
     buffer.change_rules("math", {"max_tries": 4})
     yield "change rules"
+    buffer.order_worker("another", Order.PAUSE)
+    yield "pause worker"
+    buffer.order_worker("another", Order.RUN)
+    yield "resume worker"
     buffer.set_control("math", Control.PAUSE, "for the test")
     yield "pause"
     buffer.set_control("math", Control.RUN)

@@ -4,10 +4,11 @@ from rollq.buffer.registry import Registry
 from rollq.buffer.roles import CoordinatorBuffer, MonitorBuffer, ProducerBuffer, TrainerBuffer, WorkerBuffer
 from rollq.buffer.snapshots.restore import Restoring
 from rollq.buffer.snapshots.save import Saving
+from rollq.buffer.steering import Steering
 
 
 class Buffer(
-    WorkerBuffer, CoordinatorBuffer, ProducerBuffer, TrainerBuffer, MonitorBuffer, Registry, Saving, Restoring
+    WorkerBuffer, CoordinatorBuffer, ProducerBuffer, TrainerBuffer, MonitorBuffer, Registry, Steering, Saving, Restoring
 ):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 

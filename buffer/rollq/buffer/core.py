@@ -30,7 +30,7 @@ _CONTROL_MOVED = -1
 
 
 class LiveEpoch(NamedTuple):
-    """What a task that is registered late takes over from the run's trainer."""
+    """The live epoch, which a task that is registered late joins."""
 
     epoch: int
     nonce: str

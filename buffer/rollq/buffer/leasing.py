@@ -17,6 +17,7 @@ from rollq.buffer.put_args import GroupArgs, calls_of, encode_result, part_args,
 from rollq.buffer.replies import Leased, PutOutcome, SalvageOutcome
 from rollq.buffer.rollouts import AWAY, BESIDE, WHOLE, GroupResult, Lease, SamplePart, Status
 from rollq.buffer.staleness import Floors
+from rollq.buffer.steering import Order
 from rollq.buffer.store.functions import Beside, Call
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.redis_errors import code_of
@@ -216,9 +217,10 @@ class Leasing(BufferCore):
             self._floors[task] = (clock.epoch, clock.floors)
         return self._floors[task]
 
-    def report_worker(self, worker: str, report: Mapping[str, Any]) -> None:
-        """Store plain facts about a worker for monitors."""
-        self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
+    def report_worker(self, worker: str, report: Mapping[str, Any]) -> Order:
+        """Store plain facts about a worker for monitors; returns the order that the operator has given to it."""
+        reply = self.call("report_worker", self.keys.info, self.incarnation, worker, orjson.dumps(dict(report)))
+        return Order(reply.decode())
 
     def forget_worker(self, worker: str) -> None:
         """Remove the report of a worker that stops."""

@@ -45,22 +45,28 @@ class Registry(BufferCore):
             self.carry_epoch(task)
         self._follow_file(task, rules)
 
+    def plan_change(
+        self, task: str, changes: Mapping[str, Any], *, batch_step: int | None = None
+    ) -> tuple[Clock, TaskRules]:
+        """The task's clock as it is, and the rules that `change_rules` would give it. Raises what that raises."""
+        first, clock = self.first_open_step(), self.clock(task)
+        if batch_step is not None and batch_step < first:
+            raise ConfigError(f"step {batch_step}: the batch of step {first - 1} is planned; give {first} or more")
+        return clock, changed_by_hand(clock.rules, changes, batch_step or first)
+
     def change_rules(self, task: str, changes: Mapping[str, Any], *, batch_step: int | None = None) -> Revision | None:
         """Change rules of a task (name -> value, also as text) for every claim from now on; None if they are so.
 
         `batch_groups` changes from train step `batch_step` on: the first step that is not planned yet, by default and
         at least. All roles follow without a restart. Raises `ConfigError` naming the rule that cannot be changed so.
         """
-
-        while True:
-            first, clock = self.first_open_step(), self.clock(task)
-            if batch_step is not None and batch_step < first:
-                raise ConfigError(f"step {batch_step}: the batch of step {first - 1} is planned; give {first} or more")
-            wanted = changed_by_hand(clock.rules, changes, batch_step or first)
+        replaced = False
+        while not replaced:
+            clock, wanted = self.plan_change(task, changes, batch_step=batch_step)
             if wanted == clock.rules:
                 return None
-            if self._replace(task, clock, wanted):
-                return self.rule_revisions(task)[-1]
+            replaced = self._replace(task, clock, wanted)
+        return self.rule_revisions(task)[-1]
 
     def rule_revisions(self, task: str) -> list[Revision]:
         """The last 100 revisions of the task's rules, oldest first."""

@@ -9,23 +9,9 @@ from pydantic import ValidationError
 
 from rollq.buffer.batch_sizes import groups_at, share_by_weight
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.settings import CHANGEABLE_RULES, FIXED_RULES, TaskRules
 from rollq.buffer.shards import SHARED, split_rules
 
-FIXED: Final[Mapping[str, str]] = {
-    "group_size": "groups that are under way have that many samples",
-    "kind": "groups are trained, or evaluated, by it from their admission on",
-    "lease_s": "workers renew their leases by it from their start on",
-    "max_token_staleness": "samples in the buffer have been aged by it",
-    "min_valid_samples": "workers judge groups by it from their start on",
-    "order": "groups in the buffer are sorted by it",
-    "partial_rollout": "workers resume samples by it from their start on",
-    "resume": "trained batches are kept, or were dropped, by it",
-    "sync_weights_interval": "the trainer publishes by it from its start on",
-}
-"""Rules that stay as they are for the whole run, and why."""
-CHANGEABLE: Final = tuple(name for name in TaskRules.model_fields if name not in FIXED)
-"""Rules that may change while the run is alive."""
 RULES: Final = set(TaskRules.model_fields)
 _SIZES: Final = frozenset({"batch_groups", "schedule"})
 
@@ -84,10 +70,14 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
     Raises `ConfigError` naming the rule that is unknown, stays as it is, or would be invalid.
     """
     for name in changes:
-        if name in FIXED:
-            raise ConfigError(f"{name} stays as it is for the whole run: {FIXED[name]}; begin another run to change it")
-        if name not in CHANGEABLE or name == "schedule":
-            raise ConfigError(f"{name}: there is no such rule; {', '.join(n for n in CHANGEABLE if n != 'schedule')}")
+        if name in FIXED_RULES:
+            raise ConfigError(
+                f"{name} stays as it is for the whole run: {FIXED_RULES[name]}; begin another run to change it"
+            )
+        if name not in CHANGEABLE_RULES or name == "schedule":
+            raise ConfigError(
+                f"{name}: there is no such rule; {', '.join(n for n in CHANGEABLE_RULES if n != 'schedule')}"
+            )
     values = {name: None if value == "none" else value for name, value in changes.items()}
     groups = values.pop("batch_groups", None)
     changed = _validated(rules, values)
@@ -106,11 +96,11 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
     """
     edited = {name: getattr(file, name) for name in differences(former, file)}
     for name in edited:
-        if name in FIXED:
+        if name in FIXED_RULES:
             values = f"{shown(getattr(file, name))}, and the run has {shown(getattr(rules, name))}"
             raise ConfigError(
-                f"{name} = {values}: it stays as it is for the whole run, because {FIXED[name]}; change it back, or "
-                "give the run another name"
+                f"{name} = {values}: it stays as it is for the whole run, because {FIXED_RULES[name]}; change it "
+                "back, or give the run another name"
             )
     changed = _validated(rules, {name: value for name, value in edited.items() if name not in _SIZES})
     if _SIZES & edited.keys():
@@ -177,6 +167,6 @@ def _checked(before: TaskRules, after: TaskRules) -> TaskRules:
     if after.stale_threshold - after.token_threshold != shift:
         raise ConfigError(
             f"max_staleness stays as it is for the whole run, because max_token_staleness = "
-            f"{before.max_token_staleness} is set: {FIXED['max_token_staleness']}"
+            f"{before.max_token_staleness} is set: {FIXED_RULES['max_token_staleness']}"
         )
     return after

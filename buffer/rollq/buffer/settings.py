@@ -4,6 +4,7 @@ Each role defines its own sections in its own package; `rollq.cli.settings` comp
 keys are errors everywhere.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
@@ -164,3 +165,19 @@ class TaskRules(GroupRules):
         if not self.batch_groups and not any(groups for _, groups in self.schedule):
             raise ValueError("batch_groups = 0: no batch ever takes a group of this task; leave the task out")
         return self
+
+
+FIXED_RULES: Mapping[str, str] = {
+    "group_size": "groups that are under way have that many samples",
+    "kind": "groups are trained, or evaluated, by it from their admission on",
+    "lease_s": "workers renew their leases by it from their start on",
+    "max_token_staleness": "samples in the buffer have been aged by it",
+    "min_valid_samples": "workers judge groups by it from their start on",
+    "order": "groups in the buffer are sorted by it",
+    "partial_rollout": "workers resume samples by it from their start on",
+    "resume": "trained batches are kept, or were dropped, by it",
+    "sync_weights_interval": "the trainer publishes by it from its start on",
+}
+"""Rules that stay as they are for the whole run, and why."""
+CHANGEABLE_RULES = tuple(name for name in TaskRules.model_fields if name not in FIXED_RULES)
+"""Rules that may change while the run is alive."""

@@ -21,13 +21,16 @@ COMMANDS = {
     "restore": ("rollq.cli.snapshots", "Restore a saved buffer."),
     "pause": ("rollq.cli.control", "Stop workers from taking new groups."),
     "resume": ("rollq.cli.control", "Resume production."),
+    "drain": ("rollq.cli.control", "Admit nothing more, and finish what is on its way."),
+    "set": ("rollq.cli.rules", "Change rules of a task while the run is alive."),
+    "retire": ("rollq.cli.rules", "Take a task out of the run."),
     "query": ("rollq.cli.views", "Find groups by status, staleness, reward and more."),
     "acl": ("rollq.cli.access", "Print an ACL file with one user per role."),
     "certificates": ("rollq.cli.access", "Make certificates for TLS."),
     "load-functions": ("rollq.cli.access", "Load rollq's functions into the server, as the operator."),
     "rq-info": ("rollq.cli.views", "Show the run's queue and workers as RQ records them."),
 }
-"""Name of a command -> module that defines it under the same name with underscores, and one line about it."""
+"""Name of a command -> module that defines it, and one line about it."""
 
 
 class Commands(click.Group):
@@ -39,9 +42,8 @@ class Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command = getattr(import_module(COMMANDS[name][0]), name.replace("-", "_"))
-        assert isinstance(command, click.Command)
-        return command
+        found = vars(import_module(COMMANDS[name][0])).values()
+        return next(value for value in found if isinstance(value, click.Command) and value.name == name)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

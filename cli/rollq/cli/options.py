@@ -19,8 +19,9 @@ def _warn_of_password(context: click.Context, option: click.Parameter, url: str 
     return url
 
 
-_RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
-    click.argument("file", type=click.Path(path_type=Path), required=False),
+DEFAULT_FILE = Path("rollq.toml")
+
+url_options: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--url",
         callback=_warn_of_password,
@@ -28,6 +29,9 @@ _RUN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--run", "run_name", help="Name of the run, with --url."),
 )
+
+
+_RUN_OPTIONS = (click.argument("file", type=click.Path(path_type=Path), required=False), *url_options)
 
 
 def run_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,9 +6,8 @@ from typing import Any
 import click
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.options import run_options
+from rollq.cli.options import DEFAULT_FILE, run_options
 
-DEFAULT_FILE = Path("rollq.toml")
 QUERY_HELP = """Find groups. QUERY is a JSON object; FILE is rollq.toml, by default the one in this folder. Changes
 nothing.
 

@@ -10,6 +10,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Lease, Prompt, Status
+from rollq.buffer.steering import Order
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import SwapMode, WeightsVersion
 from rollq.workers.groups.samples import priority
@@ -17,6 +18,7 @@ from rollq.workers.groups.task_control import WorkerState, leasable, should_inte
 from rollq.workers.run import Worker
 from rollq.workers.settings import PauseMode
 from support.slow_engine import pass_time
+from support.waiting import PATIENCE_S
 from support.worker_run import Script, ScriptedEngine, WorkerWorld
 
 FIRST = WeightsVersion(1, 0, "a")
@@ -93,6 +95,40 @@ def test_xp12_a_pause_that_drains_takes_nothing_new_and_lets_the_rest_finish(wor
         await world.until_count(Status.COMPLETED, 3)
 
     world.play(scene, open_gate=False, groups_in_flight=2)
+    world.world.check()
+
+
+def test_a_worker_that_is_paused_takes_nothing_and_goes_on_when_it_is_resumed(world: WorkerWorld) -> None:
+    world.admit(2)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: script.running == 2)
+        world.buffer.order_worker(worker.rq.name, Order.PAUSE)
+        await world.until(lambda: worker.control.state is WorkerState.DRAINING)
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 1)
+        await world.until(lambda: worker.control.state is WorkerState.PAUSED)
+        assert world.count(Status.PENDING) == 1
+        world.buffer.order_worker(worker.rq.name, Order.RUN)
+        await world.until_count(Status.COMPLETED, 2)
+
+    world.play(scene, open_gate=False, groups_in_flight=1)
+    world.world.check()
+
+
+def test_a_worker_that_is_drained_ends_with_what_it_has_and_signs_off(world: WorkerWorld) -> None:
+    world.admit(2)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until(lambda: script.running == 2)
+        world.buffer.order_worker(worker.rq.name, Order.DRAIN)
+        await asyncio.wait_for(worker.rq.until_stop(), PATIENCE_S)
+        script.gate.set()
+        await world.until_count(Status.COMPLETED, 1)
+
+    world.play(scene, open_gate=False, groups_in_flight=1)
+    assert world.count(Status.PENDING) == 1
+    assert (world.buffer.workers(), world.buffer.client.hgetall(world.buffer.keys.orders)) == ({}, {})
     world.world.check()
 
 

@@ -21,6 +21,7 @@ from rq import Queue
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.plugins import check_methods, load_plugin
 from rollq.buffer.roles import WorkerBuffer
+from rollq.buffer.steering import Order
 from rollq.workers.agents.registry import check_loop
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
@@ -83,6 +84,7 @@ class Worker:
         """`freeze`: see `EngineHost`."""
         name = incarnation_name(settings.name)
         self._engine_name = settings.engine
+        self._draining = False
         signals = self._signals = Signals()
         self.calls = calls = BufferCalls(buffer)
         self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts, freeze=freeze)
@@ -181,8 +183,19 @@ class Worker:
             tokens_per_s = round((self.maker.tokens - tokens) / max(now_s - at_s, 1e-3), 1)
             tokens, at_s = self.maker.tokens, now_s
             report = facts | {"tokens_per_s": tokens_per_s} | self._state() | self._totals()
-            await self.calls(self.calls.buffer.report_worker, self.rq.name, report)
+            self._follow(await self.calls(self.calls.buffer.report_worker, self.rq.name, report))
             await self._signals.state.wait()
+
+    def _follow(self, order: Order) -> None:
+        """Do what the operator has ordered."""
+        if self.control.paused != (order is Order.PAUSE):
+            self.control.paused = order is Order.PAUSE
+            log.info("worker %s is %s by the operator", self.rq.name, "paused" if self.control.paused else "resumed")
+            self._signals.control.set()
+        if order is Order.DRAIN and not self._draining:
+            self._draining = True
+            log.info("worker %s is drained by the operator", self.rq.name)
+            self.rq.request_shutdown()
 
     def _state(self) -> dict[str, Any]:
         version = self.host.version

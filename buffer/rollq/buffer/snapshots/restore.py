@@ -19,10 +19,10 @@ from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.payloads.objects import PLACE
 from rollq.buffer.payloads.store import PayloadName
 from rollq.buffer.replies import NO_VERSION
-from rollq.buffer.revisions import FIXED, differences
+from rollq.buffer.revisions import differences
 from rollq.buffer.rollouts import WHOLE
 from rollq.buffer.rules_codec import decode_rules, encode_rules
-from rollq.buffer.settings import TaskRules
+from rollq.buffer.settings import FIXED_RULES, TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_index
 from rollq.buffer.snapshots.save import Report
 from rollq.buffer.store.functions import Beside
@@ -150,10 +150,10 @@ def _check_rules(snapshot: Snapshot, rules: Mapping[str, TaskRules]) -> None:
         if task in snapshot.tasks:
             saved = decode_rules(snapshot.tasks[task].clock)
             for name, (before, after) in differences(saved, decode_rules(encode_rules(asked))).items():
-                if name in FIXED:
+                if name in FIXED_RULES:
                     raise RunMismatch(
                         f"task {task!r} was saved with {name} = {before}, the settings ask for {after}: it stays as it "
-                        f"is for the whole run, because {FIXED[name]}; change it back, or begin a new run"
+                        f"is for the whole run, because {FIXED_RULES[name]}; change it back, or begin a new run"
                     )
 
 

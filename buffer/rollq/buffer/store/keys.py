@@ -13,6 +13,7 @@ rollq:{run}:versions             hash    version -> digest of the weights last p
 rollq:{run}:trainer              hash    epoch, nonce, trainer_id, launch_id, report   trainer    run
 rollq:{run}:launches             zset    launches that were replaced, by their epoch   functions  the last 1,000
 rollq:{run}:workers              hash    worker -> its last report (JSON)              worker     pruned after 1 h
+rollq:{run}:orders               hash    worker -> number and the operator's order      functions  with its report
 rollq:{run}:plan:<step>          hash    sizes per task of a step's claim              trainer    until checkpoint
 rollq:{run}:weights              list    names of the weights held here, oldest first  trainer   run
 rollq:{run}:weights:<digest>:<n> string  manifest (0), bytes, probe, chain; deltas     trainer    last few versions
@@ -114,6 +115,10 @@ class RunKeys:
     @property
     def workers(self) -> str:
         return self._key("workers")
+
+    @property
+    def orders(self) -> str:
+        return self._key("orders")
 
     @property
     def events(self) -> str:

@@ -14,9 +14,9 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from rollq.buffer.revisions import CHANGEABLE
 from rollq.buffer.rollouts import AWAY, BESIDE, MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
 from rollq.buffer.rules_codec import fields_of
+from rollq.buffer.settings import CHANGEABLE_RULES
 from rollq.buffer.store.events import EventKind
 from rollq.buffer.store.scores import ARRIVALS, NO_TOKENS
 
@@ -106,7 +106,7 @@ def constants() -> str:
         "STATUSES": _lua_list(Status),
         "SCHEDULED": _lua_list(SCHEDULED),
         "SAMPLE": _lua_table((status.name.lower(), status.value) for status in SampleStatus),
-        "MAY_CHANGE": _lua_table((name, "1") for name in fields_of(CHANGEABLE)),
+        "MAY_CHANGE": _lua_table((name, "1") for name in fields_of(CHANGEABLE_RULES)),
         "EVENT": _lua_table((kind.value, kind.value) for kind in EventKind),
     }
     return "".join(f"local {name} = {value}\n" for name, value in lines.items())

@@ -74,6 +74,7 @@ rollq:{run}:run                     write     write   write    read     write
 rollq:{run}:mark                    write     write   write    -        write
 rollq:{run}:tasks                   write     write   write    read     write
 rollq:{run}:workers                 read      write   read     read     read
+rollq:{run}:orders                  -       write   -        -        write
 rollq:{run}:rounds                  -         write   write    -        -
 rollq:{run}:round:<n>               -         write   write    -        -
 rollq:{run}:model                   read      read    write    read     read

@@ -67,6 +67,8 @@ class TaskControl:
         settings: WorkerSettings,
     ) -> None:
         self.open_tasks: tuple[str, ...] = ()
+        self.paused = False
+        """Whether the operator has paused this worker."""
         self._calls = calls
         self._host = host
         self._table = table
@@ -102,7 +104,7 @@ class TaskControl:
 
     async def _apply(self, controls: Mapping[str, Control], sleep: str, now_s: float) -> None:
         self._want_sleep(sleep if wants_sleep(controls) else "")
-        wanted = leasable(controls)
+        wanted = () if self.paused else leasable(controls)
         self._note_paused(wanted, now_s)
         self._open(tuple(task for task in wanted if task in self.open_tasks or not self._host.asleep))
         self._interrupt(now_s)

@@ -1,4 +1,4 @@
--- Removes the report of a worker that stops.
+-- Removes the report of a worker that stops, and its order.
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, worker
@@ -10,5 +10,6 @@ local function forget_worker(keys, args)
   check_given(worker)
   local prefix, err = read_run(keys[1], incarnation)
   if err then return err end
+  redis.call('HDEL', prefix .. 'orders', worker)
   return redis.call('HDEL', prefix .. 'workers', worker)
 end

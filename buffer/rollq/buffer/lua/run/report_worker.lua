@@ -3,7 +3,7 @@
 -- KEYS: run
 -- ARGV: incarnation, worker, report
 --   report: JSON
--- Returns: 1
+-- Returns: the worker's order: run|pause|drain
 -- Caller: Leasing.report_worker; workers, every second
 -- Repeat: writes the same again
 local SILENT_MS = 3600000
@@ -21,13 +21,17 @@ local function report_worker(keys, args)
     -- a trainer that shares its accelerators waits for engines to sleep
     redis.call('PUBLISH', prefix .. 'events:' .. EVENT.worker, '')
   end
-  if redis.call('HSET', workers, worker, exact(now) .. ' ' .. report) == 0 then return 1 end
+  local order = string.match(redis.call('HGET', prefix .. 'orders', worker) or '', '%a+$') or 'run'
+  if redis.call('HSET', workers, worker, exact(now) .. ' ' .. report) == 0 then return order end
   -- the table only grows by new names; each looks at some others, and forgets those that are silent
   local reports = redis.call('HRANDFIELD', workers, LOOKED_AT, 'WITHVALUES')
   for i = 1, #reports, 2 do
     local name, last_report = unpack(reports, i, i + 1)
     local reported_ms = tonumber(string.match(last_report, '^%d+'))
-    if reported_ms and math.abs(now - reported_ms) > SILENT_MS then redis.call('HDEL', workers, name) end
+    if reported_ms and math.abs(now - reported_ms) > SILENT_MS then
+      redis.call('HDEL', workers, name)
+      redis.call('HDEL', prefix .. 'orders', name)
+    end
   end
-  return 1
+  return order
 end

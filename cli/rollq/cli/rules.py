@@ -1,0 +1,188 @@
+"""Commands that change the rules of a run while it is alive: `rollq set` and `rollq retire`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.options import DEFAULT_FILE, url_options
+
+if TYPE_CHECKING:
+    from rollq.buffer.buffer import Buffer
+
+Changes = Mapping[str, Mapping[str, Any]]
+"""Task of the buffer -> name of a rule -> new value."""
+
+_OPTIONS = (
+    click.option("--file", "-f", type=click.Path(path_type=Path), help="rollq.toml of the run; default: rollq.toml."),
+    *url_options,
+    click.option(
+        "--from-step",
+        type=click.IntRange(1),
+        help="First train step with the new batch; default: the first unplanned.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing."),
+)
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command("set")
+@click.argument("task")
+@click.argument("changes", nargs=-1, metavar="[RULE=VALUE]...")
+@_options
+def set_rules(
+    task: str,
+    changes: tuple[str, ...],
+    file: Path | None,
+    url: str | None,
+    run_name: str | None,
+    from_step: int | None,
+    dry_run: bool,
+) -> None:
+    """Change rules of TASK while the run is alive; without RULE=VALUE, show its rules and how they changed.
+
+    Every role follows without a restart. Rules hold from the next batch that is claimed; batch_groups and weight from
+    the first step that is not planned yet. weight shares the groups of the whole batch anew, so the batches of other
+    tasks change too. A settings file that still has the old value does not change it back.
+
+    \b
+    Example:
+      rollq set math
+      rollq set math max_staleness=2 batch_groups=64
+      rollq set math weight=3 --from-step 200 --dry-run
+    """
+    with _open(file, url, run_name) as buffer:
+        if changes:
+            _change(buffer, _wanted(buffer, task, _parse(changes), from_step), from_step, dry_run=dry_run)
+        else:
+            _show(buffer, task)
+
+
+@click.command()
+@click.argument("task")
+@_options
+def retire(
+    task: str, file: Path | None, url: str | None, run_name: str | None, from_step: int | None, dry_run: bool
+) -> None:
+    """Take TASK out of the batches, and stop its production. Its groups stay until they are too old.
+
+    To bring it back: `rollq set TASK batch_groups=N`, then `rollq resume --task TASK`.
+
+    \b
+    Example:
+      rollq retire math
+      rollq retire math --from-step 200
+    """
+    from rollq.buffer.replies import Control
+
+    with _open(file, url, run_name) as buffer:
+        wanted = _wanted(buffer, task, {"batch_groups": "0"}, from_step)
+        _change(buffer, wanted, from_step, dry_run=dry_run)
+        for shard in wanted if not dry_run else ():
+            buffer.set_control(shard, Control.STOPPED, "retired by hand")
+            click.echo(f"task {shard}: stopped")
+
+
+def _open(file: Path | None, url: str | None, run_name: str | None) -> "Buffer":
+    from rollq.cli.run_location import find_run
+
+    return find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name).without_payloads()
+
+
+def _parse(changes: Sequence[str]) -> dict[str, str]:
+    parsed: dict[str, str] = {}
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"{change!r}: write it as RULE=VALUE, such as max_staleness=2")
+        if name in parsed:
+            raise ConfigError(f"{name} is given twice")
+        parsed[name] = value
+    return parsed
+
+
+def _wanted(buffer: "Buffer", task: str, changes: Mapping[str, str], from_step: int | None) -> Changes:
+    """The changes by task of the buffer: of all shards of `task`, and of all tasks for a weight."""
+    from rollq.buffer.revisions import for_shards
+    from rollq.buffer.shards import shards_among
+    from rollq.cli.control import shards_of
+
+    own = dict(changes)
+    sizes: dict[str, int] = {}
+    if "weight" in own:
+        if "batch_groups" in own:
+            raise ConfigError("weight shares the groups of the batch, and batch_groups sets them: give one of them")
+        sizes = _sizes_by_weight(buffer, task, own["weight"], from_step)
+    by_task: dict[str, dict[str, Any]] = {name: {"batch_groups": groups} for name, groups in sizes.items()}
+    by_task[task] = by_task.get(task, {}) | own
+    known = buffer.train_tasks()
+    wanted: dict[str, dict[str, Any]] = {}
+    for name, values in by_task.items():
+        shards = shards_among(known, name) if name in sizes else shards_of(buffer, known, name)
+        wanted |= zip(shards, for_shards(values, len(shards)), strict=True)
+    return wanted
+
+
+def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | None) -> dict[str, int]:
+    from rollq.buffer.revisions import sizes_by_weight
+    from rollq.buffer.shards import task_of
+
+    rules = {name: buffer.rules(name) for name in buffer.train_tasks()}
+    tasks = {task_of(name): [rules[shard] for shard in rules if task_of(shard) == task_of(name)] for name in rules}
+    try:
+        weights = {name: shards[0].weight for name, shards in tasks.items()} | {task: float(weight)}
+    except ValueError:
+        raise ConfigError(f"weight = {weight}: a number is needed") from None
+    return sizes_by_weight(tasks, weights, from_step or buffer.first_open_step())
+
+
+def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool) -> None:
+    """Change the rules. All changes are checked before the first is made."""
+    from rollq.buffer.revisions import Revision, differences
+
+    # one further where several tasks change: the trainer may plan a step meanwhile
+    step = from_step or buffer.first_open_step() + (len(wanted) > 1)
+    planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
+    _check_batch(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
+    for task, (clock, rules) in planned.items():
+        changes = differences(clock.rules, rules)
+        if dry_run:
+            revision = Revision(clock.rules_revision + 1, clock.claimed_step + 1, 0.0, "", changes, "")
+            click.echo(f"task {task}: {revision.text} (not changed: --dry-run)" if changes else f"task {task}: is so")
+        elif made := buffer.change_rules(task, wanted[task], batch_step=step):
+            click.echo(f"task {task}: {made.text}")
+        else:
+            click.echo(f"task {task}: is so")
+
+
+def _check_batch(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> None:
+    """Raise `ConfigError` when no task is left in the batch of `step`."""
+    from rollq.buffer.batch_sizes import groups_at
+
+    rules = {task: buffer.rules(task) for task in buffer.train_tasks()} | dict(wanted)
+    if not any(groups_at(each.batch_groups, each.schedule, step) for each in rules.values()):
+        raise ConfigError(
+            f"batch_groups: no task would have a group in the batch of step {step}; stop the trainer instead"
+        )
+
+
+def _show(buffer: "Buffer", task: str) -> None:
+    from rollq.buffer.revisions import shown
+    from rollq.buffer.settings import FIXED_RULES, TaskRules
+    from rollq.cli.control import shards_of
+
+    for name in shards_of(buffer, buffer.tasks(), task):
+        rules = buffer.rules(name)
+        click.echo(f"task {name}")
+        for rule in TaskRules.model_fields:
+            fixed = "  (stays as it is)" if rule in FIXED_RULES else ""
+            click.echo(f"  {rule} = {shown(getattr(rules, rule))}{fixed}")
+        for revision in buffer.rule_revisions(name):
+            click.echo(f"  {revision.text}, by {revision.by}")

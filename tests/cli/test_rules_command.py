@@ -1,0 +1,104 @@
+"""`rollq set` and `rollq retire`, on a real server."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rollq.buffer.batch_sizes import groups_at
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Control
+from rollq.cli.main import main
+from support.buffer_run import World
+
+Ask = Callable[..., Result]
+SHARDS = ("math.1of2", "math.2of2")
+
+
+@pytest.fixture
+def ask(server_url: str, run_name: str, buffer: Buffer) -> Ask:
+    tasks = {name: {"batch_groups": 16} for name in SHARDS}
+    World(buffer).start(code={"batch_groups": 32}, **tasks)  # type: ignore[arg-type]
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(main, [*arguments, "--url", server_url, "--run", run_name])
+
+    return run
+
+
+def sizes(buffer: Buffer, step: int) -> dict[str, int]:
+    found = {name: buffer.clock(name).rules for name in buffer.tasks()}
+    return {name: groups_at(rules.batch_groups, rules.schedule, step) for name, rules in found.items()}
+
+
+def test_rules_of_a_task_change_in_all_of_its_shards(ask: Ask, buffer: Buffer) -> None:
+    result = ask("set", "math", "max_staleness=3", "batch_groups=9")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [
+        "task math.1of2: revision 2, from step 1 on: max_staleness 1 -> 3, schedule none -> 2:5",
+        "task math.2of2: revision 2, from step 1 on: max_staleness 1 -> 3, schedule none -> 2:4",
+    ]
+    assert sizes(buffer, 1) == {"code": 32, "math.1of2": 16, "math.2of2": 16}
+    assert sizes(buffer, 2) == {"code": 32, "math.1of2": 5, "math.2of2": 4}
+    assert ask("set", "math", "max_staleness=3").output == "task math.1of2: is so\ntask math.2of2: is so\n"
+
+
+def test_a_weight_shares_the_whole_batch_anew(ask: Ask, buffer: Buffer) -> None:
+    result = ask("set", "code", "weight=3", "--from-step", "10")
+    assert result.exit_code == 0, result.output
+    assert sizes(buffer, 9) == {"code": 32, "math.1of2": 16, "math.2of2": 16}
+    assert sizes(buffer, 10) == {"code": 48, "math.1of2": 8, "math.2of2": 8}
+    assert (buffer.rules("code").weight, buffer.rules("math.1of2").weight) == (3, 1)
+
+
+def test_a_dry_run_says_what_would_change_and_changes_nothing(ask: Ask, buffer: Buffer) -> None:
+    result = ask("set", "code", "max_tries=5", "--dry-run")
+    assert result.output == "task code: revision 2, from step 1 on: max_tries 3 -> 5 (not changed: --dry-run)\n"
+    ask("retire", "code", "--dry-run")
+    clock = buffer.clock("code")
+    assert (clock.rules_revision, clock.rules.max_tries, clock.control) == (1, 3, Control.RUN)
+
+
+def test_without_a_change_the_rules_and_their_revisions_are_shown(ask: Ask) -> None:
+    ask("set", "code", "max_tries=5")
+    lines = ask("set", "code").output.splitlines()
+    assert "  max_tries = 5" in lines
+    assert "  group_size = 2  (stays as it is)" in lines
+    assert re.match(r"  revision 2, from step 1 on: max_tries 3 -> 5, by .+:\d+", lines[-1])
+
+
+def test_a_retired_task_leaves_the_batch_and_comes_back(ask: Ask, buffer: Buffer) -> None:
+    assert ask("retire", "code").exit_code == 0
+    assert sizes(buffer, 2) == {"code": 0, "math.1of2": 16, "math.2of2": 16}
+    assert (buffer.clock("code").control, buffer.clock("math.1of2").control) == (Control.STOPPED, Control.RUN)
+    last = ask("retire", "math")
+    assert last.exit_code == 2
+    assert "batch_groups: no task would have a group in the batch of step 2; stop the trainer instead" in last.output
+    assert buffer.clock("math.1of2").control is Control.RUN
+    assert ask("set", "code", "batch_groups=8", "--from-step", "5").exit_code == 0
+    assert ask("resume", "--task", "code").exit_code == 0
+    assert sizes(buffer, 5)["code"] == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["math", "group_size=4"], "group_size stays as it is for the whole run: groups that are under way have that"),
+        (["math", "max_stalenes=4"], "max_stalenes: there is no such rule"),
+        (["math", "max_staleness"], "'max_staleness': write it as RULE=VALUE, such as max_staleness=2"),
+        (["math", "max_tries=4", "max_tries=5"], "max_tries is given twice"),
+        (["math", "weight=much"], "weight = much: a number is needed"),
+        (["math", "weight=2", "batch_groups=3"], "give one of them"),
+        (["maths", "max_tries=4"], "task 'maths': run '.*' has the tasks code, math.1of2, math.2of2"),
+        (["math", "batch_groups=x"], "batch_groups: a whole number is needed"),
+        (["math", "max_tries=5", "audit_groups=-1"], "audit_groups: Input should be greater than or equal to 0"),
+    ],
+)
+def test_a_wrong_change_is_one_clear_line_and_changes_nothing(
+    ask: Ask, buffer: Buffer, arguments: list[str], message: str
+) -> None:
+    result = ask("set", *arguments)
+    assert result.exit_code == 2
+    assert re.search(message, result.output), result.output
+    assert [buffer.clock(name).rules_revision for name in buffer.tasks()] == [1, 1, 1]
