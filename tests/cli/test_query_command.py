@@ -106,7 +106,7 @@ def test_a_limit_ends_the_table_and_a_count_has_none(ask: Ask) -> None:
 def test_xb15_every_example_of_the_help_is_a_query(ask: Ask) -> None:
     page = run("--help").output
     queries = [shlex.split(quoted)[0] for quoted in re.findall(r"'\{.*?\}'", page)]
-    assert len(queries) == 9
+    assert len(queries) == 10
     for query in queries:
         assert ask(query, "--count").exit_code == 0, query
     named = re.findall(r"^    (\$.*?)  ", page, re.MULTILINE)

@@ -18,6 +18,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "staleness": _WHOLE,
     "reward": st.sampled_from([0, 0.25, 0.5, 1]),
     "tries": _WHOLE,
+    "error": st.sampled_from(["", "all equal", "no reward"]),
 }
 
 
@@ -37,7 +38,8 @@ _FIELD = st.sampled_from(sorted(_VALUES)).flatmap(
     lambda field: st.tuples(st.just(field), st.one_of(_VALUES[field], _operators(_VALUES[field])))
 )
 _LEAVES = st.one_of(
-    st.lists(_FIELD, max_size=3).map(dict), st.sampled_from([{"reward": None}, {"reward": {"$ne": None}}])
+    st.lists(_FIELD, max_size=3).map(dict),
+    st.sampled_from([{"reward": None}, {"reward": {"$ne": None}}, {"error": {"$contains": "E"}}]),
 )
 
 QUERIES: st.SearchStrategy[dict[str, Any]] = st.recursive(

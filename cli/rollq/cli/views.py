@@ -24,6 +24,7 @@ Fields:
   staleness   of its oldest token, at the step that is trained next
   reward      mean of its samples; null before they are judged
   tries       attempts since it was last interrupted or expired
+  error       why it failed or was filtered, or the error of an earlier try
 
 \b
 Operators of a field:
@@ -31,6 +32,7 @@ Operators of a field:
   $gt $gte $lt $lte   '{"reward": {"$gt": 0, "$lt": 1}}'
   $in $not_in         '{"status": {"$in": ["failed", "filtered"]}}'
   $between            '{"staleness": {"$between": [1, 2]}}', both included
+  $contains           '{"error": {"$contains": "timeout"}}', only for error
 Operators between queries:
   $or                 '{"$or": [{"tries": {"$gte": 2}}, {"status": "aborted"}]}'
   $and                '{"$and": [{"status": "completed"}, {"staleness": {"$gte": 1}}]}'

@@ -58,6 +58,9 @@ UNJUDGED = replace(ONE, reward=None)
         ({"task": {"$gt": "code"}}, True),
         ({"task": {"$between": ["a", "m"]}}, False),
         ({"tries": {"$gt": 0.5}}, True),
+        ({"error": ""}, True),
+        ({"error": {"$ne": ""}}, False),
+        ({"error": {"$contains": "timeout"}}, False),
         ({"$and": [{}]}, True),
         ({"$or": [{}]}, True),
         ({"$or": [{"$and": []}, {"$or": []}]}, True),
@@ -114,9 +117,11 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
     [
         ([], 'query []: an object is needed, such as {"status": "completed"}'),
         ("status", 'query \'status\': an object is needed, such as {"status": "completed"}'),
-        ({"colour": 1}, "unknown field 'colour': there are uid, task, status, staleness, arrival, reward, tries"),
-        ({"error": ""}, "unknown field 'error': there are uid, task, status, staleness, arrival, reward, tries"),
-        ({7: 1}, "unknown field 7: there are uid, task, status, staleness, arrival, reward, tries"),
+        (
+            {"colour": 1},
+            "unknown field 'colour': there are uid, task, status, staleness, arrival, reward, tries, error",
+        ),
+        ({7: 1}, "unknown field 7: there are uid, task, status, staleness, arrival, reward, tries, error"),
         ({"$nor": []}, "unknown operator '$nor': between queries there are $and and $or"),
         (
             {"uid": {"$near": 1}},
@@ -127,7 +132,7 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
         ({"$or": [3]}, 'query 3: an object is needed, such as {"status": "completed"}'),
         (
             {"$and": [{"$or": [{"x": 1}]}]},
-            "unknown field 'x': there are uid, task, status, staleness, arrival, reward, tries",
+            "unknown field 'x': there are uid, task, status, staleness, arrival, reward, tries, error",
         ),
         ({"uid": {}}, 'uid: operators are needed, such as {"$gte": 1}, or a value'),
         ({"uid": "3"}, "uid $eq: a number is needed, not '3'"),
@@ -177,3 +182,18 @@ def test_queries_may_be_nested_deeply_but_not_without_end() -> None:
     assert parse_query(nested(MAX_DEPTH)).holds(ONE)
     with pytest.raises(QueryError, match="queries are nested more than 32 deep: write"):
         parse_query(nested(MAX_DEPTH + 1))
+
+
+@pytest.mark.parametrize(("text", "holds"), [("timeout", True), ("TIMEOUT: w", True), ("time out", False), ("", True)])
+def test_errors_are_searched_in_upper_and_lower_case(text: str, holds: bool) -> None:
+    failed = replace(ONE, status="failed", error="judges.TimeOut: waited 3 s")
+    assert parse_query({"error": {"$contains": text}}).holds(failed) is holds
+
+
+def test_only_errors_are_searched() -> None:
+    with pytest.raises(QueryError, match=r"unknown operator '\$contains' of field 'task': there are .*\$between$"):
+        parse_query({"task": {"$contains": "ma"}})
+    with pytest.raises(QueryError, match=r"error \$contains: a text is needed, not 3"):
+        parse_query({"error": {"$contains": 3}})
+    with pytest.raises(QueryError, match=r"unknown operator '\$like' of field 'error': there are .*\$contains$"):
+        parse_query({"error": {"$like": "x"}})

@@ -4,6 +4,7 @@
 satisfy them all, and several fields must all hold. `{}` holds for every group.
 
 operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between ([low, high], both included)
+... of `error`         $contains (a text, in upper or lower case)
 operators of queries   $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
 """
 
@@ -29,8 +30,8 @@ class GroupRecord:
     `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens. Where
     tokens are masked by age, it is that of the version which the group counts as (see `counted_version`).
     `reward`: mean over its samples when it was last put, None when none that was finished is left. `tries`: its
-    attempts, counted anew after an interruption or expiry. `error`: why it failed or was filtered, else ""; queries
-    have no field for it.
+    attempts, counted anew after an interruption or expiry. `error`: why it failed or was filtered, or the error of an
+    earlier try; else "".
     """
 
     uid: int
@@ -51,6 +52,7 @@ FIELDS: Final[Mapping[str, type]] = {
     "arrival": int,
     "reward": float,
     "tries": int,
+    "error": str,
 }
 """Field -> type of its values; a whole number is a number too."""
 
@@ -61,6 +63,8 @@ _ORDERED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "$lte": operator.le,
 }
 _OPERATORS: Final = ("$eq", "$ne", *_ORDERED, "$in", "$not_in", "$between")
+_SEARCHED: Final = frozenset({"error"})
+"""Fields with free text, which have the operator $contains too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ class Field:
                 return not equals.isdisjoint(self.value)
             case "$not_in":
                 return equals.isdisjoint(self.value)
+            case "$contains":
+                return self.value.casefold() in found.casefold()
         if found is None:  # a group without a reward is neither above nor below anything
             return False
         if self.operator == "$between":
@@ -157,8 +163,11 @@ def _field(field: str, name: str, operand: Any) -> Field:
             return Field(field, name, _bounds(field, where, operand))
         case "$eq" | "$ne":
             return Field(field, name, _value(field, where, operand))
+        case "$contains" if field in _SEARCHED:
+            return Field(field, name, _value(field, where, operand))
     if name not in _ORDERED:
-        raise QueryError(f"unknown operator {name!r} of field {field!r}: there are {', '.join(_OPERATORS)}")
+        known = (*_OPERATORS, "$contains") if field in _SEARCHED else _OPERATORS
+        raise QueryError(f"unknown operator {name!r} of field {field!r}: there are {', '.join(known)}")
     return Field(field, name, _ordered_value(field, where, operand))
 
 
