@@ -4,7 +4,7 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, FencedError
 from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import GroupResult
+from rollq.buffer.rollouts import MOST_ERROR_BYTES, GroupResult, Lease
 from support.buffer_run import World, make_sample
 
 
@@ -76,6 +76,60 @@ def test_outcomes_are_remembered_as_far_as_the_window_goes_and_forgotten_when_pr
     world.buffer.set_control("math", Control.STOPPED, "too little is kept")
     world.buffer.set_control("math", Control.RUN)
     assert world.buffer.counts("math").outcomes == 0
+
+
+def broken(lease: Lease, error: str = "the judge is broken") -> GroupResult:
+    return GroupResult(lease, (make_sample(0, status="f"),) * len(lease.samples), error=error)
+
+
+def test_groups_that_fail_in_a_row_are_counted_until_one_ends_in_another_way(world: World) -> None:
+    world.start(math={"max_tries": 1, "max_deaths": 2})
+
+    def failed() -> int:
+        return world.buffer.counts("math").failed_in_a_row
+
+    world.admit(10)
+    a, b, c, d, e, f, g, *_ = world.lease(10)
+    assert failed() == 0
+    world.buffer.put([broken(a), broken(b)])
+    world.buffer.hand_back([c], counted=True, error="the engine is broken")
+    assert failed() == 3
+    world.buffer.put([broken(d), GroupResult(e, (make_sample(0),) * 2, filtered=True), broken(f)])
+    assert failed() == 1, "those before the group that was filtered do not count"
+    world.put([g], status="a")
+    assert failed() == 1, "an interrupted group says nothing"
+
+
+def test_groups_that_fail_are_counted_from_0_when_production_continues(world: World) -> None:
+    world.start()
+    world.admit(1)
+    world.buffer.put([broken(lease) for lease in world.lease(1)])
+    world.buffer.set_control("math", Control.STOPPED, "all fail")
+    assert world.buffer.counts("math").failed_in_a_row == 1
+    world.buffer.set_control("math", Control.RUN)
+    assert world.buffer.counts("math").failed_in_a_row == 0
+
+
+def test_the_last_error_of_a_task_is_kept_within_a_bound(world: World) -> None:
+    world.start(math={"audit_groups": 0})
+
+    def last() -> str:
+        error = world.buffer.counts("math").last_error
+        assert error is not None
+        assert error.age_s >= 0
+        return error.text
+
+    world.admit(4)
+    a, b, c, d = world.lease(4)
+    assert world.buffer.counts("math").last_error is None
+    world.buffer.hand_back([a], counted=True, error="the engine is away")
+    assert last() == "the engine is away", "the group has tries left"
+    world.buffer.put([broken(b)])
+    assert last() == "the judge is broken", "the failed group itself is not kept"
+    world.buffer.put([GroupResult(c, (make_sample(0),) * 2, filtered=True, error="all rewards are equal")])
+    assert last() == "the judge is broken", "a filter makes no error"
+    world.buffer.put([broken(d, "\u00e9" * MOST_ERROR_BYTES)])
+    assert last() == "\u00e9" * (MOST_ERROR_BYTES // 2)
 
 
 def test_xp07_what_was_produced_is_told_once(world: World) -> None:

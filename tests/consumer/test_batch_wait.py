@@ -1,11 +1,12 @@
 """The outlook of a step whose batch is short, and its explanation."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import Clock, Control, Counts, Shortfall
+from rollq.buffer.replies import Clock, Control, Counts, LastError, Shortfall
 from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
@@ -149,3 +150,15 @@ def test_workers_that_refuse_weights_say_why() -> None:
 def test_a_full_server_is_named_as_the_reason(fraction: float, named: bool) -> None:
     text = explain_wait(SHORT, [counts()], {"w0": {}}, Fullness(fraction))
     assert (f"the server's memory is full to {fraction:.0%} of maxmemory" in text) is named
+
+
+def test_a_wait_quotes_the_last_error() -> None:
+    error = LastError("ValueError: no \\boxed in the answer", age_s=3.4)
+    waiting = replace(counts({Status.RUNNING: 5}), last_error=error)
+    text = explain_wait(SHORT, [waiting], {"w0": {}}, Fullness())
+    assert text.endswith("1 workers are generating; the last error: ValueError: no \\boxed in the answer (3 s ago)")
+    failing = replace(waiting, progress={"failed_in_a_row": 17})
+    text = explain_wait(SHORT, [failing], {"w0": {}}, Fullness())
+    assert "1 workers are generating; the last 17 groups all failed; the last error: ValueError" in text
+    stopped = replace(counts(control=Control.STOPPED, reason="all fail: ValueError"), last_error=error)
+    assert explain_wait(SHORT, [stopped], {}, Fullness()).endswith("production is set to stopped: all fail: ValueError")

@@ -50,6 +50,6 @@ def test_the_order_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_page_names_every_setting_of_prompts() -> None:
     text = PAGE.read_text("utf-8")
-    others = {*TaskRules.model_fields, "min_keep_rate", "should_continue"}
+    others = {*TaskRules.model_fields, "min_keep_rate", "stop_after_failures", "should_continue"}
     fields = ProducerTask.model_fields.keys() - others
     assert [name for name in fields if f"`{name}" not in text and f"<name>.{name}`" not in text] == []

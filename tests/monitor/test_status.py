@@ -1,3 +1,4 @@
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_groups_tickets_weights_and_workers_are_shown(buffer: Buffer, server_url
     assert lines[-2].split() == ["worker", "version", "tokens_per_s", "age_s"]
     assert lines[-1].split()[:3] == ["worker-1", "0", "1,234.6"]
     assert len({len(line) for line in lines[2:5]}) == 1
+
+
+def test_the_last_error_of_a_task_is_shown_with_its_age(buffer: Buffer, server_url: str) -> None:
+    buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="abcdef0123456789")
+    buffer.admit("math", [(Prompt("p"), 1)], epoch=1, cursor=0, target=8, step=1)
+    found = buffer.lease(["math"], 1, worker="w", version=0, epoch=1)
+    buffer.hand_back(found.leases, counted=True, error="Traceback:\nValueError: no reward " + "x" * 2000)
+    status = look(buffer, server_url)
+    (line,) = [line for line in as_table(status).splitlines() if "last error" in line]
+    assert re.fullmatch(r"task math: last error \(\d+ s ago\): Traceback: ValueError: no reward x+\.\.\.", line)
+    assert len(line) < 340
+    code, math = orjson.loads(as_json(status))["tasks"]
+    assert code["last_error"] is None
+    assert math["last_error"]["text"].startswith("Traceback:\nValueError: no reward")
+    assert math["last_error"]["age_s"] >= 0
 
 
 def test_a_worker_that_refuses_weights_says_why(buffer: Buffer, server_url: str) -> None:

@@ -78,6 +78,20 @@ def test_a_batch_goes_all_the_way_to_the_trainer(world: World, queue: Queue) -> 
     assert [round(float(a), 3) for a in trained.advantages] == [-1.0, 1.0, -1.0, 1.0]
 
 
+def test_a_batch_of_which_every_group_failed_says_so_with_the_last_error(
+    world: World, queue: Queue, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.start(math={"max_tries": 1})
+    coordinator = BatchCoordinator(world.buffer, queue)
+    for batch_id, fail in (("1", 1), ("2", 2)):
+        batch = coordinator.submit("math", batch_id, PROMPTS[:2], step=1)
+        world.buffer.hand_back(world.lease(fail), counted=True, error="ValueError: no reward")
+        world.put(world.lease(2 - fail))
+        coordinator.finalize("math", batch, timeout_s=PATIENCE_S)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == ["batch 2: all 2 groups failed; the last error: ValueError: no reward"]
+
+
 def test_tc01_submitting_again_gives_the_same_handle_and_a_finished_id_a_new_one(world: World, queue: Queue) -> None:
     """Trinity raises when an id is submitted twice; here the same content is the same batch."""
     world.start()

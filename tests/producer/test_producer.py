@@ -337,12 +337,57 @@ def test_production_stops_with_a_diagnosis_when_too_little_is_kept(
         clock = buffer.clock(TASK)
         assert clock.control is Control.STOPPED
         assert "1 of the last 4 groups were worth training, less than min_keep_rate = 0.5" in clock.control_reason
-        assert "2 were filtered and 1 failed, the last one with: the judge is broken" in clock.control_reason
+        assert "2 were filtered and 1 failed; the last error: the judge is broken" in clock.control_reason
         assert caplog.text.count("production stops") == 1
         assert buffer.counts(TASK).progress["admitted"] == admitted
         buffer.set_control(TASK, Control.RUN)
         made.tick()
         assert buffer.counts(TASK).progress["admitted"] > admitted
+
+
+def test_production_stops_with_the_error_when_every_group_fails(
+    server_url: str, run_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 40), stop_after_failures=3)
+    why = "ValueError: the judge is broken"
+    with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
+        begin(buffer)
+        made.tick()
+        put(buffer, lease(buffer, 2), SampleStatus.FAILED, error=why)
+        put(buffer, lease(buffer, 1))
+        put(buffer, lease(buffer, 2), SampleStatus.FAILED, error=why)
+        made.tick()
+        assert buffer.clock(TASK).control is Control.RUN, "one of the last 3 groups did not fail"
+        put(buffer, lease(buffer, 1), SampleStatus.FAILED, error=why)
+        made.tick()
+        made.tick()
+        clock = buffer.clock(TASK)
+        assert clock.control is Control.STOPPED
+        assert clock.control_reason.startswith(
+            "every one of the last 3 groups failed; the last error: ValueError: the judge is broken. "
+        )
+        assert "stop_after_failures" in clock.control_reason
+        assert caplog.text.count("production stops") == 1
+        buffer.set_control(TASK, Control.RUN)
+        made.tick()
+        assert buffer.clock(TASK).control is Control.RUN
+        assert buffer.counts(TASK).statuses[Status.PENDING]
+
+
+@pytest.mark.parametrize(("limit", "control"), [({}, Control.STOPPED), ({"stop_after_failures": 0}, Control.RUN)])
+def test_production_stops_after_64_failures_unless_it_is_to_continue(
+    server_url: str, run_name: str, tmp_path: Path, limit: dict[str, int], control: Control
+) -> None:
+    task = task_settings(prompt_file(tmp_path / "p.jsonl", 80), batch_groups=64, **limit)
+    with producer(server_url, run_name, task) as made, make_run(server_url, run_name, task) as buffer:
+        begin(buffer)
+        made.tick()
+        put(buffer, lease(buffer, 63), SampleStatus.FAILED)
+        made.tick()
+        assert buffer.clock(TASK).control is Control.RUN
+        put(buffer, lease(buffer, 1), SampleStatus.FAILED)
+        made.tick()
+        assert buffer.clock(TASK).control is control
 
 
 def test_xp15_a_tasks_own_hook_ends_its_production(server_url: str, run_name: str, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ RollqError
  |- CheckpointOverdue    too many batches wait for a checkpoint
  |- SyncFirst            newer weights must be published before the step can be trained
  |- ProductionStalled    no batch can fill, because the server is full or nothing is under way
- |- ProductionStopped    production of a task was stopped, because too few of its groups are worth training
+ |- ProductionStopped    production of a task was stopped: its groups all fail, or too few are worth training
  |- ClaimTimeout         a batch did not fill in time; says what holds it back
  |- TicketRefused        a job in the queue is not a ticket of this run
  |- ArrayError           a named array outside Redis is missing, changed, or cannot be written
@@ -175,7 +175,7 @@ class ProductionStalled(RollqError):
 
 
 class ProductionStopped(RollqError):
-    """Production of a task was stopped, because too few of its groups are worth training."""
+    """Production of a task was stopped: all of its groups fail, or too few are worth training."""
 
 
 class ClaimTimeout(RollqError, TimeoutError):

@@ -6,7 +6,7 @@ import orjson
 
 from rollq.buffer.core import BufferCore, number, pairs
 from rollq.buffer.fullness import Fullness
-from rollq.buffer.replies import Counts
+from rollq.buffer.replies import Counts, LastError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
 
@@ -19,7 +19,7 @@ class Inspection(BufferCore):
 
     def counts(self, task: str) -> Counts:
         """The counts and clock of a task, in one consistent read. Raises `StoreLost`."""
-        server_ms, ready, outcomes, kept, clock, progress, *statuses = self.call_task("counts", task)
+        server_ms, ready, outcomes, kept, clock, progress, last_error, *statuses = self.call_task("counts", task)
         return Counts(
             task=task,
             clock=self._decode_clock(task, dict(pairs(clock))),
@@ -29,6 +29,7 @@ class Inspection(BufferCore):
             kept=kept,
             progress={name.decode(): number(value) for name, value in pairs(progress)},
             server_ms=server_ms,
+            last_error=_decode_error(server_ms, *last_error),
         )
 
     def fullness(self) -> Fullness:
@@ -55,11 +56,6 @@ class Inspection(BufferCore):
         total, known = sum(shares.values()), counts.progress.get("bytes", 0)
         return {status: round(known * share / total) for status, share in shares.items() if share}
 
-    def last_error(self, task: str) -> str:
-        """The error of the group that arrived last among the failed ones; empty when none has failed."""
-        newest = self.send("ZREVRANGE", task_keys(self.run, task).status(Status.FAILED), 0, 0)
-        return self.inspect(task, int(newest[0])).get("error", "") if newest else ""
-
     def inspect(self, task: str, group_id: int) -> dict[str, str]:
         """The stored fields of one group, without its payload; empty for a group that is not in the buffer."""
         found = self.call_task("inspect", task, group_id)
@@ -79,6 +75,12 @@ class Inspection(BufferCore):
         """The trainer's last report, with its `age_s`; None before the first one."""
         report = self.send("HGET", self.keys.trainer, "report")
         return None if report is None else _decode_report(report, self.server_ms())[1]
+
+
+def _decode_error(now_ms: int, text: bytes | None, at_ms: bytes | None) -> LastError | None:
+    if text is None or at_ms is None:
+        return None
+    return LastError(text.decode(errors="ignore"), max(0.0, (now_ms - int(at_ms)) / 1000))
 
 
 def _decode_report(raw: bytes, now_ms: int) -> tuple[float, dict[str, Any]]:

@@ -19,7 +19,7 @@ class Control(StrEnum):
     RUN = "run"
     PAUSE = "pause"  # nothing new is admitted or leased
     SLEEP = "sleep"  # like pause, and engines give their memory to the trainer; then it is again what it was
-    STOPPED = "stopped"  # like pause: too little of what is made is worth training
+    STOPPED = "stopped"  # like pause: too little of what is made is worth training, or all of it fails
     DONE = "done"  # nothing new is admitted: the task's own hook has ended its production
 
 
@@ -52,13 +52,25 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
+class LastError:
+    """The newest error of a task: of a try, or of a group that failed. At most `MOST_ERROR_BYTES` of it are kept."""
+
+    text: str
+    age_s: float
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.age_s:,.0f} s ago)"
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """The counts of a task. `ready`: completed groups that are fresh at the clock's step. `kept` of the last `outcomes`
     finished groups were worth training (the others were filtered or failed); at most `keep_window` are remembered.
+    `last_error`: None before the first one.
 
     `progress` holds cumulative counters: cursor, admitted, consumed, produced, tokens, reward_sum, reward_count,
-    expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left; and bytes, what
-    the frames of its groups take now.
+    expired, filtered, failed, requeued, refused, duplicates, and dropped_<reason> for groups that left. Two of them
+    fall, too: failed_in_a_row, and bytes, what the frames of its groups take now.
     """
 
     task: str
@@ -69,6 +81,12 @@ class Counts:
     kept: int
     progress: Mapping[str, float]
     server_ms: int
+    last_error: LastError | None = None
+
+    @property
+    def failed_in_a_row(self) -> int:
+        """Groups that failed since one ended in another way."""
+        return int(self.progress.get("failed_in_a_row", 0))
 
     @property
     def mean_bytes(self) -> float:

@@ -233,6 +233,8 @@ BESIDE: Final = "beside"
 """In its place for a large frame, which is a separate key in the task's slot."""
 AWAY: Final = "away"
 """In its place for a large frame that is in another slot, or in another store (see `rollq.buffer.payloads`)."""
+MOST_ERROR_BYTES: Final = 2000
+"""Bytes that are kept of the last error of a task."""
 MOST_PARTS: Final = 16_384
 MOST_PART_BYTES: Final = 64 << 20
 """Limits of what is salvaged of one group: the number of its parts, and their bytes in all."""

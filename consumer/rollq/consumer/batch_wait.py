@@ -83,7 +83,15 @@ def _describe(shortfall: Shortfall, counts: Counts, workers: int) -> str:
     if counts.task not in shortfall.wanted:
         return f"{shown}; it has enough"
     wanted, ready = shortfall.wanted[counts.task], shortfall.ready[counts.task]
-    return f"{shown}; {ready} of {wanted} ready: {_reason(shortfall, counts, workers)}"
+    return f"{shown}; {ready} of {wanted} ready: {_reason(shortfall, counts, workers)}{_failures(counts)}"
+
+
+def _failures(counts: Counts) -> str:
+    """Which groups fail, and the last error of the task. The reason of a stopped task quotes it already."""
+    if counts.last_error is None or counts.clock.control is Control.STOPPED:
+        return ""
+    failed = counts.failed_in_a_row
+    return (f"; the last {failed} groups all failed" if failed else "") + f"; the last error: {counts.last_error}"
 
 
 def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:

@@ -8,7 +8,7 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batch_sizes import groups_at
-from rollq.buffer.replies import Counts, LiveModel
+from rollq.buffer.replies import Counts, LastError, LiveModel
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import Status
 from rollq.buffer.tickets import tickets_queued
@@ -31,6 +31,8 @@ WORKER_COLUMNS = (
     "age_s",
 )
 """The fields of a worker's report that the table shows; JSON has all fields."""
+MOST_ERROR_CHARS = 300
+"""Characters of a last error that the table shows; JSON has all that is kept."""
 MISMATCH_FIELDS = ("mean", "p99", "max", "kl", "effective_sample_size")
 """The fields of the trainer's mismatch that are shown; JSON also has them by task, worker and version."""
 
@@ -41,6 +43,7 @@ class TaskStatus:
 
     `ready` counts completed groups that are fresh enough for `step`, whose batch takes `batch_groups`. `statuses`
     counts groups by status, `bytes` says what their frames take, and `progress` has the task's cumulative counters.
+    `last_error`: None before the first one.
     """
 
     task: str
@@ -55,6 +58,7 @@ class TaskStatus:
     statuses: Mapping[str, int]
     bytes: Mapping[str, int]
     progress: Mapping[str, float]
+    last_error: LastError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ def as_table(run: RunStatus) -> str:
     lines += aligned([header, *rows])
     lines += [f"task {task.task}: {_memory_line(task)}" for task in run.tasks if task.bytes]
     lines += [_control_line(task) for task in run.tasks if task.control != "run"]
+    lines += [_error_line(task.task, task.last_error) for task in run.tasks if task.last_error]
     lines += ["", _trainer_line(run.trainer)] if run.trainer else []
     lines += ["", *(_worker_lines(run.workers) or ["no worker has reported lately"])]
     lines += [f"{name}: {why}" for name, report in run.workers.items() if (why := report.get("refused_weights"))]
@@ -121,6 +126,7 @@ def _task_status(buffer: MonitorBuffer, counts: Counts) -> TaskStatus:
         statuses={status.value: counts.statuses.get(status, 0) for status in Status},
         bytes={status.value: taken for status, taken in buffer.bytes_by_status(counts).items()},
         progress=dict(sorted(counts.progress.items())),
+        last_error=counts.last_error,
     )
 
 
@@ -131,6 +137,12 @@ def _memory_line(task: TaskStatus) -> str:
 
 def _control_line(task: TaskStatus) -> str:
     return f"task {task.task} is set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else "")
+
+
+def _error_line(task: str, error: LastError) -> str:
+    text = " ".join(error.text.split())
+    shown = text if len(text) <= MOST_ERROR_CHARS else text[: MOST_ERROR_CHARS - 3] + "..."
+    return f"task {task}: last error ({error.age_s:,.0f} s ago): {shown}"
 
 
 def _model_line(model: LiveModel | None) -> str:

@@ -205,6 +205,8 @@ class BatchCoordinator:
         except BaseException:
             self._buffer.undo_finalize(task, state.handle, nonce)
             raise
+        if state.size and state.failed == state.size:
+            log.error("batch %s: all %d groups failed%s", state.batch_id, state.size, self._last_error(task))
         result = {
             "batch_id": state.batch_id,
             "batch_type": "train",
@@ -216,6 +218,10 @@ class BatchCoordinator:
         if ended.state != "finalized":
             raise BatchOver(f"batch {state.batch_id!r} is {ended.state}: {ended.result.decode()}")
         return _result(ended.result)
+
+    def _last_error(self, task: str) -> str:
+        error = self._buffer.counts(task).last_error
+        return f"; the last error: {error.text}" if error else ""
 
     def _begin_finalize(self, task: str, state: BatchState, nonce: str, timeout_s: float) -> Finalizing:
         """Claim the batch for the pipeline, or wait for the process that has; returns a finalized or claimed batch."""

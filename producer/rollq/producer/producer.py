@@ -50,6 +50,7 @@ class TaskFeed:
     sampler: Sampler
     min_keep_rate: float = 0.0
     should_continue: ShouldContinue | None = None
+    stop_after_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +176,14 @@ class Producer:
         return total
 
     def _ends(self, feed: TaskFeed, counts: Counts) -> bool:
-        """End the task's production if its hook says so, or too few of its groups are kept; returns whether it did.
+        """End the task's production if all groups fail, too few are kept, or its hook says so; returns whether it did.
 
         Only running production is ended: a trainer may meanwhile have put the engines to sleep, and would wait forever.
         """
-        if too_little_kept(counts.outcomes, counts.kept, counts.clock.rules.keep_window, feed.min_keep_rate):
-            reason = diagnosis(feed, counts, self._buffer.last_error(feed.task))
-            log.error("task %s: production stops: %s", feed.task, reason)
-            self._buffer.set_control(feed.task, Control.STOPPED, reason, only_from=Control.RUN)
+        if 0 < feed.stop_after_failures <= counts.failed_in_a_row:
+            self._stop(feed, all_failed(counts))
+        elif too_little_kept(counts.outcomes, counts.kept, counts.clock.rules.keep_window, feed.min_keep_rate):
+            self._stop(feed, diagnosis(feed, counts))
         elif feed.should_continue is not None and not self._should_continue(
             feed.task, feed.should_continue, task_state(counts)
         ):
@@ -192,6 +193,10 @@ class Producer:
         else:
             return False
         return True
+
+    def _stop(self, feed: TaskFeed, reason: str) -> None:
+        log.error("task %s: production stops: %s", feed.task, reason)
+        self._buffer.set_control(feed.task, Control.STOPPED, reason, only_from=Control.RUN)
 
     def _should_continue(self, task: str, hook: ShouldContinue, state: TaskState) -> bool:
         try:
@@ -238,14 +243,23 @@ def usable_rows(source: PromptSource, start: int, n: int, on_bad_prompt: Literal
     return prompts[start:]
 
 
-def diagnosis(feed: TaskFeed, counts: Counts, last_error: str) -> str:
-    """Explain why production of a task stops, and what to do."""
+def all_failed(counts: Counts) -> str:
+    """Explain why production of a task stops of which every group fails, and what to do."""
+    error = f"; the last error: {counts.last_error.text}" if counts.last_error else ""
+    return (
+        f"every one of the last {counts.failed_in_a_row} groups failed{error}. Mend its cause, then run `rollq resume` "
+        "(stop_after_failures says how many may fail)"
+    )
+
+
+def diagnosis(feed: TaskFeed, counts: Counts) -> str:
+    """Explain why production of a task stops of which too little is kept, and what to do."""
     progress = counts.progress
     return (
         f"{counts.kept} of the last {counts.outcomes} groups were worth training, less than min_keep_rate = "
         f"{feed.min_keep_rate}; so far {int(progress.get('filtered', 0))} were filtered and "
         f"{int(progress.get('failed', 0))} failed"
-        + (f", the last one with: {last_error}" if last_error else "")
+        + (f"; the last error: {counts.last_error.text}" if counts.last_error else "")
         + ". Check the judge, the filters and the difficulty of the prompts, then run `rollq resume`"
     )
 

@@ -38,7 +38,9 @@ class TaskPrompts:
         seeds = (seed, self.task.shuffle_seed)
         _, number, shards = shard_of(self.name)
         sampler = Sampler(self.file, seeds, self.task.on_bad_prompt, self.order, stats_of, number=number, shards=shards)
-        return TaskFeed(self.name, sampler, self.task.min_keep_rate, self.should_continue)
+        return TaskFeed(
+            self.name, sampler, self.task.min_keep_rate, self.should_continue, self.task.stop_after_failures
+        )
 
 
 @dataclass(frozen=True, slots=True)

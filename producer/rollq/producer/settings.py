@@ -86,6 +86,9 @@ class ProducerTask(TaskRules, PromptSettings):
     min_keep_rate: float = Field(
         default=0.0, ge=0, le=1, description="production stops when a smaller fraction of keep_window groups is kept"
     )
+    stop_after_failures: int = Field(
+        default=64, ge=0, description="production stops when this many groups have failed in a row; 0: never"
+    )
     should_continue: str | None = Field(
         default=None, description="dotted path of a custom hook that may end production; default: none"
     )

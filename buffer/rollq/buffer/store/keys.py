@@ -30,6 +30,7 @@ rollq:{run:task}:by_version      zset    completed + aborted by oldest version, 
 rollq:{run:task}:suspects        zset    pending groups that workers died with         functions  run
 rollq:{run:task}:generating      zset    running groups by the version they began with   functions  run
 rollq:{run:task}:outcomes        list    1 kept, 0 not: the last finished groups       functions  run
+rollq:{run:task}:last_error      hash    text and time of the newest error             functions  run
 rollq:{run:task}:window          hash    sums since they were last taken               functions  run
 rollq:{run:task}:timings         list    ms per group since they were last taken       functions  run
 rollq:{run:task}:prompts         hash    row -> statistics of its prompt, as text      functions  run

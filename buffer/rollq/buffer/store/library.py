@@ -14,7 +14,17 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
-from rollq.buffer.rollouts import AWAY, BESIDE, MOST_PART_BYTES, MOST_PARTS, SCHEDULED, WHOLE, SampleStatus, Status
+from rollq.buffer.rollouts import (
+    AWAY,
+    BESIDE,
+    MOST_ERROR_BYTES,
+    MOST_PART_BYTES,
+    MOST_PARTS,
+    SCHEDULED,
+    WHOLE,
+    SampleStatus,
+    Status,
+)
 from rollq.buffer.rules_codec import fields_of
 from rollq.buffer.settings import CHANGEABLE_RULES
 from rollq.buffer.store.events import EventKind
@@ -101,6 +111,7 @@ def constants() -> str:
         "WHOLE": f"'{WHOLE}'",
         "BESIDE": f"'{BESIDE}'",
         "AWAY": f"'{AWAY}'",
+        "MOST_ERROR_BYTES": str(MOST_ERROR_BYTES),
         "MOST_PARTS": str(MOST_PARTS),
         "MOST_PART_BYTES": str(MOST_PART_BYTES),
         "STATUSES": _lua_list(Status),

@@ -61,6 +61,7 @@ rollq:{run:task}:rules              write     write   write    read     write
 rollq:{run:task}:mark               write     write   write    -        write
 rollq:{run:task}:progress           write     write   write    read     write
 rollq:{run:task}:outcomes           write     write   write    read     write
+rollq:{run:task}:last_error         write     write   write    read     write
 rollq:{run:task}:batch:<handle>     write     write   write    read     write
 rollq:{run:task}:batch:<handle>:groups write  write   write    read     write
 rollq:{run:task}:batches            write     read    write    read     write

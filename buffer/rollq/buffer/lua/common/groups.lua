@@ -40,12 +40,28 @@ local function drop_group(clock, id, reason)
   if bytes then redis.call('HINCRBY', progress, 'bytes', -tonumber(bytes)) end
 end
 
+-- Remembers the newest error of the task, for people.
+local function note_error(clock, err)
+  local text = string.sub(err, 1, MOST_ERROR_BYTES)
+  redis.call('HSET', clock.prefix .. 'last_error', 'text', text, 'at_ms', now_ms())
+end
+
+-- Counts groups of workers that failed since one ended in another way. `others`: whether one did, before them.
+local function note_failures(clock, failed, others)
+  local progress = clock.prefix .. 'progress'
+  if others then redis.call('HDEL', progress, 'failed_in_a_row') end
+  if failed > 0 then redis.call('HINCRBY', progress, 'failed_in_a_row', failed) end
+end
+
 -- any status -> failed or filtered, without what was salvaged. Beyond the cap, the oldest group there is dropped. The
 -- caller has withdrawn the group.
 local function file_for_audit(clock, id, status, err)
   local set, key = clock.prefix .. status, group_key(clock.prefix, id)
   redis.call('HSET', key, 'status', status)
-  if err ~= '' then redis.call('HSET', key, 'error', err) end
+  if err ~= '' then
+    redis.call('HSET', key, 'error', err)
+    if status == 'failed' then note_error(clock, err) end
+  end
   forget_lease(key)
   local arrival, batch, parts = fields(key, 'arrival', 'batch', 'parts')
   if parts then drop_parts(clock, id, tonumber(parts)) end

@@ -15,16 +15,20 @@ local function hand_back(keys, args)
   check_rows(args, FIRST_LEASE, 3)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
-  local moved = 0
+  local moved, failed = 0, 0
   for at = FIRST_LEASE, #args, 3 do
     local id, attempt, nonce = unpack(args, at, at + 2)
     local key = group_key(clock.prefix, id)
     local live_attempt, live_nonce, tries, deaths = fields(key, 'attempt', 'nonce', 'tries', 'deaths')
     if live_attempt == attempt and live_nonce == nonce then
       withdraw(clock, id, 'running')
-      if error_text ~= '' then redis.call('HSET', key, 'error', error_text) end
+      if error_text ~= '' then
+        redis.call('HSET', key, 'error', error_text)
+        note_error(clock, error_text)
+      end
       if counted == '1' and tonumber(tries) >= clock.max_tries then
         file_for_audit(clock, id, 'failed', error_text)
+        failed = failed + 1
       else
         reset_salvaged(clock, id)
         if counted ~= '1' then redis.call('HINCRBY', key, 'tries', -1) end
@@ -33,6 +37,7 @@ local function hand_back(keys, args)
       moved = moved + 1
     end
   end
+  note_failures(clock, failed, false)
   if moved > 0 then wake(clock, EVENT.admit) end
   return moved
 end

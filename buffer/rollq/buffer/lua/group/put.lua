@@ -251,6 +251,8 @@ local function account(clock, group, result, status, totals)
   totals.produced = totals.produced + 1
   totals.tokens = totals.tokens + result.new_tokens
   if status == 'aborted' or status == 'restarted' then return end
+  totals.failed = status == 'failed' and totals.failed + 1 or 0
+  totals.others = totals.others or status ~= 'failed'
   totals.timings[#totals.timings + 1] = result.took_ms
   totals.reward_sum = totals.reward_sum + tonumber(result.reward) * result.rewarded
   totals.reward_count = totals.reward_count + result.rewarded
@@ -288,6 +290,7 @@ local function write_totals(clock, totals)
   redis.call('HINCRBYFLOAT', progress, 'reward_sum', totals.reward_sum)
   redis.call('HINCRBY', progress, 'reward_count', totals.reward_count)
   note_window(clock, totals)
+  note_failures(clock, totals.failed, totals.others)
   wake(clock, totals.window.completed == totals.produced and EVENT.completed or EVENT.put)
 end
 
@@ -303,6 +306,8 @@ local function new_totals()
     by_version = {}, -- scores and ids
     filed = { completed = {}, aborted = {}, gathered = {} }, -- scores and ids by status
     window = {}, -- groups by status
+    failed = 0, -- groups since the last one that ended in another way
+    others = false, -- whether there was one
     timings = {},
     outcomes = {},
   }

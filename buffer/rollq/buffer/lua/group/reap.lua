@@ -65,6 +65,7 @@ local function reap(keys, args)
       requeued = requeued + 1
     end
   end
+  note_failures(clock, quarantined, false)
   if requeued > 0 then
     redis.call('HINCRBY', clock.prefix .. 'progress', 'requeued', requeued)
     wake(clock, EVENT.admit)

@@ -18,6 +18,7 @@ local function read_parts(clock)
   add('progress', 'hash')
   add('rules', 'hash')
   add('outcomes', 'list')
+  add('last_error', 'hash')
   for step = clock.first_manifest, clock.claimed_step do
     add('manifest:' .. step, 'hash')
   end

@@ -3,7 +3,8 @@
 -- KEYS: clock
 -- ARGV: incarnation
 -- Returns: now_ms, groups ready at the clock's step, outcomes remembered, how many of them were kept, clock (flat
---   hash), progress (flat hash), then per status: its name, its number of groups
+--   hash), progress (flat hash), last error (text and time, or false twice), then per status: its name, its number of
+--   groups
 -- Caller: Inspection.counts; every role
 -- Repeat: only reads
 local function counts(keys, args)
@@ -17,7 +18,8 @@ local function counts(keys, args)
     kept = kept + tonumber(outcome)
   end
   local progress = redis.call('HGETALL', prefix .. 'progress')
-  local reply = { now_ms(), ready, #outcomes, kept, redis.call('HGETALL', clock.key), progress }
+  local last_error = redis.call('HMGET', prefix .. 'last_error', 'text', 'at_ms')
+  local reply = { now_ms(), ready, #outcomes, kept, redis.call('HGETALL', clock.key), progress, last_error }
   for _, status in ipairs(STATUSES) do
     append_pair(reply, status, redis.call('ZCARD', prefix .. status))
   end

@@ -17,7 +17,10 @@ local function set_control(keys, args)
   if only_from ~= '' and clock.control ~= only_from then return 0 end
   if clock.control_revision ~= tonumber(revision) then return -1 end
   -- the outcomes that stopped the task would stop it again
-  if clock.control == 'stopped' and control == 'run' then redis.call('DEL', clock.prefix .. 'outcomes') end
+  if clock.control == 'stopped' and control == 'run' then
+    redis.call('DEL', clock.prefix .. 'outcomes')
+    redis.call('HDEL', clock.prefix .. 'progress', 'failed_in_a_row')
+  end
   write_clock(clock, {
     control = control,
     control_reason = reason,
