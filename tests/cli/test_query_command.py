@@ -111,7 +111,7 @@ def test_xb15_every_example_of_the_help_is_a_query(ask: Ask) -> None:
         assert ask(query, "--count").exit_code == 0, query
     named = re.findall(r"^    (\$.*?)  ", page, re.MULTILINE)
     assert set(" ".join(named).split()) == {
-        "$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$not_in", "$between", "$or", "$and",
+        "$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$not_in", "$between", "$contains", "$or", "$and",
     }  # fmt: skip
     assert set(FIELDS) <= set(re.findall(r"^    ([a-z]+)  ", page, re.MULTILINE))
     assert all(re.search(rf"\b{status}\b", page) for status in Status)

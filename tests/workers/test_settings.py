@@ -24,7 +24,7 @@ def test_an_engine_of_ones_own_that_does_not_take_its_options_is_refused() -> No
 
 
 def test_a_class_that_is_no_engine_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine 'rollq.*ByteTokenizer' lacks the methods start, generate"):
+    with pytest.raises(ConfigError, match=r'\[worker\]: engine = "rollq.*": ByteTokenizer has no start, generate'):
         load_engine(WorkerSettings(engine="rollq.workers.tokenizers.byte.ByteTokenizer"))
 
 

@@ -1,7 +1,6 @@
 """Code of the user's, named in local configuration: a built-in's name, or a dotted path. Never from Redis."""
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -27,20 +26,3 @@ def load_plugin(kind: str, name: str, builtins: Mapping[str, Any]) -> Any:
     if not callable(found):
         raise ConfigError(f"{kind} {name!r} is {found!r:.80}: a function or a class is needed")
     return found
-
-
-def check_parameters(kind: str, name: str, function: Callable[..., Any], *parameters: str) -> None:
-    """Raise `ConfigError` unless `function` can be called with values for `parameters`, by position."""
-    try:
-        inspect.signature(function).bind(*parameters)
-    except TypeError as error:
-        raise ConfigError(f"{kind} {name!r} is called with ({', '.join(parameters)}): {error}") from error
-    except ValueError:  # written in C; the first call will show
-        pass
-
-
-def check_methods(kind: str, name: str, made: Any, *methods: str) -> None:
-    """Raise `ConfigError` unless `made` has all of these methods."""
-    missing = [method for method in methods if not callable(getattr(made, method, None))]
-    if missing:
-        raise ConfigError(f"{kind} {name!r} lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)}")

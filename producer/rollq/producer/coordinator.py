@@ -18,6 +18,7 @@ import orjson
 from rq import Queue
 
 from rollq.buffer.batches import MAX_FILL
+from rollq.buffer.contracts import OPERATOR, check_function
 from rollq.buffer.errors import BatchOver, BatchRefused, ClaimTimeout, ConfigError, StoreLost, UnknownBatch
 from rollq.buffer.evaluations import BatchType, evaluation_metrics
 from rollq.buffer.replies import BatchState, Finalizing
@@ -52,7 +53,12 @@ class BatchCoordinator:
         over_rollout: OverRollout | None = None,
         groups_per_job: int = 1,
     ) -> None:
-        """`pipeline` are the operators that finished groups pass before training, see `rollq.producer.pipeline`."""
+        """`pipeline` are the operators that finished groups pass before training, see `rollq.producer.pipeline`.
+
+        Raises `ConfigError` for an operator that cannot be called with groups, or that is async.
+        """
+        for operator in pipeline:
+            check_function(operator, OPERATOR)
         self._buffer = buffer
         self._queue = queue
         self._pipeline = tuple(pipeline)

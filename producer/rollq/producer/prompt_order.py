@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rollq.buffer.contracts import PROMPT_ORDER, check_object
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.replies import PromptStats
@@ -83,9 +84,7 @@ BUILT_IN: Final[Mapping[str, Callable[[ProducerTask], PromptOrder]]] = {
 def make_order(task: ProducerTask) -> PromptOrder:
     """Create the order that a task names: a built-in one, or a custom class by dotted path. Raises `ConfigError`."""
     order: Any = load_plugin("prompt order", task.prompt_order, BUILT_IN)(task)
-    missing = [name for name in ("uses_stats", "pass_order", "takes") if not hasattr(order, name)]
-    if missing:
-        raise ConfigError(f"prompt order {task.prompt_order!r} has no {', '.join(missing)}")
+    check_object(order, PROMPT_ORDER, task.prompt_order)
     if order.uses_stats and not task.prompt_stats:
         raise ConfigError(f"prompt order {task.prompt_order!r} needs statistics: remove prompt_stats = false")
     checked: PromptOrder = order

@@ -9,6 +9,7 @@ from functools import partial
 
 from rq import Queue
 
+from rollq.buffer.contracts import SHOULD_CONTINUE, check_function, inside
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.roles import ProducerBuffer
@@ -72,11 +73,13 @@ def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, Pr
                     )
             return opened[task]
 
+        def prompts_of(name: str, task: ProducerTask) -> TaskPrompts:
+            file = open_file("task", name, task)
+            with inside(f"tasks.{shard_of(name).task}"):
+                return TaskPrompts(name, task, file, make_order(task), _load_hook(task))
+
         yield RunPrompts(
-            tuple(
-                TaskPrompts(name, task, open_file("task", name, task), make_order(task), _load_hook(task))
-                for name, task in tasks.items()
-            ),
+            tuple(prompts_of(name, task) for name, task in tasks.items()),
             tuple(
                 EvaluationFeed(name, open_file("evaluation", name, settings), settings.on_bad_prompt)
                 for name, settings in evaluations.items()
@@ -86,7 +89,11 @@ def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, Pr
 
 def _load_hook(task: ProducerTask) -> ShouldContinue | None:
     path = task.should_continue
-    return None if path is None else load_plugin("should_continue", path, {})
+    if path is None:
+        return None
+    hook: ShouldContinue = load_plugin("should_continue", path, {})
+    check_function(hook, SHOULD_CONTINUE, path)
+    return hook
 
 
 def run_producer(

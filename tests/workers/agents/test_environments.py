@@ -13,7 +13,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step
-from rollq.workers.agents.loops import AgentLoop
+from rollq.workers.agents.loops import AgentLoop, is_resumable
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.judging.judge import JudgeContext
@@ -258,7 +258,10 @@ def test_so_many_environments_live_at_a_time(tokenizer: HfTokenizer, seen: Seen)
         ({}, "environment: is required, but missing"),
         ({"environment": f"{__name__}.Nowhere"}, f"environment '{__name__}.Nowhere'"),
         ({"environment": f"{__name__}.Guess", "options": {"numbr": 1}}, "cannot be made with options"),
-        ({"environment": f"{__name__}.Seen"}, "lacks the methods setup, step, teardown"),
+        (
+            {"environment": f"{__name__}.Seen"},
+            "Seen has no setup, step, teardown; needed are async def setup(self, prompt, session) -> Opening",
+        ),
     ],
 )
 def test_environments_that_cannot_be_made_are_refused_at_the_start(options: dict[str, Any], words: str) -> None:
@@ -278,7 +281,7 @@ class Remembering(Guess):
 
 def test_an_environment_that_can_resume_continues_after_the_last_whole_turn(tokenizer: HfTokenizer, seen: Seen) -> None:
     loop = make_loop("environment", {"environment": f"{__name__}.Remembering"})
-    assert (loop.resumable, guessing().resumable) == (True, False)
+    assert (is_resumable(loop), is_resumable(guessing())) == (True, False)
     interrupted = converse(loop, Model(tokenizer, ["9", "3", FinishReason.ABORT]))
     assert interrupted.status is SampleStatus.ABORTED
     first = Model(tokenizer, ["9", "3", "5"])

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Sample
+from rollq.buffer.rollouts import Lease, Prompt, Sample
 from rollq.workers.agents.loops import Rollout, SingleTurn
 from rollq.workers.agents.registry import gives_rewards, make_loop
 from rollq.workers.groups.recipes import make_recipes
@@ -35,8 +35,57 @@ def test_xp16_loops_of_ones_own_come_from_a_dotted_path() -> None:
 
 
 def test_a_class_that_is_no_loop_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"agent loop 'pathlib.Path' lacks the method run"):
-        make_loop("pathlib.Path", {})
+    with pytest.raises(ConfigError) as refused:
+        make_loop("pathlib.PurePosixPath", {})
+    assert str(refused.value) == (
+        'agent_loop = "pathlib.PurePosixPath": PurePosixPath has no run; '
+        "needed is async def run(self, rollout) -> Sample"
+    )
+
+
+class Plain(Own):
+    def run(self, rollout: Rollout) -> Sample:  # type: ignore[override]
+        raise NotImplementedError
+
+
+class Narrow(Own):
+    async def run(self) -> Sample:  # type: ignore[override]
+        raise NotImplementedError
+
+
+class Unsure(Own):
+    resumable: ClassVar[Any] = "yes"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Plain", "def Plain.run(rollout) is not async; needed is async def run(self, rollout) -> Sample"),
+        (
+            "Narrow",
+            "async def Narrow.run() has other parameters (too many positional arguments); needed is async def run",
+        ),
+        ("Unsure", "Unsure.resumable is 'yes'; needed is resumable: bool = False"),
+    ],
+)
+def test_a_loop_that_would_fail_every_sample_is_refused_at_the_start(name: str, problem: str) -> None:
+    task = WorkerTask(batch_groups=1, agent_loop=f"{__name__}.{name}")
+    with pytest.raises(ConfigError) as refused:
+        make_recipes({"math": task}, WorkerSettings(engine="simulated"), 0, JudgePool(1))
+    assert str(refused.value).startswith(f'tasks.math: agent_loop = "{__name__}.{name}": {problem}')
+
+
+class Short:
+    async def run(self, rollout: Rollout) -> Sample:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("name", "resumes"), [("Short", False), ("Own", True)])
+def test_a_loop_that_does_not_say_so_is_not_resumable(name: str, resumes: bool) -> None:
+    task = WorkerTask(batch_groups=1, agent_loop=f"{__name__}.{name}", partial_rollout=True)
+    recipe = make_recipes({"math": task}, WorkerSettings(engine="simulated"), 0, JudgePool(1))["math"]
+    lease = Lease("math", 1, 1, "nonce", 1, Prompt("p"), samples=(), step=1)
+    assert recipe.resumes(lease) is resumes
 
 
 def test_a_task_gives_its_loop_its_options() -> None:

@@ -19,7 +19,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.wire.parts import join_parts, rest_of
 from rollq.buffer.wire.validation import check_group
-from rollq.workers.agents.loops import AgentLoop
+from rollq.workers.agents.loops import AgentLoop, is_resumable
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import Completion, ContextFull, Request, Sampling
@@ -425,7 +425,7 @@ def test_conversations_continue_after_any_whole_turn(tmp_path: Path, template: s
     loop, kept = tools("calculator"), list[Sample]()
     first = Model(tokenizer, [*words, "done"], arrays=True)
     whole = asyncio.run(loop.run(replace(rollout(first, Prompt("6*7?")), keep=kept.append)))
-    assert loop.resumable
+    assert is_resumable(loop)
     assert len(kept) == 4
     for turns, previous in enumerate(kept, start=1):
         assert (previous.status, len(previous.extra["messages"])) == (SampleStatus.ABORTED, 2 * turns)

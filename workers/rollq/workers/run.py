@@ -18,8 +18,9 @@ from typing import Any
 
 from rq import Queue
 
+from rollq.buffer.contracts import ENGINE, check_object, inside
 from rollq.buffer.errors import ConfigError, RollqError
-from rollq.buffer.plugins import check_methods, load_plugin
+from rollq.buffer.plugins import load_plugin
 from rollq.buffer.roles import WorkerBuffer
 from rollq.buffer.steering import Order
 from rollq.workers.agents.registry import check_loop
@@ -51,7 +52,6 @@ SWITCH_INTERVAL_S = 0.001
 """How long a thread back from Redis may wait for a busy event loop. Python's default, 5 ms, slows every call."""
 LAST_WORDS_S = 1.0
 """How long a worker that ends tries to reach the server."""
-ENGINE_METHODS = ("start", "generate", "swap", "abort", "sleep", "wake", "close")
 
 
 def run_worker(
@@ -234,10 +234,11 @@ def load_engine(settings: WorkerSettings) -> Engine:
     make: Callable[..., Engine] = load_plugin("engine", settings.engine, {})
     try:
         engine = make(**settings.options)
-        check_methods("engine", settings.engine, engine, *ENGINE_METHODS)
-        return engine
     except TypeError as error:
         raise ConfigError(f"[worker.options] of engine {settings.engine!r}: {error}") from error
+    with inside("[worker]"):
+        check_object(engine, ENGINE, settings.engine)
+    return engine
 
 
 def make_tokenizer(settings: WorkerSettings) -> Tokenizer:

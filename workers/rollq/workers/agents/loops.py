@@ -50,16 +50,17 @@ class Rollout:
 
 
 class AgentLoop(Protocol):
-    """Generates one sample."""
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the loop continues `Rollout.previous`; other loops get an empty one."""
-        ...
+    """Generates one sample. A loop with the attribute `resumable`, a bool, says whether it continues
+    `Rollout.previous`; loops without it do not, and get an empty one."""
 
     async def run(self, rollout: Rollout) -> Sample:
         """Generate the sample. An exception fails this sample alone; `EngineDead` must not be caught."""
         ...
+
+
+def is_resumable(loop: AgentLoop) -> bool:
+    """Whether the loop continues `Rollout.previous`."""
+    return getattr(loop, "resumable", False)
 
 
 class SingleTurn:

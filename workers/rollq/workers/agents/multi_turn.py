@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from pydantic import Field, ValidationError
 
+from rollq.buffer.contracts import ENVIRONMENT, TURN_ENVIRONMENT, check_object
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import check_methods, load_plugin
+from rollq.buffer.plugins import load_plugin
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.buffer.settings import Settings
 from rollq.workers.agents.chat_formats import make_format
@@ -24,7 +25,6 @@ from rollq.workers.agents.environments import (
     Opening,
     ResumableEnvironment,
     Step,
-    TurnEnvironment,
 )
 from rollq.workers.agents.loops import Rollout, failed, finish
 from rollq.workers.agents.turns import ChatFormat, Turn, forms
@@ -229,12 +229,11 @@ def environment_loop(**options: Any) -> MultiTurn:
 
     try:
         made = make()
-        step = "respond" if isinstance(made, TurnEnvironment) else "step"
-        check_methods("environment", settings.environment, made, "setup", step, "teardown")
     except (TypeError, ValueError, ValidationError) as error:
         raise ConfigError(
             f"environment {settings.environment!r} cannot be made with options {settings.options!r}: {error}"
         ) from error
+    check_object(made, TURN_ENVIRONMENT if hasattr(made, "respond") else ENVIRONMENT, settings.environment)
     resumable = isinstance(made, ResumableEnvironment)
     limits = Limits(settings.max_turns, settings.setup_timeout_s, settings.step_timeout_s, settings.teardown_timeout_s)
     places = asyncio.Semaphore(settings.concurrent)

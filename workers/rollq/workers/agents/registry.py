@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from rollq.buffer.contracts import AGENT_LOOP, check_object
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import check_methods, load_plugin
+from rollq.buffer.plugins import load_plugin
 from rollq.buffer.settings_errors import explanation
 from rollq.workers.agents.loops import AgentLoop, SingleTurn
 from rollq.workers.agents.multi_turn import MultiTurn, environment_loop
@@ -44,12 +45,13 @@ def make_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
     make: Callable[..., AgentLoop] = load_plugin("agent loop", name, makers)
     try:
         loop = make(**options)
-        check_methods("agent loop", name, loop, "run")
-        return loop
     except ValidationError as error:
         problem = explanation(error)
     except TypeError as error:
         problem = f"{error}; given: {', '.join(options)}"
+    else:
+        check_object(loop, AGENT_LOOP, name)
+        return loop
     raise ConfigError(f"agent_options of agent loop {name!r}: {problem}")
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollq.buffer.advantages import no_advantage
+from rollq.buffer.contracts import FILTER, check_function
 from rollq.buffer.errors import RollqError
-from rollq.buffer.plugins import check_parameters, load_plugin
+from rollq.buffer.plugins import load_plugin
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.user_code import UserFunction
 
@@ -45,7 +46,7 @@ class Filter:
     def load(cls, name: str, timeout_s: float) -> "Filter":
         """A built-in filter, or a custom one by dotted path. Raises `ConfigError` for an unknown filter."""
         function = load_plugin("filter", name, BUILT_IN)
-        check_parameters("filter", name, function, "prompt", "samples")
+        check_function(function, FILTER, name)
         return cls(name, UserFunction.wrap(function, timeout_s, quick=name in BUILT_IN))
 
     async def keeps(self, prompt: Prompt, samples: Sequence[Sample]) -> bool:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rollq.buffer.contracts import inside
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Lease
 from rollq.buffer.shards import task_of
-from rollq.workers.agents.loops import AgentLoop
+from rollq.workers.agents.loops import AgentLoop, is_resumable
 from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import Sampling
 from rollq.workers.groups.filters import Filter
@@ -33,7 +34,7 @@ class Recipe:
 
     def resumes(self, lease: Lease) -> bool:
         """Whether interrupted samples continue from their tokens; never in an evaluation, which has one version."""
-        return self.loop.resumable and self.settings.partial_rollout and not lease.evaluation
+        return is_resumable(self.loop) and self.settings.partial_rollout and not lease.evaluation
 
     def salvages(self, lease: Lease) -> bool:
         """Whether samples that are still being made are kept in the buffer, in case this worker is killed."""
@@ -65,17 +66,16 @@ def make_recipes(
         for scorer in task.scorers:
             if scorer not in pools:
                 raise ConfigError(f"tasks.{name}.scorers names {scorer!r}: there is no table [worker.pools.{scorer}]")
-    recipes = {
-        name: Recipe(
-            settings=task,
-            loop=make_loop(task.agent_loop, task.agent_options),
-            judge=make_judge(
-                task.judge, task.judge_options, JudgeContext(limit_s, processes, task.isolate_judge, pools)
-            ),
-            filters=tuple(Filter.load(path, limit_s) for path in task.filters),
-            pools=pools,
-            run_seed=run_seed,
-        )
-        for name, task in by_task.items()
-    }
+    recipes: dict[str, Recipe] = {}
+    for name, task in by_task.items():
+        context = JudgeContext(limit_s, processes, task.isolate_judge, pools)
+        with inside(f"{'tasks' if task.kind == 'train' else 'evaluations'}.{name}"):
+            recipes[name] = Recipe(
+                settings=task,
+                loop=make_loop(task.agent_loop, task.agent_options),
+                judge=make_judge(task.judge, task.judge_options, context),
+                filters=tuple(Filter.load(path, limit_s) for path in task.filters),
+                pools=pools,
+                run_seed=run_seed,
+            )
     return {name: recipes[task_of(name)] for name in tasks}

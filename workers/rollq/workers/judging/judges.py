@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from rollq.buffer.contracts import ISOLATED_JUDGE, JUDGE, POOLS_JUDGE, check_function
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.plugins import check_parameters, load_plugin
+from rollq.buffer.plugins import load_plugin
 from rollq.buffer.rollouts import Prompt, Sample
 from rollq.buffer.settings_errors import explanation
 from rollq.buffer.wire.prompts import decode_prompt, encode_prompt
@@ -49,21 +50,19 @@ def _custom(path: str, context: JudgeContext) -> UserFunction:
     """A custom judge as a function of (prompt, sample), with the pools if it takes them."""
     function = load_plugin("judge", path, BUILT_IN)
     if _takes_pools(function):
-        if not inspect.iscoroutinefunction(function):
-            raise ConfigError(f"judge {path!r} takes pools: it must be async, to ask them")
+        check_function(function, POOLS_JUDGE, path)
         if not context.pools:
             raise ConfigError(f"judge {path!r} takes pools, and there are none: add [worker.pools.<name>]")
         function = partial(function, pools=context.pools)
-    check_parameters("judge", path, function, "prompt", "sample")
     if context.isolate:
-        return _isolated(path, function, context)
+        check_function(function, ISOLATED_JUDGE, path)
+        return _isolated(path, context)
+    check_function(function, JUDGE, path)
     return UserFunction.wrap(function, context.timeout_s, quick=False)
 
 
-def _isolated(path: str, function: Callable[..., Any], context: JudgeContext) -> UserFunction:
+def _isolated(path: str, context: JudgeContext) -> UserFunction:
     """A custom judge that runs in a separate process."""
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"judge {path!r} is async: isolate_judge is for functions that block")
 
     async def isolated(prompt: Prompt, sample: Sample) -> Reward:
         args = (path, encode_prompt(prompt).decode())

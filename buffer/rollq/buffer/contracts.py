@@ -1,0 +1,192 @@
+"""The contracts of code that users write: which functions rollq calls, with which arguments, and their check at start.
+
+`CONTRACTS` is the one table of them; docs/guide/user-code.md shows it, and a test compares the two.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from rollq.buffer.errors import ConfigError
+
+
+class How(StrEnum):
+    """How a function must be defined."""
+
+    PLAIN = "def"
+    ASYNC = "async def"
+    EITHER = "def or async def"
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that is called with `parameters` by position and `keywords` by name. `optional`: it may be absent."""
+
+    name: str
+    parameters: tuple[str, ...]
+    returns: str
+    how: How
+    keywords: tuple[str, ...] = ()
+    is_method: bool = False
+    optional: bool = False
+
+    def __str__(self) -> str:
+        given = ("self",) * self.is_method + self.parameters + self.keywords
+        return f"{self.how} {self.name}({', '.join(given)}) -> {self.returns}"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A bool that an object has as an attribute; without `default`, it must be there."""
+
+    name: str
+    default: bool | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: bool" + ("" if self.default is None else f" = {self.default}")
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The functions and flags of what `setting` names: a function, or the methods of an object."""
+
+    setting: str
+    functions: tuple[Function, ...]
+    flags: tuple[Flag, ...] = ()
+
+
+def _method(
+    name: str, *parameters: str, returns: str = "None", how: How = How.ASYNC, optional: bool = False
+) -> Function:
+    return Function(name, parameters, returns, how, is_method=True, optional=optional)
+
+
+_REWARD: Final = "float or dict[str, float]"
+_SETUP: Final = _method("setup", "prompt", "session", returns="Opening")
+_REST: Final = (
+    _method("teardown"),
+    _method("resume", "prompt", "session", "messages", returns="Opening", optional=True),
+)
+
+JUDGE: Final = Contract("judge", (Function("reward", ("prompt", "sample"), _REWARD, How.EITHER),))
+POOLS_JUDGE: Final = Contract("judge", (Function("reward", ("prompt", "sample"), _REWARD, How.ASYNC, ("pools",)),))
+ISOLATED_JUDGE: Final = Contract("judge", (Function("reward", ("prompt", "sample"), _REWARD, How.PLAIN),))
+FILTER: Final = Contract("filters", (Function("keeps", ("prompt", "samples"), "bool", How.EITHER),))
+AGENT_LOOP: Final = Contract(
+    "agent_loop", (_method("run", "rollout", returns="Sample"),), (Flag("resumable", default=False),)
+)
+ENVIRONMENT: Final = Contract("environment", (_SETUP, _method("step", "text", returns="Step"), *_REST))
+TURN_ENVIRONMENT: Final = Contract("environment", (_SETUP, _method("respond", "turn", returns="Step"), *_REST))
+ENGINE: Final = Contract(
+    "engine",
+    (
+        _method("start"),
+        _method("generate", "request", returns="Completion"),
+        _method("swap", "weights", "version", "mode", returns="float"),
+        _method("abort", "requests"),
+        _method("sleep"),
+        _method("wake"),
+        _method("close"),
+    ),
+)
+PROMPT_ORDER: Final = Contract(
+    "prompt_order",
+    (
+        _method("pass_order", "rows", "seeds", "number", returns="int64 array", how=How.PLAIN),
+        _method("takes", "row", "number", "stats", returns="bool", how=How.PLAIN),
+    ),
+    (Flag("uses_stats"),),
+)
+SHOULD_CONTINUE: Final = Contract("should_continue", (Function("should_continue", ("state",), "bool", How.PLAIN),))
+OPERATOR: Final = Contract("pipeline", (Function("operator", ("groups",), "list[ScoredGroup]", How.PLAIN),))
+
+CONTRACTS: Final[Mapping[str, Contract]] = {
+    "judge": JUDGE,
+    "judge that asks pools": POOLS_JUDGE,
+    "judge with `isolate_judge`": ISOLATED_JUDGE,
+    "filter": FILTER,
+    "agent loop": AGENT_LOOP,
+    "environment": ENVIRONMENT,
+    "environment that reads turns": TURN_ENVIRONMENT,
+    "engine": ENGINE,
+    "prompt order": PROMPT_ORDER,
+    "hook": SHOULD_CONTINUE,
+    "pipeline operator": OPERATOR,
+}
+"""Every contract by the words for what is written. Tools have none: a model calls them, with arguments of any kind."""
+
+
+def check_function(function: Any, contract: Contract, path: str = "") -> None:
+    """Raise `ConfigError` unless `function` can be called as the contract says.
+
+    `path`: by which its setting names it; '' for one that was passed as an argument.
+    """
+    (needed,) = contract.functions
+    if inspect.isclass(function):
+        raise ConfigError(f"{_written(contract, path)}: {function.__qualname__} is a class; needed is {needed}")
+    name = getattr(function, "__qualname__", path or type(function).__name__)
+    _check(function, needed, _written(contract, path), name)
+
+
+def check_object(made: Any, contract: Contract, path: str) -> None:
+    """Raise `ConfigError` unless `made`, made from what the contract's setting names by `path`, has its functions and
+    flags."""
+    where, name = _written(contract, path), type(made).__name__
+    flags = [flag for flag in contract.flags if flag.default is None and not hasattr(made, flag.name)]
+    methods = [one for one in contract.functions if not one.optional and not callable(getattr(made, one.name, None))]
+    missing: list[Flag | Function] = [*flags, *methods]
+    if missing:
+        names, signatures = ", ".join(one.name for one in missing), ", ".join(map(str, missing))
+        raise ConfigError(f"{where}: {name} has no {names}; needed {'are' if len(missing) > 1 else 'is'} {signatures}")
+    for flag in contract.flags:
+        if not isinstance(found := getattr(made, flag.name, flag.default), bool):
+            raise ConfigError(f"{where}: {name}.{flag.name} is {found!r:.80}; needed is {flag}")
+    for needed in contract.functions:
+        if hasattr(made, needed.name):
+            _check(getattr(made, needed.name), needed, where, f"{name}.{needed.name}")
+
+
+@contextmanager
+def inside(table: str) -> Iterator[None]:
+    """Begin the `ConfigError`s of the block with the table of `rollq.toml` that has the settings which they name."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{table}: {error}") from error
+
+
+def _written(contract: Contract, path: str) -> str:
+    """The setting as it is written in `rollq.toml`."""
+    return f'{contract.setting} = "{path}"' if path else contract.setting
+
+
+def _check(function: Callable[..., Any], needed: Function, where: str, name: str) -> None:
+    if not callable(function):
+        raise ConfigError(f"{where}: {name} is {function!r:.80}; needed is {needed}")
+    is_async = _is_async(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C; the first call will show
+        return
+    shown = f"{How.ASYNC if is_async else How.PLAIN} {name}{_plain(signature)}"
+    if needed.how is not How.EITHER and is_async is not (needed.how is How.ASYNC):
+        raise ConfigError(f"{where}: {shown} is {'async' if is_async else 'not async'}; needed is {needed}")
+    try:
+        signature.bind(*needed.parameters, **dict.fromkeys(needed.keywords))
+    except TypeError as error:
+        raise ConfigError(f"{where}: {shown} has other parameters ({error}); needed is {needed}") from error
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call gives a coroutine: of a function, of what a decorator wraps, or of an object with `__call__`."""
+    candidates = (function, inspect.unwrap(function), getattr(function, "__call__", None))  # noqa: B004
+    return any(map(inspect.iscoroutinefunction, candidates))
+
+
+def _plain(signature: inspect.Signature) -> str:
+    """The signature without types."""
+    parameters = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
