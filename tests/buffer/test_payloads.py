@@ -143,6 +143,7 @@ def test_a_result_without_the_payload_that_it_names_is_refused(world: World) -> 
         lease.nonce,
         "cc",
         "0,0",
+        "0,0",
         0,
         0,
         0,

@@ -33,8 +33,9 @@ NUMBERS_BYTES = 256
 """Approximate size of a group in a call, without its frames."""
 _NO_VERSION = "-"
 RESULT_ARGS = (
-    "id", "attempt", "nonce", "letters", "versions", "oldest", "newest", "filtered", "reward", "rewarded", "new_tokens",
-    "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes", "rows",
+    "id", "attempt", "nonce", "letters", "versions", "token_versions", "oldest", "newest", "filtered", "reward",
+    "rewarded", "new_tokens", "tokens", "took_ms", "error_text", "frame_count", "passed", "rewarded_tokens", "bytes",
+    "rows",
 )  # fmt: skip
 """The numbers of one group in a call of `put`, in their order."""
 
@@ -77,10 +78,10 @@ def part_args(part: SamplePart, floors: Floors, rules: TaskRules) -> list[Any]:
     except InvalidGroup as error:
         log.warning("a part of group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
         return []
-    version = version_of(sample, floors, rules)
+    version, oldest = version_of(sample, floors, rules), oldest_token(sample, floors)
     return [
         lease.group_id, lease.attempt, lease.nonce, part.number, part.index, sample.status.value,
-        _NO_VERSION if version is None else version, int(part.tokens_before == 0), encoded,
+        _text(version), _text(oldest), int(part.tokens_before == 0), encoded,
     ]  # fmt: skip
 
 
@@ -145,12 +146,14 @@ def result_args(
 
 
 def _version_args(samples: Sequence[Sample], floors: Floors, rules: TaskRules) -> dict[str, str | int]:
-    """The version that each sample counts as, the oldest of them, and the newest version of any token."""
+    """The version that each sample counts as, and that of its oldest token; the oldest of the first, and the newest
+    version of any token."""
     counted = [version_of(sample, floors, rules) for sample in samples]
     known = [version for version in counted if version is not None]
     made_by = [span.version for sample in samples for segment in sample.segments for span in segment.versions]
     return {
-        "versions": ",".join([_NO_VERSION if version is None else str(version) for version in counted]),
+        "versions": ",".join(map(_text, counted)),
+        "token_versions": ",".join([_text(oldest_token(sample, floors)) for sample in samples]),
         "oldest": min(known, default=_NO_VERSION),
         "newest": max(made_by, default=_NO_VERSION),
     }
@@ -171,9 +174,22 @@ def _first_error(samples: Sequence[Sample]) -> str:
     return next((sample.error for sample in samples if sample.error and sample.status is SampleStatus.FAILED), "")
 
 
+def _text(version: int | None) -> str:
+    return _NO_VERSION if version is None else str(version)
+
+
+def oldest_token(sample: Sample, floors: Floors) -> int | None:
+    """The version of a sample's oldest token; None without tokens."""
+    return min(_versions(sample, floors), default=None)
+
+
+def _versions(sample: Sample, floors: Floors) -> list[int]:
+    return [floors.counted(span.epoch, span.version) for segment in sample.segments for span in segment.versions]
+
+
 def version_of(sample: Sample, floors: Floors, rules: TaskRules) -> int | None:
     """The version that a sample counts as (see `counted_version`); None without tokens."""
-    versions = [floors.counted(span.epoch, span.version) for segment in sample.segments for span in segment.versions]
+    versions = _versions(sample, floors)
     if not versions:
         return None
     if rules.token_threshold == rules.stale_threshold or brings_labels(sample.segments):

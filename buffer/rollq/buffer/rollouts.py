@@ -189,7 +189,8 @@ class PipelineOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One prompt and its samples, as the trainer gets them. `oldest_version` already counts dead epochs' tokens."""
+    """One prompt and its samples, as the trainer gets them. `oldest_version`: of its oldest token, where tokens of dead
+    epochs count as the rewind says."""
 
     task: str
     group_id: int

@@ -14,8 +14,8 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.query import calls as asking
 from rollq.buffer.query.language import GroupRecord, parse_query
-from rollq.buffer.replies import PutOutcome
-from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SampleStatus, Status
+from rollq.buffer.replies import PutOutcome, SalvageOutcome
+from rollq.buffer.rollouts import GroupResult, Prompt, Sample, SamplePart, SampleStatus, Status
 from rollq.buffer.store.connection import connect, open_client
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.store.server import EmbeddedServer
@@ -271,3 +271,34 @@ def test_a_query_tells_that_a_run_is_gone(fresh_server: EmbeddedServer) -> None:
         buffer.client.flushall()
         with pytest.raises(StoreLost, match="run 'run' is no longer in this store"):
             buffer.query({})
+
+
+def test_the_staleness_of_groups_is_that_of_their_tokens_where_tokens_are_masked_by_age(world: World) -> None:
+    world.start(math={"max_staleness": 3, "max_token_staleness": 0, "group_size": 1, "partial_rollout": True})
+    world.admit(4)
+    finished, interrupted, salvaged, _ = world.lease(4)
+    world.buffer.put(
+        [GroupResult(finished, (make_sample(0),)), GroupResult(interrupted, (make_sample(0, status="a"),))]
+    )
+    part = SamplePart(salvaged, number=0, index=0, tokens_before=0, sample=make_sample(0, status="a"))
+    assert world.buffer.salvage([part]) == [SalvageOutcome.KEPT]
+    assert world.buffer.inspect("math", 1)["oldest"] == "-3", "it expires with its last token that counts"
+    staleness = {"uid": {"$lte": 3}, "staleness": 0}
+    assert [record.staleness for record in world.buffer.query({})] == [0, 0, 0, 0]
+    assert [record.uid for record in world.buffer.query(staleness)] == [1, 2, 3]
+    assert [record.uid for record in world.buffer.query({"status": "completed", "staleness": 0})] == [1]
+    assert [record.uid for record in world.buffer.query({"status": "completed", "staleness": {"$gte": 1}})] == []
+    assert [group.oldest_version for group in world.claim(1, math=1).groups] == [0]
+
+
+def test_after_a_rewind_tokens_are_as_old_as_the_step_that_it_went_back_to(world: World) -> None:
+    world.start(math={"max_staleness": 3, "max_token_staleness": 0, "group_size": 1})
+    for step in (1, 2):
+        world.complete(2)
+        world.train(step)
+    world.complete(1)
+    assert [record.staleness for record in world.buffer.query({"status": "completed"})] == [0]
+    world.begin(0, mode="return", launch_id="again")
+    records = world.buffer.query({"status": "completed"})
+    assert [(record.uid, record.staleness) for record in records] == [(uid, 0) for uid in range(1, 6)]
+    assert world.buffer.clock("math").step == 1

@@ -13,7 +13,7 @@ from rollq.buffer.store.keys import task_keys
 IDS_PER_TRIP = 500
 """Groups whose numbers are read in one trip. With a limit, at most this many are read in vain."""
 
-_NUMBERS = ("status", "arrival", "letters", "versions", "reward", "tries", "error")
+_NUMBERS = ("status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error")
 
 
 class Querying(BufferCore):
@@ -39,7 +39,9 @@ class Querying(BufferCore):
 
     def _records_within(self, reach: Reach, task: str) -> Iterator[GroupRecord]:
         clock = self.clock(task)
-        what = plan_reads(reach, step=clock.step, order=clock.rules.order, most_ids=IDS_PER_TRIP)
+        rules = clock.rules
+        token_shift = rules.token_threshold - rules.stale_threshold
+        what = plan_reads(reach, step=clock.step, order=rules.order, most_ids=IDS_PER_TRIP, token_shift=token_shift)
         ids = self._ids(task, what)
         for start in range(0, len(ids), IDS_PER_TRIP):
             yield from self._records(task, ids[start : start + IDS_PER_TRIP], clock.step)
@@ -62,11 +64,12 @@ class Querying(BufferCore):
 
 
 def _record(
-    task: str, group_id: int, step: int, status: str, arrival: str, letters: str, versions: str, *rest: str
+    task: str, group_id: int, step: int, status: str, arrival: str, letters: str, counted: str, *rest: str
 ) -> GroupRecord:
-    reward, tries, error = rest
-    # `versions` may still speak of samples that were reset; of a group that had none yet it is empty
-    held = [version for letter, version in zip(letters, versions.split(","), strict=False) if letter != "p"]
+    token_versions, reward, tries, error = rest
+    # versions may still speak of samples that were reset; of a group that had none yet they are empty
+    versions = (token_versions or counted).split(",")
+    held = [version for letter, version in zip(letters, versions, strict=False) if letter != "p"]
     return GroupRecord(
         uid=group_id,
         task=task,

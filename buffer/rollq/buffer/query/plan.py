@@ -3,7 +3,7 @@
 A plan covers every group for which the condition holds, and may cover more: the reader checks the condition too.
 
 status                                 what its sorted set is scored by
-completed, aborted                     oldest version and arrival, or arrival alone when the task's order is "fifo"
+completed, aborted                     version that it counts as, then arrival; arrival where order = "fifo"
 gathered, expired, filtered, failed    arrival
 the others                             step or deadline, of which queries know nothing
 """
@@ -144,21 +144,26 @@ class ReadPlan:
     scores: tuple[Scores, ...] = ()
 
 
-def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int) -> ReadPlan:
-    """Plan the reads for a task of `order` whose next step is `step`. Up to `most_ids` ids are read without any set."""
+def plan_reads(reach: Reach, *, step: int, order: str, most_ids: int, token_shift: int = 0) -> ReadPlan:
+    """Plan the reads for a task of `order` whose next step is `step`. Up to `most_ids` ids are read without any set.
+
+    `token_shift`: how much the version that a group counts as may be below that of its oldest token, 0 or less (see
+    `counted_version`).
+    """
     low = max(1, reach.arrivals.low)
     if reach.arrivals.high - low < most_ids:
         return ReadPlan(ids=range(int(low), int(reach.arrivals.high) + 1))
-    found = (scores for status in sorted(reach.statuses) for scores in _scores(status, reach, step, order))
+    found = (scores for status in sorted(reach.statuses) for scores in _scores(status, reach, step, order, token_shift))
     return ReadPlan(scores=tuple(dict.fromkeys(found)))
 
 
-def _scores(status: Status, reach: Reach, step: int, order: str) -> Iterator[Scores]:
+def _scores(status: Status, reach: Reach, step: int, order: str, token_shift: int) -> Iterator[Scores]:
     by_version = status in _IN_VERSION_INDEX and order != "fifo"
     if status in _IN_VERSION_INDEX and reach.staleness != _ALL:
         index = status if by_version else BY_VERSION
-        tokens = Range(step - 1 - reach.staleness.high, min(step - 1 - reach.staleness.low, NO_TOKENS - 1))
-        yield Scores(index, tokens.low * ARRIVALS, (tokens.high + 1) * ARRIVALS)
+        oldest = step - 1 - reach.staleness.high + token_shift
+        newest = min(step - 1 - reach.staleness.low, NO_TOKENS - 1)
+        yield Scores(index, oldest * ARRIVALS, (newest + 1) * ARRIVALS)
         if reach.staleness.low <= 0 <= reach.staleness.high:
             yield Scores(index, low=NO_TOKENS * ARRIVALS)
     elif status in _BY_ARRIVAL or (status in _IN_VERSION_INDEX and not by_version):

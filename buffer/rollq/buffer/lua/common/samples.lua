@@ -221,18 +221,37 @@ local function reset_salvaged(clock, id)
   if parts and oldest_kept(letters, versions) <= stale then reset_group(clock, id, stale) end
 end
 
+-- Whether samples may count as older than their oldest token, because tokens are masked by age. Then a group's hash has
+-- `token_versions`, too: those of the oldest tokens themselves, for people.
+local function counts_masked(clock)
+  return clock.token_shift ~= 0
+end
+
+local function cap_all(versions, cap)
+  return (string.gsub(versions, '%-?%d+', function(version)
+    return exact(math.min(tonumber(version), cap))
+  end))
+end
+
 -- Lets no token of a group count as newer than version `cap`; returns the version that the group counts as.
 local function cap_versions(clock, id, cap)
+  local versions, oldest, token_versions = group_fields(clock, id, 'versions', 'oldest', 'token_versions')
+  if token_versions then
+    redis.call('HSET', group_key(clock.prefix, id), 'token_versions', cap_all(token_versions, cap))
+  end
   cap = cap + clock.token_shift
-  local versions, oldest = group_fields(clock, id, 'versions', 'oldest')
   oldest = tonumber(oldest)
   if oldest == NO_TOKENS then return oldest end
-  versions = string.gsub(versions, '%-?%d+', function(version)
-    return exact(math.min(tonumber(version), cap))
-  end)
+  versions = cap_all(versions, cap)
   oldest = math.min(oldest, cap)
   redis.call('HSET', group_key(clock.prefix, id), 'versions', versions, 'oldest', oldest, 'counted_in', clock.epoch)
   return oldest
+end
+
+-- The version of a group's oldest token, where `oldest` is the version that the group counts as.
+local function oldest_token(clock, id, oldest)
+  local letters, token_versions = group_fields(clock, id, 'letters', 'token_versions')
+  return token_versions and oldest_kept(letters, token_versions) or oldest
 end
 
 -- The newest version that tokens of an epoch count as: for a dead epoch, its floor.

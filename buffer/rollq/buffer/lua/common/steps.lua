@@ -35,9 +35,9 @@ local function first_fresh(clock, lowest, want, old)
   return ids
 end
 
--- Appends the description of each group to a reply, and returns it: id, oldest version, arrival, tries, tokens, reward,
--- the name of its payload ('' when its frame is in its rollout), the nonce of the lease that made it, the rows of its
--- samples, and the output of a pipeline (JSON, or '').
+-- Appends the description of each group to a reply, and returns it: id, version of its oldest token, arrival, tries,
+-- tokens, reward, the name of its payload ('' when its frame is in its rollout), the nonce of the lease that made it,
+-- the rows of its samples, and the output of a pipeline (JSON, or '').
 local function describe_groups(clock, ids, reply)
   for _, id in ipairs(ids) do
     local key = group_key(clock.prefix, id)
@@ -45,8 +45,8 @@ local function describe_groups(clock, ids, reply)
       fields(key, 'oldest', 'arrival', 'tries', 'tokens', 'reward', 'payload', 'put_nonce', 'rows', 'shaped')
     -- stylua: ignore
     reply[#reply + 1] = {
-      tonumber(id), tonumber(oldest), tonumber(arrival), tonumber(tries), tonumber(tokens), reward, payload or '',
-      nonce or '', rows or '', shaped or '',
+      tonumber(id), oldest_token(clock, id, tonumber(oldest)), tonumber(arrival), tonumber(tries), tonumber(tokens),
+      reward, payload or '', nonce or '', rows or '', shaped or '',
     }
   end
   return reply

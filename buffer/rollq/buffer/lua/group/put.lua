@@ -2,10 +2,12 @@
 -- Moves: running -> completed|aborted|expired|filtered|failed, or dropped; for a group of a batch, running -> gathered
 --   when it is finished and back to pending when it is not
 -- KEYS: clock, payloads
--- ARGV: incarnation, epoch, then per group: id, attempt, nonce, letters, versions, oldest, newest, filtered, reward,
---   rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows
+-- ARGV: incarnation, epoch, then per group: id, attempt, nonce, letters, versions, token_versions, oldest, newest,
+--   filtered, reward, rewarded, new_tokens, tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes,
+--   rows
 --   epoch: by which versions were counted   letters: one per sample
---   versions: the oldest of each sample, comma separated, '-' without tokens
+--   versions: the one that each sample counts as, comma separated, '-' without tokens
+--   token_versions: likewise, those of the oldest token of each sample
 --   oldest: the version that the group counts as, '-' without tokens   newest: its newest version, or '-'
 --   reward: mean of the samples that have one, 0 without   rewarded: how many have one   passed: how many passed
 --   rewarded_tokens: response tokens of the samples that have a reward   error_text: '' without an error
@@ -22,7 +24,7 @@
 local WINDOW_TIMINGS = 1000
 local NEWEST_TRY = 0.25
 local FIRST_RESULT = 3
-local RESULT_ARGS = 19 -- of one group, without its frames
+local RESULT_ARGS = 20 -- of one group, without its frames
 local NO_LETTER = '[^' .. SAMPLE.completed .. SAMPLE.aborted .. SAMPLE.failed .. SAMPLE.pending .. ']'
 local NOT_COMPLETED = '[^' .. SAMPLE.completed .. ']'
 local HAVE_ALL = { [WHOLE] = true, [BESIDE] = true, [AWAY] = true }
@@ -61,6 +63,7 @@ local function check_result(clock, result)
   check_version(result.oldest)
   check_version(result.newest)
   check_samples(clock, letters, versions)
+  if counts_masked(clock) then check_samples(clock, letters, result.token_versions) end
 end
 
 -- The field, frame, ... of a group.
@@ -89,14 +92,16 @@ end
 local function read_result(clock, args, at)
   -- in the order of `result_args` in Python
   -- stylua: ignore
-  local id, attempt, nonce, letters, versions, oldest, newest, filtered, reward, rewarded, new_tokens, tokens, took_ms,
-    error_text, frame_count, passed, rewarded_tokens, bytes, rows = unpack(args, at, at + RESULT_ARGS - 1)
+  local id, attempt, nonce, letters, versions, token_versions, oldest, newest, filtered, reward, rewarded, new_tokens,
+    tokens, took_ms, error_text, frame_count, passed, rewarded_tokens, bytes, rows =
+      unpack(args, at, at + RESULT_ARGS - 1)
   local result = {
     id = id,
     attempt = attempt,
     nonce = nonce,
     letters = letters,
     versions = versions,
+    token_versions = token_versions,
     oldest = oldest,
     newest = newest,
     filtered = filtered,
@@ -203,6 +208,7 @@ local function store_group(clock, group, result, status, now)
     'oldest', result.oldest, 'newest', result.newest, 'reward', result.reward, 'tokens', result.tokens,
     'generate_ms', result.took_ms, 'put_ms', now, 'put_nonce', result.nonce, 'deaths', deaths,
     'counted_in', clock.epoch, 'rows', result.rows)
+  if counts_masked(clock) then redis.call('HSET', result.key, 'token_versions', result.token_versions) end
   forget_lease(result.key)
 end
 

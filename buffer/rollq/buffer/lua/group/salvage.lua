@@ -1,9 +1,10 @@
 -- Keeps tokens of samples that are still being made: if their worker dies, the next attempt continues from them.
 -- Moves: nothing
 -- KEYS: clock
--- ARGV: incarnation, then per part: id, attempt, nonce, number, index, letter, version, begins, part
+-- ARGV: incarnation, then per part: id, attempt, nonce, number, index, letter, version, token_version, begins, part
 --   number: how many parts of its group came before it   index: of its sample   letter: of its sample so far
---   version: the oldest in the part, '-' without tokens   begins: 1 when the part is the sample from its first token
+--   version: the one that the part counts as, '-' without tokens   token_version: that of its oldest token
+--   begins: 1 when the part is the sample from its first token
 -- Returns: one word per part: `kept`; `full` when its group has MOST_PARTS parts, or would have more than
 --   MOST_PART_BYTES of them; or `refused`
 -- Caller: Leasing.salvage; workers, whenever samples have enough new tokens
@@ -12,15 +13,16 @@
 -- Versions count as they did when the worker learned of the epoch. Until `put` counts them again, they decide only what
 -- a lease that ended leaves out as too old, and which batches wait for the group.
 local FIRST_PART = 2
-local PART_ARGS = 9
+local PART_ARGS = 10
 
 local function check_part(clock, args, at)
-  local id, attempt, nonce, number, index, letter, version, begins, part = unpack(args, at, at + PART_ARGS - 1)
+  local id, attempt, nonce, number, index, letter, version, token_version, begins, part =
+    unpack(args, at, at + PART_ARGS - 1)
   check_given(id, attempt, nonce, part)
   check_counts(number, index)
   if tonumber(index) >= clock.group_size then refuse_argument(index, 'the index of a sample') end
   check_choice(letter, SAMPLE.completed, SAMPLE.aborted, SAMPLE.failed)
-  if version ~= NO_VERSION then check_whole(version) end
+  if version ~= NO_VERSION then check_whole(version, token_version) end
   check_choice(begins, '0', '1')
 end
 
@@ -35,9 +37,10 @@ end
 
 -- Adds a part to its sample; returns the word for it.
 local function keep(clock, key, args, at)
-  local id, attempt, nonce, number, index, letter, version, begins, part = unpack(args, at, at + PART_ARGS - 1)
-  local live_attempt, live_nonce, parts, bytes, letters, versions =
-    fields(key, 'attempt', 'nonce', 'parts', 'part_bytes', 'letters', 'versions')
+  local id, attempt, nonce, number, index, letter, version, token_version, begins, part =
+    unpack(args, at, at + PART_ARGS - 1)
+  local live_attempt, live_nonce, parts, bytes, letters, versions, token_versions =
+    fields(key, 'attempt', 'nonce', 'parts', 'part_bytes', 'letters', 'versions', 'token_versions')
   local is_mine = live_attempt == attempt and live_nonce == nonce
   number, parts = tonumber(number), tonumber(parts or '0')
   if not is_mine or number > parts then return 'refused' end
@@ -47,6 +50,10 @@ local function keep(clock, key, args, at)
   index = tonumber(index)
   letters = string.sub(letters, 1, index) .. letter .. string.sub(letters, index + 2)
   versions = note_version(versions or no_versions(clock), index, version, begins == '1')
+  if counts_masked(clock) then
+    token_versions = note_version(token_versions or no_versions(clock), index, token_version, begins == '1')
+    redis.call('HSET', key, 'token_versions', token_versions)
+  end
   redis.call('HSET', rollout_key(clock.prefix, id), clock.group_size + number, part)
   redis.call('HSET', key, 'letters', letters, 'versions', versions, 'parts', number + 1, 'part_bytes', bytes)
   return 'kept'
