@@ -114,6 +114,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     buffer, held, prompts = world.buffer, world.held, [Prompt("a prompt")] * 500
     rows = [(prompt, at) for at, prompt in enumerate(prompts, start=1)]
     yield lambda: buffer.admit("math", rows, epoch=1, cursor=0, target=10**9, step=1)
+    yield lambda: buffer.record_prompts("math", "digest", FULL, "", "prompts.jsonl")
     yield lambda: buffer.recycle("math", epoch=1, target=10**9, limit=10**6)
     yield lambda: buffer.lease(["math"], 64, worker="w", version=0, epoch=1)
     yield lambda: buffer.lease(["math"], 64, worker="w", version=0, epoch=1, suspects_held=10**6, idle=False)

@@ -1,6 +1,7 @@
 """Hugging Face data on disk, read with the real package, without the network."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -152,3 +153,21 @@ def test_the_package_is_not_imported_for_json_lines(tmp_path: Path) -> None:
         "assert not {'datasets', 'pyarrow', 'pandas', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("write", [as_parquet, as_arrow, as_folder])
+def test_the_fingerprint_of_a_dataset_follows_from_its_content(
+    tmp_path: Path, write: Callable[[list[dict[str, Any]], Path], Path]
+) -> None:
+    def fingerprint(path: Path) -> str:
+        with PromptFile(task(path)) as file:
+            return file.fingerprint
+
+    rows = [{"prompt": f"p{number}", "answer": number} for number in range(3)]
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    path = write(rows, tmp_path / "one")
+    copy = tmp_path / "copy" / path.name
+    shutil.copytree(path.parent, copy.parent)
+    assert fingerprint(copy) == fingerprint(path)
+    assert fingerprint(write(rows[::-1], tmp_path / "other")) != fingerprint(path)

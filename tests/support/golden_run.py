@@ -15,6 +15,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     """A run in which every role makes every call that it can; yields after each move, with its name."""
     buffer = world.buffer
     world.start(math={"max_uses": 2, "max_staleness": 4}, code={}, held_out={"kind": "eval"})
+    buffer.record_prompts("math", "digest", 9, "", "prompts.jsonl")
     yield "start"
     world.admit(6)
     world.admit(4, "code")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replies import Admitted, Control, PromptStats
+from rollq.buffer.replies import Admitted, Control, PromptRecord, PromptStats
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL, MOVED_IDS_PER_CALL, Sweeping
@@ -38,6 +38,17 @@ class Admission(Sweeping):
         ]
         count, first_id, now = self.call_task("admit", task, epoch, cursor, target, step, *args)
         return Admitted(count, first_id, now)
+
+    def record_prompts(
+        self, task: str, digest: str, rows: int, seeds: str, path: str, *, revision: int = 0
+    ) -> PromptRecord:
+        """Record the prompts of a task in place of the record with this `revision`; 0: if there is none.
+
+        Returns what is recorded now, by whomever. Where the digest changes, the statistics of prompts are dropped.
+        """
+        found = self.call_task("record_prompts", task, revision, digest, rows, seeds, path)
+        now, known, count, order, place = (value.decode(errors="replace") for value in found)
+        return PromptRecord(int(now), known, int(count), order, place)
 
     def prompt_stats(self, task: str, rows: Sequence[int]) -> dict[int, PromptStats]:
         """Statistics of the prompts in these rows; rows that were never tried are left out.

@@ -201,6 +201,19 @@ class PromptStats(NamedTuple):
     mean_tokens: float
 
 
+class PromptRecord(NamedTuple):
+    """The prompts that a task has: the digest of their file, its rows and path, and the seeds of their order.
+
+    `revision` counts up when they change.
+    """
+
+    revision: int
+    digest: str
+    rows: int
+    seeds: str
+    path: str
+
+
 class Reaped(NamedTuple):
     """Leases past their deadline: sent back, or quarantined. `held`: nobody is judged just after an outage."""
 

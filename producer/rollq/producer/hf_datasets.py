@@ -4,6 +4,7 @@ The package `datasets`, an extra of rollq, reads it through a memory map: rows a
 that a prompt needs. It copies a Parquet file to its cache (`HF_HOME`) once, as Arrow. The network is not used.
 """
 
+import hashlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Self
@@ -15,6 +16,7 @@ from rollq.buffer.wire.images import inline_image
 from rollq.producer.columns import Columns
 
 MAX_ROW_BYTES: Final = 10 * 2**20
+_CHUNK_BYTES: Final = 8 * 2**20
 PROGRESS_BYTES: Final = 256 * 2**20  # smaller files are read too fast for a progress bar
 
 
@@ -53,6 +55,17 @@ class DatasetRows:
     def rows(self) -> int:
         """Number of rows."""
         return int(self._data.num_rows)
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the file, or of the folder's Arrow files in their order. `datasets` gives a copy another."""
+        parts = [Path(part["filename"]) for part in self._data.cache_files] if self._path.is_dir() else [self._path]
+        digest = hashlib.sha256()
+        for part in parts:
+            with part.open("rb") as file:
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+        return digest.hexdigest()
 
     def place(self, row: int) -> str:
         """The location of a row for error messages: the file and the row, from 0 as `datasets` counts."""

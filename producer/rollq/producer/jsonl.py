@@ -3,6 +3,7 @@
 Blank lines do not count as rows.
 """
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -23,8 +24,9 @@ _BOM = b"\xef\xbb\xbf"
 class JsonLines:
     """The rows of an open file. Takes 8 bytes of memory per line and 8 per row."""
 
-    def __init__(self, path: Path, file: BinaryIO, bounds: npt.NDArray[np.int64]) -> None:
-        """Use `open`. `bounds` is the result of `line_bounds`."""
+    def __init__(self, path: Path, file: BinaryIO, bounds: npt.NDArray[np.int64], fingerprint: str) -> None:
+        """Use `open`. `bounds` and `fingerprint` are the result of `index`."""
+        self.fingerprint = fingerprint
         self._path = path
         self._file = file
         self._bounds = bounds
@@ -35,7 +37,7 @@ class JsonLines:
         """Open and index a file. Raises `OSError`, and `ConfigError` for a file without rows."""
         file = path.open("rb")
         try:
-            table = cls(path, file, line_bounds(file, path.name))
+            table = cls(path, file, *index(file, path.name))
             if not table.rows:
                 raise ConfigError(f"prompts file {str(path)!r} is empty; one JSON object per line is expected")
         except BaseException:
@@ -66,21 +68,22 @@ class JsonLines:
         return json_object(data.removeprefix(_BOM) if line == 0 else data)
 
 
-def line_bounds(file: BinaryIO, name: str) -> npt.NDArray[np.int64]:
-    """Return the offset of each line's start, then of the file's end: int64 [lines + 1].
+def index(file: BinaryIO, name: str) -> tuple[npt.NDArray[np.int64], str]:
+    """Return the offset of each line's start, then of the file's end, int64 [lines + 1]; and the SHA-256 of the file.
 
     A last line without a newline counts as if it had one. Takes 8 bytes of memory per line.
     """
     size = os.fstat(file.fileno()).st_size
     parts = [np.zeros(1, np.int64)]
-    offset = 0
+    offset, digest = 0, hashlib.sha256()
     with tqdm(total=size, unit="B", unit_scale=True, desc=f"index {name}", disable=size < PROGRESS_BYTES) as bar:
         while chunk := file.read(_CHUNK_BYTES):
             parts.append(np.flatnonzero(np.frombuffer(chunk, np.uint8) == ord("\n")) + (offset + 1))
+            digest.update(chunk)
             offset += len(chunk)
             bar.update(len(chunk))
     bounds = np.concatenate(parts)
-    return bounds if bounds[-1] == offset else np.append(bounds, offset + 1)
+    return bounds if bounds[-1] == offset else np.append(bounds, offset + 1), digest.hexdigest()
 
 
 def json_object(line: bytes) -> dict[str, Any]:

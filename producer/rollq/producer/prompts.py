@@ -35,6 +35,11 @@ class Table(Protocol):
         """Number of rows."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """The digest of the content, wherever the file is."""
+        ...
+
     def place(self, row: int) -> str:
         """The location of a row, for error messages."""
         ...
@@ -52,6 +57,7 @@ class PromptFile:
     """The prompts of one task. Entering the context opens and indexes the file; raises `ConfigError` if that fails."""
 
     def __init__(self, task: PromptSettings) -> None:
+        self.settings = task
         self.path = task.prompts
         self._columns = Columns.from_task(task)
         self._images = ImageFiles(task.prompts.parent, task.inline_image_bytes)
@@ -76,6 +82,11 @@ class PromptFile:
     def rows(self) -> int:
         """Number of rows, usable or not."""
         return self._opened.rows
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest of the bytes of the file, or of the files of a folder."""
+        return self._opened.fingerprint
 
     def prompt(self, row: int) -> Prompt:
         """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` with the file and the line or row."""

@@ -16,6 +16,7 @@ from rollq.buffer.roles import ProducerBuffer
 from rollq.buffer.shards import shard_of
 from rollq.producer.producer import EvaluationFeed, Producer, ShouldContinue, TaskFeed
 from rollq.producer.prompt_order import PromptOrder, make_order
+from rollq.producer.prompt_records import check_prompts
 from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from rollq.producer.settings import ProducerSettings, ProducerTask, PromptSettings
@@ -46,10 +47,11 @@ class TaskPrompts:
 
 @dataclass(frozen=True, slots=True)
 class RunPrompts:
-    """The opened prompts of all tasks and evaluations of a run."""
+    """The opened prompts of all tasks and evaluations of a run; `files` are those of each."""
 
     tasks: tuple[TaskPrompts, ...]
     evaluations: tuple[EvaluationFeed, ...]
+    files: Mapping[str, PromptFile]
 
 
 @contextmanager
@@ -84,6 +86,7 @@ def open_prompts(tasks: Mapping[str, ProducerTask], evaluations: Mapping[str, Pr
                 EvaluationFeed(name, open_file("evaluation", name, settings), settings.on_bad_prompt)
                 for name, settings in evaluations.items()
             ),
+            {name: opened[shard_of(name).task] for name in (*tasks, *evaluations)},
         )
 
 
@@ -107,7 +110,11 @@ def run_producer(
 ) -> None:
     """Produce for the buffer's run, whose tasks must be registered, until `stop` is set.
 
-    Raises the errors of `Producer.run`. The caller closes `buffer` and `queue`.
+    Raises `RunMismatch` for prompts that are not those of the run, and the errors of `Producer.run`.
+
+    The caller closes `buffer` and `queue`.
     """
+    for name, file in prompts.files.items():
+        check_prompts(buffer, name, file, seed)
     feeds = [task.feed(buffer, seed) for task in prompts.tasks]
     Producer(buffer, queue, settings, feeds, prompts.evaluations).run(stop)

@@ -68,6 +68,10 @@ class PromptSettings(Settings):
     on_bad_prompt: Literal["skip", "fail"] = Field(
         default="skip", description="skip and count rows that are not prompts, or stop at the first"
     )
+    on_prompts_changed: Literal["fail", "continue"] = Field(
+        default="fail",
+        description="when the file or the seeds are not those that the run began with: refuse to start, or continue",
+    )
     shuffle_seed: int = Field(default=0, description="changes the order of these prompts alone; evaluations have none")
 
 

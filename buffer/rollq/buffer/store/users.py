@@ -67,7 +67,8 @@ rollq:{run:task}:batch:<handle>:groups write  write   write    read     write
 rollq:{run:task}:batches            write     read    write    read     write
 rollq:{run:task}:batches_over       write     read    write    read     write
 rollq:{run:task}:manifest:<step>    write     write   write    read     write
-rollq:{run:task}:prompts            read      write   read     -        write
+rollq:{run:task}:prompts            write     write   read     -        write
+rollq:{run:task}:prompt_file        write     -       -        read     write
 rollq:{run:task}:grant:<nonce>      -         write   -        -        -
 rollq:{run:task}:window             -         write   write    -        -
 rollq:{run:task}:timings            -         write   write    -        -

@@ -19,6 +19,7 @@ local function read_parts(clock)
   add('rules', 'hash')
   add('outcomes', 'list')
   add('last_error', 'hash')
+  add('prompt_file', 'hash')
   for step = clock.first_manifest, clock.claimed_step do
     add('manifest:' .. step, 'hash')
   end

@@ -1,0 +1,49 @@
+"""Whether the prompts of a task are those that its run began with: the cursor and the statistics depend on their order.
+
+The run has a record of each task's prompts: the digest of the file, its rows, and the seeds of the order. The first
+producer writes it; a run of an older rollq has none, and gets it from the next producer.
+"""
+
+import logging
+
+from rollq.buffer.errors import RunMismatch
+from rollq.buffer.replies import PromptRecord
+from rollq.buffer.roles import ProducerBuffer
+from rollq.buffer.shards import task_of
+from rollq.producer.prompts import PromptFile
+
+log = logging.getLogger(__name__)
+
+
+def check_prompts(buffer: ProducerBuffer, task: str, file: PromptFile, seed: int) -> None:
+    """Compare the prompts of a task or an evaluation with those on record, and record them if there are none.
+
+    Where they differ, `on_prompts_changed` decides: raises `RunMismatch`, or records the new ones. A file with the same
+    bytes at another path is the same.
+    """
+    is_evaluation = buffer.rules(task).kind == "eval"
+    seeds = "" if is_evaluation else f"seed = {seed}, shuffle_seed = {file.settings.shuffle_seed}"
+    table = f"{'evaluations' if is_evaluation else 'tasks'}.{task_of(task)}"
+    mine = (file.fingerprint, file.rows, seeds, str(file.path))
+    known = buffer.record_prompts(task, *mine)
+    while (known.digest, known.seeds) != (file.fingerprint, seeds):
+        change = _change(known, file, seeds)
+        if file.settings.on_prompts_changed == "fail":
+            raise RunMismatch(
+                f"{table}.prompts: {change}. The order of the prompts, and the place in it, depend on this: change it "
+                f'back, set {table}.on_prompts_changed = "continue" to continue at the same place of the new order, or '
+                "give the run another name"
+            )
+        before, known = known, buffer.record_prompts(task, *mine, revision=known.revision)
+        if known.revision == before.revision + 1:
+            log.warning("%s.prompts: %s; production continues at the same place of the new order", table, change)
+
+
+def _change(known: PromptRecord, file: PromptFile, seeds: str) -> str:
+    """Which of the two has changed."""
+    if known.digest != file.fingerprint:
+        return (
+            f"{str(file.path)!r} has other content than {known.path!r}, which the run had: {file.rows} rows instead of "
+            f"{known.rows}"
+        )
+    return f"the run had {known.seeds}, now it is {seeds}"
