@@ -18,6 +18,7 @@ from rollq.buffer.errors import NotClaimed, ServerRefused, StoreLost
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import MOST_PART_BYTES
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.store.library import library_name
 from rollq.buffer.store.server import EmbeddedServer, embedded_binary, free_port
 from rollq.buffer.store.users import Role
@@ -156,6 +157,8 @@ def test_a_lost_store_is_restored_and_a_backup_practised(room: Room) -> None:
         statuses = world.statuses()
         with room.world("drill", on_spare=True) as copy:
             assert copy.statuses() == statuses == {"completed": 2, "archived": 2, "failed": 1}
+        assert "deleted run 'drill'" in room.run("rollq delete drill")
+        assert re.search(r"^sums +math +5 ", room.run("rollq runs rollq.toml"), re.MULTILINE)
         world.buffer.client.flushall()
         with pytest.raises(StoreLost):
             world.admit(1)
@@ -167,7 +170,9 @@ def test_a_lost_store_is_restored_and_a_backup_practised(room: Room) -> None:
 def test_a_run_is_rewound_beside_the_old_one_whose_keys_are_removed(room: Room) -> None:
     room.run("rollq checkpoint backups/newest")
     assert "run sums-rewound: " in room.run("ROLLQ_RUN=sums-rewound")
-    room.run("--scan")
+    with room.admin() as client:  # half a minute after its roles were stopped
+        client.hset(RunKeys("sums").trainer, "deadline_ms", 1)
+    assert "deleted run 'sums'" in room.run("rollq delete sums")
     with room.world("sums-rewound") as world:
         assert world.statuses() == {"completed": 2, "archived": 2, "failed": 1}
         keys: list[Any] = world.buffer.client.keys("*")

@@ -1,5 +1,6 @@
 """`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
 
+from rollq.buffer.deletion import Deletion
 from rollq.buffer.registry import Registry
 from rollq.buffer.roles import CoordinatorBuffer, MonitorBuffer, ProducerBuffer, TrainerBuffer, WorkerBuffer
 from rollq.buffer.snapshots.restore import Restoring
@@ -8,7 +9,16 @@ from rollq.buffer.steering import Steering
 
 
 class Buffer(
-    WorkerBuffer, CoordinatorBuffer, ProducerBuffer, TrainerBuffer, MonitorBuffer, Registry, Steering, Saving, Restoring
+    WorkerBuffer,
+    CoordinatorBuffer,
+    ProducerBuffer,
+    TrainerBuffer,
+    MonitorBuffer,
+    Registry,
+    Steering,
+    Saving,
+    Restoring,
+    Deletion,
 ):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 

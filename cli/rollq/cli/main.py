@@ -24,6 +24,8 @@ COMMANDS = {
     "drain": ("rollq.cli.control", "Admit nothing more, and finish what is on its way."),
     "set": ("rollq.cli.rules", "Change rules of a task while the run is alive."),
     "retire": ("rollq.cli.rules", "Take a task out of the run."),
+    "runs": ("rollq.cli.runs", "List the runs of a server."),
+    "delete": ("rollq.cli.runs", "Delete a run."),
     "query": ("rollq.cli.views", "Find groups by status, staleness, reward and more."),
     "acl": ("rollq.cli.access", "Print an ACL file with one user per role."),
     "certificates": ("rollq.cli.access", "Make certificates for TLS."),

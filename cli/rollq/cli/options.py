@@ -21,16 +21,12 @@ def _warn_of_password(context: click.Context, option: click.Parameter, url: str 
 
 DEFAULT_FILE = Path("rollq.toml")
 
-url_options: tuple[Callable[[Any], Any], ...] = (
-    click.option(
-        "--url",
-        callback=_warn_of_password,
-        help="URL of the server, instead of FILE; its password belongs in ROLLQ_REDIS_PASSWORD or _PASSWORD_FILE.",
-    ),
-    click.option("--run", "run_name", help="Name of the run, with --url."),
+url_option: Callable[[Any], Any] = click.option(
+    "--url",
+    callback=_warn_of_password,
+    help="URL of the server, instead of FILE; its password belongs in ROLLQ_REDIS_PASSWORD or _PASSWORD_FILE.",
 )
-
-
+url_options = (url_option, click.option("--run", "run_name", help="Name of the run, with --url."))
 _RUN_OPTIONS = (click.argument("file", type=click.Path(path_type=Path), required=False), *url_options)
 
 

@@ -5,6 +5,7 @@ Both raise `FileNotFoundError` for an object that is not there, and the errors t
 
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -49,6 +50,9 @@ class Objects(Protocol):
 
     def pages(self, folder: str) -> Iterator[list[str]]:
         """The names that begin with `folder/`, in pages, without that."""
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove all values whose names begin with `folder/`."""
 
     def check_mounted(self, marker: str) -> None:
         """Raise a failure if the values are away and look gone; `marker` is the name of one that is always there."""
@@ -109,6 +113,13 @@ class Folder:
                     _remove_abandoned(path)
             yield [str(path.relative_to(root)) for path in page if not path.name.startswith(UNFINISHED)]
 
+    def remove_folder(self, folder: str) -> None:
+        """Remove the folder, and the one that it is in if nothing else is there."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._path / folder)
+        with suppress(OSError):
+            (self._path / folder).parent.rmdir()
+
     def check_mounted(self, marker: str) -> None:
         """Raise `NotMounted` without the marker: the file system is not mounted where the folder is."""
         if not (self._path / marker).exists():
@@ -161,6 +172,13 @@ class Bucket:
 
         for page in obstore.list(self._store, folder, chunk_size=FILES_PER_PAGE):
             yield [entry["path"].removeprefix(f"{folder}/") for entry in page]
+
+    def remove_folder(self, folder: str) -> None:
+        """Remove the objects."""
+        import obstore
+
+        for page in obstore.list(self._store, folder, chunk_size=FILES_PER_PAGE):
+            obstore.delete(self._store, [entry["path"] for entry in page])
 
     def check_mounted(self, marker: str) -> None:
         """A bucket that does not answer says so."""

@@ -85,6 +85,10 @@ class ObjectPayloads:
                 "the same; a folder must be shared by all machines, as one on NFS is"
             )
 
+    def remove_run(self, folder: str) -> None:
+        """Remove all that a run has here."""
+        self._wait_out(lambda: self._objects.remove_folder(folder))
+
     def probe(self, path: str, folder: str) -> None:
         """Write an object at `path`, read it, list `folder`, and remove the object. Raises `ServerUnavailable` and
         `ServerRefused`."""

@@ -18,6 +18,9 @@ local function restore_run(keys, args)
         .. 'another name (--run), or use an empty server'
     )
   end
+  if redis.call('HEXISTS', run, 'deleting') == 1 then
+    return fail('RUN_MISMATCH', 'a run of this name is being deleted here: repeat `rollq delete`, then restore')
+  end
   if restoring and restoring ~= digest then
     return fail(
       'RUN_MISMATCH',

@@ -1,0 +1,136 @@
+"""Commands on whole runs: `rollq runs` and `rollq delete`."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.options import DEFAULT_FILE, url_option
+
+if TYPE_CHECKING:
+    from rollq.buffer.deletion import Report, RunSummary
+    from rollq.cli.run_location import RunLocation
+
+QUIET_S = 1.0
+"""Seconds after which a progress bar appears."""
+
+file_argument = click.argument("file", type=click.Path(path_type=Path), required=False)
+
+
+@click.command()
+@file_argument
+@url_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
+def runs(file: Path | None, url: str | None, as_json: bool) -> None:
+    """List the runs of a server, that of FILE (rollq.toml) or of --url: their size, their age, and who uses them.
+
+    Looks at every key of the server, which takes about a second per million; with users, only admin may.
+
+    \b
+    Example:
+      rollq runs
+      rollq runs --url redis://127.0.0.1:6379/0
+    """
+    import orjson
+
+    from rollq.buffer.deletion import find_runs
+    from rollq.buffer.store.connection import Patience
+    from rollq.buffer.store.servers import open_servers
+
+    location = _location(file, url, "any")
+    servers = open_servers(location.buffer_url, location.password)
+    try:
+        with _bar("look", " keys") as report:
+            found = find_runs(servers, Patience(), report)
+    finally:
+        servers.close()
+    for line in [orjson.dumps(asdict(run)).decode() for run in found] if as_json else _table(found):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("run")
+@file_argument
+@url_option
+@click.option("--yes", is_flag=True, help="Delete it; without, say what would be deleted.")
+def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
+    """Delete RUN from a server, that of FILE (rollq.toml) or of --url: its keys, its payloads, its tickets.
+
+    A run that a role uses is refused. If this command is interrupted, repeat it: until then no role can use the run.
+    Checkpoints, weights and archives in folders stay.
+
+    \b
+    Example:
+      rollq delete old-run
+      rollq delete old-run --url redis://127.0.0.1:6379/0 --yes
+    """
+    from rollq.buffer.deletion import GONE
+
+    location = _location(file, url, run)
+    with location.buffer() as buffer:
+        found = buffer.summary()
+        if found.state == GONE:
+            raise ConfigError(f"run {run!r} is not on this server: `rollq runs` lists those that are")
+        click.echo("\n".join(_table([found])))
+        if not yes:
+            click.echo("nothing was deleted; add --yes to delete this run, its payloads and its tickets")
+            return
+        with _bar("delete", " keys") as report:
+            buffer.delete_run(location.queue(), report)
+    click.echo(f"deleted run {run!r}")
+
+
+def _location(file: Path | None, url: str | None, run: str) -> "RunLocation":
+    from rollq.cli.run_location import RunLocation
+    from rollq.cli.settings_file import load_settings
+
+    if url and file:
+        raise ConfigError("give either FILE (rollq.toml) or --url")
+    if url:
+        return RunLocation.at(url, run)
+    return replace(RunLocation.from_settings(load_settings(file or DEFAULT_FILE)), run=run)
+
+
+def _table(found: "Sequence[RunSummary]") -> list[str]:
+    from rollq.monitor.tables import aligned
+    from rollq.monitor.units import in_words
+
+    if not found:
+        return ["no runs"]
+    header = ("run", "tasks", "groups", "samples take", "age", "keys", "in use by")
+    rows = [
+        (
+            run.run,
+            ",".join(run.tasks),
+            f"{run.groups:,}",
+            in_words(run.size_bytes),
+            "-" if run.age_s is None else _age(run.age_s),
+            f"{run.keys:,}" if run.keys else "-",
+            run.state or "; ".join(run.roles) or "nobody",
+        )
+        for run in found
+    ]
+    return aligned([header, *rows], left=(0, 1, 6))
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+@contextmanager
+def _bar(verb: str, unit: str) -> "Iterator[Report]":
+    from tqdm import tqdm
+
+    with tqdm(desc=verb, unit=unit, delay=QUIET_S) as bar:
+
+        def report(done: int) -> None:
+            bar.update(done - bar.n)
+
+        yield report
