@@ -9,6 +9,7 @@ from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import Counts, LastError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
+from rollq.buffer.trainer_state import TrainerState
 
 SILENT_WORKER_S = 30.0
 GROUPS_SAMPLED = 32
@@ -61,13 +62,13 @@ class Inspection(BufferCore):
         found = self.call_task("inspect", task, group_id)
         return {name.decode(): value.decode() for name, value in pairs(found)}
 
-    def workers(self) -> dict[str, dict[str, Any]]:
-        """The last report of every worker that has reported within the last half minute, with its `age_s`."""
+    def workers(self, within_s: float = SILENT_WORKER_S) -> dict[str, dict[str, Any]]:
+        """The last report of every worker that has reported within `within_s` seconds, with its `age_s`."""
         now_ms = self.server_ms()
         reports: dict[str, dict[str, Any]] = {}
         for name, value in sorted(self.send("HGETALL", self.keys.workers).items()):
             age_s, report = _decode_report(value, now_ms)
-            if abs(age_s) <= SILENT_WORKER_S:  # the server's clock may have been set back
+            if abs(age_s) <= within_s:  # the server's clock may have been set back
                 reports[name.decode()] = report
         return reports
 
@@ -75,6 +76,13 @@ class Inspection(BufferCore):
         """The trainer's last report, with its `age_s`; None before the first one."""
         report = self.send("HGET", self.keys.trainer, "report")
         return None if report is None else _decode_report(report, self.server_ms())[1]
+
+    def trainer_state(self) -> TrainerState | None:
+        """The state of the trainer that took the run last; None before the first one."""
+        names = ("epoch", "trainer_id", "deadline_ms", "lease_ms", "doing", "report")
+        fields = dict(zip(names, self.send("HMGET", self.keys.trainer, *names), strict=True))
+        now_ms, report = self.server_ms(), fields.pop("report")
+        return TrainerState.decode(fields, now_ms, _decode_report(report, now_ms)[1] if report else None)
 
 
 def _decode_error(now_ms: int, text: bytes | None, at_ms: bytes | None) -> LastError | None:

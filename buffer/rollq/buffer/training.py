@@ -17,11 +17,13 @@ from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, StoreLost
 from rollq.buffer.fetching import Fetching
 from rollq.buffer.replies import Clock, Production, TrainerEpoch
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
+from rollq.buffer.trainer_state import TrainerPhase
 
 ResumeMode = Literal["replay", "return", "regenerate"]
 TRAINER_LEASE_S = 30.0
 """How long after its last call a trainer keeps others out. Safety rests on epochs alone."""
 CHECKPOINT_IDS_PER_CALL = 200
+STARTING: Mapping[str, Any] = {"phase": TrainerPhase.STARTING.value, "for_s": 0.0}
 
 
 class Training(Fetching, Claiming):
@@ -158,10 +160,13 @@ class Training(Fetching, Claiming):
             self.carry_epoch(task)
             return super().call_task(name, task, *args)
 
-    def renew_trainer(self, held: TrainerEpoch) -> None:
-        """Extend the trainer's hold of the run. Raises `FencedError` when it was replaced."""
-        lease_ms = round(TRAINER_LEASE_S * 1000)
-        self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms)
+    def renew_trainer(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
+        """Extend the trainer's hold of the run, and say what it is doing, as `TrainerState` has it.
+
+        Raises `FencedError` when it was replaced.
+        """
+        lease_ms, words = round(TRAINER_LEASE_S * 1000), orjson.dumps({"epoch": held.epoch, **doing})
+        self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms, words)
 
     def report_trainer(self, held: TrainerEpoch, report: Mapping[str, Any]) -> None:
         """Store plain facts about the last step for monitors. Raises `FencedError`."""

@@ -98,7 +98,8 @@ def _fewest_groups(shards: Sequence[TaskRules]) -> int:
 
 
 class BatchClaimer:
-    """Claims batches for the trainer that holds `lease`. `meanwhile` is called after every claim that is short."""
+    """Claims batches for the trainer that holds `lease`. After every claim that is short, `short` and then `meanwhile`
+    are called."""
 
     def __init__(
         self,
@@ -109,6 +110,7 @@ class BatchClaimer:
         *,
         rank: int,
         timeout_s: float | None,
+        short: Callable[[Shortfall], None],
         meanwhile: Callable[[], None],
     ) -> None:
         self._rank = rank
@@ -117,6 +119,7 @@ class BatchClaimer:
         self._events = events
         self._stop = stop
         self._timeout_s = timeout_s
+        self._short = short
         self._meanwhile = meanwhile
         self._given_up = (0, 0)  # a step, and how often it was released
 
@@ -151,6 +154,7 @@ class BatchClaimer:
             if isinstance(outcome, Claimed):
                 return outcome
             shortfall = outcome
+            self._short(shortfall)
             if not shortfall.wanted and time.monotonic() > deadline_s:
                 raise ClaimTimeout(
                     f"this rank has given up the batch of step {step}, and rank 0 has not for {RELEASE_S:g} s: restart "

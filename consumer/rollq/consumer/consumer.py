@@ -7,6 +7,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +20,11 @@ from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.shards import task_of
 from rollq.buffer.store.connection import Patience
+from rollq.buffer.trainer_state import TrainerPhase
 from rollq.buffer.waiter import Waiter
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights
+from rollq.consumer.activity import Activity
 from rollq.consumer.batch import Batch
 from rollq.consumer.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.colocation import ColocatedEngines
@@ -58,7 +61,8 @@ class Consumer(Iterator[Batch]):
         self._settings = settings
         self._sizes = sizes
         self._publisher = publisher
-        self._lease = TrainerLease(buffer, epoch, renewed=publisher.keep)
+        self._activity = Activity(epoch.from_step + 1)
+        self._lease = TrainerLease(buffer, epoch, publisher.keep, self._activity)
         self._events = buffer.events()
         self._stop = buffer.closed
         self._claimer = BatchClaimer(
@@ -68,6 +72,7 @@ class Consumer(Iterator[Batch]):
             self._stop,
             rank=settings.rank,
             timeout_s=settings.timeout_s,
+            short=self._activity.lack,
             meanwhile=publisher.serve_late,
         )
         self._engines = ColocatedEngines(
@@ -148,6 +153,7 @@ class Consumer(Iterator[Batch]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._events.__exit__(kind, error, trace)
+        self._activity.end(error, stopped=self._stop.is_set())
         self._stop.set()  # ends what waits for the server
         self._prefetch.close()
         self._lease.close()
@@ -188,6 +194,7 @@ class Consumer(Iterator[Batch]):
         delay, `FencedError`, `CheckpointOverdue`, `StoreLost`. None of these moves the step.
         """
         self._prefetch.pause()
+        self._activity.wait(self._step)
         while (claimed := self._claimer.claim(self._step)) is not None:
             self._check_committed(claimed)
             if not self._engines.sleep(claimed.step):
@@ -198,6 +205,7 @@ class Consumer(Iterator[Batch]):
                 self._replace(claimed, error)
             else:
                 self._last_batch = claimed.step
+                self._activity.train(claimed.step)
                 self._prefetch.begin(claimed.step + 1)
                 return batch
         raise StopIteration
@@ -262,11 +270,12 @@ class Consumer(Iterator[Batch]):
         if self._settings.rank != 0:
             return 0
         before = self._publisher.stored_bytes
-        stored = self._publisher.announce(weights, self._last_batch, probe)
-        self._replay.check(self._last_batch, stored.digest)
-        self._lease.buffer.publish(self._lease.epoch, self._last_batch, uri=stored.uri, digest=stored.digest)
-        self._publisher.send()
-        self._engines.wake()
+        with self._activity.during(TrainerPhase.PUBLISHING):
+            stored = self._publisher.announce(weights, self._last_batch, probe)
+            self._replay.check(self._last_batch, stored.digest)
+            self._lease.buffer.publish(self._lease.epoch, self._last_batch, uri=stored.uri, digest=stored.digest)
+            self._publisher.send()
+            self._engines.wake()
         return self._publisher.stored_bytes - before
 
     def commit(self, batch: Batch) -> None:
@@ -279,6 +288,11 @@ class Consumer(Iterator[Batch]):
             self._lease.buffer.commit(self._lease.epoch, batch.step, trained)
             self._committed = batch.step
         self._step = batch.step + 1
+        self._activity.commit(batch.step)
+
+    def saving(self) -> AbstractContextManager[None]:
+        """Show monitors that the trainer saves a checkpoint, for as long as the context is open."""
+        return self._activity.during(TrainerPhase.SAVING)
 
     def checkpoint(self, step: int) -> None:
         """Record that a checkpoint on disk covers `step`: batches up to it leave the buffer. Raises `FencedError`."""
@@ -323,15 +337,16 @@ class Consumer(Iterator[Batch]):
         """
         if self._settings.rank != 0:
             return {}
-        return evaluate(
-            self._lease,
-            names,
-            timeout_s=timeout_s,
-            detailed=detailed,
-            events=self._events,
-            stop=self._stop,
-            meanwhile=self._publisher.serve_late,
-        )
+        with self._activity.during(TrainerPhase.EVALUATING):
+            return evaluate(
+                self._lease,
+                names,
+                timeout_s=timeout_s,
+                detailed=detailed,
+                events=self._events,
+                stop=self._stop,
+                meanwhile=self._publisher.serve_late,
+            )
 
 
 def _begin_epoch(

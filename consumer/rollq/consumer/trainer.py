@@ -304,9 +304,10 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         settings, learner = self._settings, self._learner
-        save_checkpoint(
-            settings.output, self._trained, self._consumer.lineage, learner.model, learner.optimizer, settings.model
-        )
+        with self._consumer.saving():
+            save_checkpoint(
+                settings.output, self._trained, self._consumer.lineage, learner.model, learner.optimizer, settings.model
+            )
         self._saved = self._trained
         try:
             self._consumer.checkpoint(self._trained)

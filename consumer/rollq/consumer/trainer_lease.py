@@ -6,24 +6,32 @@ starting while this one is alive.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from rollq.buffer.errors import RollqError, ServerError
 from rollq.buffer.replies import TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.training import TRAINER_LEASE_S
+from rollq.consumer.activity import Activity
 
 log = logging.getLogger(__name__)
 
 RENEW_S = TRAINER_LEASE_S / 3
+HEARTBEAT_S = 1.0
+"""How often the trainer says what it is doing; each time renews the lease too."""
 
 
 class TrainerLease:
     """Holds a run for the trainer of `epoch`."""
 
-    def __init__(self, buffer: TrainerBuffer, epoch: TrainerEpoch, renewed: Callable[[], None]) -> None:
-        """Take over `buffer`. `renewed` is called in the thread after every renewal."""
+    def __init__(
+        self, buffer: TrainerBuffer, epoch: TrainerEpoch, renewed: Callable[[], None], activity: Activity
+    ) -> None:
+        """Take over `buffer`. `renewed` is called in the thread every `RENEW_S` seconds."""
         self.epoch = epoch
+        self._activity = activity
         self._buffer = buffer
         self._renewed = renewed
         self._closing = threading.Event()
@@ -35,11 +43,13 @@ class TrainerLease:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop renewing, and close the buffer."""
+        """Stop renewing, say how the trainer ends if the server is there, and close the buffer."""
         self._closing.set()
-        self._buffer.close()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+            with suppress(RollqError):
+                self._beat()
+        self._buffer.close()
 
     @property
     def buffer(self) -> TrainerBuffer:
@@ -49,13 +59,19 @@ class TrainerLease:
         return self._buffer
 
     def _renew(self) -> None:
-        while not self._closing.wait(RENEW_S):
+        renewed_s = time.monotonic()
+        while not self._closing.wait(HEARTBEAT_S):
             try:
-                self._buffer.renew_trainer(self.epoch)
-                self._renewed()
+                self._beat()
+                if time.monotonic() - renewed_s >= RENEW_S:
+                    self._renewed()
+                    renewed_s = time.monotonic()
             except ServerError as error:
                 if not self._closing.is_set():
                     log.warning("cannot renew the trainer's lease: %s", error)
             except RollqError as error:  # fenced, or the store is lost: final
                 self._lost = error
                 return
+
+    def _beat(self) -> None:
+        self._buffer.renew_trainer(self.epoch, self._activity.words())

@@ -1,15 +1,20 @@
--- Moves the deadline until which other trainers are kept out.
+-- Moves the deadline until which other trainers are kept out, and stores what the trainer is doing, for monitors.
 -- Moves: nothing
 -- KEYS: run
--- ARGV: incarnation, epoch, nonce, lease_ms
+-- ARGV: incarnation, epoch, nonce, lease_ms, doing
+--   doing: JSON
 -- Returns: 1
 -- Caller: Training.renew_trainer; the trainer, rank 0
 -- Repeat: moves the deadline again
 local function renew_trainer(keys, args)
-  local incarnation, epoch, nonce, lease_ms = unpack(args)
+  local incarnation, epoch, nonce, lease_ms, doing = unpack(args)
   check_counts(lease_ms)
+  check_given(doing)
   local prefix, err = read_run_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
-  redis.call('HSET', prefix .. 'trainer', 'deadline_ms', now_ms() + tonumber(lease_ms), 'lease_ms', lease_ms)
+  local now = now_ms()
+  -- stylua: ignore
+  redis.call('HSET', prefix .. 'trainer', 'deadline_ms', now + tonumber(lease_ms), 'lease_ms', lease_ms,
+    'doing', exact(now) .. ' ' .. doing)
   return 1
 end

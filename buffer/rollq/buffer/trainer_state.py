@@ -1,0 +1,78 @@
+"""The state of a trainer: its phase, in its own words, and its hold of the run. Plain values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+
+class TrainerPhase(StrEnum):
+    """A trainer's present work, or how it ended."""
+
+    STARTING = "starting"  # it has the run, and has not asked for a batch yet
+    WAITING = "waiting"  # for the batch of its step
+    TRAINING = "training"  # it has the batch of its step
+    PUBLISHING = "publishing"  # weights
+    COMMITTED = "committed"  # it has trained its step, and has not asked for the next batch yet
+    EVALUATING = "evaluating"
+    SAVING = "saving"  # a checkpoint
+    FINISHED = "finished"  # it ended without an error
+    STOPPED = "stopped"  # it was asked to end
+    FAILED = "failed"  # it ended with `error`
+
+
+ENDED = (TrainerPhase.FINISHED, TrainerPhase.STOPPED, TrainerPhase.FAILED)
+"""Phases after which a trainer says no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """The trainer that took the run last.
+
+    It was last heard `silent_s` ago, and keeps others out for another `lease_left_s` seconds; 0 when its lease has run
+    out. It has been in its `phase` for `for_s` seconds. While it waits, `wanted` and `ready` map the tasks that lack
+    groups to groups, and `stragglers` to groups in generation that it waits for. `busy_s` and `waited_s`: seconds that
+    a step took apart from its wait, and that it waited for its batch, averaged over its last steps; None before the
+    first one. `report`: its own facts about its last step.
+    """
+
+    trainer_id: str
+    epoch: int
+    phase: TrainerPhase | None  # None before its first word
+    silent_s: float
+    lease_left_s: float
+    step: int = 0
+    for_s: float = 0.0
+    ready: Mapping[str, int] = field(default_factory=dict)
+    wanted: Mapping[str, int] = field(default_factory=dict)
+    stragglers: Mapping[str, int] = field(default_factory=dict)
+    busy_s: float | None = None
+    waited_s: float | None = None
+    error: str = ""
+    report: Mapping[str, Any] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it said that it ends."""
+        return self.phase in ENDED
+
+    @classmethod
+    def decode(
+        cls, fields: Mapping[str, bytes | None], now_ms: int, report: Mapping[str, Any] | None
+    ) -> "TrainerState | None":
+        """The state from the fields of the trainer's hash; None before the first trainer."""
+        epoch, trainer_id = fields["epoch"], fields["trainer_id"]
+        if not epoch or trainer_id is None:
+            return None
+        said_ms, _, words = (fields["doing"] or b"").partition(b" ")
+        said = orjson.loads(words) if words else {}
+        lease_left_s = max(0.0, (int(fields["deadline_ms"] or 0) - now_ms) / 1000)
+        if said.pop("epoch", None) != int(epoch):  # the words of the trainer before
+            lease_s = int(fields["lease_ms"] or 0) / 1000
+            return cls(trainer_id.decode(), int(epoch), None, max(0.0, lease_s - lease_left_s), lease_left_s)
+        silent_s = max(0.0, (now_ms - int(said_ms)) / 1000)
+        phase = TrainerPhase(said.pop("phase"))
+        said["for_s"] += silent_s
+        return cls(trainer_id.decode(), int(epoch), phase, silent_s, lease_left_s, report=report, **said)

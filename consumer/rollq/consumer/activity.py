@@ -1,0 +1,89 @@
+"""The trainer's work at the moment, for monitors: its phase, since when, and what a wait lacks."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rollq.buffer.replies import Shortfall
+from rollq.buffer.trainer_state import TrainerPhase
+
+AVERAGED_STEPS = 10
+"""Steps whose times make the averages."""
+
+
+class Activity:
+    """The trainer's phase. One thread changes it, and another reads `words` at any time."""
+
+    def __init__(self, step: int, now: Callable[[], float] = time.monotonic) -> None:
+        """`step` is trained next; `now` is a steady clock in seconds."""
+        self._now = now
+        self._phase, self._step, self._since_s = TrainerPhase.STARTING, step, now()
+        self._shortfall = Shortfall(step, {}, {})
+        self._batch_s: float | None = None  # when the last batch came
+        self._busy_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
+        self._waited_s: deque[float] = deque(maxlen=AVERAGED_STEPS)
+        self._error = ""
+
+    def wait(self, step: int) -> None:
+        """The trainer asks for the batch of `step`."""
+        if self._batch_s is not None:
+            self._busy_s.append(self._now() - self._batch_s)
+            self._batch_s = None
+        self._shortfall = Shortfall(step, {}, {})
+        self._become(TrainerPhase.WAITING, step)
+
+    def lack(self, shortfall: Shortfall) -> None:
+        """The batch lacks groups."""
+        self._shortfall = shortfall
+
+    def train(self, step: int) -> None:
+        """The trainer has the batch of `step`."""
+        self._waited_s.append(self._now() - self._since_s)
+        self._become(TrainerPhase.TRAINING, step)
+        self._batch_s = self._since_s
+
+    def commit(self, step: int) -> None:
+        """The trainer has trained `step`."""
+        self._become(TrainerPhase.COMMITTED, step)
+
+    def end(self, error: BaseException | None, *, stopped: bool) -> None:
+        """The trainer ends: with an error, because it was asked to, or by itself."""
+        if isinstance(error, KeyboardInterrupt | SystemExit) or (stopped and error is None):
+            self._become(TrainerPhase.STOPPED, self._step)
+        elif error is None:
+            self._become(TrainerPhase.FINISHED, self._step)
+        else:
+            self._error = f"{type(error).__name__}: {error}"
+            self._become(TrainerPhase.FAILED, self._step)
+
+    @contextmanager
+    def during(self, phase: TrainerPhase) -> Iterator[None]:
+        """A phase within another one, which continues afterwards."""
+        before, since_s = self._phase, self._since_s
+        self._become(phase, self._step)
+        try:
+            yield
+        finally:
+            self._phase, self._since_s = before, since_s
+
+    def words(self) -> Mapping[str, Any]:
+        """The phase as `TrainerState` has it, as plain values."""
+        said: dict[str, Any] = {"phase": self._phase.value, "step": self._step, "for_s": self._now() - self._since_s}
+        if self._phase is TrainerPhase.WAITING:
+            lack = self._shortfall
+            said |= {"ready": dict(lack.ready), "wanted": dict(lack.wanted), "stragglers": dict(lack.stragglers)}
+        if self._busy_s:
+            said["busy_s"] = _mean(self._busy_s)
+        if self._waited_s:
+            said["waited_s"] = _mean(self._waited_s)
+        return {**said, "error": self._error}
+
+    def _become(self, phase: TrainerPhase, step: int) -> None:
+        self._phase, self._step, self._since_s = phase, step, self._now()
+
+
+def _mean(values: deque[float]) -> float:
+    copied = tuple(values)
+    return sum(copied) / len(copied)
