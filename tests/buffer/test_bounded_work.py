@@ -11,6 +11,7 @@ import redis
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RollqError
+from rollq.buffer.history import HISTORY_ROWS
 from rollq.buffer.rollouts import Lease, Prompt, Status
 from rollq.buffer.steering import Order
 from rollq.buffer.store import library
@@ -103,6 +104,7 @@ def fill(buffer: Buffer, task: str = "math") -> None:
     client.zadd(prefix + "by_version", {str(group_id): 1.0 for group_id in ids})
     for name in (*(status.value for status in Status), "suspects", "generating"):
         client.copy(prefix + "by_version", prefix + name, replace=True)
+    client.rpush(prefix + "history", *[",".join(["1"] * 30)] * 2 * HISTORY_ROWS)
     for name in ("outcomes", "timings"):
         client.rpush(prefix + name, *[1] * 1000)
     client.rpush(keys.batch_groups("full"), *ids)
@@ -126,6 +128,7 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.readiness("math", 10)
     yield lambda: buffer.preview(10, {"math": 1000})
     yield lambda: buffer.counts("math")
+    yield lambda: buffer.overview("math")
     yield lambda: buffer.inspect("math", 1)
     yield lambda: buffer.claim(held, 1, {"math": 1000})
     yield lambda: buffer.release(held, 1, "return", claim_round=0)

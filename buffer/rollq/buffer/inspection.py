@@ -6,6 +6,7 @@ import orjson
 
 from rollq.buffer.core import BufferCore, number, pairs
 from rollq.buffer.fullness import Fullness
+from rollq.buffer.history import HistoryRow, Overview
 from rollq.buffer.replies import Counts, LastError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
@@ -31,6 +32,25 @@ class Inspection(BufferCore):
             progress={name.decode(): number(value) for name, value in pairs(progress)},
             server_ms=server_ms,
             last_error=_decode_error(server_ms, *last_error),
+        )
+
+    def overview(self, task: str, rows: int = 8) -> Overview:
+        """Facts of a task that monitors show besides its counts, with the newest `rows` of its history.
+
+        The work does not grow with the number of groups. Raises `StoreLost`.
+        """
+        now_ms, reaped_ms, history, by_staleness, *since = self.call_task("overview", task, rows)
+        silent_s, pending_s, running_s, ready_s = (
+            max(0.0, (now_ms - at_ms) / 1000) if at_ms else None for at_ms in (reaped_ms, *since)
+        )
+        return Overview(
+            task=task,
+            silent_s=silent_s,
+            rows=tuple(map(HistoryRow.decode, history)),
+            by_staleness=dict(enumerate(by_staleness)),
+            pending_age_s=pending_s,
+            running_age_s=running_s,
+            ready_age_s=ready_s,
         )
 
     def fullness(self) -> Fullness:

@@ -34,6 +34,7 @@ rollq:{run:task}:last_error      hash    text and time of the newest error      
 rollq:{run:task}:window          hash    sums since they were last taken               functions  run
 rollq:{run:task}:timings         list    ms per group since they were last taken       functions  run
 rollq:{run:task}:prompt_file     hash    digest, rows, path of the prompts; their seeds functions  run
+rollq:{run:task}:history         list    depths and counters, a row each 10 s            functions  1 day
 rollq:{run:task}:prompts         hash    row -> statistics of its prompt, as text      functions  run
 rollq:{run:task}:batches         hash    batch id -> handle                            functions  200 more are over
 rollq:{run:task}:batches_over    list    handles of those that are over, oldest first  functions  run

@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
+from rollq.buffer.history import HISTORY_COUNTERS, HISTORY_ROW_MS, HISTORY_ROWS
 from rollq.buffer.rollouts import (
     AWAY,
     BESIDE,
@@ -48,7 +49,7 @@ COMMON = (
 KINDS = ("run", "task", "group", "step", "batch", "snapshot")
 """Folders of `lua/` with one file for each function."""
 
-READ_ONLY = frozenset({"counts", "find", "inspect", "preview", "readiness", "save_group", "save_index"})
+READ_ONLY = frozenset({"counts", "find", "inspect", "overview", "preview", "readiness", "save_group", "save_index"})
 REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups", "salvage"})
 """All other functions also run on a server whose memory is full, so that it can drain."""
 TAKE_PAYLOADS = frozenset({"put", "restore_groups"})
@@ -118,6 +119,9 @@ def constants() -> str:
         "SCHEDULED": _lua_list(SCHEDULED),
         "SAMPLE": _lua_table((status.name.lower(), status.value) for status in SampleStatus),
         "MAY_CHANGE": _lua_table((name, "1") for name in fields_of(CHANGEABLE_RULES)),
+        "HISTORY_ROW_MS": str(HISTORY_ROW_MS),
+        "HISTORY_ROWS": str(HISTORY_ROWS),
+        "HISTORY_COUNTERS": _lua_list(HISTORY_COUNTERS),
         "EVENT": _lua_table((kind.value, kind.value) for kind in EventKind),
     }
     return "".join(f"local {name} = {value}\n" for name, value in lines.items())

@@ -72,6 +72,7 @@ rollq:{run:task}:prompt_file        write     -       -        read     write
 rollq:{run:task}:grant:<nonce>      -         write   -        -        -
 rollq:{run:task}:window             -         write   write    -        -
 rollq:{run:task}:timings            -         write   write    -        -
+rollq:{run:task}:history            write     write   write    read     read
 rollq:{run}:run                     write     write   write    read     write
 rollq:{run}:mark                    write     write   write    -        write
 rollq:{run}:tasks                   write     write   write    read     write

@@ -8,7 +8,7 @@ local function withdraw(clock, id, status)
 end
 
 local function forget_lease(key)
-  redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'confirmed')
+  redis.call('HDEL', key, 'nonce', 'worker', 'alone', 'confirmed', 'leased_ms')
 end
 
 -- new -> pending. `batch`: handle of the batch that gathers the group, or false.

@@ -28,7 +28,9 @@ local function grant(clock, id, request, alone)
   redis.call('ZADD', clock.prefix .. 'running', request.now + clock.lease_ms, id)
   redis.call('HINCRBY', key, 'attempt', 1)
   redis.call('HINCRBY', key, 'tries', 1)
-  redis.call('HSET', key, 'status', 'running', 'worker', request.worker, 'nonce', request.nonce, 'alone', alone)
+  -- stylua: ignore
+  redis.call('HSET', key, 'status', 'running', 'worker', request.worker, 'nonce', request.nonce, 'alone', alone,
+    'leased_ms', request.now)
 end
 
 local function describe(clock, id)

@@ -5,11 +5,28 @@
 -- ARGV: incarnation, limit
 -- Returns: how many went back, how many were quarantined, held 0|1
 -- Caller: Sweeping.reap; any role, about once a second
--- Repeat: finds only leases that ran out since
+-- Repeat: finds only leases that ran out since, and writes no second row of the history
 --
 -- When nobody has reaped for a third of a lease, the server or every client was away, and leases could not be renewed.
 -- Then no worker is declared dead for one more lease: the reply is `held`.
+--
+-- The first call within every 10 seconds, from any role, appends a row to the history of the task.
 local LEAST_OUTAGE_MS = 3000
+
+-- Appends a row of depths and counters, unless one was written within the same 10 seconds.
+local function note_history(clock, now)
+  if math.floor(clock.reaped_ms / HISTORY_ROW_MS) == math.floor(now / HISTORY_ROW_MS) then return end
+  local ready = count_ready(clock, clock.step)
+  local history, row = clock.prefix .. 'history', { exact(now), clock.step, clock.version, ready }
+  for _, status in ipairs(STATUSES) do
+    row[#row + 1] = redis.call('ZCARD', clock.prefix .. status)
+  end
+  for _, count in ipairs(redis.call('HMGET', clock.prefix .. 'progress', unpack(HISTORY_COUNTERS))) do
+    row[#row + 1] = count or 0
+  end
+  redis.call('RPUSH', history, table.concat(row, ','))
+  redis.call('LTRIM', history, -HISTORY_ROWS, -1)
+end
 
 -- Whether no worker may be declared dead now.
 local function is_held(clock, now)
@@ -52,6 +69,7 @@ local function reap(keys, args)
   if err then return err end
   local now = now_ms()
   shorten_leases(clock, now, limit)
+  note_history(clock, now)
   if is_held(clock, now) then return { 0, 0, 1 } end
   local requeued, quarantined = 0, 0
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'running', '-inf', now, 'LIMIT', 0, limit)) do

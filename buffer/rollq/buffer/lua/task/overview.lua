@@ -1,0 +1,53 @@
+-- What monitors show of a task besides its counts. The work does not depend on the number of groups.
+-- Moves: nothing
+-- KEYS: clock
+-- ARGV: incarnation, rows
+--   rows: how many of the newest rows of the history
+-- Returns: now_ms, when the task was last reaped (ms), rows of the history (see `HistoryRow`), the ready groups of each
+--   staleness from 0 (the last number counts all that are staler), and since when (ms) these wait: the pending group
+--   that is leased next, the group in generation that was leased first, and the ready group that is trained next; 0
+--   without any
+-- Caller: Inspection.overview; every role
+-- Repeat: only reads
+local MOST_STALENESS = 32
+local LOOKED_AT = 64 -- groups in generation, those with the oldest weights
+
+local function count_by_staleness(clock)
+  local set = clock.prefix .. (clock.order == 'fifo' and 'by_version' or 'completed')
+  local counts, bound = {}, '+inf'
+  for staleness = 0, math.min(clock.threshold, MOST_STALENESS) - 1 do
+    local is_last = staleness == MOST_STALENESS - 1
+    local oldest = is_last and stale_version(clock, clock.step) + 1 or clock.step - staleness - 1
+    local from = exact(version_score(oldest, 0))
+    counts[#counts + 1] = redis.call('ZCOUNT', set, from, bound)
+    bound = '(' .. from
+  end
+  return counts
+end
+
+local function since(clock, ids, field)
+  local first = 0
+  for _, id in ipairs(ids) do
+    local at = tonumber((group_fields(clock, id, field))) or 0
+    if at > 0 and (first == 0 or at < first) then first = at end
+  end
+  return first
+end
+
+local function overview(keys, args)
+  local incarnation, rows = unpack(args)
+  check_counts(rows)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  local prefix = clock.prefix
+  local fresh = clock.order == 'fifo' and '-inf' or stale_bound(stale_version(clock, clock.step))
+  return {
+    now_ms(),
+    clock.reaped_ms,
+    redis.call('LRANGE', prefix .. 'history', -math.max(1, tonumber(rows)), -1),
+    count_by_staleness(clock),
+    since(clock, redis.call('ZRANGE', prefix .. 'pending', 0, 0), 'admitted_ms'),
+    since(clock, redis.call('ZRANGE', prefix .. 'generating', 0, LOOKED_AT - 1), 'leased_ms'),
+    since(clock, redis.call('ZRANGEBYSCORE', prefix .. 'completed', fresh, '+inf', 'LIMIT', 0, 1), 'put_ms'),
+  }
+end
