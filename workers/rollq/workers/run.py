@@ -37,6 +37,7 @@ from rollq.workers.groups.samples import SampleMaker
 from rollq.workers.groups.task_control import TaskControl
 from rollq.workers.groups.timeouts import AttemptTimeouts
 from rollq.workers.judging.process_pool import JudgePool
+from rollq.workers.last_minute import LastMinute
 from rollq.workers.rq.worker import RqWorker, incarnation_name
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.signals import Signals
@@ -83,7 +84,7 @@ class Worker:
     ) -> None:
         """`freeze`: see `EngineHost`."""
         name = incarnation_name(settings.name)
-        self._engine_name = settings.engine
+        self._engine_name, self._capacity = settings.engine, settings.groups_in_flight
         self._draining = False
         signals = self._signals = Signals()
         self.calls = calls = BufferCalls(buffer)
@@ -176,13 +177,21 @@ class Worker:
 
     async def _report(self) -> None:
         """Report to monitors what this worker does: every second, and at once when its state changes."""
-        facts = {"pid": os.getpid(), "host": socket.gethostname(), "engine": self._engine_name}
-        tokens, at_s = 0, monotonic()
+        facts = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "engine": self._engine_name,
+            "capacity": self._capacity,
+        }
+        last_minute = LastMinute(monotonic(), self.maker.times())
         while True:
-            now_s = monotonic()
-            tokens_per_s = round((self.maker.tokens - tokens) / max(now_s - at_s, 1e-3), 1)
-            tokens, at_s = self.maker.tokens, now_s
-            report = facts | {"tokens_per_s": tokens_per_s} | self._state() | self._totals()
+            last_minute.note(monotonic(), self.maker.times())
+            rates = {
+                "tokens_per_s": round(last_minute.per_s("tokens"), 1),
+                "generate_s": last_minute.ratio("generate_s", "generated"),
+                "judge_s": last_minute.ratio("judge_s", "judged"),
+            }
+            report = facts | rates | self._state() | self._totals()
             self._follow(await self.calls(self.calls.buffer.report_worker, self.rq.name, report))
             await self._signals.state.wait()
 

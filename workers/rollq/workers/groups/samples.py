@@ -6,10 +6,11 @@ happens to the others.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -92,12 +93,24 @@ class SampleMaker:
         self, host: EngineHost, tokenizer: Tokenizer, table: LeaseTable, salvage: Salvage, *, worker: str
     ) -> None:
         self.tokens = self.recomputed_tokens = 0
+        self._generated = self._judged = 0  # samples
+        self._generate_s = self._judge_s = 0.0  # summed over samples
         self._host = host
         self._tokenizer = tokenizer
         self._table = table
         self._salvage = salvage
         self._extra = {"worker": worker}
         self._failures = LogOnce(log)
+
+    def times(self) -> Mapping[str, float]:
+        """Totals so far: tokens, samples generated and judged, and the seconds that each took, added up."""
+        return {
+            "tokens": self.tokens,
+            "generated": self._generated,
+            "generate_s": self._generate_s,
+            "judged": self._judged,
+            "judge_s": self._judge_s,
+        }
 
     async def make(self, recipe: Recipe, held: HeldLease, samples: list[Sample]) -> None:
         """Make what is missing, each sample into its place of `samples`; completed and failed ones stay."""
@@ -134,6 +147,7 @@ class SampleMaker:
             session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
             keep=salvage.keep if salvage and resumes else None,
         )
+        started_s = monotonic()
         try:
             made = await contained(recipe.loop.run(rollout))
         except EngineDead:
@@ -141,6 +155,8 @@ class SampleMaker:
         except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
             self._log_failure(lease, index, error)
             made = failed(f"agent loop: {type(error).__name__}: {error}")
+        self._generated += 1
+        self._generate_s += monotonic() - started_s
         held.looping.discard(index)
         if not held.looping:
             self._table.note_generated(held)
@@ -148,7 +164,10 @@ class SampleMaker:
             samples[index] = EMPTY_SAMPLE
             return
         if made.status is SampleStatus.COMPLETED:
+            started_s = monotonic()
             made = await self._judge(recipe, lease, made)
+            self._judged += 1
+            self._judge_s += monotonic() - started_s
         samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
         if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
