@@ -1,12 +1,14 @@
 """The history of a task, and what monitors show of it besides its counts."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.history import HISTORY_ROW_MS, HISTORY_ROWS, MOST_ROW_BYTES, HistoryRow
-from rollq.buffer.rollouts import Status
+from rollq.buffer.history import HISTORY_COUNTERS, HISTORY_ROW_MS, HISTORY_ROWS, MOST_ROW_BYTES, HistoryRow
+from rollq.buffer.rollouts import GroupResult, Lease, Status
 from rollq.buffer.store.keys import task_keys
-from support.buffer_run import World, set_clock
+from support.buffer_run import World, make_sample, set_clock
 
 
 @pytest.fixture
@@ -17,6 +19,10 @@ def world(buffer: Buffer) -> World:
 def let_pass(world: World, ms: int = HISTORY_ROW_MS) -> None:
     """Let time pass since the task was last reaped."""
     set_clock(world.buffer, "math", reaped_ms=world.buffer.server_ms() - ms)
+
+
+def result_of(lease: Lease) -> GroupResult:
+    return GroupResult(lease, (make_sample(0),) * len(lease.samples))
 
 
 def rows(world: World) -> tuple[HistoryRow, ...]:
@@ -49,7 +55,7 @@ def test_a_row_is_written_for_each_period(world: World) -> None:
 def test_the_history_is_a_day_long_and_takes_a_bounded_number_of_bytes(world: World) -> None:
     key = task_keys(world.buffer.run, "math").prefix + "history"
     # numbers as long as those of a run of years
-    widest = ",".join(["9" * 13, "9" * 7, "9" * 7, *["9" * 7] * 12, *["9" * 14] * 10])
+    widest = ",".join(["9" * 13, "9" * 7, "9" * 7, *["9" * 7] * 12, *["9" * 14] * len(HISTORY_COUNTERS)])
     world.buffer.client.rpush(key, *[widest] * 2 * HISTORY_ROWS)
     let_pass(world)
     world.buffer.reap("math")
@@ -97,6 +103,19 @@ def test_ages_are_those_of_the_groups_that_have_waited(world: World) -> None:
     for age_s in (found.pending_age_s, found.running_age_s, found.ready_age_s):
         assert age_s is not None
         assert 100 <= age_s < 1000
+
+
+def test_times_in_the_queue_and_with_a_worker_are_added_up(world: World) -> None:
+    world.admit(2)
+    keys = task_keys(world.buffer.run, "math")
+    world.buffer.client.hset(keys.group(1), "admitted_ms", str(world.buffer.server_ms() - 100_000))
+    leases = world.lease(2)
+    world.buffer.hand_back(leases[1:])
+    world.lease(1)  # not for the first time
+    world.buffer.put([replace(result_of(leases[0]), generate_s=2.5)])
+    progress = world.buffer.counts("math").progress
+    assert (progress["leased"], progress["worked_ms"]) == (2, 2500)
+    assert progress["queued_ms"] >= 100_000
 
 
 def test_a_task_that_no_producer_has_looked_at_is_silent(world: World) -> None:

@@ -21,7 +21,7 @@ AT_ANY_TIME = {
 """Functions whose copies do what any other role might do at that moment, or change nothing that a run depends on."""
 
 
-DEADLINES = {"deadline_ms", "owned_until_ms", "saving_until_ms"}
+DEADLINES = {"deadline_ms", "owned_until_ms", "saving_until_ms", "doing"}
 REVISIONS = {"revision"}
 """What a write changes that sets fields to what they are."""
 COUNTERS = {"duplicates", "refused"}

@@ -15,10 +15,10 @@ HISTORY_ROWS = 8_640
 """Rows that are kept: a day."""
 HISTORY_COUNTERS = (
     "admitted", "consumed", "produced", "tokens", "reward_sum", "reward_count", "expired", "filtered", "failed",
-    "requeued",
+    "requeued", "leased", "queued_ms", "worked_ms",
 )  # fmt: skip
 """The cumulative counters of a task that a row has."""
-MOST_ROW_BYTES = 320
+MOST_ROW_BYTES = 360
 """A row takes at most this much in the store: 4 numbers, a depth of each status, and the counters."""
 
 

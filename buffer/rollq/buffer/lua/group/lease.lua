@@ -20,7 +20,11 @@ local SUSPECTS_PASSED = 1000 -- at most, on the way to groups that are not suspe
 
 local function grant(clock, id, request, alone)
   local key = group_key(clock.prefix, id)
-  local letters, versions = fields(key, 'letters', 'versions')
+  local letters, versions, attempt, admitted_ms = fields(key, 'letters', 'versions', 'attempt', 'admitted_ms')
+  if attempt == '0' then
+    request.first_leases = request.first_leases + 1
+    request.queued_ms = request.queued_ms + math.max(0, request.now - tonumber(admitted_ms))
+  end
   local version = math.min(request.version, oldest_kept(letters, versions))
   redis.call('ZADD', clock.prefix .. 'generating', version, id)
   redis.call('ZREM', clock.prefix .. 'pending', id)
@@ -117,6 +121,10 @@ local function grant_groups(clock, request)
     end
   end
   if alone == 0 and not drain then grant_best(clock, ids, request, suspect_count) end
+  if request.first_leases > 0 then
+    redis.call('HINCRBY', clock.prefix .. 'progress', 'leased', request.first_leases)
+    redis.call('HINCRBY', clock.prefix .. 'progress', 'queued_ms', request.queued_ms)
+  end
   redis.call('SET', clock.prefix .. 'grant:' .. request.nonce, table.concat(ids, ','), 'PX', clock.lease_ms)
   return ids, drain
 end
@@ -155,6 +163,8 @@ local function lease(keys, args)
     suspects_held = tonumber(suspects_held),
     idle = idle == '1',
     now = now_ms(),
+    first_leases = 0,
+    queued_ms = 0, -- since they were admitted
   })
   if drain then return { 1 } end
   return describe_all(clock, ids)

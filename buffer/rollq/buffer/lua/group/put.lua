@@ -256,6 +256,7 @@ local function account(clock, group, result, status, totals)
   totals.window[status] = (totals.window[status] or 0) + 1
   totals.produced = totals.produced + 1
   totals.tokens = totals.tokens + result.new_tokens
+  totals.worked_ms = totals.worked_ms + result.took_ms
   if status == 'aborted' or status == 'restarted' then return end
   totals.failed = status == 'failed' and totals.failed + 1 or 0
   totals.others = totals.others or status ~= 'failed'
@@ -293,6 +294,7 @@ local function write_totals(clock, totals)
   call_many('ZADD', prefix .. 'by_version', totals.by_version)
   redis.call('HINCRBY', progress, 'produced', totals.produced)
   redis.call('HINCRBY', progress, 'tokens', totals.tokens)
+  redis.call('HINCRBY', progress, 'worked_ms', totals.worked_ms)
   redis.call('HINCRBYFLOAT', progress, 'reward_sum', totals.reward_sum)
   redis.call('HINCRBY', progress, 'reward_count', totals.reward_count)
   note_window(clock, totals)
@@ -306,6 +308,7 @@ local function new_totals()
     refused = 0,
     duplicates = 0,
     tokens = 0,
+    worked_ms = 0,
     reward_sum = 0,
     reward_count = 0,
     left = {}, -- ids that leave running
