@@ -10,9 +10,11 @@ from rollq.buffer.errors import FencedError
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import TaskRules
+from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
 from rollq.monitor.rq_info import rq_lines
-from rollq.monitor.status import RunStatus, as_json, as_table, read_status
+from rollq.monitor.screen import as_json, as_table
+from rollq.monitor.status import RunStatus, read_status
 
 
 @pytest.fixture
@@ -30,7 +32,8 @@ def look(buffer: Buffer, url: str) -> RunStatus:
 
 def test_a_run_that_nobody_trains_yet_says_so(buffer: Buffer, server_url: str) -> None:
     text = as_table(look(buffer, server_url))
-    assert "no weights published yet; 0 tickets queued" in text
+    assert text.splitlines()[0] == "starting: no trainer has started (`rollq train`); nobody produces (`rollq produce`)"
+    assert "no weights published yet; 0 tickets" in text
     assert "no worker has reported lately" in text
 
 
@@ -41,15 +44,16 @@ def test_groups_tickets_weights_and_workers_are_shown(buffer: Buffer, server_url
     enqueue_tickets(open_queue(server_url, buffer.run), buffer.run, 2, 1)
     found = look(buffer, server_url)
     lines = as_table(found).splitlines()
-    assert lines[0] == f"run {buffer.run}: weights version 0 (epoch 1, abcdef012345); 2 tickets queued"
-    assert [line.split()[:4] for line in lines[2:5]] == [
-        ["task", "step", "ready", "pending"],
-        ["code", "1", "0/4", "0"],
-        ["math", "1", "0/4", "3"],
+    assert f"run {buffer.run}: version 0 (epoch 1); 2 tickets; 1 workers" in lines
+    first = next(index for index, line in enumerate(lines) if line.startswith("task "))
+    assert [line.split()[:5] for line in lines[first : first + 3]] == [
+        ["task", "step", "ready", "bound", "pending"],
+        ["code", "1", "0/4", "0/8", "0"],
+        ["math", "1", "0/4", "3/8", "3"],
     ]
-    assert lines[-2].split() == ["worker", "version", "tokens_per_s", "age_s"]
-    assert lines[-1].split()[:3] == ["worker-1", "0", "1,234.6"]
-    assert len({len(line) for line in lines[2:5]}) == 1
+    assert lines[-2].split() == ["worker", "version", "tokens/s", "age"]
+    assert lines[-1].split()[:3] == ["worker-1", "0", "1,235"]
+    assert len({len(line) for line in lines[first : first + 3]}) == 1
 
 
 def test_the_last_error_of_a_task_is_shown_with_its_age(buffer: Buffer, server_url: str) -> None:
@@ -77,7 +81,6 @@ def test_a_worker_that_refuses_weights_says_why(buffer: Buffer, server_url: str)
 
 def test_the_trainers_last_step_is_shown_with_its_mismatch(buffer: Buffer, server_url: str) -> None:
     held = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
-    assert "trainer" not in as_table(look(buffer, server_url))
     mismatch: dict[str, Any] = {
         "mean": 0.00123,
         "p99": 0.01,
@@ -86,14 +89,15 @@ def test_the_trainers_last_step_is_shown_with_its_mismatch(buffer: Buffer, serve
         "effective_sample_size": None,
         "by_worker": {},
     }
+    buffer.renew_trainer(held)
     buffer.report_trainer(held, {"step": 7, "reward": 0.25, "mismatch": mismatch})
     found = look(buffer, server_url)
-    (line,) = [line for line in as_table(found).splitlines() if line.startswith("trainer: ")]
-    assert line == (
-        "trainer: trained step 7 0 s ago; reward 0.250; mismatch with the engines: mean 0.0012, p99 0.01, "
-        "max 0.5, kl 1e-06, effective_sample_size -"
+    text = " ".join(line.strip() for line in as_table(found, 300).splitlines() if line.startswith("trainer t: "))
+    assert "trained step 7" in text
+    assert text.endswith(
+        "reward 0.250; mismatch with the engines: mean 0.0012, p99 0.01, max 0.5, kl 1e-06, effective_sample_size -"
     )
-    assert orjson.loads(as_json(found))["trainer"]["mismatch"]["by_worker"] == {}
+    assert orjson.loads(as_json(found))["trainer"]["report"]["mismatch"]["by_worker"] == {}
 
 
 def test_a_trainer_that_was_replaced_reports_no_more(buffer: Buffer, server_url: str) -> None:
@@ -101,20 +105,25 @@ def test_a_trainer_that_was_replaced_reports_no_more(buffer: Buffer, server_url:
     buffer.begin_epoch(trainer_id="t", launch_id="second", from_step=0, uri="none", digest="d")
     with pytest.raises(FencedError):
         buffer.report_trainer(held, {"step": 7})
-    assert look(buffer, server_url).trainer is None
+    trainer = look(buffer, server_url).trainer
+    assert trainer is not None
+    assert trainer.report is None
 
 
 def test_a_custom_trainer_reports_what_it_likes(buffer: Buffer, server_url: str) -> None:
     held = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
+    buffer.renew_trainer(held)
     buffer.report_trainer(held, {"loss": 1.5, "mismatch": "unknown", "reward": None})
-    assert "trainer: reported 0 s ago" in as_table(look(buffer, server_url)).splitlines()
+    (line,) = [line for line in as_table(look(buffer, server_url)).splitlines() if line.startswith("trainer t: ")]
+    assert line.split("; ")[-1].startswith("reported ")
 
 
 def test_the_size_of_the_step_trained_next_is_shown(buffer: Buffer, server_url: str) -> None:
     buffer.register_task("art", TaskRules(batch_groups=4, schedule=((1, 6), (9, 2))))
     buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
     found = look(buffer, server_url)
-    assert "0/6" in as_table(found).splitlines()[3].split()
+    (line,) = [line for line in as_table(found).splitlines() if line.startswith("art ") and "/" in line]
+    assert line.split()[2] == "0/6"
     assert found.tasks[0].batch_groups == 6
 
 
@@ -122,8 +131,8 @@ def test_a_task_that_does_not_produce_says_why(buffer: Buffer, server_url: str) 
     buffer.set_control("math", Control.STOPPED, "2 of 64 groups kept")
     buffer.set_control("code", Control.PAUSE, "")
     found = look(buffer, server_url)
-    lines = [line for line in as_table(found).splitlines() if " is set to " in line]
-    assert lines == ["task code is set to 'pause'", "task math is set to 'stopped': 2 of 64 groups kept"]
+    lines = [line for line in as_table(found).splitlines() if " set to '" in line]
+    assert lines == ["code: set to 'pause'", "math: set to 'stopped': 2 of 64 groups kept"]
     assert orjson.loads(as_json(found))["tasks"][1]["control_reason"] == "2 of 64 groups kept"
 
 
@@ -136,6 +145,37 @@ def test_json_holds_the_same_as_plain_values(buffer: Buffer, server_url: str) ->
     assert data["tasks"][0]["statuses"]["pending"] == 0
     assert data["tasks"][0]["progress"]["cursor"] == 0
     assert data["workers"]["worker-1"]["version"] == 0
+
+
+def test_a_worker_that_has_died_is_shown_as_dead(buffer: Buffer, server_url: str) -> None:
+    for name, age_ms in (("here", 0), ("late", 15_000), ("gone", 60_000), ("long gone", 3_000_000)):
+        report = b'{"state":"serving","in_flight":3,"capacity":16}'
+        buffer.send("HSET", buffer.keys.workers, name, b"%d %s" % (buffer.server_ms() - age_ms, report))
+    found = look(buffer, server_url)
+    assert [report["condition"] for report in found.workers.values()] == ["dead", "alive", "silent"]
+    lines = as_table(found).splitlines()[-3:]
+    assert [line.split()[:3] for line in lines] == [
+        ["gone", "DEAD", "3/16"],
+        ["late", "SILENT", "3/16"],
+        ["here", "serving", "3/16"],
+    ]
+    assert list(found.alive_workers) == ["here"]
+
+
+def test_the_history_gives_rates_and_the_state_of_production(buffer: Buffer, server_url: str) -> None:
+    buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri="none", digest="d")
+    buffer.reap("math")
+    earlier, *rest = buffer.send("LINDEX", task_keys(buffer.run, "math").prefix + "history", 0).split(b",", 1)
+    row = b",".join([b"%d" % (int(earlier) - 50_000), *rest])
+    buffer.send("LSET", task_keys(buffer.run, "math").prefix + "history", 0, row)
+    buffer.admit("math", [(Prompt("p"), i + 1) for i in range(3)], epoch=1, cursor=0, target=8, step=1)
+    code, math = look(buffer, server_url).tasks
+    assert code.rates is None
+    assert code.producer_silent_s is None
+    assert math.rates is not None
+    assert math.rates.seconds >= 50
+    assert (math.scheduled, math.limit, math.next_version) == (3, 8, 1)
+    assert math.pending_age_s is not None
 
 
 def test_rqs_view_counts_tickets_and_loads_nothing(server_url: str, run_name: str) -> None:

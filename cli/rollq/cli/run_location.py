@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -60,9 +60,10 @@ class RunLocation:
             self.buffer_url, self.run, password=self.password, patience=patience, payloads=self.payloads
         )
 
-    def without_payloads(self) -> Buffer:
+    def without_payloads(self, patience: Patience | None = None) -> Buffer:
         """Connect to the run's buffer to look at its numbers; the folder or bucket of large payloads is not needed."""
-        return replace(self, payloads=PayloadSettings()).buffer()
+        limit = PayloadSettings(max_buffer_bytes=self.payloads.max_buffer_bytes)
+        return Buffer.connect(self.buffer_url, self.run, password=self.password, patience=patience, payloads=limit)
 
     def queue(self) -> Queue:
         """The run's queue of tickets, not connected yet."""

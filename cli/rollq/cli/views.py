@@ -47,22 +47,22 @@ Example:
 
 @click.command()
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def status(file: Path | None, url: str | None, run_name: str | None, as_json: bool) -> None:
-    """Show the progress of a run: groups per status, weights, workers. Changes nothing.
+@click.option("--watch", is_flag=True, help="Again each second until Ctrl-C; in a terminal, on one screen.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs; with --watch, one a line.")
+def status(file: Path | None, url: str | None, run_name: str | None, watch: bool, as_json: bool) -> None:
+    """Show whether a run moves and who holds it back, then its groups, rates, trainer and workers. Changes nothing.
 
     \b
     Example:
       rollq status rollq.toml
+      rollq status rollq.toml --watch
       rollq status --url redis://127.0.0.1:6379/0 --run sums --json
     """
     from rollq.cli.run_location import find_run
-    from rollq.monitor import status as view
+    from rollq.cli.watching import show_status, watch_status
 
     location = find_run(file, url, run_name)
-    with location.without_payloads() as buffer:
-        now = view.read_status(buffer, location.queue())
-    click.echo(view.as_json(now) if as_json else view.as_table(now))
+    (watch_status if watch else show_status)(location, as_json=as_json)
 
 
 @click.command(help=QUERY_HELP)

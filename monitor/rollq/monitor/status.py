@@ -1,52 +1,48 @@
-"""The status of a run, read from the buffer and the queue of tickets, as a table or as JSON."""
+"""The status of a run as a plain value, and how it is read. The views make text and JSON of it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 from rq import Queue
 
-from rollq.buffer.batch_sizes import groups_at
-from rollq.buffer.replies import Counts, LastError, LiveModel
+from rollq.buffer.batch_sizes import groups_at, groups_through
+from rollq.buffer.fullness import Fullness
+from rollq.buffer.history import HistoryRow
+from rollq.buffer.replies import Counts, LiveModel
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.rollouts import Status
+from rollq.buffer.rollouts import SCHEDULED, Status
 from rollq.buffer.tickets import tickets_queued
-from rollq.monitor.tables import aligned
-from rollq.monitor.units import in_words
+from rollq.buffer.trainer_state import TrainerState
+from rollq.monitor.rates import Rates, rates
 
-STATUS_VERSION = 1
-"""Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
-
-WORKER_COLUMNS = (
-    "engine",
-    "epoch",
-    "version",
-    "state",
-    "in_flight",
-    "tokens_per_s",
-    "groups",
-    "failed_samples",
-    "refused",
-    "age_s",
-)
-"""The fields of a worker's report that the table shows; JSON has all fields."""
-MOST_ERROR_CHARS = 300
-"""Characters of a last error that the table shows; JSON has all that is kept."""
-MISMATCH_FIELDS = ("mean", "p99", "max", "kl", "effective_sample_size")
-"""The fields of the trainer's mismatch that are shown; JSON also has them by task, worker and version."""
+SILENT_WORKER_S = 5.0
+"""Workers report each second."""
+DEAD_WORKER_S = 30.0
+FORGOTTEN_WORKER_S = 600.0
+"""How long a dead worker is shown."""
+SILENT_TRAINER_S = 10.0
+"""Trainers say each second what they do."""
+SILENT_PRODUCER_S = 10.0
+"""Producers look at each task at least every 2 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:
     """The status of one task.
 
-    `ready` counts completed groups that are fresh enough for `step`, whose batch takes `batch_groups`. `statuses`
-    counts groups by status, `bytes` says what their frames take, and `progress` has the task's cumulative counters.
-    `last_error`: None before the first one.
+    `ready` counts completed groups that are fresh enough for `step`, whose batch takes `batch_groups`; `by_staleness`
+    divides them by the staleness that they would be trained with. Of all groups ever, `trained` are trained,
+    `scheduled` are trained or on their way, and `limit` may be while the live `version` stays live; with the next
+    published version, `next_version`, it grows. `statuses` counts groups by status, `bytes` says what their frames
+    take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
+    training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
+    None when no producer was ever seen.
+    `last_error` is that of the newest failed group.
     """
 
     task: str
+    kind: str  # train or eval
     step: int  # trained next
     version: int  # of the live weights, -1 before the first trainer
     epoch: int
@@ -56,126 +52,123 @@ class TaskStatus:
     stale_threshold: int
     ready: int
     statuses: Mapping[str, int]
-    bytes: Mapping[str, int]
-    progress: Mapping[str, float]
-    last_error: LastError | None = None
+    bytes: Mapping[str, int] = field(default_factory=dict)
+    progress: Mapping[str, float] = field(default_factory=dict)
+    by_staleness: Mapping[int, int] = field(default_factory=dict)
+    trained: int = 0
+    scheduled: int = 0
+    limit: int = 0
+    next_version: int = 0
+    outcomes: int = 0
+    kept: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    pending_age_s: float | None = None
+    running_age_s: float | None = None
+    ready_age_s: float | None = None
+    producer_silent_s: float | None = None
+    last_error: str = ""
+    rates: Rates | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether batches take groups of it."""
+        return self.kind == "train" and self.batch_groups > 0
+
+    def groups(self, status: Status) -> int:
+        """How many groups have a status."""
+        return self.statuses.get(status.value, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """The status of a run. `tickets` counts tickets in the queue; `workers` maps a worker to its last report.
+    """The status of a run at `at_ms` of the server's clock.
 
-    `trainer` is the trainer's last report: the metrics of its last step.
+    `tickets` counts tickets in the queue. `workers` maps a worker to its last report, with `age_s` and `condition`:
+    alive, silent, or dead. `trainer` is the one that took the run last.
     """
 
     run: str
+    at_ms: int
     model: LiveModel | None
     tickets: int
     tasks: tuple[TaskStatus, ...]
-    workers: Mapping[str, Mapping[str, Any]]
-    trainer: Mapping[str, Any] | None = None
+    workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    trainer: TrainerState | None = None
+    fullness: Fullness = field(default_factory=Fullness)
+
+    @property
+    def alive_workers(self) -> Mapping[str, Mapping[str, Any]]:
+        """Workers that have reported lately."""
+        return {name: report for name, report in self.workers.items() if report["condition"] == "alive"}
 
 
 def read_status(buffer: MonitorBuffer, queue: Queue) -> RunStatus:
-    """Read the status of a run, without changing anything. Raises `StoreLost` if the server does not have the run."""
+    """Read the status of a run, without changing anything. Raises `StoreLost` if the server does not have the run.
+
+    The work does not grow with the number of groups.
+    """
     return RunStatus(
         run=buffer.run,
+        at_ms=buffer.server_ms(),
         model=buffer.live_model(),
         tickets=tickets_queued(queue),
-        tasks=tuple(_task_status(buffer, buffer.counts(task)) for task in sorted(buffer.tasks())),
-        workers=buffer.workers(),
-        trainer=buffer.trainer(),
+        tasks=tuple(_task_status(buffer, task) for task in buffer.tasks()),
+        workers={
+            name: {**report, "condition": condition(report["age_s"])}
+            for name, report in buffer.workers(FORGOTTEN_WORKER_S).items()
+        },
+        trainer=buffer.trainer_state(),
+        fullness=buffer.fullness(),
     )
 
 
-def as_json(status: RunStatus) -> str:
-    """Return one JSON object with the fields of `RunStatus` and the version of its format as `schema`."""
-    return orjson.dumps({"schema": STATUS_VERSION, **asdict(status)}, option=orjson.OPT_INDENT_2).decode()
+def condition(age_s: float) -> str:
+    """The condition of a worker whose last report is so old: alive, silent, or dead."""
+    if age_s <= SILENT_WORKER_S:
+        return "alive"
+    return "silent" if age_s <= DEAD_WORKER_S else "dead"
 
 
-def as_table(run: RunStatus) -> str:
-    """Return tables of tasks and workers; at most 100 characters wide if names are short."""
-    lines = [f"run {run.run}: {_model_line(run.model)}; {run.tickets} tickets queued", ""]
-    header = ["task", "step", "ready", *(status.value for status in Status)]
-    rows = [
-        [task.task, str(task.step), f"{task.ready}/{task.batch_groups}", *(str(n) for n in task.statuses.values())]
-        for task in run.tasks
-    ]
-    lines += aligned([header, *rows])
-    lines += [f"task {task.task}: {_memory_line(task)}" for task in run.tasks if task.bytes]
-    lines += [_control_line(task) for task in run.tasks if task.control != "run"]
-    lines += [_error_line(task.task, task.last_error) for task in run.tasks if task.last_error]
-    lines += ["", _trainer_line(run.trainer)] if run.trainer else []
-    lines += ["", *(_worker_lines(run.workers) or ["no worker has reported lately"])]
-    lines += [f"{name}: {why}" for name, report in run.workers.items() if (why := report.get("refused_weights"))]
-    return "\n".join(lines)
-
-
-def _task_status(buffer: MonitorBuffer, counts: Counts) -> TaskStatus:
-    clock = counts.clock
+def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
+    counts, overview = buffer.counts(task), buffer.overview(task)
+    clock, rules = counts.clock, counts.clock.rules
+    interval = rules.sync_weights_interval
     return TaskStatus(
-        task=counts.task,
+        task=task,
+        kind=rules.kind,
         step=clock.step,
         version=clock.version,
         epoch=clock.epoch,
         control=clock.control.value,
         control_reason=clock.control_reason,
-        batch_groups=groups_at(clock.rules.batch_groups, clock.rules.schedule, clock.step),
-        stale_threshold=clock.rules.stale_threshold,
+        batch_groups=groups_at(rules.batch_groups, rules.schedule, clock.step),
+        stale_threshold=rules.stale_threshold,
         ready=counts.ready,
         statuses={status.value: counts.statuses.get(status, 0) for status in Status},
         bytes={status.value: taken for status, taken in buffer.bytes_by_status(counts).items()},
         progress=dict(sorted(counts.progress.items())),
-        last_error=counts.last_error,
+        by_staleness=overview.by_staleness,
+        trained=_through(counts, clock.committed),
+        scheduled=_through(counts, clock.committed) + sum(counts.statuses.get(status, 0) for status in SCHEDULED),
+        limit=_through(counts, max(0, clock.version + rules.stale_threshold)),
+        next_version=(max(0, clock.version) // interval + 1) * interval,
+        outcomes=counts.outcomes,
+        kept=counts.kept,
+        dropped=counts.dropped,
+        pending_age_s=overview.pending_age_s,
+        running_age_s=overview.running_age_s,
+        ready_age_s=overview.ready_age_s,
+        producer_silent_s=overview.silent_s,
+        last_error=buffer.last_error(task) if counts.statuses.get(Status.FAILED) else "",
+        rates=rates(overview.rows, _row_of(counts)),
     )
 
 
-def _memory_line(task: TaskStatus) -> str:
-    parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
-    return f"samples take {in_words(sum(task.bytes.values()))} ({parts})"
+def _through(counts: Counts, step: int) -> int:
+    rules = counts.clock.rules
+    return groups_through(rules.batch_groups, rules.schedule, step)
 
 
-def _control_line(task: TaskStatus) -> str:
-    return f"task {task.task} is set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else "")
-
-
-def _error_line(task: str, error: LastError) -> str:
-    text = " ".join(error.text.split())
-    shown = text if len(text) <= MOST_ERROR_CHARS else text[: MOST_ERROR_CHARS - 3] + "..."
-    return f"task {task}: last error ({error.age_s:,.0f} s ago): {shown}"
-
-
-def _model_line(model: LiveModel | None) -> str:
-    if model is None:
-        return "no weights published yet"
-    return f"weights version {model.version} (epoch {model.epoch}, {model.digest[:12]})"
-
-
-def _trainer_line(report: Mapping[str, Any]) -> str:
-    """The trainer's last step, and its mismatch with the engines. A custom trainer may report other facts."""
-    what = f"trained step {report['step']}" if "step" in report else "reported"
-    facts = [f"{what} {report['age_s']:,.0f} s ago"]
-    if isinstance(reward := report.get("reward"), float):
-        facts.append(f"reward {reward:.3f}")
-    mismatch = report.get("mismatch")
-    if isinstance(mismatch, Mapping):
-        shown = [f"{name} {_short(mismatch[name])}" for name in MISMATCH_FIELDS if name in mismatch]
-        facts += [f"mismatch with the engines: {', '.join(shown)}"] if shown else []
-    return "trainer: " + "; ".join(facts)
-
-
-def _short(value: Any) -> str:
-    return f"{value:.2g}" if isinstance(value, int | float) else "-"
-
-
-def _worker_lines(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    columns = [column for column in WORKER_COLUMNS if any(column in report for report in workers.values())]
-    rows = [[name, *(_cell(report.get(column)) for column in columns)] for name, report in sorted(workers.items())]
-    return aligned([["worker", *columns], *rows]) if rows else []
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    text = f"{value:,.1f}" if isinstance(value, float) else str(value)
-    return text if len(text) <= 24 else f"{text[:21]}..."
+def _row_of(counts: Counts) -> HistoryRow:
+    clock = counts.clock
+    return HistoryRow(counts.server_ms, clock.step, clock.version, counts.ready, counts.statuses, counts.progress)

@@ -15,3 +15,13 @@ def in_words(size: float) -> str:
 def in_config(size: float) -> str:
     """A number of bytes as the server's configuration takes it, rounded up to MiB."""
     return f"{math.ceil(size / 2**20)}mb"
+
+
+def seconds_in_words(seconds: float) -> str:
+    """A number of seconds in the unit that suits it."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"

@@ -1,0 +1,217 @@
+"""One sentence on how a run is: whether it moves, and if not, who holds it back and what to do. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from rollq.buffer.rollouts import Status
+from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.monitor.status import SILENT_PRODUCER_S, SILENT_TRAINER_S, RunStatus, TaskStatus
+from rollq.monitor.units import seconds_in_words
+
+LEAST_OUTCOMES = 4
+"""Finished groups from which on none worth training is a failure, and not chance."""
+LONG_WAIT_S = 5.0
+MOST_ERROR = 200
+"""Characters of an error that are shown."""
+
+
+class State(StrEnum):
+    """The state of a run. Each has another first word on the screen."""
+
+    STARTING = "starting"  # no trainer has started
+    TRAINING = "training"  # the trainer has what it needs
+    STARVING = "starving"  # the trainer waits for groups
+    PAUSED = "paused"  # on purpose
+    FAILING = "failing"  # what is produced is of no use
+    MEMORY_FULL = "memory full"  # nothing new is admitted
+    TRAINER_GONE = "trainer gone"  # it is silent, or has ended with an error
+    STOPPED = "stopped"  # the trainer was asked to end
+    FINISHED = "finished"  # the trainer has trained all its steps
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The state of a run, and why in one sentence."""
+
+    state: State
+    sentence: str
+
+    def __str__(self) -> str:
+        """The first line of the screen."""
+        return f"{self.state}: {self.sentence}"
+
+
+def diagnose(run: RunStatus) -> Diagnosis:
+    """Diagnose a run. The first state that applies counts, in an order in which each explains those after it."""
+    trainer, tasks = run.trainer, [task for task in run.tasks if task.is_trained]
+    if trainer is None:
+        return Diagnosis(State.STARTING, _join(["no trainer has started (`rollq train`)", *_warnings(run)]))
+    if trainer.phase is TrainerPhase.FINISHED:
+        return Diagnosis(State.FINISHED, f"the trainer has ended after step {_last_step(run)}")
+    if run.fullness.is_full:
+        remedy = f"raise {run.fullness.limit}, or checkpoint more often"
+        facts = [f"{run.fullness}, and no new groups are admitted", _describe(trainer), remedy]
+        return Diagnosis(State.MEMORY_FULL, _join(facts))
+    if trainer.phase is TrainerPhase.FAILED or _is_silent(trainer):
+        return Diagnosis(
+            State.TRAINER_GONE, _join([_describe(trainer), "start it again: it continues (`rollq train`)"])
+        )
+    if trainer.phase is TrainerPhase.STOPPED:
+        return Diagnosis(
+            State.STOPPED, f"the trainer was stopped after step {_last_step(run)}; `rollq train` continues"
+        )
+    if paused := [task for task in tasks if task.control == "pause"]:
+        names = f"task{'s' if len(paused) > 1 else ''} {', '.join(task.task for task in paused)}"
+        why = next((f": {task.control_reason}" for task in paused if task.control_reason), "")
+        return Diagnosis(
+            State.PAUSED, _join([f"{names} set to pause{why}", _describe(trainer), "`rollq resume` continues"])
+        )
+    if failures := [text for task in tasks if (text := _failure(task))]:
+        return Diagnosis(State.FAILING, _join([*failures, _describe(trainer)]))
+    trainer = _up_to_date(trainer, tasks)
+    state = State.STARVING if trainer.phase is TrainerPhase.WAITING else State.TRAINING
+    return Diagnosis(state, _join([_describe(trainer), *_production(run, tasks), *_warnings(run)]))
+
+
+def _up_to_date(trainer: TrainerState, tasks: list[TaskStatus]) -> TrainerState:
+    """The state of a trainer that waits, when what it lacked a second ago may be there, or may be trained."""
+    if trainer.phase is not TrainerPhase.WAITING:
+        return trainer
+    if any(task.step > trainer.step for task in tasks):
+        return replace(trainer, phase=TrainerPhase.COMMITTED, step=max(task.step for task in tasks) - 1)
+    ready = {task.task: task.ready for task in tasks}
+    lacking = {task: wanted for task, wanted in trainer.wanted.items() if ready.get(task, 0) < wanted}
+    if trainer.wanted and not lacking and not trainer.stragglers:
+        return replace(trainer, phase=TrainerPhase.TRAINING, for_s=0.0)
+    return replace(trainer, ready=ready, wanted=lacking)
+
+
+def _describe(trainer: TrainerState) -> str:
+    """The trainer's work, its last words, or its silence."""
+    does = _work(trainer)
+    if trainer.has_ended or not _is_silent(trainer):
+        return does
+    held = (
+        f"its lease holds for {seconds_in_words(trainer.lease_left_s)}" if trainer.lease_left_s else "its lease is over"
+    )
+    return f"nothing is heard of the trainer for {seconds_in_words(trainer.silent_s)} ({does}); {held}"
+
+
+def _work(trainer: TrainerState) -> str:
+    step, lasting = trainer.step, seconds_in_words(trainer.for_s)
+    match trainer.phase:
+        case None | TrainerPhase.STARTING:
+            return "the trainer is starting"
+        case TrainerPhase.WAITING:
+            lacks = ", ".join(f"task {task} has {trainer.ready[task]} of {n}" for task, n in trainer.wanted.items())
+            return f"the trainer waits for step {step} for {lasting}" + (f": {lacks}" if lacks else "")
+        case TrainerPhase.TRAINING:
+            return f"the trainer trains step {step} for {lasting}"
+        case TrainerPhase.COMMITTED:
+            return f"the trainer has trained step {step}"
+        case TrainerPhase.PUBLISHING:
+            return f"the trainer publishes weights for {lasting}"
+        case TrainerPhase.SAVING:
+            return f"the trainer saves a checkpoint for {lasting}"
+        case TrainerPhase.EVALUATING:
+            return f"the trainer evaluates for {lasting}"
+        case TrainerPhase.FAILED:
+            return f"the trainer has ended at step {step} with {shortened(trainer.error)}"
+        case _:
+            return f"the trainer has ended at step {step}"
+
+
+def _failure(task: TaskStatus) -> str:
+    """How production of a task fails; empty if it does not."""
+    if task.control == "stopped":
+        return f"production of task {task.task} has stopped: {shortened(task.control_reason)}"
+    if task.outcomes < LEAST_OUTCOMES or task.kept:
+        return ""
+    failed, filtered = (int(task.progress.get(name, 0)) for name in ("failed", "filtered"))
+    facts = f"none of the last {task.outcomes} groups of task {task.task} is worth training"
+    counts = f"{failed} have failed and {filtered} were filtered out so far"
+    last = f", the last one with {shortened(task.last_error)}" if task.last_error else ""
+    return f"{facts}: {counts}{last}"
+
+
+def _production(run: RunStatus, tasks: list[TaskStatus]) -> Iterator[str]:
+    """Who makes groups, and what holds production back."""
+    running = sum(task.groups(Status.RUNNING) for task in tasks)
+    pending = sum(task.groups(Status.PENDING) for task in tasks)
+    alive = run.alive_workers
+    if not alive:
+        waiting = f", and {pending} groups are pending" if pending else ""
+        yield f"no worker is alive{waiting} (`rollq work`)"
+    elif running:
+        busy = sum(bool(report.get("in_flight")) for report in alive.values())
+        yield f"{_count(running, 'group')} in generation on {busy} of {_count(len(alive), 'worker')}"
+        if run.trainer and (late := sum(run.trainer.stragglers.values())):
+            yield f"it also waits for {late} of them, which would be too old at the next step"
+    elif pending:
+        yield f"no worker takes the {pending} pending groups: all workers are idle"
+    else:
+        yield "all workers are idle"
+    for name, report in alive.items():
+        if why := report.get("refused_weights"):
+            yield f"worker {name} refuses the weights: {shortened(why)}"
+    held = [task for task in tasks if is_held(task) and not task.groups(Status.PENDING)]
+    for version in sorted({task.next_version for task in held}):
+        names = ", ".join(task.task for task in held if task.next_version == version)
+        of = f" of task {names}" if len(held) < len(tasks) else ""
+        yield f"production{of} is held by the staleness bound until version {version} is published"
+    for task in tasks:
+        if task.control == "done":
+            yield f"production of task {task.task} has ended: {task.control_reason}"
+        elif not is_held(task) and not running and not pending and alive and _is_produced(task) and _has_waited(run):
+            yield f"nothing of task {task.task} is scheduled: does the producer find prompts?"
+
+
+def is_held(task: TaskStatus) -> bool:
+    """Whether the staleness bound holds production back: all groups that it allows are trained or on their way."""
+    return task.control == "run" and task.scheduled >= task.limit
+
+
+def _warnings(run: RunStatus) -> Iterator[str]:
+    silent = [task for task in run.tasks if task.is_trained and not _is_produced(task)]
+    if silent:
+        ages = [task.producer_silent_s for task in silent if task.producer_silent_s is not None]
+        since = f" for {seconds_in_words(min(ages))}" if ages else ""
+        yield f"nobody produces{since} (`rollq produce`)"
+    for found in ("silent", "dead"):
+        if names := [name for name, report in run.workers.items() if report["condition"] == found]:
+            yield f"{_count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {found}"
+    for task in run.tasks:
+        if task.last_error and task.rates and task.rates.failed:
+            yield f"groups of task {task.task} fail, the last one with {shortened(task.last_error)}"
+
+
+def _is_produced(task: TaskStatus) -> bool:
+    return task.producer_silent_s is not None and task.producer_silent_s <= SILENT_PRODUCER_S
+
+
+def _has_waited(run: RunStatus) -> bool:
+    """Whether the trainer waits for longer than production needs to notice."""
+    return run.trainer is not None and run.trainer.phase is TrainerPhase.WAITING and run.trainer.for_s > LONG_WAIT_S
+
+
+def _is_silent(trainer: TrainerState) -> bool:
+    return not trainer.has_ended and (trainer.silent_s > SILENT_TRAINER_S or not trainer.lease_left_s)
+
+
+def _last_step(run: RunStatus) -> int:
+    return max((task.step for task in run.tasks if task.is_trained), default=1) - 1
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def shortened(text: str) -> str:
+    """A text on one line, cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_ERROR else line[: MOST_ERROR - 3] + "..."
+
+
+def _join(parts: list[str]) -> str:
+    return "; ".join(parts)

@@ -1,0 +1,219 @@
+"""The status of a run as lines of text, and as JSON. Pure."""
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from rollq.buffer.replies import LiveModel
+from rollq.buffer.rollouts import Status
+from rollq.buffer.trainer_state import TrainerState
+from rollq.monitor.diagnosis import diagnose
+from rollq.monitor.status import RunStatus, TaskStatus
+from rollq.monitor.tables import aligned
+from rollq.monitor.units import in_words, seconds_in_words
+from rollq.monitor.wanted import wanted_workers
+
+STATUS_VERSION = 2
+"""Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
+WIDTH = 100
+"""Characters in a line, where the terminal says nothing else."""
+ALWAYS_SHOWN = (Status.PENDING, Status.RUNNING, Status.COMPLETED)
+WORKER_COLUMNS = {
+    "engine": "engine",
+    "version": "version",
+    "state": "state",
+    "in_flight": "groups",
+    "tokens_per_s": "tokens/s",
+    "generate_s": "generate",
+    "judge_s": "judge",
+    "groups": "done",
+    "failed_samples": "failed",
+    "age_s": "age",
+}
+"""The fields of a worker's report that the table shows, with their titles; JSON has all fields."""
+SPARE_COLUMNS = ("engine", "groups", "age_s", "failed_samples")
+"""Those that are left out first where the terminal is narrow."""
+IN_SECONDS = {"generate_s", "judge_s", "age_s"}
+MISMATCH_FIELDS = ("mean", "p99", "max", "kl", "effective_sample_size")
+"""The fields of the trainer's mismatch that are shown; JSON also has them by task, worker and version."""
+
+
+def as_json(run: RunStatus) -> str:
+    """Return one JSON object: the fields of `RunStatus`, the version of the format as `schema`, the diagnosis, and
+    `wanted_workers`."""
+    return orjson.dumps(_plain(run), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
+
+
+def as_json_line(run: RunStatus) -> str:
+    """Return the same on one line."""
+    return orjson.dumps(_plain(run), option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _plain(run: RunStatus) -> Mapping[str, Any]:
+    return {
+        "schema": STATUS_VERSION,
+        "diagnosis": asdict(diagnose(run)),
+        "wanted_workers": wanted_workers(run),
+        **asdict(run),
+        "fullness": {"share": run.fullness.share, "limit": run.fullness.limit, "is_full": run.fullness.is_full},
+    }
+
+
+def as_table(run: RunStatus, width: int = WIDTH) -> str:
+    """Return the diagnosis, and tables of tasks and workers; at most `width` characters wide if names are short."""
+    lines = _wrapped(str(diagnose(run)), width)
+    lines += ["", _run_line(run), *_trainer_lines(run.trainer, width)]
+    if run.tasks:
+        lines += ["", *_depth_table(run.tasks), "", *_rate_table(run.tasks), "", *_age_table(run.tasks)]
+    lines += [line for task in run.tasks for text in _task_lines(task) for line in _wrapped(text, width)]
+    lines += ["", *(_worker_lines(run.workers, width) or ["no worker has reported lately"])]
+    for name, report in run.workers.items():
+        if why := report.get("refused_weights"):
+            lines += _wrapped(f"{name}: {why}", width)
+    return "\n".join(lines)
+
+
+def _run_line(run: RunStatus) -> str:
+    wanted = wanted_workers(run)
+    facts = [
+        f"{run.tickets} tickets",
+        f"{run.fullness.share:.0%} of {run.fullness.limit}" if run.fullness.share else "",
+        f"{len(run.alive_workers)} workers" + ("" if wanted is None else f", {wanted} wanted"),
+    ]
+    return f"run {run.run}: {_model(run.model)}; " + "; ".join(fact for fact in facts if fact)
+
+
+def _model(model: LiveModel | None) -> str:
+    return "no weights published yet" if model is None else f"version {model.version} (epoch {model.epoch})"
+
+
+def _depth_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
+    statuses = [status for status in Status if status in ALWAYS_SHOWN or any(task.groups(status) for task in tasks)]
+    header = ["task", "step", "ready", "bound", *(status.value for status in statuses)]
+    rows = [
+        [
+            task.task,
+            str(task.step),
+            f"{task.ready}/{task.batch_groups}",
+            f"{task.scheduled - task.trained}/{task.limit - task.trained}",
+            *(f"{task.groups(status)}" for status in statuses),
+        ]
+        for task in tasks
+    ]
+    return aligned([header, *rows])
+
+
+def _rate_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
+    header = ["last min", "groups/s", "tokens/s", "trained/s", "failed/s", "kept", "queued", "worked", "waited"]
+    rows = [[task.task, *_rate_cells(task)] for task in tasks]
+    return aligned([header, *rows])
+
+
+def _rate_cells(task: TaskStatus) -> list[str]:
+    kept = f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-"
+    if (found := task.rates) is None:
+        return ["-", "-", "-", "-", kept, "-", "-", "-"]
+    rates = [f"{found.groups:.2f}", f"{found.tokens:,.0f}", f"{found.trained:.2f}", f"{found.failed:.2f}"]
+    return [*rates, kept, _seconds(found.queued_s), _seconds(found.worked_s), _seconds(found.waited_s)]
+
+
+def _age_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
+    header = ["oldest", "pending", "running", "ready", "producer seen"]
+    rows = [
+        [
+            task.task,
+            _seconds(task.pending_age_s),
+            _seconds(task.running_age_s),
+            _seconds(task.ready_age_s),
+            "never" if task.producer_silent_s is None else f"{seconds_in_words(task.producer_silent_s)} ago",
+        ]
+        for task in tasks
+    ]
+    return aligned([header, *rows])
+
+
+def _task_lines(task: TaskStatus) -> list[str]:
+    """Facts that are shown where there are any."""
+    lines = []
+    if any(task.by_staleness.values()):
+        shares = ", ".join(f"{staleness}: {groups}" for staleness, groups in task.by_staleness.items())
+        lines.append(f"staleness of ready groups: {shares}")
+    if any(task.dropped.values()):
+        lines.append(
+            "dropped: " + ", ".join(f"{groups:,} {reason}" for reason, groups in task.dropped.items() if groups)
+        )
+    if task.bytes:
+        parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
+        lines.append(f"samples take {in_words(sum(task.bytes.values()))} ({parts})")
+    if task.control != "run":
+        lines.append(f"set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else ""))
+    if task.last_error:
+        lines.append(f"last error: {task.last_error}")
+    return [f"{task.task}: {line}" for line in lines]
+
+
+def _trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
+    """The trainer's phase, the times of its steps, and its last step with its mismatch with the engines."""
+    if trainer is None:
+        return []
+    facts = [f"{trainer.phase or 'no word yet'} step {trainer.step} for {seconds_in_words(trainer.for_s)}"]
+    if trainer.silent_s > 2:
+        facts.append(f"heard {seconds_in_words(trainer.silent_s)} ago")
+    if trainer.busy_s is not None:
+        waited = seconds_in_words(trainer.waited_s or 0)
+        facts.append(f"a step takes {seconds_in_words(trainer.busy_s)} after a wait of {waited}")
+    report = trainer.report or {}
+    if report:
+        what = f"trained step {report['step']}" if "step" in report else "reported"
+        facts.append(f"{what} {seconds_in_words(report['age_s'])} ago")
+    if isinstance(reward := report.get("reward"), float):
+        facts.append(f"reward {reward:.3f}")
+    mismatch = report.get("mismatch")
+    if isinstance(mismatch, Mapping):
+        shown = [f"{name} {_short(mismatch[name])}" for name in MISMATCH_FIELDS if name in mismatch]
+        facts += [f"mismatch with the engines: {', '.join(shown)}"] if shown else []
+    name = "trainer" if trainer.trainer_id == "trainer" else f"trainer {trainer.trainer_id}"
+    return _wrapped(f"{name}: " + "; ".join(facts), width)
+
+
+def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
+    """A row for each worker, those in trouble first. Where the table is too wide, it lacks some columns."""
+    ordered = sorted(workers.items(), key=lambda item: (item[1]["condition"] == "alive", item[0]))
+    known = [column for column in WORKER_COLUMNS if any(column in report for report in workers.values())]
+    lines: list[str] = []
+    for left_out in range(len(SPARE_COLUMNS) + 1):
+        columns = [column for column in known if column not in SPARE_COLUMNS[:left_out]]
+        rows = [[name, *(_worker_cell(column, report) for column in columns)] for name, report in ordered]
+        lines = aligned([["worker", *(WORKER_COLUMNS[column] for column in columns)], *rows]) if rows else []
+        if max(map(len, lines), default=0) <= width:
+            break
+    return lines
+
+
+def _worker_cell(column: str, report: Mapping[str, Any]) -> str:
+    value = report.get(column)
+    if column == "state" and report["condition"] != "alive":
+        return str(report["condition"]).upper()
+    if column == "in_flight" and "capacity" in report:
+        return f"{value}/{report['capacity']}"
+    if value is None:
+        return "-"
+    if column in IN_SECONDS:
+        return seconds_in_words(value)
+    text = f"{value:,.0f}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else seconds_in_words(value)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.2g}" if isinstance(value, int | float) else "-"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,205 @@
+"""The diagnosis of a run: each state has another first word, and the sentence names who holds the run back."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollq.buffer.fullness import Fullness
+from rollq.buffer.rollouts import Status
+from rollq.buffer.trainer_state import TrainerPhase
+from rollq.monitor.diagnosis import MOST_ERROR, State, diagnose
+from rollq.monitor.status import RunStatus
+from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
+
+HELD = {Status.COMPLETED: 3, Status.GATHERED: 29}
+CODE = task_status("code", HELD)
+MATH = task_status("math", {Status.COMPLETED: 16, Status.RUNNING: 4})
+
+CASES: dict[str, tuple[RunStatus, str]] = {
+    "no trainer yet": (
+        run_status(trainer=None, model=None),
+        "starting: no trainer has started (`rollq train`)",
+    ),
+    "no trainer and no producer yet": (
+        run_status(task_status(producer_silent_s=None), trainer=None, model=None),
+        "starting: no trainer has started (`rollq train`); nobody produces (`rollq produce`)",
+    ),
+    "a trainer that loads": (
+        run_status(trainer=trainer_state(None)),
+        "training: the trainer is starting; all workers are idle",
+    ),
+    "all is well": (
+        run_status(MATH, workers={"w1": worker(4), "w2": worker()}),
+        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 of 2 workers",
+    ),
+    "the bound holds production back": (
+        run_status(task_status(statuses={Status.COMPLETED: 32})),
+        "training: the trainer trains step 41 for 12 s; all workers are idle; production is held by the staleness "
+        "bound until version 41 is published",
+    ),
+    "a batch that lacks groups while the bound holds": (
+        run_status(CODE, task_status("math", {Status.COMPLETED: 16}), trainer=waiting({"code": (3, 16)})),
+        "starving: the trainer waits for step 41 for 12 s: task code has 3 of 16; all workers are idle; production of "
+        "task code is held by the staleness bound until version 41 is published; nothing of task math is scheduled: "
+        "does the producer find prompts?",
+    ),
+    "slow workers": (
+        run_status(
+            task_status(statuses={Status.COMPLETED: 5, Status.RUNNING: 11}),
+            trainer=waiting({"math": (5, 16)}),
+            workers={"w1": worker(11)},
+        ),
+        "starving: the trainer waits for step 41 for 12 s: task math has 5 of 16; 11 groups in generation on 1 of 1 "
+        "worker",
+    ),
+    "stragglers": (
+        run_status(
+            task_status(statuses={Status.COMPLETED: 20, Status.RUNNING: 2}),
+            trainer=replace(waiting({"math": (20, 16)}), stragglers={"math": 2}),
+            workers={"w1": worker(2)},
+        ),
+        "starving: the trainer waits for step 41 for 12 s; 2 groups in generation on 1 of 1 worker; it also waits for "
+        "2 of them, which would be too old at the next step",
+    ),
+    "no workers": (
+        run_status(task_status(statuses={Status.PENDING: 32}), trainer=waiting({"math": (0, 16)}), workers={}),
+        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; no worker is alive, and 32 groups "
+        "are pending (`rollq work`)",
+    ),
+    "workers that died": (
+        run_status(
+            task_status(statuses={Status.PENDING: 4}),
+            trainer=waiting({"math": (0, 16)}),
+            workers={"w1": worker(condition="dead"), "w2": worker(condition="dead"), "w3": worker(condition="silent")},
+        ),
+        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; no worker is alive, and 4 groups are "
+        "pending (`rollq work`); 1 worker is silent; 2 workers are dead",
+    ),
+    "workers that take nothing": (
+        run_status(task_status(statuses={Status.PENDING: 4}), trainer=waiting({"math": (0, 16)})),
+        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; no worker takes the 4 pending "
+        "groups: all workers are idle",
+    ),
+    "a worker that refuses weights": (
+        run_status(
+            task_status(statuses={Status.PENDING: 4}),
+            trainer=waiting({"math": (0, 16)}),
+            workers={"w1": worker(refused_weights="version 40:\n too large")},
+        ),
+        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; no worker takes the 4 pending "
+        "groups: all workers are idle; worker w1 refuses the weights: version 40: too large",
+    ),
+    "no producer": (
+        run_status(task_status(producer_silent_s=45.0), trainer=waiting({"math": (0, 16)})),
+        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; all workers are idle; nobody "
+        "produces for 45 s (`rollq produce`)",
+    ),
+    "a hook that ended production": (
+        run_status(
+            task_status(statuses={Status.COMPLETED: 3}, control="done", control_reason="its hook said so"),
+            trainer=waiting({"math": (3, 16)}),
+        ),
+        "starving: the trainer waits for step 41 for 12 s: task math has 3 of 16; all workers are idle; production of "
+        "task math has ended: its hook said so",
+    ),
+    "what the trainer lacked is there": (
+        run_status(MATH, trainer=waiting({"math": (15, 16)}), workers={"w1": worker(4)}),
+        "training: the trainer trains step 41 for 0.0 s; 4 groups in generation on 1 of 1 worker",
+    ),
+    "the trainer has moved on since its last word": (
+        run_status(MATH, trainer=waiting({"math": (1, 16)}, step=39), workers={"w1": worker(4)}),
+        "training: the trainer has trained step 40; 4 groups in generation on 1 of 1 worker",
+    ),
+    "some groups fail": (
+        run_status(
+            replace(MATH, last_error="ValueError: no answer", rates=replace(RATES, failed=0.5)),
+            workers={"w1": worker(4)},
+        ),
+        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 of 1 worker; groups of task math "
+        "fail, the last one with ValueError: no answer",
+    ),
+    "paused": (
+        run_status(
+            task_status("code", control="pause"),
+            task_status("math", control="pause", control_reason="for the night"),
+            trainer=waiting({"math": (0, 16)}),
+        ),
+        "paused: tasks code, math set to pause: for the night; the trainer waits for step 41 for 12 s: task math has 0 "
+        "of 16; `rollq resume` continues",
+    ),
+    "a judge that raises": (
+        run_status(
+            task_status(outcomes=12, kept=0, progress={"failed": 12.0}, last_error="judge: KeyError: 'answer'"),
+            trainer=waiting({"math": (0, 16)}),
+        ),
+        "failing: none of the last 12 groups of task math is worth training: 12 have failed and 0 were filtered out so "
+        "far, the last one with judge: KeyError: 'answer'; the trainer waits for step 41 for 12 s: task math has 0 of "
+        "16",
+    ),
+    "production that was stopped": (
+        run_status(task_status(control="stopped", control_reason="2 of 64 groups"), trainer=waiting({"math": (0, 16)})),
+        "failing: production of task math has stopped: 2 of 64 groups; the trainer waits for step 41 for 12 s: task "
+        "math has 0 of 16",
+    ),
+    "a full server": (
+        run_status(trainer=waiting({"math": (3, 16)}), fullness=Fullness(0.87)),
+        "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted; the trainer "
+        "waits for step 41 for 12 s: task math has 3 of 16; raise maxmemory, or checkpoint more often",
+    ),
+    "a trainer that was killed": (
+        run_status(trainer=trainer_state(silent_s=45.0, lease_left_s=0.0, for_s=57.0)),
+        "trainer gone: nothing is heard of the trainer for 45 s (the trainer trains step 41 for 57 s); its lease is "
+        "over; start it again: it continues (`rollq train`)",
+    ),
+    "a trainer that has just been killed": (
+        run_status(trainer=trainer_state(silent_s=15.0, lease_left_s=15.0)),
+        "trainer gone: nothing is heard of the trainer for 15 s (the trainer trains step 41 for 12 s); its lease holds "
+        "for 15 s; start it again: it continues (`rollq train`)",
+    ),
+    "a trainer that failed": (
+        run_status(trainer=trainer_state(TrainerPhase.FAILED, error="ValueError: " + "x" * 500, silent_s=900.0)),
+        f"trainer gone: the trainer has ended at step 41 with ValueError: {'x' * (MOST_ERROR - 15)}...; start it "
+        "again: it continues (`rollq train`)",
+    ),
+    "a trainer that was stopped": (
+        run_status(trainer=trainer_state(TrainerPhase.STOPPED, lease_left_s=0.0)),
+        "stopped: the trainer was stopped after step 40; `rollq train` continues",
+    ),
+    "a run that is over": (
+        run_status(trainer=trainer_state(TrainerPhase.FINISHED, lease_left_s=0.0, silent_s=9000.0), workers={}),
+        "finished: the trainer has ended after step 40",
+    ),
+    "an evaluation does not hold a run up": (
+        run_status(MATH, task_status("held_out", kind="eval", control="pause"), workers={"w1": worker(4)}),
+        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 of 1 worker",
+    ),
+}
+
+
+@pytest.mark.parametrize(("run", "line"), CASES.values(), ids=list(CASES))
+def test_a_run_is_diagnosed_in_one_sentence(run: RunStatus, line: str) -> None:
+    assert str(diagnose(run)) == line
+
+
+def test_every_state_is_shown_by_one_of_the_cases() -> None:
+    assert {diagnose(run).state for run, _ in CASES.values()} == set(State)
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        (TrainerPhase.PUBLISHING, "the trainer publishes weights for 12 s"),
+        (TrainerPhase.SAVING, "the trainer saves a checkpoint for 12 s"),
+        (TrainerPhase.EVALUATING, "the trainer evaluates for 12 s"),
+        (TrainerPhase.COMMITTED, "the trainer has trained step 41"),
+        (TrainerPhase.STARTING, "the trainer is starting"),
+    ],
+)
+def test_the_trainers_work_is_named(phase: TrainerPhase, words: str) -> None:
+    assert diagnose(run_status(MATH, trainer=trainer_state(phase))).sentence.startswith(words)
+
+
+def test_a_few_failed_groups_at_the_start_are_not_a_failure() -> None:
+    few = task_status(outcomes=3, kept=0, progress={"failed": 3.0})
+    assert diagnose(run_status(few)).state is State.TRAINING
+    assert diagnose(run_status(replace(few, outcomes=4))).state is State.FAILING

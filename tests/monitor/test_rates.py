@@ -1,0 +1,88 @@
+"""Rates over the last minute from rows of the history, and the number of workers that follows from them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rollq.buffer.history import HistoryRow
+from rollq.buffer.rollouts import Status
+from rollq.buffer.trainer_state import TrainerPhase
+from rollq.monitor.rates import rates
+from rollq.monitor.wanted import wanted_workers
+from support.run_statuses import RATES, run_status, task_status, trainer_state, worker
+
+
+def row(at_s: float, completed: int = 0, **counters: float) -> HistoryRow:
+    return HistoryRow(int(at_s * 1000), 1, 0, 0, {Status.COMPLETED: completed}, counters)
+
+
+def test_without_a_history_nothing_is_known() -> None:
+    assert rates([], row(100)) is None
+    assert rates([row(99)], row(100)) is None
+    assert rates([row(10)], row(100)) is None  # nobody has produced for over a minute
+
+
+def test_rates_are_those_of_the_last_minute() -> None:
+    rows = [row(0, tokens=0), row(40, tokens=1_000_000), row(100, tokens=1_000_600)]
+    found = rates(rows, row(100.1, tokens=1_000_601))
+    assert found is not None
+    assert found.seconds == pytest.approx(60.1)
+    assert found.tokens == pytest.approx(10)
+
+
+def test_times_are_means_over_the_groups_of_the_last_minute() -> None:
+    before = row(0, leased=10, queued_ms=90_000, produced=5, worked_ms=1_000)
+    found = rates([before], row(60, leased=14, queued_ms=98_000, produced=15, worked_ms=31_000))
+    assert found is not None
+    assert [found.queued_s, found.worked_s] == pytest.approx([2.0, 3.0])
+    nothing = rates([before], replace(before, at_ms=60_000))
+    assert nothing is not None
+    assert (nothing.queued_s, nothing.worked_s, nothing.waited_s) == (None, None, None)
+
+
+def test_the_wait_for_the_trainer_follows_from_depth_and_rate() -> None:
+    rows = [row(0, completed=0, consumed=0), row(50, completed=20, consumed=100)]
+    found = rates(rows, row(60, completed=20, consumed=120))
+    assert found is not None
+    depth = (50 * 10 + 10 * 20) / 60
+    assert found.waited_s == pytest.approx(depth / 2.0)
+
+
+def test_a_rewind_makes_no_negative_rate() -> None:
+    found = rates([row(0, consumed=100)], row(60, consumed=40))
+    assert found is not None
+    assert found.trained == 0
+
+
+TRAINER = trainer_state(busy_s=2.0)
+TASK = task_status(rates=RATES, outcomes=100, kept=50, limit=100_000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, 8),  # 16 groups / 2 s / 0.5 kept x 8 s = 128 groups at a time, 16 in each worker
+        ({"trainer": trainer_state(busy_s=4.0)}, 4),
+        ({"workers": {"w1": worker(capacity=64)}}, 2),
+        ({"workers": {"w1": worker(capacity=64), "w2": worker(condition="dead", capacity=1)}}, 2),
+        ({"tasks": (replace(TASK, limit=672),)}, 2),  # the staleness bound admits 32
+        ({"tasks": (replace(TASK, kept=100),)}, 4),
+        ({"tasks": (replace(TASK, kept=0),)}, 80),  # as with a keep rate of 0.05
+        ({"tasks": (TASK, replace(TASK, task="code"))}, 16),
+        ({"tasks": (TASK, replace(TASK, kind="eval"))}, 8),
+        ({"tasks": (TASK, replace(TASK, control="pause"))}, 8),
+        ({"trainer": trainer_state(busy_s=1e9)}, 1),
+        ({"tasks": (replace(TASK, control="pause"),)}, 0),
+        ({"trainer": trainer_state(TrainerPhase.FINISHED, busy_s=2.0)}, 0),
+        ({"trainer": trainer_state()}, None),  # no step yet
+        ({"trainer": None}, None),
+        ({"tasks": (replace(TASK, rates=None),)}, None),
+        ({"tasks": (replace(TASK, rates=replace(RATES, worked_s=None)),)}, None),
+        ({"workers": {}}, None),
+    ],
+)
+def test_as_many_workers_are_wanted_as_keep_the_trainer_from_waiting(
+    changes: dict[str, Any], wanted: int | None
+) -> None:
+    assert wanted_workers(run_status(**{"tasks": (TASK,), "trainer": TRAINER, **changes})) == wanted

@@ -1,0 +1,85 @@
+"""The screen of `rollq status`, and its JSON."""
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from rollq.buffer.fullness import Fullness
+from rollq.buffer.rollouts import Status
+from rollq.monitor.screen import STATUS_VERSION, as_json, as_json_line, as_table
+from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
+
+BUSY = run_status(
+    task_status(
+        "code",
+        {Status.COMPLETED: 3, Status.RUNNING: 13},
+        rates=RATES,
+        by_staleness={0: 2, 1: 1},
+        dropped={"trained": 1200, "expired": 4, "reused": 0},
+        bytes={"completed": 4096},
+        pending_age_s=None,
+        running_age_s=75.0,
+        ready_age_s=3.25,
+        last_error="judge: ValueError: no number",
+    ),
+    task_status("math", {Status.COMPLETED: 16}),
+    workers={"worker-1-483c9254": worker(13), "worker-2-fb7dd6c4": worker(condition="dead", age_s=45.0)},
+    trainer=waiting({"code": (3, 16)}, busy_s=2.0, waited_s=4.0, report={"step": 40, "age_s": 12.0, "reward": 0.5}),
+    fullness=Fullness(0.25),
+)
+
+
+def test_the_diagnosis_is_the_first_line() -> None:
+    assert as_table(BUSY, 400).splitlines()[0].startswith("starving: the trainer waits for step 41")
+
+
+def test_every_fact_is_on_the_screen() -> None:
+    lines = as_table(BUSY).splitlines()
+    words = [line.split() for line in lines]
+    assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory; 1 workers" in lines
+    assert ["code", "41", "3/16", "16/32", "0", "13", "3"] in words
+    assert ["code", "4.00", "2,000", "4.00", "0.00", "90%", "1.0", "s", "8.0", "s", "2.0", "s"] in words
+    assert ["math", "-", "-", "-", "-", "90%", "-", "-", "-"] in words
+    assert ["code", "-", "75", "s", "3.2", "s", "0.5", "s", "ago"] in words
+    assert "code: staleness of ready groups: 0: 2, 1: 1" in lines
+    assert "code: dropped: 1,200 trained, 4 expired" in lines
+    assert "code: samples take 4 KiB (completed 4 KiB)" in lines
+    assert "code: last error: judge: ValueError: no number" in lines
+    assert [" ".join(row) for row in words[-2:]] == [
+        "worker-2-fb7dd6c4 simulated 40 DEAD 0/16 512 7.5 s 0.2 s 700 0 45 s",
+        "worker-1-483c9254 simulated 40 serving 13/16 512 7.5 s 0.2 s 700 0 0.4 s",
+    ]
+    trainer = " ".join(line.strip() for line in lines[lines.index("") + 2 :][:2])
+    assert trainer == (
+        "trainer: waiting step 41 for 12 s; a step takes 2.0 s after a wait of 4.0 s; trained step 40 12 s ago; reward "
+        "0.500"
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_screen_of_a_usual_run_is_no_wider_than_asked(width: int) -> None:
+    assert max(map(len, as_table(BUSY, width).splitlines())) <= width
+
+
+def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
+    run = replace(BUSY, tasks=(replace(BUSY.tasks[0], limit=100_000),))
+    found = orjson.loads(as_json(run))
+    assert found["schema"] == STATUS_VERSION == 2
+    assert found["diagnosis"]["state"] == "starving"
+    assert found["diagnosis"]["sentence"].startswith("the trainer waits")
+    assert found["wanted_workers"] == 5  # 16 groups / 2 s / 0.9 kept x 8 s = 71 at a time
+    assert found["tasks"][0]["by_staleness"] == {"0": 2, "1": 1}
+    assert found["tasks"][0]["rates"]["worked_s"] == 8
+    assert found["trainer"]["wanted"] == {"code": 16}
+    assert found["fullness"] == {"share": 0.25, "limit": "maxmemory", "is_full": False}
+    assert found["workers"]["worker-2-fb7dd6c4"]["condition"] == "dead"
+
+
+def test_json_is_on_one_line_where_lines_are_read() -> None:
+    (line,) = as_json_line(BUSY).splitlines()
+    assert orjson.loads(line) == orjson.loads(as_json(BUSY))
+
+
+def test_a_trainer_that_has_not_been_heard_for_a_while_is_shown_so() -> None:
+    assert "heard 8.0 s ago" in as_table(replace(BUSY, trainer=trainer_state(silent_s=8.0)))
