@@ -35,9 +35,9 @@ def test_the_diagnosis_is_the_first_line() -> None:
 
 
 def test_every_fact_is_on_the_screen() -> None:
-    lines = as_table(BUSY).splitlines()
+    lines = as_table(BUSY, 120).splitlines()
     words = [line.split() for line in lines]
-    assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory; 1 workers" in lines
+    assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory; 1 worker" in lines
     assert ["code", "41", "3/16", "16/32", "0", "13", "3"] in words
     assert ["code", "4.00", "2,000", "4.00", "0.00", "90%", "1.0", "s", "8.0", "s", "2.0", "s"] in words
     assert ["math", "-", "-", "-", "-", "90%", "-", "-", "-"] in words
@@ -50,7 +50,7 @@ def test_every_fact_is_on_the_screen() -> None:
         "worker-2-fb7dd6c4 simulated 40 DEAD 0/16 512 7.5 s 0.2 s 700 0 45 s",
         "worker-1-483c9254 simulated 40 serving 13/16 512 7.5 s 0.2 s 700 0 0.4 s",
     ]
-    trainer = " ".join(line.strip() for line in lines[lines.index("") + 2 :][:2])
+    trainer = " ".join(line.strip() for line in lines[lines.index("") + 2 :][:2]).strip()
     assert trainer == (
         "trainer: waiting step 41 for 12 s; a step takes 2.0 s after a wait of 4.0 s; trained step 40 12 s ago; reward "
         "0.500"

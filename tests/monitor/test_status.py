@@ -44,7 +44,7 @@ def test_groups_tickets_weights_and_workers_are_shown(buffer: Buffer, server_url
     enqueue_tickets(open_queue(server_url, buffer.run), buffer.run, 2, 1)
     found = look(buffer, server_url)
     lines = as_table(found).splitlines()
-    assert f"run {buffer.run}: version 0 (epoch 1); 2 tickets; 1 workers" in lines
+    assert f"run {buffer.run}: version 0 (epoch 1); 2 tickets; 1 worker" in lines
     first = next(index for index, line in enumerate(lines) if line.startswith("task "))
     assert [line.split()[:5] for line in lines[first : first + 3]] == [
         ["task", "step", "ready", "bound", "pending"],

@@ -7,7 +7,7 @@ from enum import StrEnum
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status import SILENT_PRODUCER_S, SILENT_TRAINER_S, RunStatus, TaskStatus
-from rollq.monitor.units import seconds_in_words
+from rollq.monitor.units import count, seconds_in_words
 
 LEAST_OUTCOMES = 4
 """Finished groups from which on none worth training is a failure, and not chance."""
@@ -145,7 +145,7 @@ def _production(run: RunStatus, tasks: list[TaskStatus]) -> Iterator[str]:
         yield f"no worker is alive{waiting} (`rollq work`)"
     elif running:
         busy = sum(bool(report.get("in_flight")) for report in alive.values())
-        yield f"{_count(running, 'group')} in generation on {busy} of {_count(len(alive), 'worker')}"
+        yield f"{count(running, 'group')} in generation on {busy} of {count(len(alive), 'worker')}"
         if run.trainer and (late := sum(run.trainer.stragglers.values())):
             yield f"it also waits for {late} of them, which would be too old at the next step"
     elif pending:
@@ -180,7 +180,7 @@ def _warnings(run: RunStatus) -> Iterator[str]:
         yield f"nobody produces{since} (`rollq produce`)"
     for found in ("silent", "dead"):
         if names := [name for name, report in run.workers.items() if report["condition"] == found]:
-            yield f"{_count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {found}"
+            yield f"{count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {found}"
     for task in run.tasks:
         if task.last_error and task.rates and task.rates.failed:
             yield f"groups of task {task.task} fail, the last one with {shortened(task.last_error)}"
@@ -201,10 +201,6 @@ def _is_silent(trainer: TrainerState) -> bool:
 
 def _last_step(run: RunStatus) -> int:
     return max((task.step for task in run.tasks if task.is_trained), default=1) - 1
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def shortened(text: str) -> str:

@@ -13,7 +13,7 @@ from rollq.buffer.trainer_state import TrainerState
 from rollq.monitor.diagnosis import diagnose
 from rollq.monitor.status import RunStatus, TaskStatus
 from rollq.monitor.tables import aligned
-from rollq.monitor.units import in_words, seconds_in_words
+from rollq.monitor.units import count, in_words, seconds_in_words
 from rollq.monitor.wanted import wanted_workers
 
 STATUS_VERSION = 2
@@ -79,9 +79,9 @@ def as_table(run: RunStatus, width: int = WIDTH) -> str:
 def _run_line(run: RunStatus) -> str:
     wanted = wanted_workers(run)
     facts = [
-        f"{run.tickets} tickets",
+        count(run.tickets, "ticket"),
         f"{run.fullness.share:.0%} of {run.fullness.limit}" if run.fullness.share else "",
-        f"{len(run.alive_workers)} workers" + ("" if wanted is None else f", {wanted} wanted"),
+        count(len(run.alive_workers), "worker") + ("" if wanted is None else f", {wanted} wanted"),
     ]
     return f"run {run.run}: {_model(run.model)}; " + "; ".join(fact for fact in facts if fact)
 

@@ -1,0 +1,136 @@
+"""Runs that are broken on purpose, with real processes: `rollq status` alone says what is wrong, on its first line."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import orjson
+import pytest
+import redis
+
+from rollq.buffer.store.server import EmbeddedServer
+from support.recorded_run import role
+from support.tiny_qwen3 import tiny_qwen3
+from support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+JUDGE = "def judge(prompt, sample):\n    raise KeyError('answer of ' + str(prompt.content)[:3])\n"
+
+
+class BrokenRun:
+    """A run in `folder`. Its trainer is a custom loop, its engines are simulated."""
+
+    def __init__(self, folder: Path, server: EmbeddedServer, run: str, roles: ExitStack) -> None:
+        self._folder, self._server, self._run, self._roles = folder, server, run, roles
+        (folder / "p.jsonl").write_text("".join(f'{{"prompt": "p{row}", "answer": "1"}}\n' for row in range(50)))
+        (folder / "broken_judge.py").write_text(JUDGE)
+        tiny_qwen3().save_pretrained(folder / "model")
+        self.write()
+
+    def write(self, judge: str = "") -> None:
+        """Write the settings, with a judge of the user's if one is named."""
+        (self._folder / "rollq.toml").write_text(
+            f'run = "{self._run}"\n[redis]\nbuffer_url = "{self._server.url}"\n[tasks.math]\nprompts = "p.jsonl"\n'
+            + (f'judge = "{judge}"\n' if judge else "")
+            + 'batch_groups = 4\ngroup_size = 2\n[worker]\nengine = "simulated"\ngrace_s = 1.0\n'
+            "options = { lengths = [3, 5], tokens_per_s = 500.0 }\n"
+        )
+
+    def start(self, *names: str) -> None:
+        """Start roles by their commands."""
+        for name in names:
+            self._roles.enter_context(role(self._folder, name, "rollq.toml"))
+
+    def train(self, steps: int = 100_000) -> "subprocess.Popen[bytes]":
+        """Start the trainer, once the producer has registered the task."""
+        self.until("starting: no trainer has started (`rollq train`)")
+        command = [sys.executable, "-m", "support.loop_trainer"]
+        arguments = [self._server.url, self._run, str(self._folder / "model"), str(steps)]
+        trainer = subprocess.Popen([*command, *arguments], env=os.environ | {"PYTHONPATH": _path()})
+        self._roles.callback(trainer.wait)
+        self._roles.callback(trainer.kill)
+        return trainer
+
+    def rollq(self, *arguments: str) -> str:
+        """What a command prints."""
+        command = [sys.executable, "-m", "rollq.cli.main", *arguments, "rollq.toml"]
+        done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, check=False)
+        return done.stdout if done.returncode == 0 else done.stderr
+
+    def until(self, *words: str) -> str:
+        """Wait until the diagnosis has these words, and return it."""
+        seen = ""
+
+        def shown() -> bool:
+            nonlocal seen
+            text = self.rollq("status", "--json")
+            found = orjson.loads(text)["diagnosis"] if text.startswith("{") else {"state": "error", "sentence": text}
+            seen = f"{found['state']}: {found['sentence']}"
+            return all(word in seen for word in words)
+
+        wait_until(shown, otherwise=lambda: seen)
+        return seen
+
+
+def _path() -> str:
+    return os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.fixture
+def broken(fresh_server: EmbeddedServer, run_name: str, tmp_path: Path) -> Iterator[BrokenRun]:
+    with ExitStack() as roles:
+        yield BrokenRun(tmp_path, fresh_server, run_name, roles)
+
+
+def test_a_run_without_workers(broken: BrokenRun) -> None:
+    broken.start("produce")
+    broken.train()
+    broken.until(
+        "starving: the trainer waits for step 1", "task math has 0 of 4", "no worker is alive, and", "`rollq work`"
+    )
+    first = broken.rollq("status").splitlines()[0]
+    assert first.startswith("starving: the trainer waits for step 1")
+
+
+def test_a_run_whose_judge_raises(broken: BrokenRun) -> None:
+    broken.write(judge="broken_judge.judge")
+    broken.start("produce", "work")
+    broken.train()
+    broken.until("failing: none of the last", "groups of task math is worth training", "have failed", "KeyError")
+
+
+def test_a_run_whose_trainer_is_gone(broken: BrokenRun) -> None:
+    broken.start("produce", "work")
+    trainer = broken.train()
+    broken.until("training: ")
+    trainer.kill()
+    trainer.wait()
+    broken.until("trainer gone: nothing is heard of the trainer for", "start it again")
+
+
+def test_a_run_that_is_paused(broken: BrokenRun) -> None:
+    broken.start("produce", "work")
+    broken.train()
+    broken.until("training: ")
+    broken.rollq("pause")
+    broken.until("paused: task math set to pause", "`rollq resume` continues")
+    broken.rollq("resume")
+    broken.until("training: ")
+
+
+def test_a_run_whose_memory_is_full(broken: BrokenRun, fresh_server: EmbeddedServer) -> None:
+    broken.start("produce", "work")
+    broken.train()
+    broken.until("training: ")
+    with redis.Redis.from_url(fresh_server.url) as client:
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.02))
+    broken.until("memory full: the server's memory is full to", "no new groups are admitted", "raise maxmemory")
+
+
+def test_a_run_that_is_over(broken: BrokenRun) -> None:
+    broken.start("produce", "work")
+    broken.train(steps=3).wait()
+    broken.until("finished: the trainer has ended after step 3")
