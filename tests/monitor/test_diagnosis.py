@@ -30,7 +30,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "all is well": (
         run_status(MATH, workers={"w1": worker(4), "w2": worker()}),
-        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 of 2 workers",
+        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 2 workers",
     ),
     "the bound holds production back": (
         run_status(task_status(statuses={Status.COMPLETED: 32})),
@@ -49,8 +49,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (5, 16)}),
             workers={"w1": worker(11)},
         ),
-        "starving: the trainer waits for step 41 for 12 s: task math has 5 of 16; 11 groups in generation on 1 of 1 "
-        "worker",
+        "starving: the trainer waits for step 41 for 12 s: task math has 5 of 16; 11 groups in generation on 1 worker",
     ),
     "stragglers": (
         run_status(
@@ -58,7 +57,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=replace(waiting({"math": (20, 16)}), stragglers={"math": 2}),
             workers={"w1": worker(2)},
         ),
-        "starving: the trainer waits for step 41 for 12 s; 2 groups in generation on 1 of 1 worker; it also waits for "
+        "starving: the trainer waits for step 41 for 12 s; 2 groups in generation on 1 worker; it also waits for "
         "2 of them, which would be too old at the next step",
     ),
     "no workers": (
@@ -104,18 +103,18 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "what the trainer lacked is there": (
         run_status(MATH, trainer=waiting({"math": (15, 16)}), workers={"w1": worker(4)}),
-        "training: the trainer trains step 41 for 0.0 s; 4 groups in generation on 1 of 1 worker",
+        "training: the trainer trains step 41 for 0.0 s; 4 groups in generation on 1 worker",
     ),
     "the trainer has moved on since its last word": (
         run_status(MATH, trainer=waiting({"math": (1, 16)}, step=39), workers={"w1": worker(4)}),
-        "training: the trainer has trained step 40; 4 groups in generation on 1 of 1 worker",
+        "training: the trainer has trained step 40; 4 groups in generation on 1 worker",
     ),
     "some groups fail": (
         run_status(
             replace(MATH, last_error="ValueError: no answer", rates=replace(RATES, failed=0.5)),
             workers={"w1": worker(4)},
         ),
-        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 of 1 worker; groups of task math "
+        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 worker; groups of task math "
         "fail, the last one with ValueError: no answer",
     ),
     "paused": (
@@ -171,7 +170,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "an evaluation does not hold a run up": (
         run_status(MATH, task_status("held_out", kind="eval", control="pause"), workers={"w1": worker(4)}),
-        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 of 1 worker",
+        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 worker",
     ),
 }
 

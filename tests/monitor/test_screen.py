@@ -46,7 +46,8 @@ def test_every_fact_is_on_the_screen() -> None:
     assert "code: dropped: 1,200 trained, 4 expired" in lines
     assert "code: samples take 4 KiB (completed 4 KiB)" in lines
     assert "code: last error: judge: ValueError: no number" in lines
-    assert [" ".join(row) for row in words[-2:]] == [
+    first = next(index for index, row in enumerate(words) if row[:1] == ["worker"]) + 1
+    assert [" ".join(row) for row in words[first : first + 2]] == [
         "worker-2-fb7dd6c4 simulated 40 DEAD 0/16 512 7.5 s 0.2 s 700 0 45 s",
         "worker-1-483c9254 simulated 40 serving 13/16 512 7.5 s 0.2 s 700 0 0.4 s",
     ]

@@ -144,8 +144,7 @@ def _production(run: RunStatus, tasks: list[TaskStatus]) -> Iterator[str]:
         waiting = f", and {pending} groups are pending" if pending else ""
         yield f"no worker is alive{waiting} (`rollq work`)"
     elif running:
-        busy = sum(bool(report.get("in_flight")) for report in alive.values())
-        yield f"{count(running, 'group')} in generation on {busy} of {count(len(alive), 'worker')}"
+        yield f"{count(running, 'group')} in generation on {count(len(alive), 'worker')}"
         if run.trainer and (late := sum(run.trainer.stragglers.values())):
             yield f"it also waits for {late} of them, which would be too old at the next step"
     elif pending:

@@ -68,11 +68,12 @@ def as_table(run: RunStatus, width: int = WIDTH) -> str:
     lines += ["", _run_line(run), *_trainer_lines(run.trainer, width)]
     if run.tasks:
         lines += ["", *_depth_table(run.tasks), "", *_rate_table(run.tasks), "", *_age_table(run.tasks)]
-    lines += [line for task in run.tasks for text in _task_lines(task) for line in _wrapped(text, width)]
     lines += ["", *(_worker_lines(run.workers, width) or ["no worker has reported lately"])]
     for name, report in run.workers.items():
         if why := report.get("refused_weights"):
             lines += _wrapped(f"{name}: {why}", width)
+    details = [line for task in run.tasks for text in _task_lines(task) for line in _wrapped(text, width)]
+    lines += ["", *details] if details else []
     return "\n".join(lines)
 
 
