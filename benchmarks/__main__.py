@@ -21,6 +21,7 @@ from benchmarks import (
     throughput,
     tickets,
     wakeup,
+    watching,
 )
 from benchmarks.results import Result
 
@@ -32,6 +33,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "wakeup": wakeup.measure,
     "fleet": fleet.measure,
     "ranks": ranks.measure,
+    "watching": watching.measure,
     "production": production.measure,
     "sustained": sustained.measure,
     "cluster": cluster.measure,

@@ -34,7 +34,19 @@ def check_figures(results: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["exchange", "tickets", "expiry", "wakeup", "fleet", "ranks", "production", "sustained", "cluster", "stores"],
+    [
+        "exchange",
+        "tickets",
+        "expiry",
+        "wakeup",
+        "fleet",
+        "ranks",
+        "watching",
+        "production",
+        "sustained",
+        "cluster",
+        "stores",
+    ],
 )
 def test_a_quick_benchmark_runs_and_writes_sane_figures(name: str, tmp_path: Path) -> None:
     run_benchmarks(tmp_path, "--only", name, "--output", "results.json")

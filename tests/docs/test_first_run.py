@@ -24,7 +24,7 @@ def test_the_first_run_trains(desk: Desk, prepared_demo: Path) -> None:
         for name, command in (("produce", produce), ("work", work), ("train", train)):
             desk.open(name, command)
         desk.wait_until(lambda: steps_trained(desk.folder / "trainer" / METRICS_FILE) >= 2)
-        assert desk.run(code_with(PAGE, "rollq status")).startswith("run first-run: weights version ")
+        assert desk.run(code_with(PAGE, "rollq status")).startswith(("training: ", "starving: "))
 
 
 def test_the_messages_on_the_page_are_those_of_the_roles() -> None:
