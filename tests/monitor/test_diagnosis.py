@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rollq.buffer.fullness import Fullness
+from rollq.buffer.replies import LastError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase
 from rollq.monitor.diagnosis import MOST_ERROR, State, diagnose
@@ -111,7 +112,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "some groups fail": (
         run_status(
-            replace(MATH, last_error="ValueError: no answer", rates=replace(RATES, failed=0.5)),
+            replace(MATH, last_error=LastError("ValueError: no answer", 3.0), rates=replace(RATES, failed=0.5)),
             workers={"w1": worker(4)},
         ),
         "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 worker; groups of task math "
@@ -128,7 +129,9 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "a judge that raises": (
         run_status(
-            task_status(outcomes=12, kept=0, progress={"failed": 12.0}, last_error="judge: KeyError: 'answer'"),
+            task_status(
+                outcomes=12, kept=0, progress={"failed": 12.0}, last_error=LastError("judge: KeyError: 'answer'", 3.0)
+            ),
             trainer=waiting({"math": (0, 16)}),
         ),
         "failing: none of the last 12 groups of task math is worth training: 12 have failed and 0 were filtered out so "

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from rollq.buffer.fullness import Fullness
+from rollq.buffer.replies import LastError
 from rollq.buffer.rollouts import Status
 from rollq.monitor.screen import STATUS_VERSION, as_json, as_json_line, as_table
 from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
@@ -21,7 +22,7 @@ BUSY = run_status(
         pending_age_s=None,
         running_age_s=75.0,
         ready_age_s=3.25,
-        last_error="judge: ValueError: no number",
+        last_error=LastError("judge: ValueError: no number", 3.0),
     ),
     task_status("math", {Status.COMPLETED: 16}),
     workers={"worker-1-483c9254": worker(13), "worker-2-fb7dd6c4": worker(condition="dead", age_s=45.0)},
@@ -45,7 +46,7 @@ def test_every_fact_is_on_the_screen() -> None:
     assert "code: staleness of ready groups: 0: 2, 1: 1" in lines
     assert "code: dropped: 1,200 trained, 4 expired" in lines
     assert "code: samples take 4 KiB (completed 4 KiB)" in lines
-    assert "code: last error: judge: ValueError: no number" in lines
+    assert "code: last error (3.0 s ago): judge: ValueError: no number" in lines
     first = next(index for index, row in enumerate(words) if row[:1] == ["worker"]) + 1
     assert [" ".join(row) for row in words[first : first + 2]] == [
         "worker-2-fb7dd6c4 simulated 40 DEAD 0/16 512 7.5 s 0.2 s 700 0 45 s",

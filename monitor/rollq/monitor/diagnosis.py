@@ -131,7 +131,7 @@ def _failure(task: TaskStatus) -> str:
     failed, filtered = (int(task.progress.get(name, 0)) for name in ("failed", "filtered"))
     facts = f"none of the last {task.outcomes} groups of task {task.task} is worth training"
     counts = f"{failed} have failed and {filtered} were filtered out so far"
-    last = f", the last one with {shortened(task.last_error)}" if task.last_error else ""
+    last = f", the last one with {shortened(task.last_error.text)}" if task.last_error else ""
     return f"{facts}: {counts}{last}"
 
 
@@ -182,7 +182,7 @@ def _warnings(run: RunStatus) -> Iterator[str]:
             yield f"{count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {found}"
     for task in run.tasks:
         if task.last_error and task.rates and task.rates.failed:
-            yield f"groups of task {task.task} fail, the last one with {shortened(task.last_error)}"
+            yield f"groups of task {task.task} fail, the last one with {shortened(task.last_error.text)}"
 
 
 def _is_produced(task: TaskStatus) -> bool:

@@ -10,7 +10,7 @@ import orjson
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerState
-from rollq.monitor.diagnosis import diagnose
+from rollq.monitor.diagnosis import diagnose, shortened
 from rollq.monitor.status import RunStatus, TaskStatus
 from rollq.monitor.tables import aligned
 from rollq.monitor.units import count, in_words, seconds_in_words
@@ -152,7 +152,8 @@ def _task_lines(task: TaskStatus) -> list[str]:
     if task.control != "run":
         lines.append(f"set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else ""))
     if task.last_error:
-        lines.append(f"last error: {task.last_error}")
+        error = task.last_error
+        lines.append(f"last error ({seconds_in_words(error.age_s)} ago): {shortened(error.text)}")
     return [f"{task.task}: {line}" for line in lines]
 
 

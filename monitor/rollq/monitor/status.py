@@ -9,7 +9,7 @@ from rq import Queue
 from rollq.buffer.batch_sizes import groups_at, groups_through
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.history import HistoryRow
-from rollq.buffer.replies import Counts, LiveModel
+from rollq.buffer.replies import Counts, LastError, LiveModel
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import SCHEDULED, Status
 from rollq.buffer.tickets import tickets_queued
@@ -38,7 +38,7 @@ class TaskStatus:
     take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
     None when no producer was ever seen.
-    `last_error` is that of the newest failed group.
+    `last_error`: None before the first one.
     """
 
     task: str
@@ -66,7 +66,7 @@ class TaskStatus:
     running_age_s: float | None = None
     ready_age_s: float | None = None
     producer_silent_s: float | None = None
-    last_error: str = ""
+    last_error: LastError | None = None
     rates: Rates | None = None
 
     @property
@@ -159,7 +159,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         running_age_s=overview.running_age_s,
         ready_age_s=overview.ready_age_s,
         producer_silent_s=overview.silent_s,
-        last_error=buffer.last_error(task) if counts.statuses.get(Status.FAILED) else "",
+        last_error=counts.last_error,
         rates=rates(overview.rows, _row_of(counts)),
     )
 

@@ -31,7 +31,10 @@ local function create_run(keys, args)
     )
   end
   if not existing and redis.call('HEXISTS', run, 'deleting') == 1 then
-    return fail('RUN_MISMATCH', 'the run is being deleted: wait until it is gone; if that has died, repeat `rollq delete`')
+    return fail(
+      'RUN_MISMATCH',
+      'the run is being deleted: wait until it is gone; if that has died, repeat `rollq delete`'
+    )
   end
   if not existing then
     -- stylua: ignore
