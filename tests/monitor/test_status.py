@@ -63,8 +63,8 @@ def test_the_last_error_of_a_task_is_shown_with_its_age(buffer: Buffer, server_u
     buffer.hand_back(found.leases, counted=True, error="Traceback:\nValueError: no reward " + "x" * 2000)
     status = look(buffer, server_url)
     (line,) = [line for line in as_table(status).splitlines() if "last error" in line]
-    assert re.fullmatch(r"math: last error \([\d.]+ s ago\): Traceback: ValueError: no reward x+\.\.\.", line)
-    assert len(line) < 240
+    assert re.fullmatch(r"math: last error \([\d.]+ s ago\): Traceback: ValueError: no reward", line), "then it wraps"
+    assert as_table(status).count("x") < 300, "and is cut"
     code, math = orjson.loads(as_json(status))["tasks"]
     assert code["last_error"] is None
     assert math["last_error"]["text"].startswith("Traceback:\nValueError: no reward")
