@@ -141,11 +141,12 @@ def test_every_rank_gets_its_share_of_one_batch_and_only_rank_0_moves_the_run(
     connect: Connect, worker: HandWorker, buffer: Buffer
 ) -> None:
     first = connect(rank=0, world_size=2, launch_id="launch")
-    last = connect(rank=1, world_size=2, launch_id="launch")
+    last = connect(rank=1, world_size=2, launch_id="launch", reduction="mean")
     with last, first:
         worker.produce(4)
         batches = [next(consumer) for consumer in (last, first)]
         assert ids(batches[0]) == ids(batches[1])
+        assert [micro.loss_scale for batch in batches for micro in batch.micro_batches(10_000)] == [2.0, 1.0]
         assert buffer.client.llen(buffer.keys.weights_held) == 1
         assert sorted(batches[0].share + batches[1].share) == list(range(8))
         last.publish(tiny_qwen3(2).state_dict())

@@ -14,7 +14,7 @@ from rollq.consumer.grpo import grpo_loss, token_logprobs
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.settings import GrpoSettings
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
-from support.gloo_rank import train_share
+from support.gloo_rank import MAX_TOKENS, train_share
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 from support.waiting import PATIENCE_S
 
@@ -197,21 +197,29 @@ def test_a_micro_batch_without_loss_tokens_has_a_zero_gradient() -> None:
     assert flat_gradient(model).abs().max() == 0
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_over_gloo_sum_to_the_gradient_of_one_process(world_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "world_size"), [("sum_gradients", 2), ("sum_gradients", 4), ("ddp", 2), ("fsdp2", 2)])
+def test_ranks_over_gloo_get_the_gradient_and_the_loss_of_one_process(
+    how: str, world_size: int, tmp_path: Path
+) -> None:
     context = multiprocessing.get_context("forkserver")
     # what is slow to import is imported once, not once per rank
     context.set_forkserver_preload(["rollq.consumer.grpo", "transformers.models.qwen3.modeling_qwen3"])
-    ranks = [context.Process(target=train_share, args=(rank, world_size, tmp_path)) for rank in range(world_size)]
+    ranks = [context.Process(target=train_share, args=(rank, world_size, tmp_path, how)) for rank in range(world_size)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
         rank.join(PATIENCE_S)
     assert [rank.exitcode for rank in ranks] == [0] * world_size
-    reference = gradient(Batch.build(1, random_groups(7)), GrpoSettings())
+    metrics, model = LossMetrics(), tiny_qwen3()
+    for micro in Batch.build(1, random_groups(7)).micro_batches(MAX_TOKENS):
+        grpo_loss(model, micro, metrics=metrics).backward()  # type: ignore[no-untyped-call]
+    reference = flat_gradient(model)
     for index in range(world_size):
         got = torch.from_numpy(np.load(tmp_path / f"gradient{index}.npy"))
-        torch.testing.assert_close(got, reference, rtol=0, atol=1e-5)
+        torch.testing.assert_close(got, reference, rtol=0, atol=1e-6)
+    assert sum(float(np.load(tmp_path / f"loss{index}.npy")) for index in range(world_size)) == pytest.approx(
+        metrics.loss, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("settings", VARIANTS)

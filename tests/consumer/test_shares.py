@@ -160,7 +160,15 @@ def check_masked_sequences_need_no_array(batch: Batch) -> None:
     """A share is assembled with an array that only its readable sequences have."""
     rows = [batch.sequences[index] for index in range(len(batch.sequences)) if index in batch.share]
     given = [row if row.is_masked else replace(row, arrays={"gain": np.ones((len(row.ids), 2))}) for row in rows]
-    micro = assemble(given, range(len(given)), batch.advantages, batch.counts, padded=False, arrays=["gain"])
+    micro = assemble(
+        given,
+        range(len(given)),
+        batch.advantages,
+        batch.counts,
+        padded=False,
+        arrays=["gain"],
+        loss_scale=batch.loss_scale,
+    )
     gain = micro.arrays["gain"][0]
     assert int(gain.sum()) == 2 * sum(len(row.ids) for row in rows if not row.is_masked)
 

@@ -15,6 +15,7 @@ from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
 from rollq.consumer.batch_content import BatchContent, HeldGroups, Reader
 from rollq.consumer.sequences import BatchCounts, TokenSequence, TokenStaleness
+from rollq.consumer.settings import Reduction
 
 if TYPE_CHECKING:
     from rollq.consumer.micro_batch import MicroBatch
@@ -29,6 +30,8 @@ class Batch:
     `sequences` are the segments of the valid samples, n of all ranks: `lengths` int64 [n], their tokens, and
     `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select those of `rank`. `group_ids`
     are the task, or the shard of one, and the id of each group. `claim_round` names this batch when it is released.
+
+    `reduction` is how the ranks combine their gradients, see `loss_scale`.
 
     A rank has read its share. Other items of `groups`, `samples` and `sequences` are read when they are asked for,
     which raises `CorruptGroup` for a group that cannot be read, or is gone because a checkpoint covers the step.
@@ -47,6 +50,7 @@ class Batch:
     advantage_settings: AdvantageSettings
     rank: int = 0
     world_size: int = 1
+    reduction: Reduction = "sum"
     claim_round: int = 0
     prefetched: float = 0.0
     unreadable: tuple[tuple[str, int], ...] = ()
@@ -63,6 +67,7 @@ class Batch:
         settings: AdvantageSettings | None = None,
         rank: int = 0,
         world_size: int = 1,
+        reduction: Reduction = "sum",
         claim_round: int = 0,
     ) -> Self:
         """Build the batch of `step` from groups in memory, or from claimed ones, which `reader` reads when needed.
@@ -98,6 +103,7 @@ class Batch:
             advantage_settings=settings,
             rank=rank,
             world_size=world_size,
+            reduction=reduction,
             claim_round=claim_round,
         )
 
@@ -125,6 +131,12 @@ class Batch:
     def sequence_groups(self) -> npt.NDArray[np.int64]:
         """The index into `groups` of each sequence, int64 [n]."""
         return self.content.sequence_groups
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of the loss with which the gradients of all ranks, combined by `reduction`, are those of the
+        whole batch: 1 where they are summed, `world_size` where they are averaged."""
+        return float(self.world_size) if self.reduction == "mean" else 1.0
 
     @property
     def share_samples(self) -> Iterator[Sample]:
@@ -176,7 +188,10 @@ class Batch:
     def _assemble(self, chosen: Sequence[int], *, padded: bool, arrays: Sequence[str]) -> "MicroBatch":
         from rollq.consumer.micro_batch import assemble  # needs torch
 
-        return assemble(self.sequences, chosen, self.advantages, self.counts, padded=padded, arrays=arrays)
+        return assemble(
+            self.sequences, chosen, self.advantages, self.counts, padded=padded, arrays=arrays,
+            loss_scale=self.loss_scale,
+        )  # fmt: skip
 
 
 def _task_staleness(

@@ -243,6 +243,7 @@ class Consumer(Iterator[Batch]):
             settings=settings.advantages,
             rank=settings.rank,
             world_size=settings.world_size,
+            reduction=settings.reduction,
             claim_round=claimed.claim_round,
         )
         share = batch.share_groups

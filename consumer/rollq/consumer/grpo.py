@@ -1,8 +1,8 @@
 """The GRPO family of losses on a micro-batch. Needs torch.
 
-Invariant: each token's weight depends on the counts of the whole batch, so the sum of the gradients over all
-micro-batches and ranks does not depend on how the batch was split. Ranks must therefore sum gradients
-(`sum_gradients`), not average them.
+Invariant: each token's weight depends on the counts of the whole batch, so the gradient does not depend on how the
+batch was split into micro-batches and among ranks. Ranks combine theirs as `ConsumerSettings.reduction` says: they sum
+them (`sum_gradients`), or average them, as DDP and FSDP do.
 """
 
 from collections.abc import Iterable
@@ -62,7 +62,10 @@ def grpo_loss(
     reference_logprobs: torch.Tensor | None = None,
     metrics: LossMetrics | None = None,
 ) -> torch.Tensor:
-    """Compute the micro-batch's part of the batch's loss, a scalar; the parts of all micro-batches and ranks add up.
+    """Compute the micro-batch's part of the batch's loss, a scalar, times `micro.loss_scale`.
+
+    The parts of all micro-batches of a rank add up. Those of the ranks do, too, or have the batch's loss as their mean,
+    as the consumer's `reduction` says.
 
     `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
     update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
@@ -87,10 +90,10 @@ def grpo_loss(
     if settings.kl_coefficient > 0:
         terms = terms + settings.kl_coefficient * _kl_to_reference(new, reference_logprobs)
     # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that backward() works
-    loss = (terms * _weights(micro, settings)).sum() + new.sum() * 0
+    loss = (terms * _weights(micro, settings)).sum() * micro.loss_scale + new.sum() * 0
     if metrics is not None:
         metrics.add(
-            loss=loss.detach(),
+            loss=loss.detach() / micro.loss_scale,
             ratio=ratio.detach(),
             was_clipped=(clipped * advantages < ratio * advantages).detach(),
             mismatch=(new.detach() - behaviour),
@@ -103,7 +106,7 @@ def grpo_loss(
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Add up the gradients of all ranks in place (all-reduce over the default process group)."""
+    """Add up the gradients of all ranks in place (all-reduce over the default process group), for reduction `sum`."""
     for parameter in parameters:
         if parameter.requires_grad:
             if parameter.grad is None:  # every rank must take part

@@ -35,6 +35,7 @@ class MicroBatch:
     inputs             any      any     further inputs of the model, by name: the pixels of images
 
     `sequences` are the indices into `Batch.sequences` in order; `counts` are those of the whole batch over all ranks.
+    `loss_scale` multiplies the loss, see `Batch.loss_scale`.
     `lacks_images`: some have images, which `rollq.consumer.ImageInputs` adds.
     """
 
@@ -53,6 +54,7 @@ class MicroBatch:
     arrays: Mapping[str, torch.Tensor]
     sequences: tuple[int, ...]
     counts: BatchCounts
+    loss_scale: float = 1.0
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     lacks_images: bool = False
 
@@ -76,6 +78,7 @@ def assemble(
     *,
     padded: bool,
     arrays: Sequence[str],
+    loss_scale: float,
 ) -> MicroBatch:
     """Lay out the `chosen` ones of a batch's `sequences` as tensors; a single masked token if none is chosen.
 
@@ -101,6 +104,7 @@ def assemble(
         arrays={} if all(row.is_masked for row in rows) else {n: layout.tensor(_named_array(rows, n)) for n in arrays},
         sequences=tuple(chosen),
         counts=counts,
+        loss_scale=loss_scale,
         lacks_images=any(row.images for row in rows),
     )
 

@@ -12,6 +12,7 @@ from rollq.buffer.training import ResumeMode
 from rollq.buffer.weights.chain import MAX_DELTAS
 
 OnReplayMismatch = Literal["warn", "regenerate", "fail"]
+Reduction = Literal["sum", "mean"]
 Transport = Literal["redis", "path", "s3", "nccl"]
 
 
@@ -94,6 +95,9 @@ class ConsumerSettings(ClientSettings):
     )
     rank: int = Field(default=0, ge=0, description="rank of this process, from 0")
     world_size: int = Field(default=1, gt=0, description="number of ranks in this launch")
+    reduction: Reduction = Field(
+        default="sum", description="how the ranks combine their gradients: sum, or mean, as DDP and FSDP do"
+    )
     weights_dir: Path | None = Field(
         default=None, description="transport path: folder for weights, shared with all workers"
     )
