@@ -44,6 +44,7 @@ def die_before_the_tasks_hear_of_it(world: World, from_step: int) -> None:
         1,
         1,
         "",
+        "{}",
     )
     buffer.call("run_begin_epoch", buffer.keys.info, buffer.incarnation, *launch)
 

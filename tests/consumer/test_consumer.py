@@ -174,7 +174,7 @@ def test_a_rank_whose_launch_never_starts_gives_up_in_time_and_names_it(connect:
 def test_a_late_rank_of_a_launch_that_was_replaced_does_not_take_the_run_back(
     connect: Connect, worker: HandWorker
 ) -> None:
-    with connect(world_size=2, launch_id="first"), connect(launch_id="second") as second:
+    with connect(world_size=2, launch_id="first"), connect(launch_id="second", takeover=True) as second:
         with pytest.raises(FencedError, match="'first' was replaced by launch 'second'"):
             connect(rank=1, world_size=2, launch_id="first")
         worker.produce(2)
@@ -213,7 +213,7 @@ def test_the_renewing_thread_learns_that_the_trainer_was_replaced(
 ) -> None:
     monkeypatch.setattr("rollq.consumer.trainer_lease.RENEW_S", 0.02)
     with connect() as first:
-        with connect() as second:  # the same trainer_id takes over at once
+        with connect(takeover=True) as second:
             with pytest.raises(FencedError):
                 take_production_for(first, seconds=PATIENCE_S)
             second.take_production()
@@ -486,7 +486,7 @@ def test_a_launch_that_dies_while_it_begins_hides_no_other_weights(
         patch.setattr(Buffer, "_forget_plans", die)
         with pytest.raises(RuntimeError, match="killed"):
             connect(weights={"w": torch.ones(1)}, on_replay_mismatch="regenerate")
-    with connect(weights={"w": torch.ones(1)}, on_replay_mismatch="regenerate"):
+    with connect(weights={"w": torch.ones(1)}, on_replay_mismatch="regenerate", takeover=True):
         assert statuses(buffer) == {"pending": 6}
 
 

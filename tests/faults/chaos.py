@@ -306,7 +306,7 @@ class Chaos:
         for rank, name in enumerate(RANK_NAMES):
             launch = Launch(
                 self._url(name), self._run, self._folder, launch_id, mode, step, weights,
-                release_every=self._scene.release_every,
+                release_every=self._scene.release_every, takeover=zombies,
             )  # fmt: skip
             self._roles[name] = Role(name, processes.train, launch, rank)
             self._roles[name].start()

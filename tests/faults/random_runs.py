@@ -125,7 +125,7 @@ class RandomRun:
         try:
             held = self._buffer.begin_epoch(
                 trainer_id="trainer", launch_id=str(self._launches), from_step=chosen.step, mode=mode, uri="u",
-                digest=str(self._launches), lineage=chosen.lineage,
+                digest=str(self._launches), lineage=chosen.lineage, takeover=True,
             )  # fmt: skip
         except HistoryGone:
             return

@@ -34,7 +34,8 @@ INITIAL_WEIGHTS = "initial"
 class Launch:
     """One launch of the trainer: what all of its ranks are given. It ends after `last_step`, if there is one.
 
-    It gives up the batch of every `release_every`-th step once, as if its loss were not finite; 0: of none.
+    It gives up the batch of every `release_every`-th step once, as if its loss were not finite; 0: of none. With
+    `takeover`, it replaces a trainer that lives, such as one that was stopped and will come back.
     """
 
     url: str
@@ -47,6 +48,7 @@ class Launch:
     last_step: int | None = None
     checkpoint_every: int = 3
     release_every: int = 4
+    takeover: bool = False
 
 
 class Peer:
@@ -95,7 +97,9 @@ def run_rank(launch: Launch, rank: int) -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: _stop(stop, number, frame))
     history = History(launch.folder / "history", f"trainer{rank}")
-    settings = ConsumerSettings(launch_id=launch.launch_id, rank=rank, world_size=RANKS, mode=launch.mode)  # type: ignore[arg-type]
+    settings = ConsumerSettings(
+        launch_id=launch.launch_id, rank=rank, world_size=RANKS, mode=launch.mode, takeover=launch.takeover  # type: ignore[arg-type]
+    )  # fmt: skip
     began = {"launch": launch.launch_id, "from_step": launch.step, "mode": launch.mode, "weights": launch.weights}
     with recorded(history, "begin" if rank == 0 else "join", **began) as call:
         consumer = Consumer.connect(

@@ -102,7 +102,7 @@ def test_the_trainers_last_step_is_shown_with_its_mismatch(buffer: Buffer, serve
 
 def test_a_trainer_that_was_replaced_reports_no_more(buffer: Buffer, server_url: str) -> None:
     held = buffer.begin_epoch(trainer_id="t", launch_id="first", from_step=0, uri="none", digest="d")
-    buffer.begin_epoch(trainer_id="t", launch_id="second", from_step=0, uri="none", digest="d")
+    buffer.begin_epoch(trainer_id="t", launch_id="second", from_step=0, uri="none", digest="d", takeover=True)
     with pytest.raises(FencedError):
         buffer.report_trainer(held, {"step": 7})
     trainer = look(buffer, server_url).trainer

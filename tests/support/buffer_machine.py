@@ -438,7 +438,7 @@ class BufferMachine(RuleBasedStateMachine):
             lambda: self.buffer.publish(old, step, uri="u", digest="rival"),
             lambda: self.buffer.checkpoint(old, step),
             lambda: self.world.buffer.begin_epoch(
-                trainer_id="trainer", launch_id=old.launch_id, from_step=0, uri="u", digest="rival"
+                trainer_id="trainer", launch_id=old.launch_id, from_step=0, uri="u", digest="rival", takeover=True
             ),
         ]
         with pytest.raises((FencedError, HistoryGone)):

@@ -102,6 +102,8 @@ class World:
         trainer_id: str = "trainer",
         takeover: bool = False,
     ) -> TrainerEpoch:
+        """Take the run. The trainer `trainer` restarts: it takes over from itself, as if its process had died."""
+        takeover = takeover or trainer_id == "trainer"
         self.held = self.buffer.begin_epoch(
             trainer_id=trainer_id, launch_id=launch_id, from_step=from_step, mode=mode,  # type: ignore[arg-type]
             uri=f"file:///weights/{from_step}", digest=f"digest-{launch_id}", takeover=takeover,

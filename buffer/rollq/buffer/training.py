@@ -15,6 +15,7 @@ from rollq.buffer.claiming import Claiming
 from rollq.buffer.core import number, pairs
 from rollq.buffer.errors import ConfigError, FencedError, HistoryGone, StoreLost, TaskBehind, TrainerHeld
 from rollq.buffer.fetching import Fetching
+from rollq.buffer.holder import Holder, process_of, this_process
 from rollq.buffer.replies import Clock, Production, TrainerEpoch
 from rollq.buffer.sweeping import MAX_IDS_PER_CALL
 from rollq.buffer.trainer_state import TrainerPhase
@@ -46,6 +47,8 @@ class Training(Fetching, Claiming):
 
         Batches after `from_step` are served again (`replay`), go back to completed (`return`) or have their prompts
         sampled again (`regenerate`). The same `launch_id` gets the same epoch, until another launch has replaced it.
+        Other launches are refused while a trainer holds the run, unless its process is known to have ended or
+        `takeover` is set; `trainer_id` names it to them.
         `lineage` is that of the trainer which saved the checkpoint (see `lineage_of`); with it, a checkpoint of steps
         that were undone is refused, and so is one of another store, unless `accept_new_store`.
         Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the steps to resume from,
@@ -55,11 +58,12 @@ class Training(Fetching, Claiming):
             raise ConfigError(f"from_step is {from_step}: a step from 0 on is needed")
         saved_in = self._saved_in(lineage, from_step, accept_new_store=accept_new_store) if lineage else ""
         tasks = self.tasks()
-        seen_epoch = self.send("HGET", self.keys.trainer, "epoch") or 0
-        self._check_history(tasks, from_step, None if takeover else trainer_id)
-        epoch, nonce, at_step, as_mode = self.call(
-            "run_begin_epoch", self.keys.info, self.incarnation, trainer_id, launch_id, secrets.token_hex(8), from_step,
-            mode, uri, digest, round(TRAINER_LEASE_S * 1000), int(takeover), seen_epoch, saved_in,
+        holder = self.holder()
+        replaces = takeover or (holder is not None and holder.has_ended)
+        self._check_history(tasks, from_step, None if replaces or holder is None else holder)
+        epoch, nonce, at_step, as_mode = self._take_run(
+            trainer_id, launch_id, secrets.token_hex(8), from_step, mode, uri, digest, round(TRAINER_LEASE_S * 1000),
+            int(replaces), holder.epoch if holder else 0, saved_in, this_process(launch_id),
         )  # fmt: skip
         held = TrainerEpoch(epoch, nonce.decode(), at_step, trainer_id, launch_id)
         batches = {task: self.carry_epoch(task) for task in tasks}
@@ -75,6 +79,32 @@ class Training(Fetching, Claiming):
                 offset = self.call_task("clamp", task, epoch, held.nonce, at_step, MAX_IDS_PER_CALL, offset)
         self.call("announce_epoch", self.keys.info, self.incarnation, epoch, held.nonce)
         return replace(held, replayed_through=last_claimed if as_mode == b"replay" else at_step)
+
+    def holder(self) -> Holder | None:
+        """The trainer of the live epoch, alive or not; None before the first one."""
+        names = ("epoch", "trainer_id", "launch_id", "process", "deadline_ms")
+        epoch, trainer_id, launch_id, process, deadline_ms = self.send("HMGET", self.keys.trainer, *names)
+        if not epoch:
+            return None
+        deadline_ms, launch = int(deadline_ms or 0), (launch_id or b"").decode()
+        left_s = (deadline_ms - self.server_ms()) / 1000
+        return Holder(
+            int(epoch), (trainer_id or b"").decode(), launch, process_of(process, launch), deadline_ms, left_s
+        )
+
+    def _take_run(self, *args: Any) -> Any:
+        try:
+            return self.call("run_begin_epoch", self.keys.info, self.incarnation, *args)
+        except TrainerHeld as error:
+            holder = self.holder()
+            raise (TrainerHeld(self.held_by(holder)) if holder else error) from None
+
+    def held_by(self, holder: Holder) -> str:
+        """Say that a trainer holds the run, and how another one gets it."""
+        return (
+            f"{holder} holds run {self.run!r}, and its lease lasts for another {max(0, holder.left_s):.0f} s: stop it, "
+            "or set takeover = true to take the run from it"
+        )
 
     def check_epoch(self, held: TrainerEpoch) -> None:
         """Raise `FencedError` when another trainer has taken the run since."""
@@ -139,18 +169,13 @@ class Training(Fetching, Claiming):
             for step in range(held.replayed_through, after, -1):
                 self.call_task("rewind", task, held.epoch, held.nonce, step, "regenerate")
 
-    def _check_history(self, tasks: Iterable[str], from_step: int, trainer_id: str | None) -> None:
-        """Refuse a resume that cannot work before anything moves; a trainer that is fenced out gets that error."""
+    def _check_history(self, tasks: Iterable[str], from_step: int, holder: Holder | None) -> None:
+        """Refuse a resume that cannot work before anything moves; a trainer that `holder` keeps out gets that error."""
         for task in tasks:
             if problem := _gone(self.clock(task), from_step):
-                if trainer_id is not None:
-                    self._check_holder(trainer_id)
+                if holder is not None and holder.left_s > 0:
+                    raise TrainerHeld(self.held_by(holder))
                 raise HistoryGone(f"task {task!r}: {problem}")
-
-    def _check_holder(self, trainer_id: str) -> None:
-        holder, deadline_ms = self.send("HMGET", self.keys.trainer, "trainer_id", "deadline_ms")
-        if holder and holder.decode() != trainer_id and int(deadline_ms) > self.server_ms():
-            raise TrainerHeld(f"trainer {holder.decode()!r} holds the run; wait until it ends, or take over on purpose")
 
     def call_task(self, name: str, task: str, *args: Any) -> Any:
         """As `RunStore.call_task`; carries the epoch into a task that was registered while it started."""
@@ -165,7 +190,17 @@ class Training(Fetching, Claiming):
 
         Raises `FencedError` when it was replaced.
         """
-        lease_ms, words = round(TRAINER_LEASE_S * 1000), orjson.dumps({"epoch": held.epoch, **doing})
+        self._renew(held, round(TRAINER_LEASE_S * 1000), doing)
+
+    def end_lease(self, held: TrainerEpoch, doing: Mapping[str, Any]) -> None:
+        """Let another trainer take the run at once, and say how this one ended.
+
+        Raises `FencedError` when it was replaced.
+        """
+        self._renew(held, 0, doing)
+
+    def _renew(self, held: TrainerEpoch, lease_ms: int, doing: Mapping[str, Any]) -> None:
+        words = orjson.dumps({"epoch": held.epoch, **doing})
         self.call("renew_trainer", self.keys.info, self.incarnation, held.epoch, held.nonce, lease_ms, words)
 
     def report_trainer(self, held: TrainerEpoch, report: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ from rollq.consumer.prefetch import Prefetch
 from rollq.consumer.production import together
 from rollq.consumer.replay import Replay, first_mode
 from rollq.consumer.settings import ConsumerSettings
-from rollq.consumer.trainer_lease import TrainerLease
+from rollq.consumer.trainer_lease import TrainerLease, wait_for_holder
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
 
@@ -117,9 +117,12 @@ class Consumer(Iterator[Batch]):
         also during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
         over; their `weights` are not used.
 
-        Raises `TrainerHeld` while another trainer is alive, `HistoryGone` if the run cannot be taken back to
-        `resume_from`, `StoreLost`, `ReplayMismatch`, `ServerUnavailable`, `ServerRefused`, `ConfigError`,
-        `WeightsError`.
+        A trainer that was killed on this machine is replaced at once. One that may still live elsewhere is waited for
+        until its lease of 30 s expires. Leaving the consumer ends its lease.
+
+        Raises `TrainerHeld` while another trainer is alive and `takeover` is not set,
+        `HistoryGone` if the run cannot be taken back to `resume_from`, `StoreLost`,
+        `ReplayMismatch`, `ServerUnavailable`, `ServerRefused`, `ConfigError`, `WeightsError`.
         """
         settings = settings or ConsumerSettings()
         stop = stop or threading.Event()
@@ -361,6 +364,7 @@ def _begin_epoch(
     if settings.launch_id is not None and settings.rank != 0:
         epoch = _join_epoch(buffer, settings.launch_id, settings.timeout_s)
     else:
+        wait_for_holder(buffer, settings, buffer.closed)
         stored = store()
         epoch = buffer.begin_epoch(
             trainer_id=settings.trainer_id,

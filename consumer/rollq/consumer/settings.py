@@ -32,12 +32,12 @@ class ClientSettings(Settings):
     """How a trainer holds its run, takes batches and sends weights: the reference trainer like any other."""
 
     trainer_id: str = Field(
-        default="trainer", description="name of the trainer; a restart under the same name takes over at once"
+        default="trainer", description="name of the trainer, in the errors of others that want the run"
     )
     mode: ResumeMode = Field(
         default="replay", description="what happens to batches after the step resumed from: replay, return, regenerate"
     )
-    takeover: bool = Field(default=False, description="take the run from another trainer that is still alive")
+    takeover: bool = Field(default=False, description="take the run from a trainer that is still alive")
     accept_new_store: bool = Field(
         default=False, description="train on although the store is not the one that the checkpoint belongs to"
     )

@@ -2,9 +2,9 @@
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, epoch, nonce, lease_ms, doing
---   doing: JSON
+--   lease_ms: from now on; 0 lets them in   doing: JSON
 -- Returns: 1
--- Caller: Training.renew_trainer; the trainer, rank 0
+-- Caller: Training._renew; the trainer, rank 0
 -- Repeat: moves the deadline again
 local function renew_trainer(keys, args)
   local incarnation, epoch, nonce, lease_ms, doing = unpack(args)

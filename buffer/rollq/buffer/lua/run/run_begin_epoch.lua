@@ -2,9 +2,9 @@
 -- Moves: nothing
 -- KEYS: run
 -- ARGV: incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch,
---   saved_in
---   takeover: 1 to replace a trainer that is alive   seen_epoch: the live epoch, as the caller has read it
---   saved_in: the epoch in which the checkpoint was saved, '' when unknown
+--   saved_in, process
+--   takeover: 1 to replace a trainer whose lease lasts   seen_epoch: the live epoch, as the caller has read it
+--   saved_in: the epoch in which the checkpoint was saved, '' when unknown   process: where the trainer runs, JSON
 -- Returns: epoch, nonce, from_step, mode
 -- Caller: Training.begin_epoch; the trainer, rank 0
 -- Repeat: with the live launch, returns its epoch. A launch that was replaced is refused, and so is a copy of this call
@@ -27,7 +27,7 @@ end
 local function refuse_rival(live_trainer, left_ms)
   return fail(
     'TRAINER_HELD',
-    'trainer %s holds the run for another %s s; wait, or take over on purpose',
+    'trainer %s holds the run for another %s s: stop it, or set takeover = true to take the run from it',
     live_trainer,
     math.max(0, math.ceil(left_ms / 1000))
   )
@@ -56,8 +56,8 @@ end
 local function run_begin_epoch(keys, args)
   -- stylua: ignore
   local incarnation, trainer_id, launch_id, nonce, from_step, mode, uri, digest, lease_ms, takeover, seen_epoch,
-    saved_in = unpack(args)
-  check_given(trainer_id, launch_id, nonce, uri, digest)
+    saved_in, process = unpack(args)
+  check_given(trainer_id, launch_id, nonce, uri, digest, process)
   if saved_in ~= '' then check_whole(saved_in) end
   check_whole(from_step, seen_epoch)
   check_counts(lease_ms)
@@ -73,7 +73,7 @@ local function run_begin_epoch(keys, args)
   err = refuse_launch(launches, launch_id, live_launch)
   if err then return err end
   local left_ms = lease_left_ms(trainer, tonumber(deadline_ms or '0'), tonumber(live_lease_ms or lease_ms), now)
-  local is_held = live_trainer and live_trainer ~= trainer_id and left_ms > 0 and takeover ~= '1'
+  local is_held = live_trainer and left_ms > 0 and takeover ~= '1'
   live_epoch = tonumber(live_epoch or '0')
   if is_held or live_epoch ~= tonumber(seen_epoch) then return refuse_rival(live_trainer, left_ms) end
   local undone, covered = fields(trainer, 'undone', 'covered')
@@ -86,7 +86,7 @@ local function run_begin_epoch(keys, args)
   -- stylua: ignore
   redis.call('HSET', trainer, 'epoch', epoch, 'nonce', nonce, 'trainer_id', trainer_id, 'launch_id', launch_id,
     'from_step', from_step, 'mode', mode, 'deadline_ms', now + tonumber(lease_ms), 'lease_ms', lease_ms,
-    'undone', undone)
+    'undone', undone, 'process', process)
   set_live_weights(prefix, epoch, from_step, uri, digest)
   return { epoch, nonce, tonumber(from_step), mode }
 end

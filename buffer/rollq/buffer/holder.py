@@ -1,0 +1,98 @@
+"""The trainer that holds a run, and whether its process is known to have ended.
+
+A process can only be looked up from its machine and its pid namespace. A pid may have been given again, so the time at
+which the process started belongs to it. About any other process only the lease speaks.
+"""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+_PROC = Path("/proc")
+_GONE = ("Z", "X")
+"""States of a process that has ended and was not waited for yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The trainer of the live epoch. Its lease ends at `deadline_ms` of the server's clock, in `left_s` seconds.
+
+    `process` is what `this_process` returned in it; empty when it is unknown.
+    """
+
+    epoch: int
+    trainer_id: str
+    launch_id: str
+    process: Mapping[str, str]
+    deadline_ms: int
+    left_s: float
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its process can be looked up from this one."""
+        here = _namespace()
+        return bool(here) and self.process.get("namespace") == here
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process is known to have ended."""
+        return self.is_here and not _lives(int(self.process["pid"]), self.process["started"])
+
+    def __str__(self) -> str:
+        where = f" (process {self.process['pid']} on {self.process['host']})" if self.process else ""
+        return f"trainer {self.trainer_id!r}{where}"
+
+
+def this_process(launch_id: str) -> bytes:
+    """Describe this process, as JSON, for those who find its lease. A description counts for `launch_id` only."""
+    pid = os.getpid()
+    started = _state_and_start(pid)
+    return orjson.dumps(
+        {
+            "launch_id": launch_id,
+            "host": socket.gethostname(),
+            "namespace": _namespace(),
+            "pid": str(pid),
+            "started": started[1] if started else "",
+        }
+    )
+
+
+def process_of(described: bytes | None, launch_id: str) -> Mapping[str, str]:
+    """The process that `this_process` described; empty if it is missing, or of another launch."""
+    found: dict[str, str] = orjson.loads(described) if described else {}
+    return found if found.get("launch_id") == launch_id else {}
+
+
+def _lives(pid: int, started: str) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # it is another user's
+    found = _state_and_start(pid)
+    return found is None or (found[0] not in _GONE and found[1] == started)
+
+
+def _state_and_start(pid: int) -> tuple[str, str] | None:
+    """The state of a process, and its start in ticks since the machine's; None where neither can be read."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    after_name = stat.rpartition(")")[2].split()
+    return after_name[0], after_name[19]
+
+
+def _namespace() -> str:
+    """The boot of this machine and the pid namespace of this process; '' where the system names neither."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{(_PROC / 'self/ns/pid').readlink()}"
+    except OSError:
+        return ""
