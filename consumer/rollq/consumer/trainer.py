@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 import torch
 
+from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
 from rollq.buffer.image_processor import ImageProcessor, model_class
 from rollq.buffer.log_once import LogOnce
@@ -32,9 +33,11 @@ from rollq.consumer.grpo import grpo_loss, token_logprobs
 from rollq.consumer.images import ImageInputs
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.output_lock import locked
 from rollq.consumer.production import describe_production
 from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trainer_lease import wait_for_holder
 from rollq.consumer.weights.probe import probe_of
 
 log = logging.getLogger(__name__)
@@ -55,15 +58,28 @@ def train(
 ) -> int:
     """Train from the newest checkpoint in `settings.output`, or from `settings.model`; returns the last trained step.
 
-    Setting `stop` ends training between two micro-batches, with a checkpoint. Raises `FencedError` if another trainer
-    has taken over, `ClaimTimeout`, `HistoryGone`, `StoreLost`, `InvalidGroup` for unusable batches or logprobs,
-    `ConfigError` if `settings.output` cannot be created.
+    Setting `stop` ends training between two micro-batches, with a checkpoint. Raises `TrainerHeld` while another
+    trainer holds the run, `FencedError` if one has taken over, `ClaimTimeout`, `HistoryGone`, `StoreLost`,
+    `InvalidGroup` for unusable batches or logprobs, `ConfigError` if `settings.output` cannot be created or another
+    trainer uses it.
     """
-    try:
-        settings.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"[trainer] output: {str(settings.output)!r} cannot be created: {error}") from error
     stop = stop or threading.Event()
+    with locked(settings.output):
+        with Buffer.connect(url, run, password=password) as buffer:
+            wait_for_holder(buffer, settings.consumer, stop)  # before the model is loaded, which may take minutes
+        return _train(url, run, settings, password=password, payloads=payloads, seed=seed, stop=stop)
+
+
+def _train(
+    url: str,
+    run: str,
+    settings: TrainerSettings,
+    *,
+    password: str | None,
+    payloads: PayloadSettings | None,
+    seed: int,
+    stop: threading.Event,
+) -> int:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(seed)
