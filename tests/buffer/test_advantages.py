@@ -32,6 +32,15 @@ def test_batch_baseline_and_scale_ignore_the_groups() -> None:
     np.testing.assert_allclose(got, (rewards - rewards.mean()) / rewards.std(), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("baseline", "scale"), [("batch", "batch"), ("batch", "none"), ("group", "batch")])
+def test_the_batch_of_a_task_is_not_measured_by_that_of_another(baseline: str, scale: str) -> None:
+    settings = AdvantageSettings.model_validate({"baseline": baseline, "scale": scale})
+    rewards, groups, tasks = [0.0, 1.0, 0.0, 0.0, 70.0, 30.0], [0, 0, 1, 1, 2, 2], [0, 0, 0, 0, 1, 1]
+    got = advantages(rewards, groups, ALL, settings, tasks=tasks)
+    np.testing.assert_allclose(got[:4], advantages(rewards[:4], groups[:4], ALL[:4], settings), rtol=1e-6)
+    np.testing.assert_allclose(got[4:], advantages(rewards[4:], [0, 0], ALL[4:], settings), rtol=1e-6)
+
+
 def test_a_group_without_deviation_is_not_measured_from_the_mean_of_the_batch() -> None:
     with pytest.raises(ValueError, match='use scale = "batch" or "none"'):
         AdvantageSettings(baseline="batch", scale="group")

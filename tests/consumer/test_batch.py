@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.rollouts import Segment, VersionSpan
+from rollq.buffer.rollouts import Group, Segment, VersionSpan
 from rollq.buffer.staleness import Floors
-from rollq.consumer import Batch
+from rollq.consumer import AdvantageSettings, Batch
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 
 
@@ -74,6 +74,17 @@ def test_other_rewards_give_other_advantages() -> None:
     swapped = batch.with_rewards(batch.rewards[::-1])
     assert swapped.sequences is batch.sequences
     assert not np.allclose(swapped.advantages, batch.advantages)
+
+
+def test_the_rewards_of_tasks_are_not_compared_and_those_of_shards_are() -> None:
+    def group(task: str, *rewards: float) -> Group:
+        return make_group(*[make_sample(make_segment([1], [2]), reward=reward) for reward in rewards], task=task)
+
+    settings = AdvantageSettings(baseline="batch", scale="none")
+    groups = [group("math.1of2", 1, 0), group("code", 10, 30), group("math.2of2", 0, 1)]
+    batch = Batch.build(1, groups, settings=settings)
+    assert batch.advantages.tolist() == [0.5, -0.5, -10, 10, -0.5, 0.5]
+    assert batch.with_rewards(2 * batch.rewards).advantages.tolist() == [1, -1, -20, 20, -1, 1]
 
 
 def test_packed_micro_batches_hold_whole_sequences_with_their_own_positions() -> None:

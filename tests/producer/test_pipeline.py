@@ -73,6 +73,11 @@ def test_advantages(operator: Operator, expected: list[list[float]]) -> None:
     assert given(run_pipeline([operator], [group(1, 0.0, 1.0, None), group(2, 3.0, 0.0, None)])) == expected
 
 
+def test_rewards_of_other_tasks_are_not_compared() -> None:
+    mine, other = group(1, 0.0, 1.0), replace(group(2, 10.0, 30.0), task="other")
+    assert given(run_pipeline([reinforce_plus_plus], [mine, other])) == [[-1.0, 1.0], [-1.0, 1.0]]
+
+
 def test_a_pipeline_of_nothing_leaves_the_judges_rewards() -> None:
     (one,) = run_pipeline([], [group(1, 0.5, None)])
     assert (one.rewards.tolist(), one.valid.tolist(), one.advantages, one.dropped) == (

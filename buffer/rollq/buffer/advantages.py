@@ -28,15 +28,18 @@ class AdvantageSettings(Settings):
     always or nearly never solved (Liu et al. 2025, arXiv:2503.20783).
     baseline `leave_one_out`: RLOO, r_i minus the mean of the group's other samples (Ahmadian et al. 2024,
     arXiv:2402.14740).
-    baseline or scale `batch`: mean or deviation of all samples of the batch instead of the group's. With the mean of
-    the batch the deviation is not the group's: where all its rewards are equal, only `eps` would be left of it.
+    baseline or scale `batch`: mean or deviation of all samples that the group's task has in the batch, instead of the
+    group's; rewards of different tasks are never compared. With the mean of the batch the deviation is not the group's:
+    where all its rewards are equal, only `eps` would be left of it.
     """
 
     baseline: Literal["group", "leave_one_out", "batch"] = Field(
-        default="group", description="mean reward that is subtracted: the group's, the other samples', or the batch's"
+        default="group",
+        description="mean reward that is subtracted: the group's, the other samples', or the task's in the batch",
     )
     scale: Literal["none", "group", "batch"] = Field(
-        default="group", description="standard deviation that is divided by: none, the group's, or the batch's"
+        default="group",
+        description="standard deviation that is divided by: none, the group's, or the task's in the batch",
     )
     eps: float = Field(default=1e-6, gt=0, description="added to the deviation, so that equal rewards give 0")
 
@@ -51,11 +54,17 @@ class AdvantageSettings(Settings):
 
 
 def advantages(
-    rewards: npt.ArrayLike, groups: npt.ArrayLike, valid: npt.ArrayLike, settings: AdvantageSettings
+    rewards: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    valid: npt.ArrayLike,
+    settings: AdvantageSettings,
+    *,
+    tasks: npt.ArrayLike | None = None,
 ) -> Float32Array:
     """Advantages float32 [N] of N samples; 0 where `valid` is False.
 
-    `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N].
+    `rewards` float [N] (ignored where not valid), `groups` int [N] group index of each sample from 0, `valid` bool [N],
+    `tasks` int [N] task index of each sample from 0; None: all are of one task.
     Deviations are of the population (divided by n), so a group of one has deviation 0 and advantage 0.
     """
     keep = np.asarray(valid, dtype=np.bool_)
@@ -63,18 +72,18 @@ def advantages(
     reward = np.where(keep, np.asarray(rewards, dtype=np.float64), 0.0)
     if not keep.any():
         return np.zeros(len(keep), dtype=np.float32)
-    everyone = np.zeros_like(group)
+    task = np.zeros_like(group) if tasks is None else np.asarray(tasks, dtype=np.int64)
     match settings.baseline:
         case "group":
             centred = reward - _mean(reward, group, keep)
         case "batch":
-            centred = reward - _mean(reward, everyone, keep)
+            centred = reward - _mean(reward, task, keep)
         case "leave_one_out":
             count = _count(group, keep)
             # r_i - (sum - r_i) / (n - 1) = (r_i - mean) * n / (n - 1); alone, there is no baseline to learn from
             centred = (reward - _mean(reward, group, keep)) * np.where(count > 1, count / np.maximum(count - 1, 1), 0.0)
     if settings.scale != "none":
-        pool = group if settings.scale == "group" else everyone
+        pool = group if settings.scale == "group" else task
         centred = centred / (_deviation(reward, pool, keep) + settings.eps)
     return np.where(keep, centred, 0.0).astype(np.float32)
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rollq.buffer.advantages import AdvantageSettings, advantages
 from rollq.buffer.replies import ClaimedGroup
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
+from rollq.buffer.shards import task_of
 from rollq.buffer.staleness import Floors
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
@@ -86,10 +87,12 @@ class Batch:
         content = BatchContent(rows, valid, staleness, source.read)
         if reader is None:
             content.make_sequences(range(len(groups)))
-        computed = advantages(trained, content.sample_groups, valid, settings)
+        group_ids = tuple([(group.task, group.group_id) for group in groups])
+        tasks = _task_numbers(group_ids)[content.sample_groups]
+        computed = advantages(trained, content.sample_groups, valid, settings, tasks=tasks)
         return cls(
             step=step,
-            group_ids=tuple([(group.task, group.group_id) for group in groups]),
+            group_ids=group_ids,
             content=content,
             lengths=np.array([length for mine in rows for one in mine.lengths for length in one], dtype=np.int64),
             rewards=trained,
@@ -164,7 +167,13 @@ class Batch:
         return replace(
             self,
             rewards=changed,
-            advantages=advantages(changed, self.sample_groups, self.valid, self.advantage_settings),
+            advantages=advantages(
+                changed,
+                self.sample_groups,
+                self.valid,
+                self.advantage_settings,
+                tasks=_task_numbers(self.group_ids)[self.sample_groups],
+            ),
         )
 
     def micro_batches(self, max_tokens: int, *, padded: bool = False, arrays: Sequence[str] = ()) -> "list[MicroBatch]":
@@ -202,6 +211,11 @@ def _task_staleness(
 ) -> dict[str, TokenStaleness]:
     tasks = {group.task for group in groups}
     return {task: TokenStaleness(step, floors.get(task, Floors()), token_thresholds.get(task)) for task in tasks}
+
+
+def _task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]:
+    """A number for each group's task, the same for all of its shards."""
+    return np.unique([task_of(name) for name, _ in group_ids], return_inverse=True)[1].astype(np.int64)
 
 
 def _rewards(group: Group | ClaimedGroup, rows: SampleRows) -> Sequence[float | None]:

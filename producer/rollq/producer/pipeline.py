@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rollq.buffer.advantages import AdvantageSettings, advantages, no_advantage
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, SampleStatus
+from rollq.buffer.shards import task_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +93,7 @@ def give_advantages(settings: AdvantageSettings) -> Operator:
             np.repeat(np.arange(len(groups)), sizes),
             np.concatenate([group.valid for group in groups]),
             settings,
+            tasks=np.repeat(np.unique([task_of(group.group.task) for group in groups], return_inverse=True)[1], sizes),
         )
         shares = np.split(flat, np.cumsum(sizes)[:-1])
         return [replace(group, advantages=share) for group, share in zip(groups, shares, strict=True)]
@@ -104,7 +106,7 @@ group_normalised: Operator = give_advantages(AdvantageSettings())
 leave_one_out: Operator = give_advantages(AdvantageSettings(baseline="leave_one_out", scale="none"))
 """RLOO: r minus the mean of the group's other samples."""
 reinforce_plus_plus: Operator = give_advantages(AdvantageSettings(baseline="batch", scale="batch"))
-"""REINFORCE++: (r - mean) / std of the whole batch (Hu 2025, arXiv:2501.03262)."""
+"""REINFORCE++: (r - mean) / std of the task's part of the batch (Hu 2025, arXiv:2501.03262)."""
 
 
 def _check_result(operator: Operator, groups: Sequence[ScoredGroup], result: Sequence[ScoredGroup]) -> None:
