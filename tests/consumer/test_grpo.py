@@ -179,6 +179,7 @@ def test_metrics_by_staleness_follow_their_formulas() -> None:
     assert result["mismatch_kl"] == pytest.approx((weights - 1 - mismatch.numpy()).mean())
     assert result["on_policy_error"] == pytest.approx(0.1)
     assert result["clip_fraction"] == pytest.approx(0.25)
+    assert "entropy" not in result
 
 
 def test_entropy_of_a_uniform_policy_is_the_log_of_the_vocabulary() -> None:

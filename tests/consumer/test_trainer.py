@@ -19,8 +19,9 @@ from rollq.buffer.errors import ConfigError, InvalidGroup, ServerError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
+from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trainer import METRICS_FILE, Learner, Trainer, train
+from rollq.consumer.trainer import Learner, Trainer, train
 from support.manual_worker import TEMPERATURE, HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S
@@ -166,15 +167,30 @@ def test_a_restart_trains_the_same_batch_to_the_same_weights(
             train(server_url, run_name, chosen)
         assert buffer.counts("math").clock.committed == 3
         trained = load_file(record / "batches" / "step-00000003.safetensors")
+        assert [line["step"] for line in metrics(chosen.output)] == [1, 2, 3]
         monkeypatch.setattr(Learner, "gradients", real)
         assert train(server_url, run_name, chosen) == 4
         assert buffer.counts("math").unaccounted == 0
+    lines = metrics(chosen.output)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["replayed"] for line in lines] == [False, False, True, True]
     again = load_file(record / "batches" / "step-00000003.safetensors")
     for name in ("ids", "logprobs", "group_ids"):
         np.testing.assert_array_equal(again[name], trained[name])
     first, second = weights_of(record, 1, 3), weights_of(record, 2, 3)
     for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+def test_lines_of_steps_that_are_trained_again_go_with_one_that_a_crash_cut_short(tmp_path: Path) -> None:
+    for name in (METRICS_FILE, EVALUATIONS_FILE):
+        for step in (0, 1, 2, 3):
+            append(tmp_path, name, {"step": step})
+        with (tmp_path / name).open("ab") as file:
+            file.write(b'{"step": 4, "rew')
+        for last, left in ((2, [0, 1, 2]), (-1, [])):
+            cut(tmp_path, last)
+            assert [orjson.loads(line)["step"] for line in (tmp_path / name).read_bytes().splitlines()] == left
 
 
 def test_a_stop_between_micro_batches_leaves_the_batch_to_the_next_start(

@@ -40,6 +40,7 @@ class LossMetrics:
         self.mismatch = MismatchGauge()
         self._loss = 0.0
         self._on_policy_error = 0.0
+        self._has_entropy = False
         self._by_staleness: dict[int, TokenSums] = defaultdict(TokenSums)
 
     def add(
@@ -57,6 +58,7 @@ class LossMetrics:
         """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
         `sequences` are indices into `Batch.sequences`."""
         self._loss += float(loss)
+        self._has_entropy = entropy is not None
         self.mismatch.add(mismatch, sequences, versions)
         w = mismatch.double().exp()
         per_token = {
@@ -87,7 +89,10 @@ class LossMetrics:
         return self._on_policy_error
 
     def result(self) -> dict[str, Any]:
-        """Plain numbers: means over the loss tokens; tokens and effective sample size also by staleness."""
+        """Plain numbers: means over the loss tokens; tokens and effective sample size also by staleness.
+
+        There is no `entropy` where it was not measured.
+        """
         total = sum(self._by_staleness.values(), TokenSums())
         tokens = max(total.tokens, 1.0)
         by_staleness = sorted(self._by_staleness.items())
@@ -97,7 +102,7 @@ class LossMetrics:
             "mismatch_kl": total.mismatch_kl / tokens,
             "ratio": total.ratio / tokens,
             "clip_fraction": total.clipped / tokens,
-            "entropy": total.entropy / tokens,
+            **({"entropy": total.entropy / tokens} if self._has_entropy else {}),
             "on_policy_error": self._on_policy_error,
             "staleness_tokens": {str(age): int(sums.tokens) for age, sums in by_staleness},
             "effective_sample_size": {str(age): sums.effective_sample_size for age, sums in by_staleness},

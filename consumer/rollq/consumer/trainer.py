@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import orjson
 import torch
 
 from rollq.buffer.buffer import Buffer
@@ -32,6 +31,7 @@ from rollq.consumer.expert_replay import check_recorded, replay_experts, routers
 from rollq.consumer.grpo import grpo_loss, token_logprobs
 from rollq.consumer.images import ImageInputs
 from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.output_lock import locked
 from rollq.consumer.production import describe_production
@@ -41,9 +41,6 @@ from rollq.consumer.trainer_lease import wait_for_holder
 from rollq.consumer.weights.probe import probe_of
 
 log = logging.getLogger(__name__)
-
-METRICS_FILE = "metrics.jsonl"
-EVALUATIONS_FILE = "evaluations.jsonl"
 
 
 def train(
@@ -98,6 +95,7 @@ def _train(
         stop=stop,
     )
     with consumer:
+        cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the initial weights are evaluated again
         return Trainer(consumer, learner, settings, seed, stop).run()
 
 
@@ -234,7 +232,8 @@ class Trainer:
             return
         metrics = self._consumer.evaluate(timeout_s=settings.evaluation_timeout_s, detailed=True)
         if metrics:
-            self._append(EVALUATIONS_FILE, {"step": step, "version": self._published, "time_s": time.time(), **metrics})
+            line = {"step": step, "version": self._published, "time_s": time.time(), **metrics}
+            append(settings.output, EVALUATIONS_FILE, line)
             log.info("step %d: %s", step, ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
 
     def _train(self, batch: Batch, wait_s: float) -> bool:
@@ -336,12 +335,8 @@ class Trainer:
         if (folder := self._settings.record_dir) is not None:
             record_weights(folder, self._consumer.epoch, version, self._learner.model, self._settings.model)
 
-    def _append(self, name: str, line: dict[str, Any]) -> None:
-        with (self._settings.output / name).open("ab") as file:
-            file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
     def _report(self, line: dict[str, Any]) -> None:
-        self._append(METRICS_FILE, line)
+        append(self._settings.output, METRICS_FILE, line)
         self._consumer.report(line)
         log.info(
             "step %(step)d: reward %(reward).3f, loss %(loss).4f, %(tokens)d tokens, waited %(wait_s).2f s, "
