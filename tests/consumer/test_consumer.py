@@ -100,6 +100,22 @@ def test_a_step_gives_the_same_batch_until_it_is_committed(connect: Connect, wor
         assert set(ids(second)).isdisjoint(ids(first))
 
 
+def test_a_loop_that_never_commits_is_warned_once_and_one_that_commits_or_releases_is_not(
+    connect: Connect, worker: HandWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect() as consumer:
+        worker.produce(4)
+        consumer.release(next(consumer), "return")
+        consumer.commit(next(consumer))
+        next(consumer)
+        assert "asked for again" not in caplog.text
+        for _ in range(3):
+            next(consumer)
+    [warning] = [record.message for record in caplog.records if "asked for again" in record.message]
+    assert "step 2" in warning
+    assert "`commit(batch)`" in warning
+
+
 def test_initial_weights_are_live_and_published_ones_follow(
     connect: Connect, worker: HandWorker, buffer: Buffer
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, NotClaimed
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.settings import PayloadSettings
@@ -89,6 +90,8 @@ class Consumer(Iterator[Batch]):
         self._step = epoch.from_step + 1
         self._committed = 0  # the last step that this trainer has committed
         self._last_batch = epoch.from_step  # the step of the last batch that was returned
+        self._returned: tuple[int, int] | None = None  # its step and claim round
+        self._log_once = LogOnce(log)
 
     @classmethod
     def connect(
@@ -189,7 +192,8 @@ class Consumer(Iterator[Batch]):
     def __next__(self) -> Batch:
         """Wait for the batch of the current step. Its micro-batches hold this rank's share.
 
-        A batch with an unreadable group is replaced by another one, and the group is quarantined. The iteration ends
+        A step that was neither committed nor released gives the same batch again, with one warning. A batch with an
+        unreadable group is replaced by another one, and the group is quarantined. The iteration ends
         when `stop` is set, and when a task's own hook has ended production and no further batch can fill.
 
         Raises `SyncFirst` if the live weights are too old for the step and newer ones are not published yet,
@@ -209,9 +213,21 @@ class Consumer(Iterator[Batch]):
             else:
                 self._last_batch = claimed.step
                 self._activity.train(claimed.step)
+                self._warn_of_repeat(batch)
                 self._prefetch.begin(claimed.step + 1)
                 return batch
         raise StopIteration
+
+    def _warn_of_repeat(self, batch: Batch) -> None:
+        """Warn once of a loop that gets the batch of a step again because it did nothing with the last one."""
+        if self._returned == (batch.step, batch.claim_round):
+            self._log_once.warning(
+                "repeat",
+                "the batch of step %d was asked for again, and is the same: call `commit(batch)` after training it, or "
+                "`release` to give it up; a loop that does neither trains one batch for good",
+                batch.step,
+            )
+        self._returned = batch.step, batch.claim_round
 
     def _check_committed(self, claimed: Claimed) -> None:
         """Raise `NotClaimed` when the server has lost a commit: the batch may hold groups that were just trained."""
