@@ -425,6 +425,17 @@ def test_a_launch_id_belongs_to_one_starting_step(connect: Connect, worker: Hand
         connect(launch_id="launch", resume_from=5)
 
 
+def test_a_step_that_the_run_has_not_reached_is_refused(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:
+    train_twice(connect, worker)
+    with pytest.raises(
+        HistoryGone, match=r"resume_from = 4 is beyond step 3, the run's last: .* accept_new_store = true"
+    ):
+        connect(resume_from=4)
+    assert buffer.clock("math").epoch == 1
+    with connect(resume_from=4, accept_new_store=True) as consumer:
+        assert consumer.step == 5
+
+
 def test_a_checkpoint_of_a_store_that_was_emptied_since_is_refused(
     connect: Connect, worker: HandWorker, buffer: Buffer
 ) -> None:

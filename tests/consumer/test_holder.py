@@ -149,7 +149,7 @@ def test_a_trainer_that_took_the_run_meanwhile_is_not_mistaken_for_the_killed_on
 ) -> None:
     begin: Callable[..., TrainerEpoch] = buffer.begin_epoch
 
-    def let_another_begin(*args: object) -> None:
+    def let_another_begin(*args: object, **kwargs: object) -> None:
         monkeypatch.undo()
         with Buffer.connect(server_url, run_name) as another:
             another.begin_epoch(trainer_id="b", launch_id="b", from_step=0, uri="u", digest="b")

@@ -101,12 +101,14 @@ class World:
         launch_id: str,
         trainer_id: str = "trainer",
         takeover: bool = False,
+        accept_new_store: bool = True,
     ) -> TrainerEpoch:
-        """Take the run. The trainer `trainer` restarts: it takes over from itself, as if its process had died."""
+        """Take the run, at any step. `trainer` takes over from itself, as if its process had died."""
         takeover = takeover or trainer_id == "trainer"
         self.held = self.buffer.begin_epoch(
             trainer_id=trainer_id, launch_id=launch_id, from_step=from_step, mode=mode,  # type: ignore[arg-type]
             uri=f"file:///weights/{from_step}", digest=f"digest-{launch_id}", takeover=takeover,
+            accept_new_store=accept_new_store,
         )  # fmt: skip
         return self.held
 

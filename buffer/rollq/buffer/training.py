@@ -50,7 +50,8 @@ class Training(Fetching, Claiming):
         Other launches are refused while a trainer holds the run, unless its process is known to have ended or
         `takeover` is set; `trainer_id` names it to them.
         `lineage` is that of the trainer which saved the checkpoint (see `lineage_of`); with it, a checkpoint of steps
-        that were undone is refused, and so is one of another store, unless `accept_new_store`.
+        that were undone is refused, and so is one of another store, unless `accept_new_store`. So is one of a step that
+        the run has not reached.
         Raises TrainerHeld, FencedError for a launch that was replaced, HistoryGone naming the steps to resume from,
         StoreLost.
         """
@@ -60,7 +61,9 @@ class Training(Fetching, Claiming):
         tasks = self.tasks()
         holder = self.holder()
         replaces = takeover or (holder is not None and holder.has_ended)
-        self._check_history(tasks, from_step, None if replaces or holder is None else holder)
+        if holder is None or holder.launch_id != launch_id:
+            rival = None if replaces else holder
+            self._check_history(tasks, from_step, rival, accept_new_store=accept_new_store)
         epoch, nonce, at_step, as_mode = self._take_run(
             trainer_id, launch_id, secrets.token_hex(8), from_step, mode, uri, digest, round(TRAINER_LEASE_S * 1000),
             int(replaces), holder.epoch if holder else 0, saved_in, this_process(launch_id),
@@ -169,13 +172,25 @@ class Training(Fetching, Claiming):
             for step in range(held.replayed_through, after, -1):
                 self.call_task("rewind", task, held.epoch, held.nonce, step, "regenerate")
 
-    def _check_history(self, tasks: Iterable[str], from_step: int, holder: Holder | None) -> None:
+    def _check_history(
+        self, tasks: Iterable[str], from_step: int, holder: Holder | None, *, accept_new_store: bool
+    ) -> None:
         """Refuse a resume that cannot work before anything moves; a trainer that `holder` keeps out gets that error."""
-        for task in tasks:
-            if problem := _gone(self.clock(task), from_step):
-                if holder is not None and holder.left_s > 0:
-                    raise TrainerHeld(self.held_by(holder))
-                raise HistoryGone(f"task {task!r}: {problem}")
+        clocks = {task: self.clock(task) for task in tasks}
+        problems = [
+            f"task {task!r}: {problem}" for task, clock in clocks.items() if (problem := _gone(clock, from_step))
+        ]
+        last_step = max((clock.claimed_step for clock in clocks.values()), default=0)
+        if from_step > last_step and not accept_new_store:
+            problems.append(
+                f"resume_from = {from_step} is beyond step {last_step}, the run's last: the checkpoint is of another "
+                "run, or the server has lost its last moments and would serve trained groups again; resume from step "
+                f"{last_step} or before, or set accept_new_store = true to train on with what is there"
+            )
+        if problems and holder is not None and holder.left_s > 0:
+            raise TrainerHeld(self.held_by(holder))
+        if problems:
+            raise HistoryGone(problems[0])
 
     def call_task(self, name: str, task: str, *args: Any) -> Any:
         """As `RunStore.call_task`; carries the epoch into a task that was registered while it started."""

@@ -39,7 +39,8 @@ class ClientSettings(Settings):
     )
     takeover: bool = Field(default=False, description="take the run from a trainer that is still alive")
     accept_new_store: bool = Field(
-        default=False, description="train on although the store is not the one that the checkpoint belongs to"
+        default=False,
+        description="train on although the store is not that of the checkpoint, or does not know its step",
     )
     on_replay_mismatch: OnReplayMismatch = Field(
         default="warn",
