@@ -68,7 +68,7 @@ def test_the_report_opens_offline_and_holds_the_same_numbers_as_its_json(tmp_pat
     assert "run &lt;1&gt;" in text
     assert "a &amp; b" in text
     assert "150,000" in text
-    assert "<td>0.600</td>" in text
+    assert '<td class="n">0.600</td>' in text
     assert [match[:22] for match in re.findall(r'(?:src|href)="([^"]*)"', text)] == ["data:image/png;base64,"] * 3
     for name in ("reward", "staleness", "depth"):
         assert (page.parent / f"{name}.png").read_bytes().startswith(PNG)

@@ -1,12 +1,11 @@
-"""The report of a finished run: three plots, a page that shows them with the summary, and all numbers as JSON.
+"""The report of a finished run: three plots, a page that explains them, and all numbers as JSON.
 
 Files: `reward.png`, `staleness.png`, `depth.png`, `index.html`, `report.json`. The plots are drawn with matplotlib
 (extra `demo`) without a display, and embedded in the page, which can therefore be viewed offline.
 """
 
 import base64
-import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import orjson
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Status
 from rollq.monitor.records import BufferReading, StepRecord
+from rollq.monitor.report_page import render_page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,19 +30,6 @@ SMOOTHING_READINGS = 5
 WORKING_STATUSES = tuple(status.value for status in Status if status is not Status.ARCHIVED)
 """The statuses that are drawn. The archive only grows, and would hide the others."""
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2em auto; padding: 0 1em; color: #1b1b1b }}
-h1 {{ font-size: 1.5em }} h2 {{ font-size: 1.15em; margin-top: 2em }} img {{ width: 100%; border: 1px solid #ddd }}
-table {{ border-collapse: collapse }}
-td, th {{ padding: .15em 1.2em .15em 0; text-align: left; border-bottom: 1px solid #e5e5e5; vertical-align: top }}
-</style></head><body>
-<h1>{title}</h1>
-<table>{rows}</table>
-{figures}
-</body></html>
-"""
-
 
 def write_report(
     folder: Path,
@@ -53,30 +40,26 @@ def write_report(
 ) -> Path:
     """Write the report into `folder`, which is created if needed, and return the path of its page.
 
-    `summary` has plain values; nested mappings become one table row per leaf. `summary["held_out"]`, if present, maps
+    `summary` has plain values, as `summarize` returns them. `summary["held_out"]`, if present, maps
     `before` and `after` to the reward of each task, and is drawn into the reward plot. Raises `ConfigError` without
     matplotlib.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, tuple[str, Callable[[], Figure]]] = {
-        "reward": ("Reward of the trained batches", lambda: reward_figure(steps, summary.get("held_out") or {})),
-        "staleness": ("Staleness of the trained tokens", lambda: staleness_figure(steps)),
-        "depth": ("Groups in the buffer", lambda: depth_figure(readings)),
+    figures = {
+        "reward": reward_figure(steps, summary.get("held_out") or {}),
+        "staleness": staleness_figure(steps),
+        "depth": depth_figure(readings),
     }
-    parts = []
-    for name, (heading, draw) in figures.items():
+    images = {}
+    for name, figure in figures.items():
         path = folder / f"{name}.png"
-        draw().savefig(path, dpi=120)
-        image = base64.b64encode(path.read_bytes()).decode()
-        parts.append(f'<h2>{heading}</h2><img alt="{heading}" src="data:image/png;base64,{image}">')
+        figure.savefig(path, dpi=120)
+        images[name] = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
     (folder / "report.json").write_bytes(
         orjson.dumps(report_data(summary, steps, readings), option=orjson.OPT_INDENT_2)
     )
     page = folder / "index.html"
-    rows = "".join(
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>" for name, value in _rows(summary)
-    )
-    page.write_text(PAGE.format(title=html.escape(title), rows=rows, figures="\n".join(parts)), encoding="utf-8")
+    page.write_text(render_page(title, summary, steps, images), encoding="utf-8")
     return page
 
 
@@ -142,7 +125,7 @@ def staleness_figure(steps: Sequence[StepRecord]) -> "Figure":
     ages = _ages(steps)
     if ages:
         shares = [running_mean([_share(step, age) for step in steps], SMOOTHING_STEPS) for age in ages]
-        labels = [f"staleness {age}" + (" (on policy)" if age == 0 else "") for age in ages]
+        labels = ["newest weights" if age == 0 else f"{age} behind" for age in ages]
         axes.stackplot([s.step for s in steps], shares, labels=labels, colors=COLOURS[: len(ages)], alpha=0.8)
     axes.set(xlabel="train step", ylabel=f"share of trained tokens (mean of {SMOOTHING_STEPS} steps)", ylim=(0, 1))
     _finish(axes)
@@ -216,17 +199,3 @@ def _depth_curves(readings: Sequence[BufferReading], task: str) -> dict[str, lis
     """The groups of a task in each reading, by status."""
     depths = [reading.depths.get(task, {}) for reading in readings]
     return {status.value: [counts.get(status.value, 0) for counts in depths] for status in Status}
-
-
-def _rows(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for name, value in values.items():
-        label = f"{prefix}{name}".replace("_", " ")
-        rows += _rows(value, f"{label}, ") if isinstance(value, Mapping) else [(label, _shown(value))]
-    return rows
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:,.3f}"
-    return f"{value:,}" if type(value) is int else str(value)

@@ -67,16 +67,18 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     for task in before:
         gain = after[task] - before[task]
         lines.append(f"held-out reward, {task}: {before[task]:.3f} -> {after[task]:.3f} ({gain:+.3f})")
-    shares = summary["staleness_shares"].items()
-    lines.append("trained tokens by staleness: " + ", ".join(f"{age}: {share:.1%}" for age, share in shares))
+    shares = ", ".join(f"{share:.1%} are {age}" for age, share in summary["staleness_shares"].items())
+    lines.append(f"steps from the weights of a trained token to the newest (staleness): {shares}")
     workers = ", ".join(f"{name}: {samples:,}" for name, samples in summary["samples_by_worker"].items())
     lines.append(f"trained samples by worker: {workers}")
     if kept := summary["conservation"]:
-        dropped = ", ".join(f"{n:,} {reason}" for reason, n in kept["dropped"].items()) or "none"
-        lines.append(
-            f"groups: {kept['admitted']:,} admitted = {kept['archived']:,} archived + {kept['in_buffer']:,} in the "
-            f"buffer + dropped ({dropped}){'' if kept['holds'] else ' - THIS DOES NOT ADD UP'}"
-        )
+        trained = kept["archived"] + kept["dropped"].get("trained", 0)
+        others = [f", {n:,} {reason}" for reason, n in kept["dropped"].items() if reason != "trained"]
+        parts = f"{trained:,} trained, {kept['in_buffer']:,} still in the buffer{''.join(others)}"
+        if kept["holds"]:
+            lines.append(f"groups: all {kept['admitted']:,} that were admitted are accounted for: {parts}")
+        else:
+            lines.append(f"groups: {kept['admitted']:,} WERE ADMITTED, WHICH THESE DO NOT ADD UP TO: {parts}")
     return lines
 
 
