@@ -1,10 +1,8 @@
 """`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
 
-from rollq.buffer.deletion import Deletion
 from rollq.buffer.registry import Registry
 from rollq.buffer.roles import CoordinatorBuffer, MonitorBuffer, ProducerBuffer, TrainerBuffer, WorkerBuffer
-from rollq.buffer.snapshots.restore import Restoring
-from rollq.buffer.snapshots.save import Saving
+from rollq.buffer.snapshots.upgrade import Upgrading
 from rollq.buffer.steering import Steering
 
 
@@ -16,9 +14,7 @@ class Buffer(
     MonitorBuffer,
     Registry,
     Steering,
-    Saving,
-    Restoring,
-    Deletion,
+    Upgrading,
 ):
     """The replay buffer of one run. Synchronous and thread-safe; asyncio code calls it from a few threads.
 

@@ -100,6 +100,11 @@ class Deletion(BufferCore):
         """Facts about the run, without looking for its keys; of one that cannot be used, too."""
         return summarize_run(self.servers, self._patience, self.run)
 
+    def check_idle(self, summary: RunSummary) -> None:
+        """Raise `ConfigError` when a role uses the run."""
+        if summary.roles:
+            raise ConfigError(f"run {self.run!r} is in use: {'; '.join(summary.roles)}. Stop its roles first")
+
     def delete_run(self, queue: Queue, report: Report = lambda done: None) -> None:
         """Delete the run: its keys, the payloads that are outside of its servers, its tickets. Harmless to repeat, and
         when it is interrupted, no role can use the run until it is repeated.
@@ -110,8 +115,7 @@ class Deletion(BufferCore):
         summary = self.summary()
         if summary.state == GONE:
             raise ConfigError(f"run {self.run!r} is not on this server: `rollq runs` lists those that are")
-        if summary.roles:
-            raise ConfigError(f"run {self.run!r} is in use: {'; '.join(summary.roles)}. Stop its roles first")
+        self.check_idle(summary)
         incarnation, payloads = self.send("HMGET", self.keys.info, "incarnation", "payloads")
         outside = self.payloads.outside if payloads else None
         if payloads and not outside:
@@ -151,11 +155,13 @@ class Deletion(BufferCore):
 
 GONE = "it has no run any more"
 """The state of keys that belong to no run."""
+DELETING = "its deletion did not end"
+"""The state of a run that `delete_run` has not deleted wholly."""
 
 
 def _state(incarnation: bytes | None, restoring: bytes | None, deleting: bytes | None) -> str:
     if deleting is not None:
-        return "its deletion did not end"
+        return DELETING
     if restoring is not None:
         return "its restore did not end"
     return "" if incarnation else GONE

@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": ("rollq.cli.doctor", "Report what is unsafe or will hurt later."),
     "checkpoint": ("rollq.cli.snapshots", "Save a run's buffer to a folder."),
     "restore": ("rollq.cli.snapshots", "Restore a saved buffer."),
+    "upgrade": ("rollq.cli.snapshots", "Store a run of an older rollq in the form of this one."),
     "pause": ("rollq.cli.control", "Stop workers from taking new groups."),
     "resume": ("rollq.cli.control", "Resume production."),
     "drain": ("rollq.cli.control", "Admit nothing more, and finish what is on its way."),
