@@ -36,13 +36,14 @@ class StandIns:
             self.buffer.register_task(name, rules.model_copy(update={"max_staleness": max_staleness}))
 
     def begin(self, launch_id: str = "first") -> None:
-        """Start training at step 0."""
+        """Start training at step 0, and let other trainers take the run."""
         history = History(self._folder / "history", "trainer0")
         with history.call("begin", launch=launch_id, from_step=0, mode="replay", weights="initial") as call:
             held = self.buffer.begin_epoch(
                 trainer_id="trainer", launch_id=launch_id, from_step=0, mode="replay", uri="", digest="initial"
             )
             call.ok(epoch=held.epoch)
+        self.buffer.end_lease(held)
         self.world.held = held
 
     def complete(self, task: str, groups: int) -> None:

@@ -207,7 +207,7 @@ class Training(Fetching, Claiming):
         """
         self._renew(held, round(TRAINER_LEASE_S * 1000), doing)
 
-    def end_lease(self, held: TrainerEpoch, doing: Mapping[str, Any]) -> None:
+    def end_lease(self, held: TrainerEpoch, doing: Mapping[str, Any] = STARTING) -> None:
         """Let another trainer take the run at once, and say how this one ended.
 
         Raises `FencedError` when it was replaced.
