@@ -59,4 +59,4 @@ def test_a_run_on_the_cluster_of_the_page_outlives_a_node(desk: Desk, settings: 
         shown = desk.run(
             f"ROLLQ_QUEUE_URL={config.redis.queue_url} rollq status --url {config.redis.buffer_url} --run {config.run}"
         )
-        assert f"run {config.run}: weights version" in shown
+        assert f"\nrun {config.run}: version " in shown

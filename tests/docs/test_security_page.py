@@ -89,7 +89,7 @@ def test_the_roles_of_the_page_train_as_users(
         arguments = processes()
         assert refusals(desk.run(refused)) == set()
     shown += "".join(path.read_text() for path in desk.folder.glob("*.log"))
-    assert "run demo: weights version" in shown
+    assert "\nrun demo: version " in shown
     for password in secrets_of(desk.folder / "passwords"):
         assert len(password) == 64
         assert password.decode() not in shown
