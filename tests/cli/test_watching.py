@@ -77,7 +77,7 @@ def test_a_picture_is_cut_to_the_terminal_with_the_diagnosis_at_the_top() -> Non
     text = picture(run_status(), 80, 4)
     lines = text.plain.splitlines()
     assert len(lines) == 4
-    assert re.match("training: the trainer trains step 41", lines[0])
+    assert re.match("training: the trainer has been training step 41", lines[0])
     assert "bold green" in {span.style for span in text.spans}
 
 

@@ -88,18 +88,19 @@ def broken(fresh_server: EmbeddedServer, run_name: str, tmp_path: Path) -> Itera
 def test_a_run_without_workers(broken: BrokenRun) -> None:
     broken.start("produce")
     broken.train()
-    broken.until(
-        "starving: the trainer waits for step 1", "task math has 0 of 4", "no worker is alive, and", "`rollq work`"
-    )
+    broken.until("starving: the trainer has waited", "task math has 0 of 4", "no worker is alive, and", "`rollq work`")
     first = broken.rollq("status").splitlines()[0]
-    assert first.startswith("starving: the trainer waits for step 1")
+    assert first.startswith("starving: the trainer has waited")
 
 
 def test_a_run_whose_judge_raises(broken: BrokenRun) -> None:
     broken.write(judge="broken_judge.judge")
     broken.start("produce", "work")
     broken.train()
-    broken.until("failing: none of the last", "groups of task math is worth training", "have failed", "KeyError")
+    broken.until("failing: ", "task math", "KeyError")
+    broken.until(
+        "failing: production of task math has stopped: every one of the last", "KeyError", "the trainer has ended"
+    )
 
 
 def test_a_run_whose_trainer_is_gone(broken: BrokenRun) -> None:

@@ -31,16 +31,17 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "all is well": (
         run_status(MATH, workers={"w1": worker(4), "w2": worker()}),
-        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 2 workers",
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 2 workers",
     ),
     "the bound holds production back": (
         run_status(task_status(statuses={Status.COMPLETED: 32})),
-        "training: the trainer trains step 41 for 12 s; all workers are idle; production is held by the staleness "
+        "training: the trainer has been training step 41 for 12 s; all workers are idle; production is held by "
+        "the staleness "
         "bound until version 41 is published",
     ),
     "a batch that lacks groups while the bound holds": (
         run_status(CODE, task_status("math", {Status.COMPLETED: 16}), trainer=waiting({"code": (3, 16)})),
-        "starving: the trainer waits for step 41 for 12 s: task code has 3 of 16; all workers are idle; production of "
+        "starving: the trainer has waited 12 s for step 41: task code has 3 of 16; all workers are idle; production of "
         "task code is held by the staleness bound until version 41 is published; nothing of task math is scheduled: "
         "does the producer find prompts?",
     ),
@@ -50,7 +51,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (5, 16)}),
             workers={"w1": worker(11)},
         ),
-        "starving: the trainer waits for step 41 for 12 s: task math has 5 of 16; 11 groups in generation on 1 worker",
+        "starving: the trainer has waited 12 s for step 41: task math has 5 of 16; 11 groups in generation on 1 worker",
     ),
     "stragglers": (
         run_status(
@@ -58,12 +59,12 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=replace(waiting({"math": (20, 16)}), stragglers={"math": 2}),
             workers={"w1": worker(2)},
         ),
-        "starving: the trainer waits for step 41 for 12 s; 2 groups in generation on 1 worker; it also waits for "
+        "starving: the trainer has waited 12 s for step 41; 2 groups in generation on 1 worker; it also waits for "
         "2 of them, which would be too old at the next step",
     ),
     "no workers": (
         run_status(task_status(statuses={Status.PENDING: 32}), trainer=waiting({"math": (0, 16)}), workers={}),
-        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; no worker is alive, and 32 groups "
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker is alive, and 32 groups "
         "are pending (`rollq work`)",
     ),
     "workers that died": (
@@ -72,12 +73,13 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"w1": worker(condition="dead"), "w2": worker(condition="dead"), "w3": worker(condition="silent")},
         ),
-        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; no worker is alive, and 4 groups are "
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker is alive, and 4 "
+        "groups are "
         "pending (`rollq work`); 1 worker is silent; 2 workers are dead",
     ),
     "workers that take nothing": (
         run_status(task_status(statuses={Status.PENDING: 4}), trainer=waiting({"math": (0, 16)})),
-        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; no worker takes the 4 pending "
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 pending "
         "groups: all workers are idle",
     ),
     "a worker that refuses weights": (
@@ -86,12 +88,12 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"w1": worker(refused_weights="version 40:\n too large")},
         ),
-        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; no worker takes the 4 pending "
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 pending "
         "groups: all workers are idle; worker w1 refuses the weights: version 40: too large",
     ),
     "no producer": (
         run_status(task_status(producer_silent_s=45.0), trainer=waiting({"math": (0, 16)})),
-        "starving: the trainer waits for step 41 for 12 s: task math has 0 of 16; all workers are idle; nobody "
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; all workers are idle; nobody "
         "produces for 45 s (`rollq produce`)",
     ),
     "a hook that ended production": (
@@ -99,12 +101,12 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status(statuses={Status.COMPLETED: 3}, control="done", control_reason="its hook said so"),
             trainer=waiting({"math": (3, 16)}),
         ),
-        "starving: the trainer waits for step 41 for 12 s: task math has 3 of 16; all workers are idle; production of "
+        "starving: the trainer has waited 12 s for step 41: task math has 3 of 16; all workers are idle; production of "
         "task math has ended: its hook said so",
     ),
     "what the trainer lacked is there": (
         run_status(MATH, trainer=waiting({"math": (15, 16)}), workers={"w1": worker(4)}),
-        "training: the trainer trains step 41 for 0.0 s; 4 groups in generation on 1 worker",
+        "training: the trainer has been training step 41 for 0.0 s; 4 groups in generation on 1 worker",
     ),
     "the trainer has moved on since its last word": (
         run_status(MATH, trainer=waiting({"math": (1, 16)}, step=39), workers={"w1": worker(4)}),
@@ -115,7 +117,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             replace(MATH, last_error=LastError("ValueError: no answer", 3.0), rates=replace(RATES, failed=0.5)),
             workers={"w1": worker(4)},
         ),
-        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 worker; groups of task math "
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; groups "
+        "of task math "
         "fail, the last one with ValueError: no answer",
     ),
     "paused": (
@@ -124,7 +127,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status("math", control="pause", control_reason="for the night"),
             trainer=waiting({"math": (0, 16)}),
         ),
-        "paused: tasks code, math set to pause: for the night; the trainer waits for step 41 for 12 s: task math has 0 "
+        "paused: tasks code, math set to pause: for the night; the trainer has waited 12 s for step 41: task "
+        "math has 0 "
         "of 16; `rollq resume` continues",
     ),
     "a judge that raises": (
@@ -135,27 +139,29 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
         ),
         "failing: none of the last 12 groups of task math is worth training: 12 have failed and 0 were filtered out so "
-        "far, the last one with judge: KeyError: 'answer'; the trainer waits for step 41 for 12 s: task math has 0 of "
+        "far, the last one with judge: KeyError: 'answer'; the trainer has waited 12 s for step 41: task math has 0 of "
         "16",
     ),
     "production that was stopped": (
         run_status(task_status(control="stopped", control_reason="2 of 64 groups"), trainer=waiting({"math": (0, 16)})),
-        "failing: production of task math has stopped: 2 of 64 groups; the trainer waits for step 41 for 12 s: task "
+        "failing: production of task math has stopped: 2 of 64 groups; the trainer has waited 12 s for step 41: task "
         "math has 0 of 16",
     ),
     "a full server": (
         run_status(trainer=waiting({"math": (3, 16)}), fullness=Fullness(0.87)),
         "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted; the trainer "
-        "waits for step 41 for 12 s: task math has 3 of 16; raise maxmemory, or checkpoint more often",
+        "has waited 12 s for step 41: task math has 3 of 16; raise maxmemory, or checkpoint more often",
     ),
     "a trainer that was killed": (
         run_status(trainer=trainer_state(silent_s=45.0, lease_left_s=0.0, for_s=57.0)),
-        "trainer gone: nothing is heard of the trainer for 45 s (the trainer trains step 41 for 57 s); its lease is "
+        "trainer gone: nothing is heard of the trainer for 45 s (the trainer has been training step 41 for 57 "
+        "s); its lease is "
         "over; start it again: it continues (`rollq train`)",
     ),
     "a trainer that has just been killed": (
         run_status(trainer=trainer_state(silent_s=15.0, lease_left_s=15.0)),
-        "trainer gone: nothing is heard of the trainer for 15 s (the trainer trains step 41 for 12 s); its lease holds "
+        "trainer gone: nothing is heard of the trainer for 15 s (the trainer has been training step 41 for 12 "
+        "s); its lease holds "
         "for 15 s; start it again: it continues (`rollq train`)",
     ),
     "a trainer that failed": (
@@ -173,7 +179,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "an evaluation does not hold a run up": (
         run_status(MATH, task_status("held_out", kind="eval", control="pause"), workers={"w1": worker(4)}),
-        "training: the trainer trains step 41 for 12 s; 4 groups in generation on 1 worker",
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker",
     ),
 }
 
@@ -190,9 +196,9 @@ def test_every_state_is_shown_by_one_of_the_cases() -> None:
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        (TrainerPhase.PUBLISHING, "the trainer publishes weights for 12 s"),
-        (TrainerPhase.SAVING, "the trainer saves a checkpoint for 12 s"),
-        (TrainerPhase.EVALUATING, "the trainer evaluates for 12 s"),
+        (TrainerPhase.PUBLISHING, "the trainer has been publishing weights for 12 s"),
+        (TrainerPhase.SAVING, "the trainer has been saving a checkpoint for 12 s"),
+        (TrainerPhase.EVALUATING, "the trainer has been evaluating for 12 s"),
         (TrainerPhase.COMMITTED, "the trainer has trained step 41"),
         (TrainerPhase.STARTING, "the trainer is starting"),
     ],

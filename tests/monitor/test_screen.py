@@ -32,7 +32,7 @@ BUSY = run_status(
 
 
 def test_the_diagnosis_is_the_first_line() -> None:
-    assert as_table(BUSY, 400).splitlines()[0].startswith("starving: the trainer waits for step 41")
+    assert as_table(BUSY, 400).splitlines()[0].startswith("starving: the trainer has waited 12 s for step 41")
 
 
 def test_every_fact_is_on_the_screen() -> None:
@@ -69,7 +69,7 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
     found = orjson.loads(as_json(run))
     assert found["schema"] == STATUS_VERSION == 2
     assert found["diagnosis"]["state"] == "starving"
-    assert found["diagnosis"]["sentence"].startswith("the trainer waits")
+    assert found["diagnosis"]["sentence"].startswith("the trainer has waited")
     assert found["wanted_workers"] == 5  # 16 groups / 2 s / 0.9 kept x 8 s = 71 at a time
     assert found["tasks"][0]["by_staleness"] == {"0": 2, "1": 1}
     assert found["tasks"][0]["rates"]["worked_s"] == 8

@@ -53,6 +53,8 @@ def diagnose(run: RunStatus) -> Diagnosis:
         remedy = f"raise {run.fullness.limit}, or checkpoint more often"
         facts = [f"{run.fullness}, and no new groups are admitted", _describe(trainer), remedy]
         return Diagnosis(State.MEMORY_FULL, _join(facts))
+    if failures := [text for task in tasks if (text := _failure(task))]:
+        return Diagnosis(State.FAILING, _join([*failures, _describe(trainer)]))
     if trainer.phase is TrainerPhase.FAILED or _is_silent(trainer):
         return Diagnosis(
             State.TRAINER_GONE, _join([_describe(trainer), "start it again: it continues (`rollq train`)"])
@@ -67,8 +69,6 @@ def diagnose(run: RunStatus) -> Diagnosis:
         return Diagnosis(
             State.PAUSED, _join([f"{names} set to pause{why}", _describe(trainer), "`rollq resume` continues"])
         )
-    if failures := [text for task in tasks if (text := _failure(task))]:
-        return Diagnosis(State.FAILING, _join([*failures, _describe(trainer)]))
     trainer = _up_to_date(trainer, tasks)
     state = State.STARVING if trainer.phase is TrainerPhase.WAITING else State.TRAINING
     return Diagnosis(state, _join([_describe(trainer), *_production(run, tasks), *_warnings(run)]))
@@ -105,17 +105,17 @@ def _work(trainer: TrainerState) -> str:
             return "the trainer is starting"
         case TrainerPhase.WAITING:
             lacks = ", ".join(f"task {task} has {trainer.ready[task]} of {n}" for task, n in trainer.wanted.items())
-            return f"the trainer waits for step {step} for {lasting}" + (f": {lacks}" if lacks else "")
+            return f"the trainer has waited {lasting} for step {step}" + (f": {lacks}" if lacks else "")
         case TrainerPhase.TRAINING:
-            return f"the trainer trains step {step} for {lasting}"
+            return f"the trainer has been training step {step} for {lasting}"
         case TrainerPhase.COMMITTED:
             return f"the trainer has trained step {step}"
         case TrainerPhase.PUBLISHING:
-            return f"the trainer publishes weights for {lasting}"
+            return f"the trainer has been publishing weights for {lasting}"
         case TrainerPhase.SAVING:
-            return f"the trainer saves a checkpoint for {lasting}"
+            return f"the trainer has been saving a checkpoint for {lasting}"
         case TrainerPhase.EVALUATING:
-            return f"the trainer evaluates for {lasting}"
+            return f"the trainer has been evaluating for {lasting}"
         case TrainerPhase.FAILED:
             return f"the trainer has ended at step {step} with {shortened(trainer.error)}"
         case _:
@@ -126,7 +126,7 @@ def _failure(task: TaskStatus) -> str:
     """How production of a task fails; empty if it does not."""
     if task.control == "stopped":
         return f"production of task {task.task} has stopped: {shortened(task.control_reason)}"
-    if task.outcomes < LEAST_OUTCOMES or task.kept:
+    if task.outcomes < LEAST_OUTCOMES or task.kept or task.control == "pause":
         return ""
     failed, filtered = (int(task.progress.get(name, 0)) for name in ("failed", "filtered"))
     facts = f"none of the last {task.outcomes} groups of task {task.task} is worth training"
