@@ -108,6 +108,8 @@ def _read(buffer: Buffer, task: str) -> tuple[list[set[int]], dict[int, Stored],
 
 def _check_group(group_id: int, filed: Status, group: Stored) -> None:
     assert group.fields[b"status"] == filed.value.encode(), (group_id, filed, group)
+    assert filed is not Status.PENDING or b"leased" not in group.fields, (group_id, group)
+    assert len(group.fields.get(b"history", b"").splitlines()) <= 16, (group_id, group)
     generated = {i for i, letter in enumerate(group.fields[b"letters"].decode()) if letter != "p"}
     size = len(group.fields[b"letters"])
     assert {field for field in group.frames if field < size} <= generated, (group_id, group)

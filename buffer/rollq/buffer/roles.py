@@ -11,6 +11,7 @@ from rollq.buffer.coordination import Coordination
 from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.inspection import Inspection
 from rollq.buffer.leasing import Leasing
+from rollq.buffer.looking import Looking
 from rollq.buffer.query.calls import Querying
 from rollq.buffer.training import Training
 
@@ -31,5 +32,5 @@ class TrainerBuffer(Evaluations, Training, Inspection):
     """Claims, commits and publishes, and evaluates."""
 
 
-class MonitorBuffer(Inspection, Querying):
+class MonitorBuffer(Inspection, Querying, Looking):
     """Reads only."""

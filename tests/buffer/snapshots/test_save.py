@@ -114,7 +114,7 @@ def lasting(found: Dump) -> Dump:
     for group_id in groups_in(found, "running"):
         group = kept[f"group:{group_id}"]
         group |= {b"status": b"pending", b"tries": str(int(group[b"tries"]) - 1).encode()}
-        for gone in (b"nonce", b"worker", b"alone", b"confirmed", b"leased_ms"):
+        for gone in (b"nonce", b"worker", b"alone", b"confirmed", b"leased_ms", b"leased"):
             del group[gone]
         pending[group_id] = float((int(group[b"step"]) * 2 + int(group[b"eval"]) << 32) + int(group[b"arrival"]))
     return kept | {"pending": sorted(pending.items(), key=lambda entry: entry[1])}

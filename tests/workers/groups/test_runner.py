@@ -48,6 +48,8 @@ def test_groups_arrive_with_all_that_the_trainer_needs(world: WorkerWorld) -> No
             assert sample.text == "3"
             assert sample.reward == float(group_id == 4)  # whose prompt is number 3, with that answer
             assert str(sample.extra["worker"]).startswith("worker-")
+            assert sample.extra["judge"] == "exact_match"
+            assert 0 <= sample.extra["judge_s"] < 60
             (segment,) = sample.segments
             assert segment.versions == (VersionSpan(1, 0, 2),)
             assert segment.response_ids.tolist() == [ord("3"), 1]

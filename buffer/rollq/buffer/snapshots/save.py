@@ -250,6 +250,7 @@ def as_indexed(group: SavedGroup, batch: str | None, admitted: int) -> SavedGrou
 
 def _restart(fields: dict[str, str], now: Status, frames: Mapping[str, bytes]) -> Mapping[str, bytes]:
     """Change the `fields` of a group that is `now` elsewhere so that it can be pending; returns the frames it keeps."""
+    fields.pop("leased", None)
     if now is Status.RUNNING:  # nobody will end this try
         fields["tries"] = str(int(fields["tries"]) - 1)
     elif now is not Status.PENDING:  # the try has ended

@@ -40,7 +40,7 @@ rollq:{run:task}:batches         hash    batch id -> handle                     
 rollq:{run:task}:batches_over    list    handles of those that are over, oldest first  functions  run
 rollq:{run:task}:batch:<handle>  hash    one batch: state, type, step, size, counts    functions  200 more are over
 rollq:{run:task}:batch:<handle>:groups list its group ids                              functions  it is over
-rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt            functions  until dropped
+rollq:{run:task}:group:<id>      hash    one group's numbers, error, prompt, history   functions  until dropped
 rollq:{run:task}:rollout:<id>    hash    "all" -> frame; or sample index, parts       functions  until dropped
 rollq:{run:task}:payload:<id>:<nonce> string a frame that is too large for a function functions until dropped
 rollq:{run:task:<id>}:payload:<name> string likewise, away, on a cluster            workers    until collected

@@ -47,9 +47,9 @@ SERVER_RULES: Mapping[ServerUser, str] = {
 RIGHTS = """
 key                                 producer  worker  trainer  monitor  operator
 rollq:{run:task}:group:<id>         write     write   write    read     write
-rollq:{run:task}:rollout:<id>       copy      write   write    -        write
-rollq:{run:task}:payload:<id>:<nonce> copy    write   write    -        write
-rollq:{run:task:<id>}:payload:<name> copy     write   write    -        write
+rollq:{run:task}:rollout:<id>       copy      write   write    read     write
+rollq:{run:task}:payload:<id>:<nonce> copy    write   write    read     write
+rollq:{run:task:<id>}:payload:<name> copy     write   write    read     write
 rollq:{run:task}:garbage            write     write   write    -        write
 rollq:{run:task}:shared             write     write   write    -        write
 rollq:{run:task}:<status>           write     write   write    read     write

@@ -21,6 +21,7 @@ local function leave_batch(clock, id)
   oldest_now(clock, id)
   local status, arrival, letters, versions = fields(key, 'status', 'arrival', 'letters', 'versions')
   redis.call('HDEL', key, 'batch')
+  if status == 'running' then note_lease(key, 'batch_ended', exact(now_ms())) end
   forget_lease(key)
   if not is_unfinished(status) and status ~= 'gathered' then return end
   withdraw(clock, id, status)

@@ -88,7 +88,7 @@ local function clone_for_reuse(clock, id, step)
     redis.call('COPY', payload_key(clock.prefix, id, payload), payload_key(clock.prefix, clone, payload))
   end
   redis.call('HSET', key, 'clone', clone)
-  redis.call('HSET', group_key(clock.prefix, clone), 'arrival', clone, 'uses', uses, 'status', 'cooling')
+  redis.call('HSET', group_key(clock.prefix, clone), 'arrival', clone, 'uses', uses, 'status', 'cooling', 'copy_of', id)
   redis.call('ZADD', clock.prefix .. 'cooling', due, clone)
 end
 
@@ -149,5 +149,5 @@ local function file_trained(clock, manifest, step)
     move_batch(clock, ids, 'claimed', 'archived', step)
   end
   local consumed = redis.call('HINCRBY', clock.prefix .. 'progress', 'consumed', #ids)
-  redis.call('HSET', manifest, 'committed', 1, 'consumed', consumed)
+  redis.call('HSET', manifest, 'committed', 1, 'consumed', consumed, 'committed_ms', now_ms())
 end

@@ -15,13 +15,14 @@ local function hand_back(keys, args)
   check_rows(args, FIRST_LEASE, 3)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
-  local moved, failed = 0, 0
+  local moved, failed, now = 0, 0, exact(now_ms())
   for at = FIRST_LEASE, #args, 3 do
     local id, attempt, nonce = unpack(args, at, at + 2)
     local key = group_key(clock.prefix, id)
     local live_attempt, live_nonce, tries, deaths = fields(key, 'attempt', 'nonce', 'tries', 'deaths')
     if live_attempt == attempt and live_nonce == nonce then
       withdraw(clock, id, 'running')
+      note_lease(key, counted == '1' and 'error' or 'handed_back', now)
       if error_text ~= '' then
         redis.call('HSET', key, 'error', error_text)
         note_error(clock, error_text)

@@ -16,7 +16,15 @@
 -- of the busy ones, one at a time is asked to drain for it.
 local DRAIN_LEASES = 10 -- leases that a drain may take before another worker is asked
 
+local MOST_WORKER_BYTES = 64 -- of a worker's name in a history
+
 local SUSPECTS_PASSED = 1000 -- at most, on the way to groups that are not suspects
+
+-- A lease in the history of its groups: from (ms), version of the worker's weights, worker.
+local function describe_lease(now, version, worker)
+  worker = string.gsub(string.sub(worker, 1, MOST_WORKER_BYTES), '%c', '?')
+  return exact(now) .. ' ' .. exact(version) .. ' ' .. worker
+end
 
 local function grant(clock, id, request, alone)
   local key = group_key(clock.prefix, id)
@@ -34,7 +42,7 @@ local function grant(clock, id, request, alone)
   redis.call('HINCRBY', key, 'tries', 1)
   -- stylua: ignore
   redis.call('HSET', key, 'status', 'running', 'worker', request.worker, 'nonce', request.nonce, 'alone', alone,
-    'leased_ms', request.now)
+    'leased_ms', request.now, 'leased', request.leased)
 end
 
 local function describe(clock, id)
@@ -155,14 +163,16 @@ local function lease(keys, args)
   if clock.kind == 'train' and version <= stale_version(clock, clock.step) then
     return fail('STALE_WORKER', 'weights of version %s would be too old at step %s', version, clock.step)
   end
+  local now = now_ms()
   local ids, drain = grant_groups(clock, {
     worker = worker,
+    leased = describe_lease(now, version, worker),
     nonce = nonce,
     version = version,
     want = tonumber(want),
     suspects_held = tonumber(suspects_held),
     idle = idle == '1',
-    now = now_ms(),
+    now = now,
     first_leases = 0,
     queued_ms = 0, -- since they were admitted
   })

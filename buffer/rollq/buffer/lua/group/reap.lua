@@ -75,6 +75,7 @@ local function reap(keys, args)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', clock.prefix .. 'running', '-inf', now, 'LIMIT', 0, limit)) do
     local deaths, alone, worker, confirmed = group_fields(clock, id, 'deaths', 'alone', 'worker', 'confirmed')
     withdraw(clock, id, 'running')
+    note_lease(group_key(clock.prefix, id), confirmed and 'ran_out' or 'unconfirmed', exact(now))
     if alone == '1' and confirmed then
       quarantine(clock, id, worker)
       quarantined = quarantined + 1

@@ -22,7 +22,7 @@ local function regenerate(clock, id, step)
   local key = group_key(clock.prefix, id)
   local clone = redis.call('HGET', key, 'clone')
   if clone then drop_clone(clock, clone, step) end
-  redis.call('HDEL', key, 'clone', 'uses', 'shaped', 'rows')
+  redis.call('HDEL', key, 'clone', 'copy_of', 'uses', 'shaped', 'rows')
   drop_frames(clock, id)
   redis.call('HSET', key, 'letters', no_letters(clock), 'tries', 0)
   make_pending(clock, id, 0)
@@ -50,7 +50,7 @@ local function rewind(keys, args)
   if redis.call('HGET', manifest, 'numbered_in') == epoch then return 0 end
   local ids = manifest_ids(manifest)
   if mode == 'replay' then
-    if redis.call('HDEL', manifest, 'committed', 'consumed') > 0 then
+    if redis.call('HDEL', manifest, 'committed', 'consumed', 'committed_ms') > 0 then
       move_batch(clock, ids, 'archived', 'claimed', step)
     end
     return #ids
