@@ -27,6 +27,7 @@ COMMANDS = {
     "retire": ("rollq.cli.rules", "Take a task out of the run."),
     "runs": ("rollq.cli.runs", "List the runs of a server."),
     "delete": ("rollq.cli.runs", "Delete a run."),
+    "show": ("rollq.cli.show", "Show the life of a group and its samples."),
     "query": ("rollq.cli.views", "Find groups by status, staleness, reward and more."),
     "acl": ("rollq.cli.access", "Print an ACL file with one user per role."),
     "certificates": ("rollq.cli.access", "Make certificates for TLS."),

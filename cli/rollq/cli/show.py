@@ -1,0 +1,154 @@
+"""`rollq show`: look at single groups."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollq.buffer.errors import ConfigError, RollqError, ServerRefused
+from rollq.buffer.rollouts import Status
+from rollq.cli.options import DEFAULT_FILE, url_options
+
+if TYPE_CHECKING:
+    from rollq.buffer.buffer import Buffer
+    from rollq.buffer.looking import FoundGroup
+    from rollq.cli.run_location import RunLocation
+
+WIDTH = 100
+"""Columns of what is not printed on a terminal."""
+
+
+@click.command()
+@click.argument("task")
+@click.argument("words", nargs=-1, metavar="[GROUP] [FILE]")
+@url_options[0]
+@url_options[1]
+@click.option("--step", type=click.IntRange(1), help="The groups in the batch of this train step.")
+@click.option(
+    "--last",
+    type=click.Choice([status.value for status in Status]),
+    metavar="STATUS",
+    help="The newest group with this status.",
+)
+@click.option("--full", is_flag=True, help="All of every text.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per group, with all tokens, for programs.")
+def show(
+    task: str,
+    words: tuple[str, ...],
+    url: str | None,
+    run_name: str | None,
+    step: int | None,
+    last: str | None,
+    full: bool,
+    as_json: bool,
+) -> None:
+    """Show the life of a group and its samples. FILE is rollq.toml, by default the one in this folder. Changes nothing.
+
+    GROUP is the number of a group, as `rollq query` prints it. Of a task with shards, TASK is the name of a shard.
+
+    \b
+    Example:
+      rollq show math 12
+      rollq show math --last failed rollq.toml
+      rollq show math --step 3 --url redis://127.0.0.1:6379/0 --run sums
+    """
+    from rollq.cli.run_location import find_run
+
+    group_id, file = _read(words)
+    if (group_id is not None) + (step is not None) + (last is not None) != 1:
+        raise ConfigError("say which groups to show: give one of GROUP, --step and --last")
+    with _connect(find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)) as buffer:
+        names = _tasks(buffer, task)
+        if step is not None:
+            groups = _of_step(buffer, names, step)
+        elif last is not None:
+            groups = _newest(buffer, names, Status(last))
+        else:
+            groups = _numbered(buffer, names, group_id or 0)
+    _print(groups, full=full, as_json=as_json, as_rows=step is not None and not full)
+
+
+def _read(words: Sequence[str]) -> tuple[int | None, Path | None]:
+    """GROUP and FILE, each of which may be left out."""
+    numbers = [word for word in words if word.isdecimal()]
+    files = [word for word in words if not word.isdecimal()]
+    if len(numbers) > 1 or len(files) > 1:
+        raise ConfigError(f"{' '.join(words)}: after TASK come at most one GROUP, a number, and one FILE")
+    return (int(numbers[0]) if numbers else None), (Path(files[0]) if files else None)
+
+
+def _connect(location: "RunLocation") -> "Buffer":
+    """The run's buffer; without its folder or bucket of payloads where that is not to be had."""
+    try:
+        return location.buffer()
+    except (ConfigError, ServerRefused) as error:
+        if not location.payloads.url:
+            raise
+        click.echo(f"warning: samples that are not on the server are not shown: {error}", err=True)
+        return location.without_payloads()
+
+
+def _tasks(buffer: "Buffer", task: str) -> list[str]:
+    """The task or its shards. Raises `ConfigError` where there is none."""
+    from rollq.buffer.shards import shards_among
+
+    known = buffer.tasks()
+    names = [task] if task in known else shards_among(known, task)
+    if not names:
+        raise ConfigError(f"TASK {task!r}: the run has {', '.join(known) or 'no tasks'}")
+    return names
+
+
+def _numbered(buffer: "Buffer", tasks: Sequence[str], group_id: int) -> "list[FoundGroup]":
+    if len(tasks) > 1:
+        raise ConfigError(f"each shard has a group {group_id}: give the shard as TASK: {', '.join(tasks)}")
+    if found := buffer.look(tasks[0], [group_id]):
+        return found
+    counts = buffer.counts(tasks[0])
+    admitted = int(counts.progress.get("admitted", 0))
+    if not 1 <= group_id <= admitted:
+        raise RollqError(f"group {group_id} of {tasks[0]} was never admitted: the task has had groups 1 to {admitted}")
+    left = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items() if count) or "none"
+    raise RollqError(
+        f"group {group_id} of {tasks[0]} has left the buffer, as groups do that are trained or dropped "
+        f"(so far: {left}); `rollq checkpoint` saves what is there now, audit_groups keeps more that failed"
+    )
+
+
+def _newest(buffer: "Buffer", tasks: Sequence[str], status: Status) -> "list[FoundGroup]":
+    newest = {task: buffer.newest(task, status) for task in tasks}
+    found = [group for task, last in newest.items() if last is not None for group in buffer.look(task, [last])]
+    if not found:
+        raise RollqError(f"no group of {', '.join(tasks)} is {status} now: `rollq status` counts them by status")
+    return [max(found, key=lambda group: int(group.fields.get("admitted_ms", 0)))]
+
+
+def _of_step(buffer: "Buffer", tasks: Sequence[str], step: int) -> "list[FoundGroup]":
+    found = [group for task in tasks for group in buffer.look(task, buffer.groups_of_step(task, step))]
+    if found:
+        return found
+    claimed = max(buffer.clock(task).claimed_step for task in tasks)
+    if step > claimed:
+        raise RollqError(f"step {step} has not been claimed yet: the last one is {claimed}")
+    raise RollqError(
+        f"the batch of step {step} has left the buffer: batches stay until a checkpoint covers them, and with "
+        'resume = "fresh" until they are trained'
+    )
+
+
+def _print(groups: "Sequence[FoundGroup]", *, full: bool, as_json: bool, as_rows: bool) -> None:
+    from rollq.monitor.group_text import as_json as json_of
+    from rollq.monitor.group_text import as_list, as_text
+    from rollq.monitor.group_view import view_of
+
+    width = shutil.get_terminal_size((WIDTH, 0)).columns if sys.stdout.isatty() else WIDTH
+    if as_json:
+        for group in groups:
+            click.echo(json_of(view_of(group)))
+    elif as_rows:
+        click.echo(as_list(groups, width=width))
+    else:
+        click.echo("\n\n".join(as_text(view_of(group), width=width, full=full) for group in groups))

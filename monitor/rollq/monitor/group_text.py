@@ -1,0 +1,142 @@
+"""Groups as text for a person, and as JSON for programs. Nothing that a model wrote reaches the terminal unescaped."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from rollq.buffer.looking import FoundGroup
+from rollq.monitor.group_view import GroupView, SampleView, Turn, prompt_turns
+from rollq.monitor.plain import cut, escaped, one_line, wrapped
+from rollq.monitor.tables import aligned
+
+TEXT_LINES = 12
+"""Lines of one text that are shown unless all are asked for."""
+INDENT = "  "
+
+
+def as_json(view: GroupView) -> str:
+    """One JSON object in ASCII, in one line."""
+    return json.dumps(asdict(view), default=str)
+
+
+def as_text(view: GroupView, *, width: int = 100, full: bool = False) -> str:
+    """A group's life, and its samples. Texts are cut to some lines unless `full`; `width` in columns."""
+    most = None if full else TEXT_LINES
+    lines = [_title(view), "", *_life(view, width), "", "prompt", *_prompt(view, width, most)]
+    if view.images:
+        lines.append(f"{INDENT}with {view.images} image{'s' * (view.images > 1)}")
+    if view.answer is not None:
+        lines += [f"answer  {cut(one_line(str(view.answer)), width - 8)}"]
+    if view.error:
+        lines += ["", "error", *_block(view.error, width, most)]
+    if view.problem:
+        lines += ["", f"samples are not shown: {one_line(view.problem)}"]
+    for sample in view.samples:
+        lines += ["", *_sample(sample, width, most)]
+    if not full and any(line.endswith(MORE) for line in lines):
+        lines += ["", "texts are cut: --full shows all of them"]
+    return "\n".join(lines)
+
+
+MORE = "more lines"
+
+
+def _title(view: GroupView) -> str:
+    reward = "" if view.reward is None else f", reward {view.reward:.3f}"
+    return f"group {view.group_id} of {view.task}: {view.status}{reward}"
+
+
+def _life(view: GroupView, width: int) -> list[str]:
+    known = [event.at_ms for event in view.events if event.at_ms is not None]
+    start = known[0] if known else view.now_ms
+    began = datetime.fromtimestamp(start / 1000, UTC)
+    rows = [
+        (INDENT + ("now" if event.at_ms is None else _since(event.at_ms - start)), one_line(event.text))
+        for event in view.events
+    ]
+    first = f"{began:%Y-%m-%d %H:%M:%S} UTC, {_ago(view.now_ms - start)} ago"
+    return [first, *(cut(line, width) for line in aligned(rows, left=(1,)))]
+
+
+def _prompt(view: GroupView, width: int, most: int | None) -> Iterator[str]:
+    if len(view.prompt) == 1:
+        return _block(view.prompt[0].text, width, most, mark="| ")
+    return _turns(view.prompt, width, most)
+
+
+def _since(ms: int) -> str:
+    return f"+{ms / 1000:.1f} s" if abs(ms) < 600_000 else f"+{ms / 60_000:.0f} min"
+
+
+def _ago(ms: int) -> str:
+    return f"{ms / 1000:.0f} s" if ms < 600_000 else f"{ms / 60_000:.0f} min"
+
+
+def _sample(sample: SampleView, width: int, most: int | None) -> Iterator[str]:
+    yield cut(f"sample {sample.index}: {', '.join(_facts(sample))}", width)
+    if sample.tokens:
+        yield cut(INDENT + _tokens(sample), width)
+    if sample.reward_parts:
+        parts = ", ".join(f"{one_line(name)} {value:.3f}" for name, value in sample.reward_parts.items())
+        yield cut(f"{INDENT}reward parts: {parts}", width)
+    if sample.judge:
+        seconds = "" if sample.judge_s is None else f" in {sample.judge_s:.2f} s"
+        yield cut(f"{INDENT}made by {one_line(sample.worker)}, judged by {one_line(sample.judge)}{seconds}", width)
+    if sample.error:
+        yield from _block(f"error: {sample.error}", width, most)
+    if sample.turns:
+        yield from _turns(sample.turns, width, most)
+    elif sample.text:
+        yield from _block(sample.text, width, most, mark="| ")
+
+
+def _facts(sample: SampleView) -> Iterator[str]:
+    yield sample.status
+    if sample.reward is not None:
+        yield f"reward {sample.reward:.3f}"
+    if sample.advantage is not None:
+        yield f"advantage {sample.advantage:.3f}"
+    if sample.finish_reason:
+        yield f"ended by {sample.finish_reason}"
+
+
+def _tokens(sample: SampleView) -> str:
+    versions = ", ".join(f"{count} of version {version}" for version, count in sample.tokens_by_version.items())
+    segments = f" in {len(sample.segments)} segments" if len(sample.segments) > 1 else ""
+    return f"{sample.tokens} tokens{segments}: {versions}; the loss counts {sample.counted_tokens}"
+
+
+def _turns(turns: Sequence[Turn], width: int, most: int | None) -> Iterator[str]:
+    for turn in turns:
+        name = f" {turn.name}" if turn.name else ""
+        yield cut(INDENT + one_line(turn.role + name) + ":", width)
+        yield from _block(turn.text, width, most, mark="| ")
+
+
+def _block(text: str, width: int, most: int | None, mark: str = "") -> Iterator[str]:
+    lines = list(wrapped(escaped(text), max(20, width - len(INDENT) - len(mark))))
+    for line in lines[:most]:
+        yield (INDENT + mark + line).rstrip()
+    if most is not None and len(lines) > most:
+        yield f"{INDENT}... and {len(lines) - most} {MORE}"
+
+
+def as_list(groups: Sequence[FoundGroup], *, width: int = 100) -> str:
+    """A row for each group."""
+    header = ("group", "task", "status", "reward", "tokens", "tries", "worker", "prompt")
+    rows = [header, *map(_row, groups)]
+    return "\n".join(cut(line, width) for line in aligned(rows, left=(1, 2, 6, 7)))
+
+
+def _row(group: FoundGroup) -> tuple[str, ...]:
+    fields = group.fields
+    reward = f"{float(fields['reward']):.3f}" if "reward" in fields else "-"
+    worker = group.leases[-1].worker if group.leases else "-"
+    prompt = one_line(prompt_turns(group.prompt)[-1].text) if group.prompt.content else ""
+    # fmt: off
+    return (
+        str(group.group_id), group.task, group.status.value, reward, fields.get("tokens", "-"),
+        fields.get("tries", "-"), one_line(worker), cut(prompt, 60),
+    )
+    # fmt: on

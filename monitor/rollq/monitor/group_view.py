@@ -1,0 +1,268 @@
+"""One group as people look at it: its life as a list of events, and its samples down to single tokens.
+
+`view_of` turns what the buffer has into a `GroupView`, a plain value. What shows it, as text, JSON or a page, need not
+ask the buffer. Pure.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from rollq.buffer.looking import FoundGroup, PastLease
+from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, Status
+
+Pieces = Callable[[Sequence[int]], Sequence[str]]
+"""Token ids -> the text of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event in a group's life, at `at_ms` (ms since 1970, by the server's clock); with None, its present state."""
+
+    at_ms: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a conversation, as text. `name`: of a tool."""
+
+    role: str
+    text: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """One segment, token by token: all but `prompt_ids` have an entry for each response token.
+
+    `pieces`: the text of each, None without a tokenizer. `counts`: whether the loss may count it.
+    """
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...] | None
+    versions: tuple[int, ...]
+    counts: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """One sample. `reward` and `advantage`: of a pipeline, where there was one. `counted_tokens`: how many of its
+    response tokens the loss may count. `turns`: what follows the prompt, for an agent."""
+
+    index: int
+    status: str
+    finish_reason: str | None
+    reward: float | None
+    advantage: float | None
+    reward_parts: Mapping[str, float]
+    error: str
+    text: str
+    turns: tuple[Turn, ...]
+    tokens: int
+    counted_tokens: int
+    tokens_by_version: Mapping[int, int]
+    worker: str
+    judge: str
+    judge_s: float | None
+    sampling: Mapping[str, Any]
+    segments: tuple[SegmentView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group at `now_ms`. `step`: the train step that has claimed it, else the one that it was admitted
+    for. `problem`: why samples are not shown, else ""."""
+
+    task: str
+    group_id: int
+    status: str
+    now_ms: int
+    step: int | None
+    events: tuple[Event, ...]
+    prompt: tuple[Turn, ...]
+    answer: Any
+    images: int
+    reward: float | None
+    error: str
+    problem: str
+    samples: tuple[SampleView, ...]
+
+
+def view_of(group: FoundGroup, pieces: Pieces | None = None) -> GroupView:
+    """The view of a group. `pieces` gives the texts of tokens."""
+    shaped = orjson.loads(group.fields["shaped"]) if group.fields.get("shaped") else {}
+    samples = tuple(
+        _sample_view(index, sample, letter, shaped, pieces)
+        for index, (sample, letter) in enumerate(zip(group.samples, group.fields["letters"], strict=True))
+    )
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    stored = float(group.fields["reward"]) if "reward" in group.fields and "c" in group.fields["letters"] else None
+    return GroupView(
+        task=group.task,
+        group_id=group.group_id,
+        status=group.status.value,
+        now_ms=group.server_ms,
+        step=group.batch.step if group.batch else _number(group.fields.get("step")),
+        events=tuple(_events(group)),
+        prompt=prompt_turns(group.prompt),
+        answer=group.prompt.answer,
+        images=len(group.prompt.images),
+        reward=sum(rewards) / len(rewards) if rewards else stored,
+        error=group.fields.get("error", ""),
+        problem=group.problem,
+        samples=samples,
+    )
+
+
+def prompt_turns(prompt: Prompt) -> tuple[Turn, ...]:
+    """The messages of a prompt; a text is one of the user's."""
+    if isinstance(prompt.content, str):
+        return (Turn("user", prompt.content),)
+    return tuple(map(_turn, prompt.content))
+
+
+# -- life
+
+
+def _events(group: FoundGroup) -> Iterator[Event]:
+    fields = group.fields
+    yield Event(_number(fields.get("admitted_ms")), _admission(fields))
+    for lease in group.leases:
+        yield Event(lease.from_ms, f"leased to {lease.worker} with version {lease.version} (attempt {lease.attempt})")
+        if lease.until_ms is not None:
+            yield Event(lease.until_ms, _end_of(lease))
+    if not group.leases and "put_ms" in fields:  # an older rollq has stored it
+        yield Event(int(fields["put_ms"]), f"put after {int(fields['generate_ms']) / 1000:.1f} s of work")
+    if group.status is Status.RUNNING:
+        yield Event(None, _running(group))
+    if group.batch:
+        yield Event(group.batch.claimed_ms, f"claimed for step {group.batch.step}")
+        if group.batch.committed_ms is not None:
+            yield Event(group.batch.committed_ms, f"trained: step {group.batch.step} was committed")
+    elif now := _NOW.get(group.status):
+        yield Event(None, now)
+
+
+def _admission(fields: Mapping[str, str]) -> str:
+    if "copy_of" in fields:
+        return f"admitted as group {fields['copy_of']}, of which this is a copy that is trained again"
+    kind = "for the evaluation of step" if fields.get("eval") == "1" else "for step"
+    row = f", row {fields['row']} of the prompts" if "row" in fields else ""
+    return f"admitted {kind} {fields.get('step', '?')}{row}"
+
+
+_ENDS: Mapping[str, str] = {
+    "put": "put",
+    "handed_back": "handed back by the worker; the try does not count",
+    "error": "handed back by the worker after an error",
+    "ran_out": "the lease ran out: the worker died, or was cut off from the server",
+    "unconfirmed": "the lease ran out: it never reached its worker",
+    "batch_ended": "interrupted: its batch ended without it",
+}
+_NOW: Mapping[Status, str] = {
+    Status.PENDING: "waits for a worker",
+    Status.COMPLETED: "waits for the trainer",
+    Status.GATHERED: "waits for the rest of its batch or evaluation",
+    Status.ABORTED: "was interrupted, and waits to be continued",
+    Status.EXPIRED: "became too stale, and waits to be sampled again",
+    Status.COOLING: "waits to be trained once more",
+    Status.FILTERED: "was filtered: it is not trained, and is kept to look at",
+    Status.FAILED: "failed: it is not trained, and is kept to look at",
+}
+
+
+def _end_of(lease: PastLease) -> str:
+    seconds = ((lease.until_ms or lease.from_ms) - lease.from_ms) / 1000
+    return f"{_ENDS.get(lease.end, lease.end)}, after {seconds:.1f} s{_salvaged(lease)}"
+
+
+def _salvaged(lease: PastLease) -> str:
+    return f"; {lease.parts} parts of samples are salvaged" if lease.parts else ""
+
+
+def _running(group: FoundGroup) -> str:
+    left_s = ((group.deadline_ms or group.server_ms) - group.server_ms) / 1000
+    salvaged = _salvaged(group.leases[-1]) if group.leases else ""
+    return f"is running: its lease ends in {left_s:.0f} s unless the worker renews it{salvaged}"
+
+
+# -- samples
+
+
+def _sample_view(
+    index: int, sample: Sample, letter: str, shaped: Mapping[str, Any], pieces: Pieces | None
+) -> SampleView:
+    segments = tuple(_segment_view(segment, pieces) for segment in sample.segments)
+    by_version: dict[int, int] = {}
+    for segment in sample.segments:
+        for span in segment.versions:
+            by_version[span.version] = by_version.get(span.version, 0) + span.tokens
+    extra = sample.extra
+    return SampleView(
+        index=index,
+        status=SampleStatus(letter).name.lower(),
+        finish_reason=sample.finish_reason and sample.finish_reason.value,
+        reward=_of(shaped.get("rewards"), index, sample.reward),
+        advantage=_of(shaped.get("advantages"), index, None),
+        reward_parts=sample.reward_parts,
+        error=sample.error or "",
+        text=sample.text,
+        turns=tuple(_turn(message) for message in extra.get("messages") or () if isinstance(message, Mapping)),
+        tokens=sample.response_tokens,
+        counted_tokens=sum(sum(segment.counts) for segment in segments),
+        tokens_by_version=dict(sorted(by_version.items())),
+        worker=str(extra.get("worker", "")),
+        judge=str(extra.get("judge", "")),
+        judge_s=extra["judge_s"] if isinstance(extra.get("judge_s"), int | float) else None,
+        sampling=sample.sampling,
+        segments=segments,
+    )
+
+
+def _segment_view(segment: Segment, pieces: Pieces | None) -> SegmentView:
+    ids = tuple(segment.response_ids.tolist())
+    mask = segment.loss_mask
+    return SegmentView(
+        prompt_ids=tuple(segment.prompt_ids.tolist()),
+        ids=ids,
+        pieces=None if pieces is None else tuple(pieces(ids)),
+        versions=tuple(span.version for span in segment.versions for _ in range(span.tokens)),
+        counts=(True,) * len(ids) if mask is None else tuple(mask.tolist()),
+        logprobs=tuple(segment.logprobs.tolist()),
+    )
+
+
+def _turn(message: Mapping[str, Any]) -> Turn:
+    content = message.get("content")
+    texts = [content] if isinstance(content, str) else [_part(part) for part in content or ()]
+    if isinstance(thoughts := message.get("reasoning_content"), str):
+        texts.insert(0, f"(thinks) {thoughts}")
+    texts += [_call(call) for call in message.get("tool_calls") or ()]
+    return Turn(str(message.get("role", "?")), "\n".join(filter(None, texts)), str(message.get("name") or ""))
+
+
+def _part(part: Any) -> str:
+    """A part of a message with several: text, or an image."""
+    if isinstance(part, Mapping):
+        return str(part["text"]) if "text" in part else f"[{part.get('type', '?')}]"
+    return str(part)
+
+
+def _call(call: Any) -> str:
+    function = call.get("function", call) if isinstance(call, Mapping) else {}
+    arguments = function.get("arguments", "")
+    text = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+    return f"-> {function.get('name', '?')}({text})"
+
+
+def _of(values: Any, index: int, otherwise: float | None) -> float | None:
+    return values[index] if values else otherwise
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
