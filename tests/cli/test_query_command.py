@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.query.language import FIELDS, GroupRecord
 from rollq.buffer.rollouts import GroupResult, Sample, SampleStatus, Status
+from rollq.buffer.store.keys import task_keys
 from rollq.cli.main import main
 from rollq.monitor.queries import as_lines, as_table
 from support.buffer_run import World
@@ -40,17 +41,17 @@ def test_xb15_the_answer_is_a_table(ask: Ask) -> None:
     found = ask('{"status": "completed", "staleness": {"$lte": 0}}')
     assert found.exit_code == 0
     assert found.output.splitlines() == [
-        "task  uid  status     staleness  reward  tries",
-        "math    1  completed          0   1.000      1",
-        "math    2  completed          0   1.000      1",
+        "task  uid  status     step  staleness  reward  tries",
+        "math    1  completed     -          0   1.000      1",
+        "math    2  completed     -          0   1.000      1",
     ]
     assert ask('{"status": "aborted"}').output == "no groups\n"
 
 
 def test_errors_stand_at_the_end_of_the_row_cut_to_a_terminal_of_100_columns(ask: Ask) -> None:
     header, row = ask('{"status": "failed"}').output.splitlines()
-    assert header == "task  uid  status  staleness  reward  tries  error"
-    assert row.startswith("math    3  failed          0       -      1  judge: no number in the answer and so on")
+    assert header == "task  uid  status  step  staleness  reward  tries  error"
+    assert row.startswith("math    3  failed     -          0       -      1  judge: no number in the answer and so on")
     assert row.endswith("...")
     assert len(row) == 100
     (line,) = ask('{"status": "failed"}', "--json").output.splitlines()
@@ -65,16 +66,16 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
         GroupRecord(1234567890, "b", "failed", 0, 1234567890, None, 3, "an error"),
     ]
     assert as_table(records, more=True).splitlines() == [
-        "task                          uid  status     staleness  reward  tries  error",
-        "a-long-name-of-a-task           7  completed         12  -1.250      1",
-        "b                      1234567890  failed             0       -      3  an error",
+        "task                          uid  status     step  staleness  reward  tries  error",
+        "a-long-name-of-a-task           7  completed     -         12  -1.250      1",
+        "b                      1234567890  failed        -          0       -      3  an error",
         "and more: see --limit and --count",
     ]
 
 
 @pytest.mark.parametrize(("length", "shown"), [(100, 100), (101, 100)])
 def test_a_row_that_just_fits_is_not_cut(length: int, shown: int) -> None:
-    before = len("task  uid  status  staleness  reward  tries  ")
+    before = len("task  uid  status  step  staleness  reward  tries  ")
     row = as_table([GroupRecord(1, "math", "failed", 0, 1, None, 1, (length - before) * "e")], more=False).splitlines()[
         1
     ]
@@ -88,7 +89,7 @@ def test_programs_get_a_line_of_json_for_each_group(ask: Ask) -> None:
     assert line == as_lines([expected])[0]
     assert orjson.loads(line) == {
         "uid": 2, "task": "math", "status": "completed", "staleness": 0, "arrival": 2, "reward": 1.0, "tries": 1,
-        "error": "",
+        "error": "", "step": None,
     }  # fmt: skip
     assert ask('{"uid": 99}', "--json").output == ""
 
@@ -106,7 +107,7 @@ def test_a_limit_ends_the_table_and_a_count_has_none(ask: Ask) -> None:
 def test_xb15_every_example_of_the_help_is_a_query(ask: Ask) -> None:
     page = run("--help").output
     queries = [shlex.split(quoted)[0] for quoted in re.findall(r"'\{.*?\}'", page)]
-    assert len(queries) == 10
+    assert len(queries) == 11
     for query in queries:
         assert ask(query, "--count").exit_code == 0, query
     named = re.findall(r"^    (\$.*?)  ", page, re.MULTILINE)
@@ -152,3 +153,20 @@ def test_the_run_is_that_of_the_file_named_or_else_of_the_one_in_this_folder(
 def test_half_a_place_is_none(words: tuple[str, ...]) -> None:
     found = run("{}", *words)
     assert (found.exit_code, found.output) == (2, "error: give either FILE (rollq.toml), or both --url and --run\n")
+
+
+def test_texts_are_searched_and_what_they_say_cannot_control_the_terminal(ask: Ask, buffer: Buffer) -> None:
+    assert ask('{"prompt": {"$contains": "MATH 1"}}', "--count").output == "1\n"
+    assert ask('{"text": {"$contains": "xxxx"}}', "--count").output == "1\n"
+    assert ask('{"text": {"$contains": "xxxx"}, "uid": 1}').output == "no groups\n"
+    buffer.client.hset(task_keys(buffer.run, "math").group(3), "error", "\x1b[2J\x9b\u202e")
+    for words in ([], ["--json"]):
+        shown = ask('{"uid": 3}', *words).output
+        assert all(character.isprintable() or character == "\n" for character in shown)
+
+
+def test_a_search_in_texts_needs_the_folder_of_payloads(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_PAYLOADS_URL", "/not/on/this/machine")
+    refused = ask('{"text": {"$contains": "x"}}')
+    assert (refused.exit_code, "/not/on/this/machine" in refused.output) == (2, True)
+    assert ask('{"error": {"$contains": "x"}}').exit_code == 0

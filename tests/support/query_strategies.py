@@ -19,6 +19,7 @@ _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "reward": st.sampled_from([0, 0.25, 0.5, 1]),
     "tries": _WHOLE,
     "error": st.sampled_from(["", "all equal", "no reward"]),
+    "step": _WHOLE,
 }
 
 
@@ -39,7 +40,7 @@ _FIELD = st.sampled_from(sorted(_VALUES)).flatmap(
 )
 _LEAVES = st.one_of(
     st.lists(_FIELD, max_size=3).map(dict),
-    st.sampled_from([{"reward": None}, {"reward": {"$ne": None}}, {"error": {"$contains": "E"}}]),
+    st.sampled_from([{"reward": None}, {"reward": {"$ne": None}}, {"error": {"$contains": "E"}}, {"step": None}]),
 )
 
 QUERIES: st.SearchStrategy[dict[str, Any]] = st.recursive(

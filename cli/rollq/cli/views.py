@@ -1,5 +1,6 @@
 """Commands that read a run from outside: `rollq status`, `rollq query` and `rollq rq-info`."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ Fields:
   reward      mean of its samples; null before they are judged
   tries       attempts since it was last interrupted or expired
   error       why it failed or was filtered, or the error of an earlier try
+  step        the train step that has claimed it; while it is pending or
+              running, the one that it was admitted for; else null
+  prompt      its prompt, all messages; only $contains
+  text        what its samples say, with conversations; only $contains
+
+A search in prompt or text reads samples, which takes longer: narrow it by
+other fields, and by --limit.
 
 \b
 Operators of a field:
@@ -32,7 +40,8 @@ Operators of a field:
   $gt $gte $lt $lte   '{"reward": {"$gt": 0, "$lt": 1}}'
   $in $not_in         '{"status": {"$in": ["failed", "filtered"]}}'
   $between            '{"staleness": {"$between": [1, 2]}}', both included
-  $contains           '{"error": {"$contains": "timeout"}}', only for error
+  $contains           '{"error": {"$contains": "timeout"}}', for error,
+                      prompt and text
 Operators between queries:
   $or                 '{"$or": [{"tries": {"$gte": 2}}, {"status": "aborted"}]}'
   $and                '{"$and": [{"status": "completed"}, {"staleness": {"$gte": 1}}]}'
@@ -41,6 +50,7 @@ Operators between queries:
 Example:
   rollq query '{"status": "completed", "staleness": {"$gte": 1}}'
   rollq query '{"status": "failed", "task": "math"}' rollq.toml --json
+  rollq query '{"status": "archived", "text": {"$contains": "sorry"}}' --limit 5
   rollq query '{"reward": null}' --url redis://127.0.0.1:6379/0 --run sums --count
 """
 
@@ -74,13 +84,20 @@ def status(file: Path | None, url: str | None, run_name: str | None, watch: bool
 def query(
     query: str, file: Path | None, url: str | None, run_name: str | None, limit: int, only_count: bool, as_json: bool
 ) -> None:
+    from tqdm import tqdm
+
+    from rollq.buffer.query.language import parse_query
     from rollq.cli.run_location import find_run
     from rollq.monitor.queries import as_lines, as_table
 
     conditions = _parse(query)
+    searches_texts = parse_query(conditions).searches_texts
     location = find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)
-    with location.without_payloads() as buffer:
-        groups = buffer.query(conditions, limit=None if only_count else limit + 1)
+    with (
+        location.buffer() if searches_texts else location.without_payloads() as buffer,
+        tqdm(desc="searched", unit=" groups", leave=False, disable=not (searches_texts and sys.stderr.isatty())) as bar,
+    ):
+        groups = buffer.query(conditions, limit=None if only_count else limit + 1, on_searched=bar.update)
     if only_count:
         click.echo(len(groups))
     elif as_json:

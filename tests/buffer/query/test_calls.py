@@ -80,8 +80,8 @@ def fill(world: World) -> None:
 
 
 MATH = [
-    GroupRecord(1, "math", "archived", 4, 1, 0.5, 1),
-    GroupRecord(2, "math", "claimed", 4, 2, 0.25, 1),
+    GroupRecord(1, "math", "archived", 4, 1, 0.5, 1, step=1),
+    GroupRecord(2, "math", "claimed", 4, 2, 0.25, 1, step=2),
     GroupRecord(3, "math", "expired", 0, 3, None, 1),
     GroupRecord(4, "math", "expired", 0, 4, None, 1),
     GroupRecord(5, "math", "completed", 3, 5, 0.75, 1),
@@ -90,10 +90,10 @@ MATH = [
     GroupRecord(8, "math", "aborted", 3, 8, 0.5, 1),
     GroupRecord(9, "math", "aborted", 0, 9, None, 1),
     GroupRecord(10, "math", "completed", 1, 10, 0.75, 1),
-    GroupRecord(11, "math", "running", 0, 11, None, 1),
-    GroupRecord(12, "math", "pending", 0, 12, None, 0),
-    GroupRecord(13, "math", "pending", 0, 13, None, 0),
-    GroupRecord(14, "math", "pending", 0, 14, None, 0),
+    GroupRecord(11, "math", "running", 0, 11, None, 1, step=1),
+    GroupRecord(12, "math", "pending", 0, 12, None, 0, step=1),
+    GroupRecord(13, "math", "pending", 0, 13, None, 0, step=1),
+    GroupRecord(14, "math", "pending", 0, 14, None, 0, step=1),
     GroupRecord(15, "math", "cooling", 4, 15, 0.5, 1),
     GroupRecord(16, "math", "gathered", 1, 16, 1.0, 1),
 ]
@@ -131,6 +131,8 @@ def test_xb15_a_query_for_everything_tells_all_groups_in_order(world: World) -> 
         ({"reward": None, "status": {"$ne": "pending"}}, [3, 4, 7, 9, 11]),
         ({"tries": 0}, [12, 13, 14]),
         ({"uid": {"$gt": 14}}, [15, 16]),
+        ({"step": 2}, [2]),
+        ({"step": {"$lt": 2}}, [1, 11, 12, 13, 14]),
         ({"$or": [{"uid": 2}, {"status": "failed"}]}, [2, 7]),
         ({"uid": 99}, []),
         ({"$or": []}, []),
@@ -195,13 +197,13 @@ def test_xb15_no_payload_and_no_other_set_is_read(
         fill(World(buffer))
         seen = commands_of(buffer, {"task": "math", **query})
     prefix = "rollq:{run:math}:"
-    assert [command for command in seen if command.startswith("Z")] == [
+    assert [command for command in seen if command.startswith("ZRANGE")] == [
         f"ZRANGE {prefix}{read} BYSCORE" for read in reads
     ]
     hashes = [command for command in seen if command.startswith("HMGET")]
     assert len(hashes) == groups
     assert all(command.startswith(f"HMGET {prefix}group:") for command in hashes)
-    others = {command.split()[0] for command in seen} - {"ZRANGE", "HMGET"}
+    others = {command.split()[0] for command in seen} - {"ZRANGE", "HMGET", "ZSCORE"}
     assert others <= {"HGET", "SMEMBERS", "HGETALL", "FCALL_RO", "CLIENT"}  # the last by a new connection
     assert not any("rollout" in command or "code" in command for command in seen)
 
@@ -302,3 +304,42 @@ def test_after_a_rewind_tokens_are_as_old_as_the_step_that_it_went_back_to(world
     records = world.buffer.query({"status": "completed"})
     assert [(record.uid, record.staleness) for record in records] == [(uid, 0) for uid in range(1, 6)]
     assert world.buffer.clock("math").step == 1
+
+
+def test_prompts_and_what_was_written_are_searched(world: World) -> None:
+    world.start()
+    world.admit(3)
+    call = {"function": {"name": "add", "arguments": {"number": "forty"}}}
+    messages = [{"role": "assistant", "content": "I ask", "tool_calls": [call]}, {"role": "tool", "content": "Yes"}]
+    agent = replace(make_sample(0, text="fine"), extra={"messages": messages})
+    first, second = world.lease(2)
+    world.buffer.put([GroupResult(first, (make_sample(0, text="Sorry"),) * 2), GroupResult(second, (agent, agent))])
+    searched: list[int] = []
+
+    def uids(query: dict[str, Any], limit: int | None = None) -> list[int]:
+        return [one.uid for one in world.buffer.query(query, limit=limit, on_searched=searched.append)]
+
+    assert uids({"prompt": {"$contains": "MATH"}}) == [1, 2, 3]
+    assert uids({"prompt": {"$contains": "math 2"}}) == [3]
+    assert uids({"text": {"$contains": "sorry"}}) == [1]
+    assert uids({"text": {"$contains": "forty"}}) == uids({"text": {"$contains": "yes"}}) == [2]
+    assert uids({"text": {"$contains": "assistant"}}) == []
+    assert searched == [3] * 6
+    assert uids({"status": "pending", "prompt": {"$contains": "math"}}) == [3]
+    assert searched[6:] == [1]
+
+
+def test_a_search_in_texts_reads_no_further_than_its_limit(world: World) -> None:
+    world.start()
+    world.complete(40)
+    searched: list[int] = []
+    found = world.buffer.query({"prompt": {"$contains": "math"}}, limit=3, on_searched=searched.append)
+    assert [one.uid for one in found] == [1, 2, 3]
+    assert searched == [16]
+
+
+def test_a_group_whose_samples_cannot_be_read_is_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.start().complete(1)
+    world.buffer.client.hset(task_keys(world.buffer.run, "math").rollout(1), "all", b"damaged")
+    assert world.buffer.query({"text": {"$contains": "x"}}) == []
+    assert "group 1 of task 'math' is not searched: frame of 7 bytes" in caplog.text

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from rollq.buffer.errors import ConfigError, QueryError
-from rollq.buffer.query.language import MAX_DEPTH, GroupRecord, parse_query
+from rollq.buffer.query.language import MAX_DEPTH, GroupRecord, GroupTexts, parse_query
 from rollq.buffer.rollouts import Status
 
-ONE = GroupRecord(uid=3, task="math", status="completed", staleness=2, arrival=3, reward=0.5, tries=1)
+ONE = GroupRecord(uid=3, task="math", status="completed", staleness=2, arrival=3, reward=0.5, tries=1, step=2)
+FIELD_NAMES = "uid, task, status, staleness, arrival, reward, tries, error, step, prompt, text"
 UNJUDGED = replace(ONE, reward=None)
 
 
@@ -46,6 +47,10 @@ UNJUDGED = replace(ONE, reward=None)
         ({"reward": {"$gte": 0, "$lt": 0.5}}, False),
         ({"reward": {"$gte": 0, "$lt": 1}}, True),
         ({"tries": 1, "reward": {"$gt": 0.9}}, False),
+        ({"step": 2}, True),
+        ({"step": {"$gt": 2}}, False),
+        ({"step": None}, False),
+        ({"prompt": {"$contains": "a word"}}, True),  # until its text is read
         ({"$and": []}, True),
         ({"$or": []}, False),
         ({"$and": [{"uid": 3}, {"tries": 1}]}, True),
@@ -119,9 +124,12 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
         ("status", 'query \'status\': an object is needed, such as {"status": "completed"}'),
         (
             {"colour": 1},
-            "unknown field 'colour': there are uid, task, status, staleness, arrival, reward, tries, error",
+            f"unknown field 'colour': there are {FIELD_NAMES}",
         ),
-        ({7: 1}, "unknown field 7: there are uid, task, status, staleness, arrival, reward, tries, error"),
+        (
+            {7: 1},
+            f"unknown field 7: there are {FIELD_NAMES}",
+        ),
         ({"$nor": []}, "unknown operator '$nor': between queries there are $and and $or"),
         (
             {"uid": {"$near": 1}},
@@ -132,7 +140,7 @@ def test_xb15_a_group_that_is_not_judged_has_no_reward_to_compare(query: dict[st
         ({"$or": [3]}, 'query 3: an object is needed, such as {"status": "completed"}'),
         (
             {"$and": [{"$or": [{"x": 1}]}]},
-            "unknown field 'x': there are uid, task, status, staleness, arrival, reward, tries, error",
+            f"unknown field 'x': there are {FIELD_NAMES}",
         ),
         ({"uid": {}}, 'uid: operators are needed, such as {"$gte": 1}, or a value'),
         ({"uid": "3"}, "uid $eq: a number is needed, not '3'"),
@@ -197,3 +205,27 @@ def test_only_errors_are_searched() -> None:
         parse_query({"error": {"$contains": 3}})
     with pytest.raises(QueryError, match=r"unknown operator '\$like' of field 'error': there are .*\$contains$"):
         parse_query({"error": {"$like": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("query", "holds", "searches"),
+    [
+        ({"prompt": {"$contains": "Two"}}, True, True),
+        ({"prompt": {"$contains": "four"}}, False, True),
+        ({"text": {"$contains": "FOUR"}, "uid": 3}, True, True),
+        ({"text": {"$contains": "four"}, "uid": 4}, False, True),
+        ({"$or": [{"text": {"$contains": "five"}}, {"uid": 3}]}, True, True),
+        ({"$or": [{"text": {"$contains": "five"}}, {"uid": 4}]}, False, True),
+        ({"error": {"$contains": "two"}}, False, False),
+    ],
+)
+def test_texts_are_searched_in_upper_and_lower_case(query: dict[str, Any], holds: bool, searches: bool) -> None:
+    condition = parse_query(query)
+    assert condition.holds(ONE, GroupTexts("two and two", "It is four.")) is holds
+    assert condition.searches_texts is searches
+
+
+@pytest.mark.parametrize("value", ["a word", {"$eq": "a word"}, {"$in": ["a word"]}])
+def test_a_text_can_only_be_searched(value: Any) -> None:
+    with pytest.raises(QueryError, match=r'^text: only \$contains searches it, such as \{"text": \{"\$contains"'):
+        parse_query({"text": value})

@@ -1,30 +1,41 @@
-"""Queries, answered from the sorted sets and the groups' numbers; payloads are never read."""
+"""Queries, answered from the sorted sets and the groups' numbers. Payloads are read only to search texts."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rollq.buffer.core import BufferCore
-from rollq.buffer.query.language import GroupRecord, parse_query
+from rollq.buffer.looking import GROUPS_PER_TRIP, FoundGroup, Looking
+from rollq.buffer.query.language import Condition, GroupRecord, GroupTexts, parse_query
 from rollq.buffer.query.plan import Reach, ReadPlan, plan_reads, reach_of
+from rollq.buffer.rollouts import Status
 from rollq.buffer.staleness import staleness
 from rollq.buffer.store.keys import task_keys
 
 IDS_PER_TRIP = 500
 """Groups whose numbers are read in one trip. With a limit, at most this many are read in vain."""
 
-_NUMBERS = ("status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error")
+_NUMBERS = ("status", "arrival", "letters", "versions", "token_versions", "reward", "tries", "error", "step")
+
+log = logging.getLogger(__name__)
 
 
-class Querying(BufferCore):
+class Querying(Looking):
     """Calls that search the buffer."""
 
-    def query(self, query: Any, *, limit: int | None = None) -> list[GroupRecord]:
+    def query(
+        self, query: Any, *, limit: int | None = None, on_searched: Callable[[int], object] | None = None
+    ) -> list[GroupRecord]:
         """The groups for which `query` holds (see `rollq.buffer.query.language`), by task, then in order of arrival.
 
         Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
         instant, and then a few numbers of each group: one that moves in between is reported with its new
         status, and one that leaves is left out. With `limit`, at most that many. Raises `QueryError`, `StoreLost`.
+
+        A search in prompts or texts reads the samples of every group for which the rest of the query may hold, until
+        the limit is reached; `on_searched` is called with the number of groups that were read. Groups whose samples
+        cannot be read are logged.
 
         >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
         """
@@ -35,7 +46,29 @@ class Querying(BufferCore):
             for task in (() if reach.is_empty else sorted(reach.tasks))
             for record in self._records_within(reach, task)
         )
-        return list(islice(filter(condition.holds, looked_at), limit))
+        found: Iterator[GroupRecord] = filter(condition.holds, looked_at)
+        if condition.searches_texts:
+            found = self._search(condition, found, on_searched or (lambda groups: None))
+        return list(islice(found, limit))
+
+    def _search(
+        self, condition: Condition, candidates: Iterator[GroupRecord], on_searched: Callable[[int], object]
+    ) -> Iterator[GroupRecord]:
+        """Those candidates for which the condition holds with their texts."""
+        while some := list(islice(candidates, GROUPS_PER_TRIP)):
+            by_task: dict[str, list[int]] = {}
+            for record in some:
+                by_task.setdefault(record.task, []).append(record.uid)
+            groups = {(task, found.group_id): found for task, ids in by_task.items() for found in self.look(task, ids)}
+            on_searched(len(some))
+            for record in some:
+                group = groups.get((record.task, record.uid))
+                if group is None:
+                    continue  # it left meanwhile
+                if group.problem:
+                    log.warning("group %d of task %r is not searched: %s", record.uid, record.task, group.problem)
+                if condition.holds(record, _texts(group)):
+                    yield record
 
     def _records_within(self, reach: Reach, task: str) -> Iterator[GroupRecord]:
         clock = self.clock(task)
@@ -57,16 +90,42 @@ class Querying(BufferCore):
     def _records(self, task: str, ids: Sequence[int], step: int) -> Iterator[GroupRecord]:
         keys = task_keys(self.run, task)
         replies = self.send_all([("HMGET", keys.group(group_id), *_NUMBERS) for group_id in ids])
+        records = []
         for group_id, reply in zip(ids, replies, strict=True):
             status, *texts = ((value or b"").decode() for value in reply)
             if status:  # else it left meanwhile, or never came
-                yield _record(task, group_id, step, status, *texts)
+                records.append(_record(task, group_id, step, status, *texts))
+        claimed = [record for record in records if record.status in _CLAIMED]
+        scores = self.send_all([("ZSCORE", keys.status(Status(one.status)), one.uid) for one in claimed])
+        steps = {record.uid: score for record, score in zip(claimed, scores, strict=True) if score is not None}
+        for record in records:
+            yield replace(record, step=int(steps[record.uid])) if record.uid in steps else record
+
+
+_CLAIMED = (Status.CLAIMED, Status.ARCHIVED)
+_ON_THE_WAY = (Status.PENDING, Status.RUNNING)
+_NOT_SAID = ("role", "type", "id", "tool_call_id")
+
+
+def _texts(group: FoundGroup) -> GroupTexts:
+    """The texts of a group. A message is searched with all that it has, so calls of tools are found too."""
+    written = [text for sample in group.samples for text in (sample.text, *_said(sample.extra.get("messages")))]
+    return GroupTexts("\n".join(_said(group.prompt.content)), "\n".join(written))
+
+
+def _said(value: Any) -> list[str]:
+    """Every text in messages, without their roles and ids."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for name, one in value.items() if name not in _NOT_SAID for text in _said(one)]
+    return [text for one in value for text in _said(one)] if isinstance(value, list | tuple) else []
 
 
 def _record(
     task: str, group_id: int, step: int, status: str, arrival: str, letters: str, counted: str, *rest: str
 ) -> GroupRecord:
-    token_versions, reward, tries, error = rest
+    token_versions, reward, tries, error, admitted_for = rest
     # versions may still speak of samples that were reset; of a group that had none yet they are empty
     versions = (token_versions or counted).split(",")
     held = [version for letter, version in zip(letters, versions, strict=False) if letter != "p"]
@@ -79,4 +138,5 @@ def _record(
         reward=float(reward) if reward and "c" in letters else None,
         tries=int(tries),
         error=error,
+        step=int(admitted_for) if status in _ON_THE_WAY else None,
     )

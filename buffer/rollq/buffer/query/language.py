@@ -4,7 +4,7 @@
 satisfy them all, and several fields must all hold. `{}` holds for every group.
 
 operators of a field   $eq $ne $gt $gte $lt $lte, $in $not_in (a list), $between ([low, high], both included)
-... of `error`         $contains (a text, in upper or lower case)
+... of `error`         $contains (a text, in upper or lower case); `prompt` and `text` have only that one
 operators of queries   $and $or (a list of queries; an empty $and holds for all, an empty $or for none)
 """
 
@@ -30,7 +30,8 @@ class GroupRecord:
     `staleness`: of the oldest token that it still holds, at the step that is trained next; 0 without tokens.
     `reward`: mean over its samples when it was last put, None when none that was finished is left. `tries`: its
     attempts, counted anew after an interruption or expiry. `error`: why it failed or was filtered, or the error of an
-    earlier try; else "".
+    earlier try; else "". `step`: the train step that has claimed it, or, while it is pending or running, the one that
+    it was admitted for; None in every other status, in which no step has it.
     """
 
     uid: int
@@ -41,6 +42,15 @@ class GroupRecord:
     reward: float | None
     tries: int
     error: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTexts:
+    """The texts of a group that are searched: all of its prompt, and what its samples and their conversations say."""
+
+    prompt: str
+    text: str
 
 
 FIELDS: Final[Mapping[str, type]] = {
@@ -52,6 +62,9 @@ FIELDS: Final[Mapping[str, type]] = {
     "reward": float,
     "tries": int,
     "error": str,
+    "step": int,
+    "prompt": str,
+    "text": str,
 }
 """Field -> type of its values; a whole number is a number too."""
 
@@ -62,8 +75,11 @@ _ORDERED: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "$lte": operator.le,
 }
 _OPERATORS: Final = ("$eq", "$ne", *_ORDERED, "$in", "$not_in", "$between")
-_SEARCHED: Final = frozenset({"error"})
-"""Fields with free text, which have the operator $contains too."""
+_IN_TEXTS: Final = frozenset({"prompt", "text"})
+"""Fields of `GroupTexts`, whose only operator is $contains."""
+_SEARCHED: Final = frozenset({"error", *_IN_TEXTS})
+"""Fields with free text, which have the operator $contains."""
+_MAY_BE_NONE: Final = frozenset({"reward", "step"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +90,15 @@ class Field:
     operator: str
     value: Any
 
-    def holds(self, record: GroupRecord) -> bool:
-        return self.matches(getattr(record, self.field))
+    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
+        """Whether the field of the group is as wanted. Without `texts`, what is wanted of these counts as found."""
+        if self.field not in _IN_TEXTS:
+            return self.matches(getattr(record, self.field))
+        return texts is None or self.matches(getattr(texts, self.field))
+
+    @property
+    def searches_texts(self) -> bool:
+        return self.field in _IN_TEXTS
 
     def matches(self, found: Any) -> bool:
         """Whether the operator accepts this value of the field. A shard is equal to its task, too."""
@@ -104,8 +127,12 @@ class AllOf:
 
     parts: tuple["Condition", ...]
 
-    def holds(self, record: GroupRecord) -> bool:
-        return all(part.holds(record) for part in self.parts)
+    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
+        return all(part.holds(record, texts) for part in self.parts)
+
+    @property
+    def searches_texts(self) -> bool:
+        return any(part.searches_texts for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +141,12 @@ class AnyOf:
 
     parts: tuple["Condition", ...]
 
-    def holds(self, record: GroupRecord) -> bool:
-        return any(part.holds(record) for part in self.parts)
+    def holds(self, record: GroupRecord, texts: GroupTexts | None = None) -> bool:
+        return any(part.holds(record, texts) for part in self.parts)
+
+    @property
+    def searches_texts(self) -> bool:
+        return any(part.searches_texts for part in self.parts)
 
 
 Condition = Field | AllOf | AnyOf
@@ -153,6 +184,8 @@ def _parts(key: Any, value: Any, depth: int) -> Sequence[Condition]:
 
 def _field(field: str, name: str, operand: Any) -> Field:
     where = f"{field} {name}"
+    if field in _IN_TEXTS and name != "$contains":
+        raise QueryError(f'{field}: only $contains searches it, such as {{"{field}": {{"$contains": "a word"}}}}')
     match name:
         case "$in" | "$not_in":
             if not isinstance(operand, list):
@@ -180,8 +213,8 @@ def _bounds(field: str, where: str, operand: Any) -> tuple[Any, Any]:
 
 
 def _value(field: str, where: str, operand: Any) -> Any:
-    if operand is None and field == "reward":
-        return None  # not judged
+    if operand is None and field in _MAY_BE_NONE:
+        return None  # not judged, or in no step
     return _ordered_value(field, where, operand)
 
 
