@@ -6,7 +6,7 @@
 --   takeover: 1 to replace a trainer whose lease lasts   seen_epoch: the live epoch, as the caller has read it
 --   saved_in: the epoch in which the checkpoint was saved, '' when unknown   process: where the trainer runs, JSON
 -- Returns: epoch, nonce, from_step, mode
--- Caller: Training.begin_epoch; the trainer, rank 0
+-- Caller: Training._take_run; the trainer, rank 0
 -- Repeat: with the live launch, returns its epoch. A launch that was replaced is refused, and so is a copy of this call
 --   that arrives after another trainer has taken the run: the epoch is no longer the one that its caller saw
 local KEPT_LAUNCHES = 1000
