@@ -29,6 +29,10 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "salvage"
     buffer.hand_back(leases[3:])
     yield "hand back"
+    world.admit(1)
+    (too_long,) = world.lease(1)
+    buffer.drop_too_long(too_long, 5000, "the prompt has 5000 tokens")
+    yield "drop too long"
     world.put(leases[:3])
     world.put(world.lease(4, "code"))
     yield "put"

@@ -81,7 +81,9 @@ def producer(
     with make_run(url, run, task) as buffer, PromptFile(task) as source:
         stats_of = partial(buffer.prompt_stats, TASK)
         sampler = Sampler(source, (0, task.shuffle_seed), task.on_bad_prompt, make_order(task), stats_of)
-        feed = TaskFeed(TASK, sampler, task.min_keep_rate, should_continue, task.stop_after_failures)
+        feed = TaskFeed(
+            TASK, sampler, task.max_prompt_tokens, task.min_keep_rate, should_continue, task.stop_after_failures
+        )
         yield Producer(buffer, open_queue(url, run), ProducerSettings(tick_s=0.2, **changes), [feed])
 
 

@@ -62,6 +62,11 @@ class Admission(Sweeping):
         values = zip(rows, chain.from_iterable(found), strict=True)
         return {row: _decode_stats(value) for row, value in values if value is not None}
 
+    def rows_too_long(self, task: str) -> dict[int, int]:
+        """Row of a prompt that a worker has found too long -> its tokens."""
+        found = self.send("HGETALL", task_keys(self.run, task).too_long)
+        return {int(row): int(tokens) for row, tokens in found.items()}
+
     def recycle(
         self,
         task: str,

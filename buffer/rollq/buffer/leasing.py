@@ -117,6 +117,11 @@ class Leasing(BufferCore):
             for task, mine in _by_task(leases).items()
         )
 
+    def drop_too_long(self, lease: Lease, tokens: int, error: str) -> bool:
+        """Drop a group whose prompt has too many `tokens`, and have producers leave its row out from now on; a group
+        that a batch waits for fails with `error`. False when the lease is no longer the caller's."""
+        return bool(self.call_task("drop_too_long", lease.task, error, tokens, *_fences([lease])))
+
     def salvage(self, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
         """Keep parts of samples that are still being made; returns an outcome for each.
 

@@ -52,6 +52,14 @@ class PayloadSettings(Settings):
     )
 
 
+class PromptLength(Settings):
+    """The length of prompts, which producers and workers know of."""
+
+    max_prompt_tokens: int = Field(
+        default=4096, gt=0, description="longest prompt, in tokens; a longer one is left out and counted"
+    )
+
+
 class GroupRules(Settings):
     """How the buffer treats the groups of a task or of an evaluation."""
 

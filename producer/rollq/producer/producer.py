@@ -48,6 +48,7 @@ class TaskFeed:
 
     task: str
     sampler: Sampler
+    max_prompt_tokens: int
     min_keep_rate: float = 0.0
     should_continue: ShouldContinue | None = None
     stop_after_failures: int = 0
@@ -81,6 +82,7 @@ class Producer:
         self._log_once = LogOnce(log)
         self._progress = ProgressLog()
         self._audit = Audit(buffer)
+        self._too_long: dict[str, int] = {}  # groups of each task that were dropped for it, when last looked at
 
     def run(self, stop: threading.Event) -> None:
         """Schedule until `stop` is set. Waits while the server is unavailable or full.
@@ -131,6 +133,7 @@ class Producer:
         counts = self._buffer.counts(feed.task)
         if counts.clock.control is Control.RUN and self._ends(feed, counts):
             counts = self._buffer.counts(feed.task)
+        self._leave_out_too_long(feed, counts)
         plan = plan_production(self._settings, counts.clock.rules, task_state(counts), fullness)
         recycled = self._recycle(feed, counts, plan)
         admitted = self._admit(feed, counts, plan, recycled) if plan.room > recycled else 0
@@ -143,6 +146,14 @@ class Producer:
         }
         self._progress.note(feed.task, plan, moved)
         return counts.statuses.get(Status.PENDING, 0) + recycled + admitted
+
+    def _leave_out_too_long(self, feed: TaskFeed, counts: Counts) -> None:
+        """Learn which prompts workers have found too long since the last call, or before this producer started."""
+        dropped = int(counts.progress.get("dropped_too_long", 0))
+        if dropped != self._too_long.get(feed.task, 0):
+            rows = self._buffer.rows_too_long(feed.task)
+            feed.sampler.leave_out(row for row, tokens in rows.items() if tokens > feed.max_prompt_tokens)
+            self._too_long[feed.task] = dropped
 
     def _recycle(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan) -> int:
         """Schedule interrupted and expired groups again, up to the target. Returns how many."""

@@ -41,7 +41,12 @@ class TaskPrompts:
         _, number, shards = shard_of(self.name)
         sampler = Sampler(self.file, seeds, self.task.on_bad_prompt, self.order, stats_of, number=number, shards=shards)
         return TaskFeed(
-            self.name, sampler, self.task.min_keep_rate, self.should_continue, self.task.stop_after_failures
+            self.name,
+            sampler,
+            self.task.max_prompt_tokens,
+            self.task.min_keep_rate,
+            self.should_continue,
+            self.task.stop_after_failures,
         )
 
 

@@ -6,7 +6,7 @@ are admitted, so that several producers, or a restarted one, neither lose a prom
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Literal, Protocol
 
@@ -75,6 +75,15 @@ class Sampler:
         self._log_once = LogOnce(log)
         self._warned_pass = -1
         self.bad_rows: set[int] = set()
+
+    def leave_out(self, rows: Iterable[int]) -> None:
+        """Take none of these rows from now on. Raises `InvalidPrompt` if no row is left."""
+        self.bad_rows.update(rows)
+        if len(self.bad_rows) >= self._count:
+            raise InvalidPrompt(
+                f"none of the {self._count} rows is usable; the last ones are longer than max_prompt_tokens: raise it, "
+                "or leave them out of the file"
+            )
 
     def prompts_from(self, cursor: int, n: int) -> list[Pick]:
         """Return the next `n` usable prompts from `cursor` that the order takes, each with the cursor after it.

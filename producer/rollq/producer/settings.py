@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollq.buffer.settings import Settings, TaskRules
+from rollq.buffer.settings import PromptLength, Settings, TaskRules
 
 
 class ProducerSettings(Settings):
@@ -31,7 +31,7 @@ class ProducerSettings(Settings):
         return self
 
 
-class PromptSettings(Settings):
+class PromptSettings(PromptLength):
     """The prompts of a task or of an evaluation, and how their rows are read."""
 
     prompts: Path = Field(

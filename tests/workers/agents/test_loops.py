@@ -22,7 +22,7 @@ from rollq.buffer.wire.parts import join_parts, join_spans, rest_of
 from rollq.buffer.wire.samples import decode_sample, encode_samples
 from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.conversation import Conversation, with_environment
-from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
+from rollq.workers.agents.loops import PromptTooLong, Rollout, SingleTurn, prompt_tokens
 from rollq.workers.engines.protocol import Completion, Request, Sampling, parse_reason
 from rollq.workers.seeds import sample_seed
 from rollq.workers.tokenizers.byte import EOS_ID, ByteTokenizer
@@ -312,12 +312,11 @@ def test_spent_budgets_and_eos_end_a_response() -> None:
     assert spent(np.array([5, 6, 7], np.int32), 3, eos) is FinishReason.LENGTH
 
 
-def test_a_prompt_that_is_too_long_fails_with_both_numbers() -> None:
+def test_a_prompt_that_is_too_long_is_refused_with_both_numbers() -> None:
     engine = Engine([EOS_ID])
-    sample = run(engine, max_prompt_tokens=4)
+    with pytest.raises(PromptTooLong, match="the prompt has 5 tokens, max_prompt_tokens is 4"):
+        run(engine, max_prompt_tokens=4)
     assert engine.requests == []
-    assert sample.status is SampleStatus.FAILED
-    assert sample.error == "the prompt has 5 tokens, max_prompt_tokens is 4"
 
 
 def test_prompts_are_ids_text_or_messages() -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
-from rollq.buffer.settings import Settings, TaskRules
+from rollq.buffer.settings import PromptLength, Settings, TaskRules
 from rollq.workers.agents.registry import gives_rewards
 from rollq.workers.engines.protocol import Sampling
 
@@ -25,10 +25,9 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class SamplingSettings(Settings):
+class SamplingSettings(PromptLength):
     """How the tokens of a sample are drawn, and how many there may be."""
 
-    max_prompt_tokens: int = Field(default=4096, gt=0, description="longest prompt, in tokens; a longer one fails")
     max_tokens: int = Field(default=1024, gt=0, description="most new tokens in one sample")
     temperature: float = Field(default=1.0, gt=0, description="sampling temperature")
     top_p: float = Field(default=1.0, gt=0, le=1, description="cumulative probability of the tokens drawn from")

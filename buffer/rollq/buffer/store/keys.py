@@ -35,6 +35,7 @@ rollq:{run:task}:window          hash    sums since they were last taken        
 rollq:{run:task}:timings         list    ms per group since they were last taken       functions  run
 rollq:{run:task}:prompt_file     hash    digest, rows, path of the prompts; their seeds functions  run
 rollq:{run:task}:history         list    depths and counters, a row each 10 s            functions  1 day
+rollq:{run:task}:too_long        hash    row of a prompt that is too long -> its tokens  functions  run
 rollq:{run:task}:prompts         hash    row -> statistics of its prompt, as text      functions  run
 rollq:{run:task}:batches         hash    batch id -> handle                            functions  200 more are over
 rollq:{run:task}:batches_over    list    handles of those that are over, oldest first  functions  run
@@ -208,6 +209,10 @@ class TaskKeys:
     @property
     def prompts(self) -> str:
         return self._key("prompts")
+
+    @property
+    def too_long(self) -> str:
+        return self._key("too_long")
 
     @property
     def batches(self) -> str:

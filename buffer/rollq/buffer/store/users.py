@@ -69,6 +69,7 @@ rollq:{run:task}:batches_over       write     read    write    read     write
 rollq:{run:task}:manifest:<step>    write     write   write    read     write
 rollq:{run:task}:prompts            write     write   read     -        write
 rollq:{run:task}:prompt_file        write     -       -        read     write
+rollq:{run:task}:too_long           write    write   -        -        write
 rollq:{run:task}:grant:<nonce>      -         write   -        -        -
 rollq:{run:task}:window             -         write   write    -        -
 rollq:{run:task}:timings            -         write   write    -        -

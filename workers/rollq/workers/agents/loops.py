@@ -63,6 +63,20 @@ def is_resumable(loop: AgentLoop) -> bool:
     return getattr(loop, "resumable", False)
 
 
+class PromptTooLong(Exception):
+    """The prompt has more `tokens` than may be."""
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(f"the prompt has {tokens} tokens, max_prompt_tokens is {limit}")
+        self.tokens = tokens
+
+
+def check_length(rollout: Rollout) -> None:
+    """Raise `PromptTooLong` if the prompt alone is too long: then its group is dropped, and its row is left out."""
+    if len(rollout.prompt_ids) > rollout.max_prompt_tokens:
+        raise PromptTooLong(len(rollout.prompt_ids), rollout.max_prompt_tokens)
+
+
 class SingleTurn:
     """One prompt, one answer."""
 
@@ -71,10 +85,7 @@ class SingleTurn:
     async def run(self, rollout: Rollout) -> Sample:
         """See `AgentLoop.run`."""
         sampling = rollout.sampling
-        if len(rollout.prompt_ids) > rollout.max_prompt_tokens:
-            return failed(
-                f"the prompt has {len(rollout.prompt_ids)} tokens, max_prompt_tokens is {rollout.max_prompt_tokens}"
-            )
+        check_length(rollout)
         segment = rollout.previous.segments[-1] if rollout.previous.segments else None
         prefix = None if segment is None else segment.response_ids
         reason = spent(prefix, sampling.max_tokens, sampling.end_ids(rollout.tokenizer.eos_ids))

@@ -26,7 +26,7 @@ from rollq.workers.agents.environments import (
     ResumableEnvironment,
     Step,
 )
-from rollq.workers.agents.loops import Rollout, failed, finish
+from rollq.workers.agents.loops import Rollout, check_length, failed, finish
 from rollq.workers.agents.turns import ChatFormat, Turn, forms
 from rollq.workers.engines.protocol import Completion, ContextFull, Request, Tokenizer, parse_reason
 from rollq.workers.seeds import turn_seed
@@ -65,6 +65,7 @@ class MultiTurn:
 
     async def run(self, rollout: Rollout) -> Sample:
         """See `AgentLoop.run`. Raises what the environment raises."""
+        check_length(rollout)
         previous = rollout.previous
         async with self.environments.open() as environment:
             opening = await self._opening(environment, rollout)

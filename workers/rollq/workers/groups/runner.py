@@ -10,11 +10,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 
 from rollq.buffer.errors import RunMismatch, StoreLost
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import GroupResult, Lease, Sample, SampleStatus
+from rollq.workers.agents.loops import PromptTooLong
 from rollq.workers.batcher import Batcher
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
@@ -70,6 +73,8 @@ class GroupRunner:
         self._recipes = recipes
         self._making = making
         self._timeouts = timeouts
+        self._threads = calls.threads
+        self._too_long = LogOnce(log)
         self._puts = Batcher(self._buffer.put, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT, parallel=2)
         self._hand_backs = Batcher(self._hand_back_many, calls.threads, gather_s=PUT_GATHER_S, limit=PUT_LIMIT)
 
@@ -95,6 +100,8 @@ class GroupRunner:
             result = await self._result(held.lease, samples, started_s)
         except EngineDead as error:
             await self._break_off(held, samples, started_s, f"the engine died: {error}")
+        except PromptTooLong as error:
+            await self._drop(held, error)
         except asyncio.CancelledError:
             await self._stop(held, making)
             if held.cut is StopReason.TIMEOUT:
@@ -183,6 +190,16 @@ class GroupRunner:
         if error is not None:
             log.warning("group %d of task %r handed back: %s", held.lease.group_id, held.lease.task, error)
         await self._hand_backs.submit(HandBack(held.lease, error))
+
+    async def _drop(self, held: HeldLease, error: PromptTooLong) -> None:
+        held.finished = True
+        self._too_long.warning(
+            held.lease.task,
+            "group %d of task %r: %s; it is dropped, and its row is left out from now on; more are counted, not logged",
+            held.lease.group_id, held.lease.task, error,
+        )  # fmt: skip
+        drop = partial(self._buffer.drop_too_long, held.lease, error.tokens, str(error))
+        await asyncio.get_running_loop().run_in_executor(self._threads, drop)
 
     async def _break_off(self, held: HeldLease, samples: Sequence[Sample], started_s: float, error: str | None) -> None:
         """Put partial results if there are any, else hand the group back; with `error`, the try counts."""

@@ -20,7 +20,7 @@ from rollq.buffer.image_processor import PlacedImages
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Int32Array, Lease, Prompt, Sample, SampleStatus
 from rollq.workers.agents.image_prompts import ImageTokenizer, read_images
-from rollq.workers.agents.loops import Rollout, failed, prompt_tokens
+from rollq.workers.agents.loops import PromptTooLong, Rollout, failed, prompt_tokens
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Completion, EngineDead, Request, Tokenizer
 from rollq.workers.groups.leases import HeldLease, LeaseTable
@@ -150,7 +150,7 @@ class SampleMaker:
         started_s = monotonic()
         try:
             made = await contained(recipe.loop.run(rollout))
-        except EngineDead:
+        except (EngineDead, PromptTooLong):
             raise
         except Exception as error:  # noqa: BLE001 - a loop of the user's: its failure is its sample's
             self._log_failure(lease, index, error)

@@ -20,6 +20,7 @@ local function read_parts(clock)
   add('outcomes', 'list')
   add('last_error', 'hash')
   add('prompt_file', 'hash')
+  add('too_long', 'hash')
   for step = clock.first_manifest, clock.claimed_step do
     add('manifest:' .. step, 'hash')
   end

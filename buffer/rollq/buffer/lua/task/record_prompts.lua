@@ -1,4 +1,4 @@
--- Records which prompts a task has, or returns what is recorded. Statistics of other prompts are dropped.
+-- Records which prompts a task has, or returns what is recorded. What is known of other prompts is dropped.
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, revision, digest, rows, seeds, path
@@ -16,7 +16,9 @@ local function record_prompts(keys, args)
   local known, known_digest = fields(key, 'revision', 'digest')
   revision = tonumber(revision)
   if tonumber(known or '0') == revision then
-    if known and known_digest ~= digest then redis.call('UNLINK', clock.prefix .. 'prompts') end
+    if known and known_digest ~= digest then
+      redis.call('UNLINK', clock.prefix .. 'prompts', clock.prefix .. 'too_long')
+    end
     -- stylua: ignore
     redis.call('HSET', key, 'revision', revision + 1, 'digest', digest, 'rows', rows, 'seeds', seeds, 'path', path)
   end

@@ -1,0 +1,53 @@
+"""Prompts that workers have found too long are left out at every later pass."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import InvalidPrompt
+from rollq.buffer.replies import TrainerEpoch
+from rollq.producer.producer import Producer
+from rollq.producer.sampler import Sampler
+from support.producer_run import Rows, begin, lease, make_run, producer, prompt_file, put, task_settings, train
+
+ROWS = 6
+
+
+def test_rows_are_left_out_without_moving_the_others() -> None:
+    sampler, whole = Sampler(Rows(10), (3,), "fail"), Sampler(Rows(10), (3,), "fail").prompts_from(0, 30)
+    sampler.leave_out({2, 7})
+    left = [pick for pick in whole if pick[0].row not in (2, 7)]
+    assert sampler.prompts_from(0, len(left)) == left
+    with pytest.raises(InvalidPrompt, match="none of the 10 rows is usable; the last ones are longer"):
+        sampler.leave_out(range(10))
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize(("limit", "left_out"), [(20, True), (50, False)])
+def test_a_row_that_was_dropped_is_not_admitted_again(
+    server_url: str, run_name: str, tmp_path: Path, other: bool, limit: int, left_out: bool
+) -> None:
+    prompts = prompt_file(tmp_path / "p.jsonl", ROWS)
+    task = task_settings(prompts, batch_groups=ROWS, max_staleness=0, max_prompt_tokens=limit)
+    make = partial(producer, server_url, run_name, task)
+    with make_run(server_url, run_name, task) as buffer, make() as first, make() as second:
+        held = begin(buffer)
+        first.tick()
+        dropped = lease(buffer, 1)[0]
+        assert buffer.drop_too_long(dropped, 50, "too long")
+        asked = second if other else first
+        rows = [row for step in range(1, 4) for row in take_step(buffer, asked, held, step)]
+    assert len(rows) > 2 * ROWS
+    assert (int(str(dropped.prompt.content)) not in rows) is left_out
+    assert set(rows) >= set(range(ROWS)) - {int(str(dropped.prompt.content))}
+
+
+def take_step(buffer: Buffer, producer: Producer, held: TrainerEpoch, step: int) -> list[int]:
+    """The rows that are admitted, made and trained for a step."""
+    producer.tick()
+    leases = lease(buffer, 1000)
+    put(buffer, leases)
+    assert train(buffer, held, step, ROWS)
+    return [int(str(item.prompt.content)) for item in leases]
