@@ -1,5 +1,6 @@
 """The reference trainer on a real server, fed by a hand-made worker: what it trains, keeps and refuses."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -11,13 +12,16 @@ import numpy as np
 import orjson
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ConfigError, InvalidGroup, ServerError
+from rollq.buffer.errors import ConfigError, HistoryGone, InvalidGroup, ServerError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.weights.loading import load_weights
+from rollq.cli.main import main
 from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
 from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.settings import TrainerSettings
@@ -317,3 +321,46 @@ def test_shuffled_rewards_and_a_reference_change_the_gradient_but_not_what_is_re
     for line in metrics(settings().output):
         assert 0 < line["reward"] < 1
         assert line["entropy"] > 0
+
+
+def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
+    server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path
+) -> None:
+    chosen = settings(steps=3)
+    file = tmp_path / "rollq.toml"
+    file.write_text(
+        f'run = "{run_name}"\n[redis]\nbuffer_url = "{server_url}"\n[trainer]\nmodel = "{chosen.model}"\n'
+        f'output = "{chosen.output}"\nsteps = 5\nmicro_batch_tokens = 8000\n'
+        + "".join(f'[tasks.{task}]\nprompts = "p.jsonl"\nbatch_groups = 2\n' for task in TASKS)
+    )
+
+    def recover(*arguments: object) -> Result:
+        return CliRunner().invoke(main, ["recover", str(file), *map(str, arguments)])
+
+    with working(server_url, run_name, tmp_path) as buffer:
+        assert train(server_url, run_name, chosen) == 3
+        live = buffer.live_model()
+        assert live is not None
+        weights = load_weights(buffer, live.uri, live.digest, tmp_path / "weights")
+        refused = recover("--weights", weights)
+        assert refused.exit_code == 2
+        assert "is a checkpoint of step 3: `rollq train` resumes from it" in refused.output
+        shutil.rmtree(chosen.output / "checkpoints")
+        with pytest.raises(HistoryGone):
+            train(server_url, run_name, settings(steps=5))
+
+        wrong = recover("--weights", weights, "--step", 9)
+        assert "--step 9: the buffer can continue after steps 3 to 3; restore a snapshot" in wrong.output
+        empty = recover("--weights", tmp_path / "out")
+        assert "there are no weights, *.safetensors, in this folder" in empty.output
+        dry = recover("--weights", weights, "--dry-run")
+        assert dry.output.startswith("would make a checkpoint of step 3")
+        assert newest_checkpoint(chosen.output) is None
+        made = recover("--weights", weights)
+        assert made.output.splitlines() == [
+            f"made a checkpoint of step 3 in {chosen.output}",
+            "`rollq train` continues with step 4: no step is trained again; the optimizer begins anew",
+        ]
+        assert train(server_url, run_name, settings(steps=5)) == 5
+        assert buffer.counts("math").clock.committed == 5
+    assert [line["step"] for line in metrics(chosen.output)] == [1, 2, 3, 4, 5]

@@ -17,6 +17,7 @@ COMMANDS = {
     "train": ("rollq.cli.roles", "Train on batches of groups and publish weights."),
     "status": ("rollq.cli.views", "Show the progress of a run."),
     "doctor": ("rollq.cli.doctor", "Report what is unsafe or will hurt later."),
+    "recover": ("rollq.cli.recover", "Let a run continue from given weights, without its checkpoint."),
     "checkpoint": ("rollq.cli.snapshots", "Save a run's buffer to a folder."),
     "restore": ("rollq.cli.snapshots", "Restore a saved buffer."),
     "upgrade": ("rollq.cli.snapshots", "Store a run of an older rollq in the form of this one."),

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from rollq.buffer.durable import atomic_folder
-from rollq.buffer.errors import WeightsError
+from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.safetensors import copy_config, to_safetensors
@@ -62,6 +62,31 @@ def save_checkpoint(
     for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)
     return Checkpoint(step, folder, lineage)
+
+
+def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> Checkpoint:
+    """Make a checkpoint of `step` of the weights in the folder `weights`, without a state of the optimizer.
+
+    It gets the configuration files of `config_from`. Raises `ConfigError` for a folder without safetensors, and when
+    there is a checkpoint of that step or of a later one.
+    """
+    newest = newest_checkpoint(output)
+    if newest is not None and newest.step >= step:
+        raise ConfigError(
+            f"{str(newest.folder)!r} is a checkpoint of step {newest.step}: `rollq train` resumes from it. To go back "
+            f"to step {step}, move it elsewhere first"
+        )
+    files = [path for path in sorted(weights.glob("*.safetensors*")) if not path.name.startswith("optimizer")]
+    if not files:
+        raise ConfigError(f"--weights {str(weights)!r}: there are no weights, *.safetensors, in this folder")
+    folder = _folders(output) / f"step-{step:08d}"
+    with atomic_folder(folder) as unfinished:
+        copy_config(config_from, unfinished)
+        for path in files:
+            shutil.copyfile(path, unfinished / path.name)
+        (unfinished / OPTIMIZER_FILE).write_bytes(save({}))
+        (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": None}))
+    return Checkpoint(step, folder, None)
 
 
 def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
