@@ -153,7 +153,26 @@ def test_a_run_of_an_older_rollq_takes_its_rules_as_those_of_the_file(world: Wor
     buffer.register_task("math", FILE)
     assert buffer.rule_revisions("math") == []
     buffer.register_task("math", FILE.model_copy(update={"max_staleness": 3}))
-    assert (buffer.rules("math").max_staleness, buffer.clock("math").rules_revision) == (3, 2)
+    assert (buffer.rules("math").max_staleness, buffer.clock("math").rules_revision) == (3, 3)
+    buffer.register_task("math", FILE)
+    assert buffer.rules("math").max_staleness == 3, "the older file is known as one"
+
+
+def test_groups_that_cool_come_back_when_groups_are_used_once_from_now_on(world: World) -> None:
+    world.start(math={"max_uses": 3, "max_staleness": 9, "reuse_cooldown_steps": 1, "group_size": 2, "batch_groups": 2})
+    world.complete(8)
+    world.train(1)
+    assert world.statuses()["cooling"] == 2
+    world.buffer.change_rules("math", {"max_uses": 1})
+    for step in (2, 3):
+        world.train(step)
+    assert "cooling" not in world.statuses()
+
+
+def test_a_task_that_leaves_the_batch_does_not_come_back_by_an_older_schedule(world: World) -> None:
+    world.start(math={"group_size": 2, "batch_groups": 2, "schedule": ((10, 8),)})
+    world.buffer.change_rules("math", {"batch_groups": 0})
+    assert world.buffer.rules("math").schedule == ((1, 0),)
 
 
 def test_only_the_last_hundred_revisions_are_kept(world: World) -> None:

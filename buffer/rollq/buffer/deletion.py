@@ -101,9 +101,11 @@ class Deletion(BufferCore):
         return summarize_run(self.servers, self._patience, self.run)
 
     def check_idle(self, summary: RunSummary) -> None:
-        """Raise `ConfigError` when a role uses the run."""
+        """Raise `ConfigError` when a role uses the run, `ServerRefused` for a user that may not look for its keys."""
         if summary.roles:
             raise ConfigError(f"run {self.run!r} is in use: {'; '.join(summary.roles)}. Stop its roles first")
+        for client in self.servers.primaries():  # before anything is written
+            self.servers.patiently(partial(client.scan, 0, "rollq:{*", 1), self._patience)
 
     def delete_run(self, queue: Queue, report: Report = lambda done: None) -> None:
         """Delete the run: its keys, the payloads that are outside of its servers, its tickets. Harmless to repeat, and

@@ -37,6 +37,7 @@ class Registry(BufferCore):
         """
         if task in self.tasks():
             self.clock(task)
+        rules = decode_rules(encode_rules(rules))  # with the defaults that depend on other rules
         encoded = [item for pair in encode_rules(rules).items() for item in pair]
         record, file = _record({}, rules), _of_file(rules)
         epoch = self.call_task("register_task", task, self.keys.events, *self.live_epoch(), record, file, *encoded)
@@ -79,8 +80,7 @@ class Registry(BufferCore):
             step += 1
         return step
 
-    def _follow_file(self, task: str, rules: TaskRules) -> None:
-        file = decode_rules(encode_rules(rules))  # with the defaults that depend on other rules
+    def _follow_file(self, task: str, file: TaskRules) -> None:
         settled = False
         while not settled:
             records = self._rule_records(task)
@@ -88,7 +88,7 @@ class Registry(BufferCore):
             former = decode_rules(orjson.loads(records[b"file"])) if b"file" in records else clock.rules
             if not differences(former, file):
                 return
-            if digest_of_rules(rules) in {revision.file for revision in _revisions(records)}:
+            if digest_of_rules(file) in {revision.file for revision in _revisions(records)}:
                 newer = ", ".join(f"{name} = {value}" for name, (_, value) in differences(file, former).items())
                 log.warning(
                     "task %s: this settings file is older than that of other roles, which has %s: the run keeps its "
@@ -97,11 +97,14 @@ class Registry(BufferCore):
                     newer,
                 )
                 return
+            if b"file" not in records:  # of an older rollq: its rules are those of the first file
+                self._replace(task, clock, clock.rules, clock.rules)
+                continue
             try:
                 wanted = changed_by_file(clock.rules, former, file, self.first_open_step())
             except ConfigError as error:
                 raise RunMismatch(f"task {task!r}: {error}") from None
-            settled = self._replace(task, clock, wanted, rules)
+            settled = self._replace(task, clock, wanted, file)
         log.warning("task %s: its settings were edited: %s", task, self.rule_revisions(task)[-1].text)
 
     def _replace(self, task: str, clock: Clock, wanted: TaskRules, file: TaskRules | None = None) -> bool:

@@ -83,7 +83,7 @@ def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> 
     changed = _validated(rules, values)
     if "batch_groups" in changes:
         wanted = _validated(rules, {"batch_groups": groups, "schedule": ((step, 1),)}).batch_groups
-        later = tuple((at, size) for at, size in rules.schedule if at > step)
+        later = tuple((at, size) for at, size in rules.schedule if at > step and wanted)  # 0: it leaves for good
         changed = _validated(changed, {"schedule": _schedule(rules, step, ((step, wanted), *later))})
     return _checked(rules, changed)
 
@@ -113,7 +113,8 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
 def sizes_by_weight(
     tasks: Mapping[str, Sequence[TaskRules]], weights: Mapping[str, float], step: int
 ) -> dict[str, int]:
-    """Groups of each task in the batch of `step` when the groups of all are shared by `weights` instead.
+    """Groups of each task in the batch of `step` when the groups of all are shared by `weights` instead. Tasks that
+    have none there, as those that were retired, get none.
 
     `tasks`: the rules of the shards of each. Raises `ConfigError` when a later step has other sizes already, and for
     weights that cannot be used.
@@ -124,11 +125,16 @@ def sizes_by_weight(
                 f"weight: the batch has other sizes from step {min(later)} on, by the schedule of task {task!r}; edit "
                 "[batch] in rollq.toml instead"
             )
-    total = sum(groups_at(rules.batch_groups, rules.schedule, step) for shards in tasks.values() for rules in shards)
+    sizes = {
+        task: sum(groups_at(rules.batch_groups, rules.schedule, step) for rules in shards)
+        for task, shards in tasks.items()
+    }
     try:
-        return share_by_weight(total, list(weights.items()))
+        sharing = [(task, weight) for task, weight in weights.items() if sizes[task]]
+        shares = share_by_weight(sum(sizes.values()), sharing)
     except ValueError as error:
         raise ConfigError(f"weight: {error}") from None
+    return {task: shares.get(task, 0) for task in tasks}
 
 
 def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

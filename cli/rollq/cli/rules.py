@@ -71,23 +71,17 @@ def set_rules(
 def retire(
     task: str, file: Path | None, url: str | None, run_name: str | None, from_step: int | None, dry_run: bool
 ) -> None:
-    """Take TASK out of the batches, and stop its production. Its groups stay until they are too old.
+    """Take TASK out of the batches, so that its production ends. Its groups stay until they are too old.
 
-    To bring it back: `rollq set TASK batch_groups=N`, then `rollq resume --task TASK`.
+    To bring it back: `rollq set TASK batch_groups=N`.
 
     \b
     Example:
       rollq retire math
       rollq retire math --from-step 200
     """
-    from rollq.buffer.replies import Control
-
     with _open(file, url, run_name) as buffer:
-        wanted = _wanted(buffer, task, {"batch_groups": "0"}, from_step)
-        _change(buffer, wanted, from_step, dry_run=dry_run)
-        for shard in wanted if not dry_run else ():
-            buffer.set_control(shard, Control.STOPPED, "retired by hand")
-            click.echo(f"task {shard}: stopped")
+        _change(buffer, _wanted(buffer, task, {"batch_groups": "0"}, from_step), from_step, dry_run=dry_run)
 
 
 def _open(file: Path | None, url: str | None, run_name: str | None) -> "Buffer":

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 from redis.exceptions import NoPermissionError
+from rq import Queue
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry, clean_registries
 from rq.worker import Worker
@@ -18,6 +19,7 @@ from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.replies import Control
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import GroupResult
+from rollq.buffer.settings import TaskRules
 from rollq.buffer.store import keys
 from rollq.buffer.store.connection import Patience, open_client
 from rollq.buffer.store.keys import RunKeys
@@ -432,6 +434,27 @@ def test_a_user_of_an_older_acl_file_is_refused_with_the_remedy(users: Users) ->
     users.client(ServerUser.ADMIN).execute_command("ACL", "SETUSER", "old", "on", ">old", *calls_of(rules))
     with pytest.raises(ServerRefused, match="after an upgrade, make the ACL file again with `rollq acl`"):
         Buffer.connect(users.server.url.replace("://", "://old:old@"), RUN)
+
+
+@pytest.mark.parametrize("role", [Role.PRODUCER, Role.WORKER, Role.TRAINER])
+def test_every_role_may_bring_an_edited_file(users: Users, role: Role) -> None:
+    file = TaskRules(batch_groups=2, group_size=2)
+    with users.buffer(Role.TRAINER) as first:
+        first.create_run()
+        first.register_task("math", file)
+    with users.buffer(role) as buffer:
+        buffer.register_task("math", file.model_copy(update={"max_staleness": 3, "batch_groups": 4}))
+        assert (buffer.clock("math").rules.max_staleness, buffer.clock("math").rules_revision) == (3, 2)
+
+
+def test_a_user_that_may_not_look_for_keys_deletes_nothing(users: Users) -> None:
+    with users.buffer(Role.TRAINER) as trainer:
+        World(trainer).start()
+        trainer.send("HSET", trainer.keys.trainer, "deadline_ms", 1)
+    with users.buffer(Role.OPERATOR) as operator:
+        with pytest.raises(ServerRefused, match="scan"):
+            operator.delete_run(Queue("unused", connection=operator.client))
+        assert operator.tasks() == ["math"]
 
 
 def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users: Users) -> None:

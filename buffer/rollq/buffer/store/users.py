@@ -86,7 +86,7 @@ rollq:{run}:model_version           read      read    write    read     read
 rollq:{run}:trainer                 read      read    write    read     write
 rollq:{run}:versions                -         -       write    read     write
 rollq:{run}:launches                -         -       write    -        -
-rollq:{run}:plan:<step>             -         -       write    read     write
+rollq:{run}:plan:<step>             read    read    write    read     write
 rollq:{run}:weights                 -         -       write    -        -
 rollq:{run}:weights:<digest>:<n>    -         read    write    -        -
 """

@@ -169,7 +169,10 @@ class SampleMaker:
             judge_s = monotonic() - started_s
             self._judged += 1
             self._judge_s += judge_s
-            made = replace(made, extra={**made.extra, "judge": recipe.settings.judge, "judge_s": round(judge_s, 3)})
+            made = replace(
+                made,
+                extra={**made.extra, "judge": recipe.settings.judge.rpartition(".")[2], "judge_s": round(judge_s, 3)},
+            )
         samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
         if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])

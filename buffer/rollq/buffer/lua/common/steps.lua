@@ -135,8 +135,8 @@ local function file_trained(clock, manifest, step)
     for _, id in ipairs(ids) do
       clone_for_reuse(clock, id, step)
     end
-    end_cooling(clock, step + 1)
   end
+  end_cooling(clock, step + 1) -- max_uses may have been more before
   if clock.resume == 'fresh' and not is_saving(clock, now_ms()) then
     for _, id in ipairs(ids) do
       redis.call('ZREM', clock.prefix .. 'claimed', id)
