@@ -8,6 +8,7 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RunMismatch
 from rollq.buffer.replies import Shortfall
+from rollq.buffer.rollouts import Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from support.any_server import AnyServer
@@ -199,3 +200,15 @@ def test_revisions_are_saved_and_restored(world: World, any_server: AnyServer, t
         assert other.rules("math") == world.buffer.rules("math")
         assert other.rule_revisions("math") == world.buffer.rule_revisions("math")
         assert other.clock("math").rules_revision == 2
+
+
+def test_a_lower_cap_of_failed_groups_is_reached(world: World) -> None:
+    world.start().admit(8)
+    leases = world.lease(8)
+    for lease in leases[:5]:
+        world.put([lease], status="f")
+    world.buffer.change_rules("math", {"audit_groups": 1})
+    for lease in leases[5:]:
+        world.put([lease], status="f")
+    counts = world.buffer.counts("math")
+    assert (counts.statuses[Status.FAILED], counts.dropped["failed"], counts.unaccounted) == (2, 6, 0)

@@ -679,3 +679,22 @@ def test_a_replayed_batch_has_the_same_masks_when_the_bound_is_lower_now(
     with connect(resume_from=0) as consumer:
         train(consumer, range(1, 4))
     assert any(any(mask) for mask in masks[3]), "the tokens of step 3 are two steps old, and count"
+
+
+def test_a_batch_of_the_loop_fits_the_sizes_from_now_on(connect: Connect, worker: HandWorker, buffer: Buffer) -> None:
+    buffer.change_rules("math", {"batch_groups": 1})
+    with pytest.raises(ConfigError, match="batch_groups = 1 are produced for each step"):
+        connect(batch={"math": 2})
+    buffer.change_rules("math", {"batch_groups": 8})
+    with connect(batch={"math": 6}) as consumer:
+        worker.produce(6)
+        assert len(next(consumer).groups) == 6
+
+
+def test_shards_may_change_their_sizes_at_different_steps(connect: Connect, buffer: Buffer) -> None:
+    for number, groups in ((1, 3), (2, 2)):
+        buffer.create_run()
+        buffer.register_task(f"sums.{number}of2", TaskRules(batch_groups=groups, group_size=4))
+    buffer.change_rules("sums.1of2", {"batch_groups": 2})
+    with connect(batch={"sums": 4}):
+        pass

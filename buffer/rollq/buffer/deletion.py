@@ -137,6 +137,9 @@ class Deletion(BufferCore):
 
     def _remove_keys(self, report: Report) -> None:
         """All keys but the one by which the run is known."""
+        tasks = self.send("SMEMBERS", self.keys.tasks)
+        # first, so that a role that wakes up meanwhile finds no clock, and makes nothing behind the search
+        self.send_all([("UNLINK", TaskKeys(self.run, task.decode()).clock) for task in tasks])
         removed = 0
         for pattern in (f"rollq:{{{self.run}}}:*", f"rollq:{{{self.run}:*"):
             found: list[bytes] = []

@@ -117,7 +117,9 @@ class TaskRules(GroupRules):
         default=False,
         description="keep the pass rate, reward and length of every prompt; implied by all orders but shuffle",
     )
-    pass_reward: float = Field(default=0.5, description="lowest reward with which a sample counts as passed")
+    pass_reward: float = Field(
+        default=0.5, allow_inf_nan=False, description="lowest reward with which a sample counts as passed"
+    )
     partial_rollout: bool = Field(
         default=False, description="continue interrupted samples from the tokens that they already have"
     )

@@ -47,7 +47,9 @@ class BatchSizes:
         Raises `ConfigError` for a run without tasks or without some of a task's shards, for an unknown task in `fixed`,
         and for more groups than are produced for a step.
         """
-        rules = {task: buffer.rules(task) for task in buffer.train_tasks()}
+        clocks = buffer.clocks(buffer.train_tasks())
+        rules = {task: clock.rules for task, clock in clocks.items()}
+        next_step = max((clock.claimed_step for clock in clocks.values()), default=0) + 1
         shards = {task: shards_among(rules, task) for task in fixed or map(task_of, rules)}
         if not rules or not all(shards.values()):
             raise ConfigError(
@@ -61,7 +63,7 @@ class BatchSizes:
                     f"task {task!r}: {known} of its {count} shards exist; a producer registers them: try again"
                 )
         for task, size in (fixed or {}).items():
-            produced = _fewest_groups([rules[shard] for shard in shards[task]])
+            produced = _fewest_groups([rules[shard] for shard in shards[task]], next_step)
             if size > produced:
                 raise ConfigError(
                     f"task {task!r}: a batch of {size} groups would never fill: batch_groups = {produced} are "
@@ -91,10 +93,12 @@ class BatchSizes:
         }
 
 
-def _fewest_groups(shards: Sequence[TaskRules]) -> int:
-    """The fewest groups of all shards of a task together that are produced for a step."""
-    sizes = [[rules.batch_groups, *(groups for _, groups in rules.schedule)] for rules in shards]
-    return min(map(sum, zip(*sizes, strict=True)))
+def _fewest_groups(shards: Sequence[TaskRules], next_step: int) -> int:
+    """The fewest groups of all shards of a task together that are produced for a step from `next_step` on."""
+    changes = {step for rules in shards for step, _ in rules.schedule if step > next_step}
+    return min(
+        sum(groups_at(rules.batch_groups, rules.schedule, step) for rules in shards) for step in {next_step, *changes}
+    )
 
 
 class BatchClaimer:

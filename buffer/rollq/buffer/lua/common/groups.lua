@@ -95,7 +95,8 @@ local function file_for_audit(clock, id, status, err)
   redis.call('ZADD', set, arrival, id)
   redis.call('HINCRBY', clock.prefix .. 'progress', status, 1)
   if batch then redis.call('HINCRBY', clock.prefix .. 'batch:' .. batch, status, 1) end
-  if redis.call('ZCARD', set) > clock.audit then
+  -- one more than was filed, so that a cap that was lowered is reached
+  for _ = 1, math.min(2, redis.call('ZCARD', set) - clock.audit) do
     local oldest = unpack(redis.call('ZPOPMIN', set))
     drop_group(clock, oldest, status)
   end
