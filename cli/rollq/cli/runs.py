@@ -1,7 +1,7 @@
 """Commands on whole runs: `rollq runs` and `rollq delete`."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,8 +79,9 @@ def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
         if not yes:
             click.echo("nothing was deleted; add --yes to delete this run, its payloads and its tickets")
             return
-        with _bar("delete", " keys") as report:
-            buffer.delete_run(location.queue(), report)
+        queue = location.queue()
+        with closing(queue.connection), _bar("delete", " keys") as report:
+            buffer.delete_run(queue, report)
     click.echo(f"deleted run {run!r}")
 
 

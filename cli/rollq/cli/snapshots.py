@@ -1,7 +1,7 @@
 """Commands that save, restore and upgrade a run's buffer: `rollq checkpoint`, `rollq restore`, `rollq upgrade`."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,8 +89,9 @@ def upgrade(file: Path | None, url: str | None, run_name: str | None, backup: Pa
     from rollq.cli.run_location import find_run
 
     location = find_run(file, url, run_name)
-    with location.buffer() as buffer, _bar("upgrade") as report:
-        snapshot = buffer.upgrade_run(backup, location.queue(), report)
+    queue = location.queue()
+    with closing(queue.connection), location.buffer() as buffer, _bar("upgrade") as report:
+        snapshot = buffer.upgrade_run(backup, queue, report)
     if snapshot is None:
         click.echo(f"run {location.run!r} has the form of this rollq already")
         return
