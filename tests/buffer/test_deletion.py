@@ -9,7 +9,7 @@ import pytest
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.deletion import GONE, find_runs
+from rollq.buffer.deletion import GONE, find_runs, summarize
 from rollq.buffer.errors import ConfigError, RunMismatch, StoreLost
 from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.store.connection import Patience
@@ -119,7 +119,7 @@ def test_a_deletion_that_died_keeps_roles_out_and_is_ended_by_another_one(
     role = Buffer(buffer.servers, buffer.run, Patience(), payloads_in(tmp_path / "payloads"))
     with pytest.raises(RunMismatch, match=r"is being deleted: wait .* repeat `rollq delete`"):
         role.create_run()
-    assert role.summary().state == "its deletion did not end"
+    assert summarize(role).state == "its deletion did not end"
     role.delete_run(queue)
     assert role.client.keys("*") == []
     role.create_run()
@@ -144,7 +144,7 @@ def test_a_run_whose_restore_died_is_deleted(
         monkeypatch.setattr(half, "_finish_restore", die)
         with pytest.raises(KeyboardInterrupt):
             half.restore(tmp_path / "saved")
-        assert half.summary().state == "its restore did not end"
+        assert summarize(half).state == "its restore did not end"
         half.delete_run(queue)
         assert half.client.keys("*half*") == []
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from rq import Queue
 from rq.registry import BaseRegistry, FailedJobRegistry, FinishedJobRegistry, StartedJobRegistry
@@ -15,8 +15,8 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.shards import task_of
 from rollq.buffer.store.connection import Patience, patiently
-from rollq.buffer.store.keys import RunKeys, TaskKeys
-from rollq.buffer.store.pipelining import pipeline
+from rollq.buffer.store.keys import TaskKeys
+from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers
 
 KEYS_PER_TRIP = 1000
@@ -55,35 +55,31 @@ def find_runs(servers: Servers, patience: Patience, report: Report = lambda done
     for key in _scan(servers, patience, "rollq:{*", report):
         if found := _RUN_OF_KEY.match(key):
             counted[found[1].decode()] += 1
-    return [summarize_run(servers, patience, run, counted[run]) for run in sorted(counted)]
+    return [summarize(RunStore(servers, run, patience), counted[run]) for run in sorted(counted)]
 
 
-def summarize_run(servers: Servers, patience: Patience, run: str, keys: int = 0) -> RunSummary:
-    """Facts about a run, without looking for its keys."""
-    names = RunKeys(run)
-    fields = ("incarnation", "schema", "created_ms", "restoring", "deleting")
-    info, tasks, workers, trainer = pipeline(
-        servers,
-        patience,
-        lambda: [
-            ("HMGET", names.info, *fields),
+def summarize(store: RunStore, keys: int = 0) -> RunSummary:
+    """Facts about a run, which may be one that cannot be used, without looking for its `keys`."""
+    names = store.keys
+    info, tasks, workers, trainer = store.send_all(
+        [
+            ("HMGET", names.info, "incarnation", "schema", "created_ms", "restoring", "deleting"),
             ("SMEMBERS", names.tasks),
-            ("HGETALL", names.workers),
+            ("HVALS", names.workers),
             ("HMGET", names.trainer, "trainer_id", "deadline_ms"),
-        ],
-        _good,
+        ]
     )
     incarnation, schema, created_ms, restoring, deleting = info
-    known = [TaskKeys(run, task.decode()) for task in sorted(tasks)]
-    reaped = pipeline(servers, patience, lambda: [("HGET", task.clock, "reaped_ms") for task in known], _good)
-    taken = pipeline(servers, patience, lambda: [("HGET", task.progress, "bytes") for task in known], _good)
-    sets = [task.status(status) for task in known for status in Status]
-    now_ms = _now_ms(servers, patience, names.info)
-    reported = [int(report.split(b" ", 1)[0]) for report in workers[1::2]]
+    known = [TaskKeys(store.run, task.decode()) for task in sorted(tasks)]
+    reaped = store.send_all([("HGET", task.clock, "reaped_ms") for task in known])
+    taken = store.send_all([("HGET", task.progress, "bytes") for task in known])
+    groups = store.send_all([("ZCARD", task.status(status)) for task in known for status in Status])
+    now_ms = store.server_ms()
+    reported = [int(report.split(b" ", 1)[0]) for report in workers]
     return RunSummary(
-        run=run,
+        run=store.run,
         tasks=tuple(dict.fromkeys(task_of(task.task) for task in known)),
-        groups=sum(pipeline(servers, patience, lambda: [("ZCARD", key) for key in sets], _good)),
+        groups=sum(groups),
         size_bytes=sum(int(number or 0) for number in taken),
         keys=keys,
         schema=int(schema) if schema else None,
@@ -95,10 +91,6 @@ def summarize_run(servers: Servers, patience: Patience, run: str, keys: int = 0)
 
 class Deletion(BufferCore):
     """The call that deletes a run."""
-
-    def summary(self) -> RunSummary:
-        """Facts about the run, without looking for its keys; of one that cannot be used, too."""
-        return summarize_run(self.servers, self._patience, self.run)
 
     def check_idle(self, summary: RunSummary) -> None:
         """Raise `ConfigError` when a role uses the run, `ServerRefused` for a user that may not look for its keys."""
@@ -114,7 +106,7 @@ class Deletion(BufferCore):
         Raises `ConfigError` for a run that is not there, for one that a role still uses, and without the folder or the
         bucket that it has payloads in.
         """
-        summary = self.summary()
+        summary = summarize(self)
         if summary.state == GONE:
             raise ConfigError(f"run {self.run!r} is not on this server: `rollq runs` lists those that are")
         self.check_idle(summary)
@@ -200,14 +192,3 @@ def _delete_queue(queue: Queue) -> None:
         jobs = found.get_job_ids(cleanup=False)
         queue.connection.unlink(found.key, *(queue.job_class.key_for(job) for job in jobs))
     queue.delete(delete_jobs=True)
-
-
-def _now_ms(servers: Servers, patience: Patience, key: str) -> int:
-    seconds, microseconds = servers.patiently(lambda: servers.of(key).time(), patience)
-    return int(seconds) * 1000 + int(microseconds) // 1000
-
-
-def _good(_: int, reply: Any) -> Any:
-    if isinstance(reply, Exception):
-        raise reply
-    return reply

@@ -68,11 +68,11 @@ def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
       rollq delete old-run
       rollq delete old-run --url redis://127.0.0.1:6379/0 --yes
     """
-    from rollq.buffer.deletion import GONE
+    from rollq.buffer.deletion import GONE, summarize
 
     location = _location(file, url, run)
     with location.buffer() as buffer:
-        found = buffer.summary()
+        found = summarize(buffer)
         if found.state == GONE:
             raise ConfigError(f"run {run!r} is not on this server: `rollq runs` lists those that are")
         click.echo("\n".join(_table([found])))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rq import Queue
 
-from rollq.buffer.deletion import DELETING, Deletion
+from rollq.buffer.deletion import DELETING, Deletion, summarize
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.snapshots.folder import INDEX, Snapshot, read_index
 from rollq.buffer.snapshots.restore import RESTORABLE, Restoring
@@ -26,7 +26,7 @@ class Upgrading(Saving, Restoring, Deletion):
         Raises `ConfigError` for a run that is not there, that a role uses, or that is too old or too new; and what
         saving, deleting and restoring raise.
         """
-        found = self.summary()
+        found = summarize(self)
         _check_backup(backup, self.run, is_needed=found.state != "")
         if found.state == "":
             if found.schema == SCHEMA_VERSION:
