@@ -184,10 +184,21 @@ def test_only_the_last_hundred_revisions_are_kept(world: World) -> None:
     assert numbers == list(range(22, 122))
 
 
+def test_an_older_file_is_known_as_one_after_any_number_of_revisions(world: World) -> None:
+    buffer, edited = world.buffer, FILE.model_copy(update={"max_staleness": 3})
+    buffer.create_run()
+    buffer.register_task("math", FILE)
+    buffer.register_task("math", edited)
+    for tries in range(10, 120):
+        buffer.change_rules("math", {"max_tries": tries})
+    buffer.register_task("math", FILE)
+    assert buffer.rules("math").max_staleness == 3
+
+
 def test_no_field_of_a_clock_but_rules_can_be_changed(world: World) -> None:
     world.start()
     with pytest.raises(Exception, match="'epoch', and must be a rule that may change"):
-        world.buffer.call_task("change_rules", "math", 1, "{}", "", "epoch", 9)
+        world.buffer.call_task("change_rules", "math", 1, "{}", "", "", "epoch", 9)
     assert world.buffer.clock("math").epoch == 1
 
 

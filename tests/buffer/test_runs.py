@@ -161,7 +161,7 @@ def test_a_trainer_brings_along_a_task_that_has_not_heard_of_its_epoch(
     world.start().complete(2)
     rules = [item for pair in encode_rules(LATE).items() for item in pair]
     epoch = (1, world.held.nonce, 0, 0)
-    world.buffer.call_task("register_task", "late", world.buffer.keys.events, *epoch, "{}", "", *rules)
+    world.buffer.call_task("register_task", "late", world.buffer.keys.events, *epoch, "{}", "", "", *rules)
     world.begin(0, launch_id="launch-2")
     world.buffer.call("add_task", world.buffer.keys.info, world.buffer.incarnation, "late")
     world.train(1)

@@ -39,8 +39,9 @@ class Registry(BufferCore):
             self.clock(task)
         rules = decode_rules(encode_rules(rules))  # with the defaults that depend on other rules
         encoded = [item for pair in encode_rules(rules).items() for item in pair]
-        record, file = _record({}, rules), _of_file(rules)
-        epoch = self.call_task("register_task", task, self.keys.events, *self.live_epoch(), record, file, *encoded)
+        epoch = self.call_task(
+            "register_task", task, self.keys.events, *self.live_epoch(), *_record({}, rules), *encoded
+        )
         self.call("add_task", self.keys.info, self.incarnation, task)
         if epoch < self.live_epoch().epoch:  # of a trainer that did not find it in the list
             self.carry_epoch(task)
@@ -88,7 +89,7 @@ class Registry(BufferCore):
             former = decode_rules(orjson.loads(records[b"file"])) if b"file" in records else clock.rules
             if not differences(former, file):
                 return
-            if digest_of_rules(file) in {revision.file for revision in _revisions(records)}:
+            if f"seen:{digest_of_rules(file)}".encode() in records:
                 newer = ", ".join(f"{name} = {value}" for name, (_, value) in differences(file, former).items())
                 log.warning(
                     "task %s: this settings file is older than that of other roles, which has %s: the run keeps its "
@@ -111,8 +112,8 @@ class Registry(BufferCore):
         """Replace the rules of `clock`; False when another role has changed them since it was read."""
         before, after = encode_rules(clock.rules), encode_rules(wanted)
         fields = [item for name, value in after.items() if before[name] != value for item in (name, value)]
-        args = (_record(differences(clock.rules, wanted), file), _of_file(file) if file else "", *fields)
-        if self.call_task("change_rules", task, clock.rules_revision, *args) == _RULES_MOVED:
+        record = _record(differences(clock.rules, wanted), file)
+        if self.call_task("change_rules", task, clock.rules_revision, *record, *fields) == _RULES_MOVED:
             return False
         self.clock(task)
         return True
@@ -122,13 +123,10 @@ class Registry(BufferCore):
         return found
 
 
-def _record(changes: Mapping[str, tuple[str, str]], file: TaskRules | None) -> bytes:
-    by = f"{socket.gethostname()}:{os.getpid()}"
-    return orjson.dumps({"changes": changes, "by": by, "file": digest_of_rules(file) if file else ""})
-
-
-def _of_file(rules: TaskRules) -> bytes:
-    return orjson.dumps(encode_rules(rules))
+def _record(changes: Mapping[str, tuple[str, str]], file: TaskRules | None) -> tuple[bytes, bytes, str]:
+    """The arguments `record`, `file` and `digest` of the functions."""
+    record = orjson.dumps({"changes": changes, "by": f"{socket.gethostname()}:{os.getpid()}"})
+    return (record, orjson.dumps(encode_rules(file)), digest_of_rules(file)) if file else (record, b"", "")
 
 
 def _revisions(records: Mapping[bytes, bytes]) -> list[Revision]:
@@ -137,5 +135,5 @@ def _revisions(records: Mapping[bytes, bytes]) -> list[Revision]:
         step, time_ms, record = records[b"%d" % number].split(b" ", 2)
         fields = orjson.loads(record)
         changes = {name: (before, after) for name, (before, after) in fields["changes"].items()}
-        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes, fields["file"]))
+        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes))
     return found

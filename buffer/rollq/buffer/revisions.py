@@ -21,8 +21,7 @@ class Revision:
     """One revision of a task's rules, the first being those that it was created with.
 
     `step`: the first train step that was claimed, or can be, under these rules. `changes`: name of a rule -> its value
-    before and after, as text. `by`: the host and the process that asked for it. `file`: see `digest_of_rules`; "" when
-    no settings file asked for it.
+    before and after, as text. `by`: the host and the process that asked for it.
     """
 
     number: int
@@ -30,7 +29,6 @@ class Revision:
     time_s: float
     by: str
     changes: Mapping[str, tuple[str, str]]
-    file: str
 
     @property
     def text(self) -> str:

@@ -148,7 +148,7 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
     for task, (clock, rules) in planned.items():
         changes = differences(clock.rules, rules)
         if dry_run:
-            revision = Revision(clock.rules_revision + 1, clock.claimed_step + 1, 0.0, "", changes, "")
+            revision = Revision(clock.rules_revision + 1, clock.claimed_step + 1, 0.0, "", changes)
             click.echo(f"task {task}: {revision.text} (not changed: --dry-run)" if changes else f"task {task}: is so")
         elif made := buffer.change_rules(task, wanted[task], batch_step=step):
             click.echo(f"task {task}: {made.text}")

@@ -467,7 +467,7 @@ def test_a_right_that_is_missing_inside_a_function_is_said_with_the_remedy(users
         pytest.raises(ServerRefused, match=r"script.* - give this user .* again with `rollq acl`"),
     ):
         buffer.call(
-            "register_task", keys.task_keys(RUN, "math").clock, "incarnation", "events", 1, "nonce", 0, 0, "{}", ""
+            "register_task", keys.task_keys(RUN, "math").clock, "incarnation", "events", 1, "nonce", 0, 0, "{}", "", ""
         )
 
 

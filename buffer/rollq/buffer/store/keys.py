@@ -23,7 +23,7 @@ rollq:{run}:events:<kind>        channel wake-ups of a kind; the message is the 
 rollq:{run}:mark                 string  nothing: written before WAIT, on a cluster    all        run
 rollq:{run:task}:mark            string  likewise                                      all        run
 rollq:{run:task}:clock           hash    what the task's functions check               all        run
-rollq:{run:task}:rules           hash    revision -> step, time, changes; file: rules   functions  the last 100
+rollq:{run:task}:rules           hash    revision -> changes; file, seen:<digest>       functions  the last 100
 rollq:{run:task}:progress        hash    cursor and cumulative counters                functions  run
 rollq:{run:task}:<status>        zset    group ids                                     functions  run
 rollq:{run:task}:by_version      zset    completed + aborted by oldest version, arrival functions  run

@@ -98,11 +98,12 @@ local function write_clock(clock, changes)
 end
 
 -- Keeps a record of a revision of a task's rules: the first step that may be claimed by them, the time, and what was
--- changed (JSON). `file`: the rules of the settings file that asked for them (JSON), '' when none did.
-local function record_rules(prefix, revision, step, record, file)
+-- changed (JSON). `file`: the rules of the settings file that asked for them (JSON), '' when none did; `digest` names
+-- them for as long as the run lives.
+local function record_rules(prefix, revision, step, record, file, digest)
   local rules, time = prefix .. 'rules', exact(now_ms())
   redis.call('HSET', rules, revision, table.concat({ exact(step), time, record }, ' '))
-  if file ~= '' then redis.call('HSET', rules, 'file', file) end
+  if file ~= '' then redis.call('HSET', rules, 'file', file, 'seen:' .. digest, revision) end
 end
 
 -- Like read_clock, for the trainer: `epoch` and `nonce` must be those of the live one.

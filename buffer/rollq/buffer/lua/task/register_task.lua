@@ -1,17 +1,17 @@
 -- Creates a task's clock with its rules, unless it exists.
 -- Moves: nothing
 -- KEYS: clock
--- ARGV: incarnation, events, epoch, nonce, version, from_step, record, file, then rules
---   events: the channels of wake-ups, without their kind   record, file: as in change_rules
+-- ARGV: incarnation, events, epoch, nonce, version, from_step, record, file, digest, then rules
+--   events: the channels of wake-ups, without their kind   record, file, digest: as in change_rules
 --   rules: name, value of each
 -- Returns: the epoch of the clock
 -- Caller: Registry.register_task; every role, when it starts
 -- Repeat: changes nothing
-local FIRST_RULE = 9
+local FIRST_RULE = 10
 
 local function register_task(keys, args)
-  local incarnation, events, epoch, nonce, version, from_step, record, file = unpack(args, 1, FIRST_RULE - 1)
-  check_given(incarnation, events, nonce, record, file)
+  local incarnation, events, epoch, nonce, version, from_step, record, file, digest = unpack(args, 1, FIRST_RULE - 1)
+  check_given(incarnation, events, nonce, record, file, digest)
   check_whole(epoch, version, from_step)
   check_rows(args, FIRST_RULE, 2)
   local clock_key = keys[1]
@@ -30,7 +30,7 @@ local function register_task(keys, args)
     'checkpoint', from_step, 'history', 0, 'first_manifest', committed, 'control', 'run', 'control_revision', 0,
     'rules_revision', 1, 'reaped_ms', 0, 'hold_until_ms', 0, 'saving_until_ms', 0, 'pin', '', 'open_evaluations', 0,
     'floors', floors, 'undone', 0, 'revision', new_revision(), unpack(args, FIRST_RULE))
-  record_rules(task_prefix(clock_key), 1, committed + 1, record, file)
+  record_rules(task_prefix(clock_key), 1, committed + 1, record, file, digest)
   redis.call('HSET', task_prefix(clock_key) .. 'progress', 'cursor', 0, 'admitted', 0, 'consumed', 0)
   return tonumber(epoch)
 end
