@@ -21,6 +21,21 @@ with interrupt_once():
         print("interrupted")
 """
 
+HELD = """
+import os, signal
+from rollq.cli.signals import stop_on_signals
+
+stop = stop_on_signals()
+with stop._cond:  # as in the middle of stop.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+print(stop.wait())
+"""
+
+
+def test_a_signal_in_the_middle_of_a_wait_for_it_ends_the_wait() -> None:
+    done = subprocess.run([sys.executable, "-c", HELD], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
 
 def test_an_interrupt_that_python_drops_comes_again() -> None:
     done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=PATIENCE_S)

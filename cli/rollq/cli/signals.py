@@ -1,5 +1,6 @@
 """How a command ends on a signal: a role is asked to stop, a command with children shuts them down in bounded time."""
 
+import _thread
 import contextlib
 import os
 import signal
@@ -18,13 +19,16 @@ INTERRUPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that the first SIGTERM or SIGINT sets. A second signal has its default effect."""
+    """An event that the first SIGTERM or SIGINT sets. A second signal has its default effect.
+
+    A thread sets it: the handler runs in the main thread, which may hold the lock of the event while it waits for it.
+    """
     stop = threading.Event()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
+        _thread.start_new_thread(stop.set, ())
 
     for number in STOP_SIGNALS:
         signal.signal(number, ask)
