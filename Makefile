@@ -15,7 +15,7 @@ VLLM_BIN := .venv-vllm/bin
 VLLM_INSTALLED := .venv-vllm/.installed
 SGLANG_BIN := .venv-sglang/bin
 SGLANG_INSTALLED := .venv-sglang/.installed
-SOURCES := buffer producer workers consumer monitor cli benchmarks tests
+SOURCES := buffer producer workers consumer monitor cli benchmarks docs tests
 # Without an NVIDIA GPU, torch's small CPU build.
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo '-c constraints-cpu.txt')
 # On Redis and on a cluster, only the tests of what depends on the kind of server.
@@ -27,7 +27,7 @@ DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families kills gpu conformance mutants chaos crashpoints fuzz lint type check bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -109,6 +109,9 @@ type: $(INSTALLED)  ## types, strictly
 
 check: lint type test  ## lint, type, test
 
+docs: $(INSTALLED)  ## the documentation site, into site/
+	$(BIN)/python -m mkdocs build
+
 bench: $(INSTALLED)  ## speed, as a table and JSON
 	$(BIN)/python -m benchmarks
 
@@ -116,5 +119,5 @@ bench-vllm: $(VLLM_INSTALLED)  ## tokens per second with vLLM, through rollq and
 	$(VLLM_BIN)/python -m benchmarks --only throughput --only salvage --output benchmarks/results-vllm.json
 
 clean:  ## remove the environment and all caches
-	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
