@@ -156,7 +156,15 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.call_task("hold_for_saving", "math", "a save", 0)
     yield lambda: buffer.call_task("save_index", "math", *(status.value for status in Status))
     yield lambda: buffer.call_task("save_group", "math", 1)
+    yield lambda: buffer.leave_audit("math")
+    yield lambda: take_and_forget(buffer)
     yield lambda: world.begin(1, mode="return", launch_id="second")
+
+
+def take_and_forget(buffer: Buffer) -> None:
+    portion = buffer.take_to_archive("math", "archiver", most=10**6, wait_s=0)
+    assert portion is not None
+    buffer.forget_archived(portion)
 
 
 def test_a_call_touches_a_bounded_number_of_values_in_a_full_buffer(counting: CountingBuffer) -> None:

@@ -10,11 +10,12 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from rollq.buffer.advantages import AdvantageSettings
-from rollq.buffer.settings import PayloadSettings, RedisSettings
+from rollq.buffer.settings import ArchiveSettings, PayloadSettings, RedisSettings
 from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.settings_file import load_settings
 from rollq.cli.shared_batch import BatchSettings
 from rollq.consumer.settings import GrpoSettings, TrainerSettings
+from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.http.pools import PoolSettings
 from rollq.workers.settings import WorkerSettings
@@ -23,12 +24,16 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "rollq.toml"
 SECTIONS: dict[str, type[BaseModel]] = {
     "redis": RedisSettings,
     "payloads": PayloadSettings,
+    "archive": ArchiveSettings,
     "tasks.sum": TaskSettings,
     "producer": ProducerSettings,
     "worker": WorkerSettings,
     "trainer": TrainerSettings,
     "trainer.loss": GrpoSettings,
     "trainer.advantages": AdvantageSettings,
+    "trainer.tensorboard": TensorBoardSettings,
+    "trainer.wandb": WandbSettings,
+    "trainer.mlflow": MlflowSettings,
 }
 EXAMPLES = {"options"}
 """Keys whose value in the file is an example and not the default."""

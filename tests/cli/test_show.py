@@ -100,12 +100,14 @@ def test_a_trained_group_has_its_whole_life_and_its_samples(world: World, show: 
 
 def make_every_status(world: World) -> dict[Status, int]:
     """A group in each status: status -> number."""
-    world.start(math={"max_uses": 2, "max_staleness": 4, "reuse_cooldown_steps": 2})
+    world.start(math={"max_uses": 2, "max_staleness": 4, "reuse_cooldown_steps": 2, "archive": True})
     buffer, made = world.buffer, make_sample(0)
     broken = Sample((), SampleStatus.FAILED, error="judge: no number")
-    world.complete(4)
+    world.complete(6)
     world.train(1)
-    world.claim(2)
+    buffer.checkpoint(world.held, 1)
+    world.train(2)
+    world.claim(3)
     put(world, made, made)
     put(world, made, make_sample(0, status="a"))
     put(world, broken, broken)
@@ -116,7 +118,7 @@ def make_every_status(world: World) -> dict[Status, int]:
     buffer.client.zrem(keys.by_version, expired)
     buffer.client.zadd(keys.status(Status.EXPIRED), {str(expired): expired})
     buffer.client.hset(keys.group(expired), "status", "expired")
-    batch = buffer.open_batch("math", "batch", "train", step=3)
+    batch = buffer.open_batch("math", "batch", "train", step=4)
     buffer.fill_batch("math", batch.handle, 0, [Prompt("batched")], last=True)
     world.put(world.lease(1))
     world.admit(2)
@@ -135,7 +137,9 @@ def test_groups_of_every_status_can_be_shown(world: World, show: Show) -> None:
     failed = show("math", "--last", "failed").output
     assert "\nerror\n  judge: no number\n" in failed
     assert "  now  failed: it is not trained, and is kept to look at\n" in failed
-    assert "admitted as group 2, of which this is a copy" in show("math", "--last", "cooling").output
+    leaving = show("math", "--last", "leaving").output
+    assert re.search(r"claimed for step 1\n.* trained: step 1 was committed\n.* waits for the archiver", leaving)
+    assert "admitted as group 4, of which this is a copy" in show("math", "--last", "cooling").output
 
 
 def test_a_running_group_shows_its_lease_and_what_was_salvaged(world: World, show: Show) -> None:

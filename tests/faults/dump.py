@@ -9,7 +9,7 @@ import redis
 
 STATUSES = (
     "pending", "running", "completed", "gathered", "cooling", "aborted", "expired", "filtered", "failed", "claimed",
-    "archived",
+    "archived", "leaving",
 )  # fmt: skip
 
 

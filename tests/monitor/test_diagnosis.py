@@ -33,6 +33,11 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         run_status(MATH, workers={"w1": worker(4), "w2": worker()}),
         "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 2 workers",
     ),
+    "nobody archives": (
+        run_status(task_status(statuses={Status.RUNNING: 4, Status.LEAVING: 64}, scheduled=644), task_status("code")),
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; 64 groups "
+        "wait for the archive (`rollq archive`)",
+    ),
     "the bound holds production back": (
         run_status(task_status(statuses={Status.COMPLETED: 32})),
         "training: the trainer has been training step 41 for 12 s; all workers are idle; production is held by "

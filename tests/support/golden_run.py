@@ -14,7 +14,7 @@ GOLDEN_TASKS = ("math", "code", "held_out")
 def golden_run(world: World, folder: Path) -> Iterator[str]:
     """A run in which every role makes every call that it can; yields after each move, with its name."""
     buffer = world.buffer
-    world.start(math={"max_uses": 2, "max_staleness": 4}, code={}, held_out={"kind": "eval"})
+    world.start(math={"max_uses": 2, "max_staleness": 4}, code={"archive": True}, held_out={"kind": "eval"})
     buffer.record_prompts("math", "digest", 9, "", "prompts.jsonl")
     yield "start"
     world.admit(6)
@@ -92,5 +92,10 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     buffer.checkpoint(world.held, 2)
     world.collect()
     yield "collect"
+    while portion := buffer.take_to_archive("code", "archiver", most=3, wait_s=0):
+        yield "take to archive"
+        buffer.forget_archived(portion)
+        yield "forget archived"
+    buffer.leave_audit("code")
     world.begin(2, launch_id="third")
     yield "restart"

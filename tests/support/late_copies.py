@@ -11,7 +11,7 @@ from support.buffer_run import World
 from support.golden_run import golden_run
 
 AT_ANY_TIME = {
-    "expire", "reap", "recycle",  # do what is due now, whoever asks
+    "expire", "reap", "recycle", "take_to_archive", "leave_audit",  # do what is due now, whoever asks
     "take_production", "report_worker", "report_trainer", "append_round",  # for people, or for a broadcast that is over
     "mark",  # nothing reads it
     "find_garbage", "find_dead",  # write nothing

@@ -1,7 +1,14 @@
 """`Buffer`: the replay buffer as its users see it, one typed method for each thing that can happen to a group."""
 
 from rollq.buffer.registry import Registry
-from rollq.buffer.roles import CoordinatorBuffer, MonitorBuffer, ProducerBuffer, TrainerBuffer, WorkerBuffer
+from rollq.buffer.roles import (
+    ArchiverBuffer,
+    CoordinatorBuffer,
+    MonitorBuffer,
+    ProducerBuffer,
+    TrainerBuffer,
+    WorkerBuffer,
+)
 from rollq.buffer.snapshots.upgrade import Upgrading
 from rollq.buffer.steering import Steering
 
@@ -12,6 +19,7 @@ class Buffer(
     ProducerBuffer,
     TrainerBuffer,
     MonitorBuffer,
+    ArchiverBuffer,
     Registry,
     Steering,
     Upgrading,

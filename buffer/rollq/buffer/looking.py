@@ -15,7 +15,7 @@ from rollq.buffer.wire.prompts import decode_prompt
 from rollq.buffer.wire.samples import decode_samples
 
 GROUPS_PER_TRIP = 16
-_STEPPED = (Status.CLAIMED, Status.ARCHIVED)
+STEPPED = (Status.CLAIMED, Status.ARCHIVED)
 
 
 class PastLease(NamedTuple):
@@ -128,7 +128,7 @@ class Looking(BufferCore):
 
     def _batch_of(self, task: str, group_id: int, status: Status) -> TrainStep | None:
         keys = task_keys(self.run, task)
-        step = self.send("ZSCORE", keys.status(status), group_id) if status in _STEPPED else None
+        step = self.send("ZSCORE", keys.status(status), group_id) if status in STEPPED else None
         if step is None:
             return None
         times = self.send("HMGET", keys.manifest(int(step)), "claimed_ms", "committed_ms")

@@ -114,7 +114,8 @@ class Counts:
 
 
 WITH_SAMPLES = (
-    Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED, Status.FILTERED, Status.FAILED,
+    Status.COMPLETED, Status.GATHERED, Status.COOLING, Status.CLAIMED, Status.ARCHIVED, Status.LEAVING,
+    Status.FILTERED, Status.FAILED,
 )  # fmt: skip
 """Statuses of groups whose samples have all ended and are kept."""
 

@@ -51,6 +51,7 @@ class Status(StrEnum):
     FAILED = "failed"  # out of attempts, invalid or quarantined; kept for audit, capped
     CLAIMED = "claimed"  # handed to the trainer as part of a step's batch
     ARCHIVED = "archived"  # trained; kept until a checkpoint covers it
+    LEAVING = "leaving"  # trained or dropped; kept until the archive has it
 
 
 SCHEDULED: Final = (

@@ -26,6 +26,7 @@ _RENAMED: Mapping[str, str] = {
 }
 
 _ENCODED: Mapping[str, Callable[[TaskRules], object]] = {
+    "archive": lambda rules: int(rules.archive),
     "lease_s": lambda rules: round(rules.lease_s * 1000),
     "max_token_staleness": lambda rules: _default(rules.max_token_staleness, rules.max_staleness),
     "min_valid_samples": lambda rules: _default(rules.min_valid_samples, rules.group_size),

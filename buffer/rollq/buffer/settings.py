@@ -60,6 +60,14 @@ class PromptLength(Settings):
     )
 
 
+class ArchiveSettings(Settings):
+    """Where `rollq archive` keeps all groups that are trained or dropped."""
+
+    url: str | None = Field(
+        default=None, description="s3://bucket/prefix, or the absolute path of a folder; default: no archive"
+    )
+
+
 class GroupRules(Settings):
     """How the buffer treats the groups of a task or of an evaluation."""
 
@@ -71,6 +79,9 @@ class GroupRules(Settings):
     lease_s: float = Field(default=30.0, gt=0, description="seconds of silence after which a worker loses its groups")
     audit_groups: int = Field(
         default=1000, ge=0, description="failed groups kept for inspection, and as many filtered ones"
+    )
+    archive: bool = Field(
+        default=False, description="keep what is trained or dropped until `rollq archive` has written it"
     )
 
 

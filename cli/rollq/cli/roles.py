@@ -82,15 +82,18 @@ def work(file: Path, name: str | None) -> None:
 
 @click.command()
 @settings_file
+@click.option("--from-archive", "archive_url", help="Train on the recorded run in this folder or at this s3:// URL.")
 @log_options
-def train(file: Path) -> None:
+def train(file: Path, archive_url: str | None) -> None:
     """Train on batches of groups with the reference GRPO trainer, and publish the weights.
 
-    Training resumes from the newest checkpoint in the output folder. SIGTERM or Ctrl-C saves one and stops.
+    Training resumes from the newest checkpoint in the output folder. SIGTERM or Ctrl-C saves one and stops. With
+    --from-archive, no server is needed: the batches are those that the recorded run trained, as they were.
 
     \b
     Example:
       rollq train rollq.toml
+      rollq train other.toml --from-archive /mnt/shared/archive/sums
     """
     from rollq.cli.run_location import RunLocation, fingerprints, open_run
     from rollq.cli.settings_file import load_settings
@@ -100,10 +103,17 @@ def train(file: Path) -> None:
     if trainer is None:
         raise ConfigError(f"{file}: `rollq train` needs a table [trainer]")
     try:
+        from rollq.consumer.archive_trainer import train_from_archive
         from rollq.consumer.trainer import train as run_trainer
     except ModuleNotFoundError as error:
         raise ConfigError(f"`rollq train` needs the package {error.name!r}: pip install 'rollq[torch]'") from error
     stop = stop_on_signals()
+    if archive_url is not None:
+        from rollq.buffer.archive.reading import Archive
+
+        step = train_from_archive(Archive(archive_url), trainer, seed=settings.seed, stop=stop)
+        log.info("stopped after step %d of %d", step, trainer.steps)
+        return
     # closing a buffer sets its event, so this one must not get the trainer's
     with open_run(settings, threading.Event(), **fingerprints(trainer.model, trainer.model)):
         location = RunLocation.from_settings(settings)
@@ -113,6 +123,7 @@ def train(file: Path) -> None:
         trainer,
         password=location.password,
         payloads=location.payloads,
+        archive=settings.archive.url,
         seed=settings.seed,
         stop=stop,
     )

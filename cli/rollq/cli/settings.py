@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import GroupRules, PayloadSettings, RedisSettings, Settings
+from rollq.buffer.settings import ArchiveSettings, GroupRules, PayloadSettings, RedisSettings, Settings
 from rollq.buffer.shards import MAX_SHARDS, SHARED, check_task_name, shard_names, split_rules
 from rollq.buffer.store.keys import check_name
 from rollq.buffer.store.redis_url import check_url
@@ -86,6 +86,9 @@ class RollqSettings(Settings):
     payloads: PayloadSettings = Field(
         default=PayloadSettings(), description="where large frames of groups are, if not on the servers"
     )
+    archive: ArchiveSettings = Field(
+        default=ArchiveSettings(), description="where `rollq archive` keeps what is trained or dropped"
+    )
     tasks: dict[TaskName, TaskSettings] = Field(min_length=1, description="tasks to train, by name")
     batch: BatchSettings | None = Field(default=None, description="one batch for all tasks, shared by their weights")
     evaluations: dict[TaskName, EvaluationSettings] = Field(default={}, description="evaluations, by name")
@@ -98,7 +101,7 @@ class RollqSettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _share_batch(cls, data: Any) -> Any:
-        return share_batch(data)
+        return share_batch(_with_archive(data))
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -114,6 +117,25 @@ class RollqSettings(Settings):
     def all_tasks(self) -> dict[str, WorkerTask]:
         """Everything that the buffer registers and workers serve: tasks by shard, and evaluations as tasks."""
         return {**self.train_tasks(), **{name: evaluation.as_task() for name, evaluation in self.evaluations.items()}}
+
+
+def _with_archive(data: Any) -> Any:
+    """The content of `rollq.toml` with `archive` of all tasks and evaluations filled in from `[archive]`."""
+    if not isinstance(data, dict) or not isinstance(data.get("archive"), dict) or "url" not in data["archive"]:
+        return data
+    found = {name: data[name] for name in ("tasks", "evaluations") if isinstance(data.get(name), dict)}
+    filled = {
+        name: {key: {"archive": True} | table if isinstance(table, dict) else table for key, table in tables.items()}
+        for name, tables in found.items()
+    }
+    return {**data, **filled}
+
+
+def _archives_have_a_place(settings: RollqSettings) -> Iterator[str]:
+    for kind, tables in (("tasks", settings.tasks), ("evaluations", settings.evaluations)):
+        for name, table in tables.items():
+            if table.archive and settings.archive.url is None:
+                yield f"{kind}.{name}.archive = true: where? set url in [archive]"
 
 
 def _names_differ(settings: RollqSettings) -> Iterator[str]:
@@ -226,6 +248,7 @@ def _groups_have_a_baseline(settings: RollqSettings) -> Iterator[str]:
 
 
 RULES = (
+    _archives_have_a_place,
     _names_differ,
     _tasks_are_trained,
     _batches_fill_despite_cooldown,

@@ -180,6 +180,9 @@ def _warnings(run: RunStatus) -> Iterator[str]:
     for found in ("silent", "dead"):
         if names := [name for name, report in run.workers.items() if report["condition"] == found]:
             yield f"{count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {found}"
+    waiting = [task.groups(Status.LEAVING) for task in run.tasks]
+    if any(groups > 2 * task.batch_groups for groups, task in zip(waiting, run.tasks, strict=True)):
+        yield f"{count(sum(waiting), 'group')} wait for the archive (`rollq archive`)"
     for task in run.tasks:
         if task.last_error and task.rates and task.rates.failed:
             yield f"groups of task {task.task} fail, the last one with {shortened(task.last_error.text)}"

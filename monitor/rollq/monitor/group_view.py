@@ -144,8 +144,20 @@ def _events(group: FoundGroup) -> Iterator[Event]:
         yield Event(group.batch.claimed_ms, f"claimed for step {group.batch.step}")
         if group.batch.committed_ms is not None:
             yield Event(group.batch.committed_ms, f"trained: step {group.batch.step} was committed")
-    elif now := _NOW.get(group.status):
+    if group.status is Status.LEAVING:
+        yield from _departure(fields)
+    if now := _NOW.get(group.status):
         yield Event(None, now)
+
+
+def _departure(fields: Mapping[str, str]) -> Iterator[Event]:
+    """How a group that waits for the archive left the batches."""
+    step = fields.get("trained_step")
+    if step and fields["left"] == "trained":
+        yield Event(_number(fields["claimed_ms"]), f"claimed for step {step}")
+        yield Event(_number(fields["committed_ms"]), f"trained: step {step} was committed")
+    else:
+        yield Event(_number(fields["left_ms"]), f"dropped: {fields['left']}")
 
 
 def _admission(fields: Mapping[str, str]) -> str:
@@ -172,6 +184,7 @@ _NOW: Mapping[Status, str] = {
     Status.EXPIRED: "became too stale, and waits to be sampled again",
     Status.COOLING: "waits to be trained once more",
     Status.FILTERED: "was filtered: it is not trained, and is kept to look at",
+    Status.LEAVING: "waits for the archiver, and leaves then",
     Status.FAILED: "failed: it is not trained, and is kept to look at",
 }
 

@@ -168,6 +168,8 @@ def _depth_table(reading: BufferReading) -> Table:
     for name in columns:
         table.add_column(name, justify="right")
     for status in Status:
+        if status is Status.LEAVING and not any(depths.get(status.value) for depths in columns.values()):
+            continue  # without an archive, no group ever is
         table.add_row(status.value, *(f"{depths.get(status.value, 0):,}" for depths in columns.values()))
     return table
 

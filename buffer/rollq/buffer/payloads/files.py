@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from rollq.buffer.durable import fsync_folder
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
 from rollq.buffer.s3 import open_bucket
 from rollq.buffer.store.redis_errors import Trouble
@@ -48,8 +49,8 @@ class Objects(Protocol):
     def remove(self, name: str) -> None:
         """Remove a value."""
 
-    def pages(self, folder: str) -> Iterator[list[str]]:
-        """The names that begin with `folder/`, in pages, without that."""
+    def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
+        """The names that begin with `folder/`, in pages, without that; with `tidy`, what was abandoned is removed."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove all values whose names begin with `folder/`."""
@@ -66,17 +67,17 @@ class Folder:
 
     failure: type[Exception] = OSError
 
-    def __init__(self, path: str) -> None:
-        """Raises `ConfigError` unless it is the absolute path of a folder."""
+    def __init__(self, path: str, setting: str = "payloads.url", *, durable: bool = False) -> None:
+        """Raises `ConfigError`, naming the `setting`, unless it is the absolute path of a folder.
+
+        `durable`: a file is on disk when `put` returns.
+        """
         if not Path(path).is_absolute():
-            raise ConfigError(
-                f"payloads.url = {path!r}: is neither s3://bucket/prefix nor the absolute path of a folder"
-            )
+            raise ConfigError(f"{setting} = {path!r}: is neither s3://bucket/prefix nor the absolute path of a folder")
         if not Path(path).is_dir():
-            raise ConfigError(
-                f"payloads.url = {path!r}: there is no such folder on this machine; mount it, or create it"
-            )
+            raise ConfigError(f"{setting} = {path!r}: there is no such folder on this machine; mount it, or create it")
         self._path = Path(path)
+        self._durable = durable
 
     def put(self, name: str, value: bytes | Pieces) -> None:
         """Write a file beside its place, and then rename it."""
@@ -85,7 +86,12 @@ class Folder:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write(unfinished, value)
+            if self._durable:
+                with unfinished.open("rb") as file:
+                    os.fsync(file.fileno())
             unfinished.replace(path)
+            if self._durable:
+                fsync_folder(path.parent)
         except OSError:  # the next try has another name, and a full disk no room for both
             with suppress(OSError):
                 unfinished.unlink()
@@ -103,13 +109,13 @@ class Folder:
         """Remove a file."""
         (self._path / name).unlink()
 
-    def pages(self, folder: str) -> Iterator[list[str]]:
-        """The names of all files; removes those that a process that died has not finished."""
+    def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
+        """The names of all files; with `tidy`, removes those that a process that died has not finished."""
         root = self._path / folder
         files = (Path(at, name) for at, _, names in os.walk(root) for name in names)
         while page := list(islice(files, FILES_PER_PAGE)):
             for path in page:
-                if path.name.startswith(UNFINISHED):
+                if tidy and path.name.startswith(UNFINISHED):
                     _remove_abandoned(path)
             yield [str(path.relative_to(root)) for path in page if not path.name.startswith(UNFINISHED)]
 
@@ -135,9 +141,9 @@ class Folder:
 class Bucket:
     """`Objects` in a bucket of an S3-compatible store. Needs `rollq[s3]`."""
 
-    def __init__(self, url: str) -> None:
-        """Raises `ConfigError` for another URL, a wrong endpoint, and without obstore."""
-        self._store = open_bucket(url, {"timeout": "12h", "read_timeout": "20s"}, what="payloads", retries=0)
+    def __init__(self, url: str, what: str = "payloads") -> None:
+        """Raises `ConfigError`, naming `what` it holds, for another URL, a wrong endpoint, and without obstore."""
+        self._store = open_bucket(url, {"timeout": "12h", "read_timeout": "20s"}, what=what, retries=0)
         from obstore.exceptions import BaseError
 
         self.failure: type[Exception] = BaseError
@@ -166,8 +172,8 @@ class Bucket:
 
         obstore.delete(self._store, name)
 
-    def pages(self, folder: str) -> Iterator[list[str]]:
-        """The names of all objects."""
+    def pages(self, folder: str, *, tidy: bool = True) -> Iterator[list[str]]:
+        """The names of all objects. None is ever unfinished."""
         import obstore
 
         for page in obstore.list(self._store, folder, chunk_size=FILES_PER_PAGE):

@@ -47,6 +47,7 @@ rollq:{run:task}:payload:<id>:<nonce> string a frame that is too large for a fun
 rollq:{run:task:<id>}:payload:<name> string likewise, away, on a cluster            workers    until collected
 rollq:{run:task}:garbage         set     payloads that are away and of no more use     functions  until collected
 rollq:{run:task}:shared          hash    payload that is away -> how many groups name it functions until dropped
+rollq:{run:task}:archive         hash    who archives, the open portion, groups so far functions  run
 rollq:{run:task}:grant:<nonce>   string  ids of one lease call, for its retry          functions  one lease
 rollq:{run:task}:manifest:<step> hash    the batch of a step, cumulative counters      functions  until checkpoint
 """
@@ -205,6 +206,10 @@ class TaskKeys:
     def payload_away(self, group_id: int, name: str) -> str:
         """In a slot of the group's."""
         return f"rollq:{{{self.run}:{self.task}:{group_id}}}:payload:{name}"
+
+    @property
+    def archive(self) -> str:
+        return self._key("archive")
 
     @property
     def prompts(self) -> str:

@@ -46,7 +46,7 @@ COMMON = (
     "restoring",
 )
 """Files of `lua/common/`, in an order in which each uses only names of those before it."""
-KINDS = ("run", "task", "group", "step", "batch", "snapshot")
+KINDS = ("run", "task", "group", "step", "batch", "snapshot", "archive")
 """Folders of `lua/` with one file for each function."""
 
 READ_ONLY = frozenset({"counts", "find", "inspect", "overview", "preview", "readiness", "save_group", "save_index"})

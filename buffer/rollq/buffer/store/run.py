@@ -67,6 +67,11 @@ class RunStore:
         return self.servers.of(self.keys.info)
 
     @property
+    def patience(self) -> Patience:
+        """How long calls wait for a server that is away."""
+        return self._patience
+
+    @property
     def closed(self) -> Event:
         """Set when the buffer is closed or its owner stops; it ends every wait for the server."""
         return self._patience.closed

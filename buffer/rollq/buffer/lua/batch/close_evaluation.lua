@@ -20,7 +20,7 @@ local function close_evaluation(keys, args)
   local ids = redis.call('LPOP', batch .. ':groups', limit) or {}
   for _, id in ipairs(ids) do
     local status = group_fields(clock, id, 'status')
-    if status then
+    if not is_gone(status) then
       withdraw(clock, id, status)
       drop_group(clock, id, is_unfinished(status) and 'cancelled' or 'evaluated')
     end

@@ -59,12 +59,32 @@ local function make_pending(clock, id, deaths)
   if deaths > 0 then redis.call('ZADD', clock.prefix .. 'suspects', deaths, id) end
 end
 
+-- The first group that may be of the prompts that the task has now: the rows of groups before it are of other prompts.
+local function first_of_prompts(clock)
+  return tonumber(redis.call('HGET', clock.prefix .. 'progress', 'prompts_from') or '1')
+end
+
 -- Removes every trace of a group that was withdrawn, and counts it under its reason.
-local function drop_group(clock, id, reason)
+local function remove_group(clock, id, reason)
   local progress, payload, bytes = clock.prefix .. 'progress', group_fields(clock, id, 'payload', 'bytes')
   unlink_frames(clock, id, payload, group_key(clock.prefix, id))
   redis.call('HINCRBY', progress, 'dropped_' .. reason, 1)
   if bytes then redis.call('HINCRBY', progress, 'bytes', -tonumber(bytes)) end
+end
+
+local function is_gone(status)
+  return not status or status == 'leaving'
+end
+
+-- any status -> leaving, for the archive, or gone without one. The caller has withdrawn the group. The samples of a
+-- copy that is not trained again (`reused`) are in the archive as those of the group that was trained. `step`: at which
+-- it was trained; by default the one that is next.
+local function drop_group(clock, id, reason, step)
+  if clock.archive ~= 1 or reason == 'reused' then return remove_group(clock, id, reason) end
+  local key = group_key(clock.prefix, id)
+  redis.call('HSET', key, 'status', 'leaving', 'left', reason, 'left_ms', now_ms())
+  forget_lease(key)
+  redis.call('ZADD', clock.prefix .. 'leaving', step or clock.step, id)
 end
 
 -- Remembers the newest error of the task, for people.

@@ -115,7 +115,7 @@ local function drop_held(clock)
   for i = 1, #held, 2 do
     local id, step = unpack(held, i, i + 1)
     redis.call('ZREM', clock.prefix .. 'archived', id)
-    drop_group(clock, id, 'trained')
+    drop_group(clock, id, 'trained', step)
     redis.call('HDEL', manifest_key(clock, step), 'ids')
   end
 end
@@ -128,6 +128,17 @@ local function forget_counters(clock, step)
   write_clock(clock, { first_manifest = first + 1, history = math.max(clock.history, first + 1) })
 end
 
+-- Notes for the archive how the groups of a batch were trained.
+local function note_trained(clock, manifest, ids, step)
+  local floors, threshold, claimed_ms = fields(manifest, 'floors', 'token_threshold', 'claimed_ms')
+  local now = now_ms()
+  for index, id in ipairs(ids) do
+    -- stylua: ignore
+    redis.call('HSET', group_key(clock.prefix, id), 'trained_step', step, 'position', index - 1, 'batch_groups', #ids,
+      'floors', floors or '', 'token_threshold', threshold or '', 'claimed_ms', claimed_ms or '', 'committed_ms', now)
+  end
+end
+
 -- A trained batch leaves claimed: archived for the checkpoint, or dropped at once where the run resumes fresh.
 local function file_trained(clock, manifest, step)
   local ids = manifest_ids(manifest)
@@ -137,10 +148,11 @@ local function file_trained(clock, manifest, step)
     end
   end
   end_cooling(clock, step + 1) -- max_uses may have been more before
+  if clock.archive == 1 then note_trained(clock, manifest, ids, step) end
   if clock.resume == 'fresh' and not is_saving(clock, now_ms()) then
     for _, id in ipairs(ids) do
       redis.call('ZREM', clock.prefix .. 'claimed', id)
-      drop_group(clock, id, 'trained')
+      drop_group(clock, id, 'trained', step)
     end
     redis.call('HDEL', manifest, 'ids') -- nothing is left that could be served again
     drop_held(clock)

@@ -8,6 +8,13 @@
 -- Repeat: finds that the cursor has moved, and admits nothing
 local FIRST_PROMPT = 6
 
+-- Whether as many groups wait for the archive as batches and audit sets may hold.
+local function is_archive_full(clock)
+  if clock.archive ~= 1 then return false end
+  local most = clock.max_uncheckpointed * math.max(1, clock.batch_groups) + 2 * clock.audit
+  return redis.call('ZCARD', clock.prefix .. 'leaving') > most
+end
+
 local function admit(keys, args)
   local incarnation, epoch, cursor, target, step = unpack(args, 1, FIRST_PROMPT - 1)
   check_whole(epoch, cursor, target, step)
@@ -19,7 +26,8 @@ local function admit(keys, args)
   if err then return err end
   local progress = clock.prefix .. 'progress'
   local live_cursor = tonumber(redis.call('HGET', progress, 'cursor') or '0')
-  local may_admit = clock.epoch == tonumber(epoch) and clock.control == 'run' and not clock.sleep
+  local is_live = clock.epoch == tonumber(epoch) and clock.control == 'run' and not clock.sleep
+  local may_admit = is_live and not is_archive_full(clock)
   if not may_admit or live_cursor ~= tonumber(cursor) then return { 0, 0, live_cursor } end
   local count = math.min((#args - FIRST_PROMPT + 1) / 3, tonumber(target) - scheduled(clock))
   if count <= 0 then return { 0, 0, live_cursor } end

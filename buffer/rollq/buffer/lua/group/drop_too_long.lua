@@ -23,7 +23,9 @@ local function drop_too_long(keys, args)
     local live_attempt, live_nonce, batch, row = fields(key, 'attempt', 'nonce', 'batch', 'row')
     if live_attempt == attempt and live_nonce == nonce then
       withdraw(clock, id, 'running')
-      if row then redis.call('HSET', clock.prefix .. 'too_long', row, tokens) end
+      if row and tonumber(id) >= first_of_prompts(clock) then
+        redis.call('HSET', clock.prefix .. 'too_long', row, tokens)
+      end
       if batch then
         note_lease(key, 'error', now)
         file_for_audit(clock, id, 'failed', error_text)

@@ -264,7 +264,8 @@ local function account(clock, group, result, status, totals)
   totals.reward_sum = totals.reward_sum + tonumber(result.reward) * result.rewarded
   totals.reward_count = totals.reward_count + result.rewarded
   if status == 'expired' or group.evaluation then return end
-  if clock.prompt_stats == 1 and group.row and result.rewarded > 0 then note_prompt(clock, group.row, result) end
+  local is_known = clock.prompt_stats == 1 and group.row and tonumber(result.id) >= first_of_prompts(clock)
+  if is_known and result.rewarded > 0 then note_prompt(clock, group.row, result) end
   totals.outcomes[#totals.outcomes + 1] = (status == 'completed' or status == 'gathered') and 1 or 0
 end
 

@@ -3,7 +3,7 @@
 -- KEYS: clock
 -- ARGV: incarnation, id
 -- Returns: the group's hash, flat, empty when it has left; index, frame, ... of its samples; and its payload, or ''
--- Caller: Saving._read_groups; a save, monitors
+-- Caller: Saving._read_groups; a save, monitors, archivers
 -- Repeat: only reads
 local function save_group(keys, args)
   local incarnation, id = unpack(args)

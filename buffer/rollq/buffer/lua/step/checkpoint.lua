@@ -1,5 +1,5 @@
 -- A checkpoint covers a step and all before it: their batches will not be asked for again.
--- Moves: archived -> gone
+-- Moves: archived -> gone, or leaving for the archive
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, limit
 -- Returns: more 0|1: call again
@@ -30,8 +30,9 @@ local function checkpoint(keys, args)
   end
   write_clock(clock, { checkpoint = step, history = step, first_manifest = math.max(clock.first_manifest, first) })
   for _, id in ipairs(ids) do
+    local trained_at = redis.call('ZSCORE', archived, id)
     redis.call('ZREM', archived, id)
-    drop_group(clock, id, 'trained')
+    drop_group(clock, id, 'trained', trained_at)
   end
   return (#ids == limit or first < step) and 1 or 0
 end

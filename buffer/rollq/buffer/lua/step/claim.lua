@@ -12,6 +12,23 @@
 --
 -- A batch that is replayed keeps the floors and the masking of its first claim, whatever rules hold now: its tokens are
 -- as old as they were then.
+
+-- As many steps may wait for the archive as for a checkpoint, or the claim after a checkpoint that covers all of these
+-- would find that its archiver has had no time yet.
+local function refuse_unarchived(clock, step)
+  if clock.archive ~= 1 then return nil end
+  local _, oldest = unpack(redis.call('ZRANGE', clock.prefix .. 'leaving', 0, 0, 'WITHSCORES'))
+  local covered = clock.resume == 'fresh' and step - 1 or clock.checkpoint
+  if not oldest or covered - oldest < clock.max_uncheckpointed then return nil end
+  return fail(
+    'CHECKPOINT_OVERDUE',
+    'groups of step %s still wait for the archive, and %s steps are held for it: run `rollq archive`, or raise '
+      .. 'max_uncheckpointed_steps',
+    oldest,
+    clock.max_uncheckpointed
+  )
+end
+
 local function refuse_step(clock, step)
   if step <= clock.committed then
     return fail(
@@ -30,7 +47,7 @@ local function refuse_step(clock, step)
       clock.max_uncheckpointed
     )
   end
-  return nil
+  return refuse_unarchived(clock, step)
 end
 
 local function token_threshold(clock)

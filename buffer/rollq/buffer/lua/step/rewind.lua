@@ -11,7 +11,7 @@
 -- after an earlier rewind returned both.
 local function drop_clone(clock, clone, step)
   local status = group_fields(clock, clone, 'status')
-  if not status then return end
+  if is_gone(status) then return end
   local is_held = status == 'claimed' or status == 'archived'
   if is_held and tonumber(redis.call('ZSCORE', clock.prefix .. status, clone)) < step then return end
   withdraw(clock, clone, status)
@@ -57,7 +57,7 @@ local function rewind(keys, args)
   end
   for _, id in ipairs(ids) do
     local status = group_fields(clock, id, 'status')
-    if status then rewind_group(clock, id, status, step, mode) end -- else dropped as the copy of another
+    if not is_gone(status) then rewind_group(clock, id, status, step, mode) end -- else dropped as the copy of another
   end
   redis.call('UNLINK', manifest)
   write_clock(clock, { undone = math.max(clock.undone, step), claimed_step = step - 1 })

@@ -17,7 +17,9 @@ local function record_prompts(keys, args)
   revision = tonumber(revision)
   if tonumber(known or '0') == revision then
     if known and known_digest ~= digest then
+      local progress = clock.prefix .. 'progress'
       redis.call('UNLINK', clock.prefix .. 'prompts', clock.prefix .. 'too_long')
+      redis.call('HSET', progress, 'prompts_from', redis.call('HGET', progress, 'admitted') + 1)
     end
     -- stylua: ignore
     redis.call('HSET', key, 'revision', revision + 1, 'digest', digest, 'rows', rows, 'seeds', seeds, 'path', path)

@@ -1,0 +1,141 @@
+"""The archiver: writes groups that leave the buffer to files, and then lets them go.
+
+A portion of groups is fixed in the buffer before it is written, and its groups never change. So an archiver that takes
+over from one that died writes the same file again, under the same name.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from io import BytesIO
+from typing import TypeVar
+
+from rollq.buffer.archive.rows import rows_of
+from rollq.buffer.archive.schema import parquet, write_rows
+from rollq.buffer.archiving import MAX_PORTION_GROUPS, Portion, StoredGroup
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.payloads.files import Bucket, Folder, Objects
+from rollq.buffer.roles import ArchiverBuffer
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.connection import wait_out
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+WAIT_S = 60.0
+"""How long groups that were dropped wait for others of the same step."""
+PORTION_BYTES = 256 << 20
+"""The frames of a portion take about as much as this at most; a file is made in memory."""
+MARKER = "this+run"
+"""A name that a task cannot have. Without it, the folder of a run is not there."""
+
+
+def open_archive(url: str) -> Objects:
+    """The objects at `archive.url`. Raises `ConfigError` for one that is neither a folder that exists nor a bucket."""
+    return Bucket(url, "archives") if url.startswith("s3:") else Folder(url, "archive.url", durable=True)
+
+
+class Archiver:
+    """Archives the groups of a run that leave; any number may work at the same time."""
+
+    def __init__(self, buffer: ArchiverBuffer, url: str, *, wait_s: float = WAIT_S) -> None:
+        """Raises `ConfigError` for another folder or bucket than the one that has the archive of the run so far."""
+        parquet()
+        self._buffer = buffer
+        self._name = f"archive.url = {url!r}"
+        self._objects = open_archive(url)
+        self._wait_s = wait_s
+        self._archiver = secrets.token_hex(8)
+        self._folder = f"{buffer.run}/{buffer.incarnation}"
+        self._mark()
+
+    def run(self, stop: threading.Event) -> None:
+        """Archive until `stop` is set."""
+        while not stop.is_set():
+            if not self.archive_once(stop):
+                stop.wait(POLL_S)
+
+    def finish(self, stop: threading.Event) -> None:
+        """Archive all that has left, and what is kept for audit: for a run that is over.
+
+        Waits for an archiver that is at work, or has died within the last seconds, and while the buffer is saved.
+        """
+        self._wait_s = 0.0
+        while not stop.is_set():
+            for task in self._buffer.tasks():
+                self._buffer.leave_audit(task)
+            if not self.archive_once(stop):
+                if not any(map(self._waits, self._buffer.tasks())):
+                    return
+                stop.wait(POLL_S)
+
+    def _waits(self, task: str) -> bool:
+        """Whether groups of a task are still to be archived when its run is over."""
+        counts = self._buffer.counts(task)
+        audited = (Status.FAILED, Status.FILTERED) if counts.clock.rules.archive else ()
+        return any(counts.statuses[status] for status in (Status.LEAVING, *audited))
+
+    def archive_once(self, stop: threading.Event) -> int:
+        """Archive a portion of each task that has one; returns the number of groups."""
+        return sum(self._archive_portion(task, stop) for task in self._buffer.tasks())
+
+    def _archive_portion(self, task: str, stop: threading.Event) -> int:
+        mean_bytes = self._buffer.counts(task).mean_bytes
+        most = max(1, min(MAX_PORTION_GROUPS, int(PORTION_BYTES / max(1.0, mean_bytes))))
+        portion = self._buffer.take_to_archive(task, self._archiver, most=most, wait_s=self._wait_s)
+        if portion is None:
+            return 0
+        name = f"{self._folder}/{file_name(portion)}"
+        content = self._encode(portion)
+        if not self._buffer.is_waiting(portion):  # another archiver has written it: groups were gone when this one read
+            return 0
+        self._put(name, content)
+        while not self._buffer.forget_archived(portion):
+            log.info("task %s: the buffer is saved, so groups that are in the archive stay until it has been", task)
+            if stop.wait(POLL_S):
+                return 0
+        log.info("task %s: %d groups of step %d are in %s", task, len(portion.ids), portion.step, name)
+        return len(portion.ids)
+
+    def _encode(self, portion: Portion) -> bytes:
+        groups = self._buffer.read_stored(portion.task, portion.ids)
+        return encode_file(self._buffer.run, self._buffer.incarnation, portion, groups)
+
+    def _mark(self) -> None:
+        """Leave a marker, by which a folder that is not mounted is noticed."""
+        marker = f"{self._folder}/{MARKER}"
+        try:
+            self._wait_out(lambda: self._objects.size_bytes(marker))
+        except FileNotFoundError:
+            if any(self._buffer.archive_state(task).groups for task in self._buffer.tasks()):
+                raise ConfigError(
+                    f"{self._name} has nothing of this run, which has an archive: give every archiver the same folder "
+                    "or bucket"
+                ) from None
+            self._wait_out(lambda: self._objects.put(marker, b""))
+
+    def _put(self, name: str, value: bytes) -> None:
+        def put() -> None:
+            self._objects.check_mounted(f"{self._folder}/{MARKER}")
+            self._objects.put(name, value)
+
+        self._wait_out(put)
+
+    def _wait_out(self, do: Callable[[], T]) -> T:
+        objects = self._objects
+        return wait_out(do, self._buffer.patience, name=self._name, fails=objects.failure, explain=objects.explain)
+
+
+def file_name(portion: Portion) -> str:
+    """The name of a portion's file in the folder of its run."""
+    return f"{portion.task}/step-{portion.step:08d}-{portion.number:06d}.parquet"
+
+
+def encode_file(run: str, incarnation: str, portion: Portion, groups: Iterable[StoredGroup]) -> bytes:
+    """A Parquet file of groups. The same groups give the same bytes."""
+    sink = BytesIO()
+    write_rows(sink, run, incarnation, (row for group in groups for row in rows_of(run, group, portion.step)))
+    return sink.getvalue()

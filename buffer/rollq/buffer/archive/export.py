@@ -1,0 +1,78 @@
+"""Exports groups, from the buffer or from an archive, with the columns of the archive."""
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from rollq.buffer.archive.rows import Row, rows_of
+from rollq.buffer.archive.schema import tables_of, write_rows
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.durable import fsync_folder
+from rollq.buffer.errors import ConfigError
+
+
+def groups_in(buffer: Buffer, query: Any) -> Iterator[list[Row]]:
+    """The rows of each group in the buffer for which `query` holds. One that leaves meanwhile is left out."""
+    for task, records in groupby(buffer.query(query), key=lambda record: record.task):
+        for stored in buffer.read_stored(task, [record.uid for record in records]):
+            step = int(stored.fields.get("trained_step") or stored.fields["step"])
+            yield rows_of(buffer.run, stored, step)
+
+
+def export(groups: Iterable[list[Row]], path: Path, form: str) -> int:
+    """Write groups to a file that does not exist yet; returns how many. It appears complete or not at all.
+
+    Raises `ConfigError` for a file that exists, or cannot be written.
+    """
+    if path.exists():
+        raise ConfigError(f"--to {path}: exists; remove it, or name another file")
+    counted = _Counted(groups)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        with unfinished.open("wb") as file:
+            _WRITERS[form](file, counted)
+        unfinished.replace(path)
+        fsync_folder(path.absolute().parent)
+    except OSError as error:
+        raise ConfigError(f"--to {path}: cannot be written: {error.strerror}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return counted.groups
+
+
+class _Counted:
+    """The rows of groups, which it counts."""
+
+    def __init__(self, groups: Iterable[list[Row]]) -> None:
+        self._waiting = groups
+        self.groups = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for rows in self._waiting:
+            self.groups += 1
+            yield from rows
+
+
+def _write_parquet(file: BinaryIO, rows: Iterable[Row]) -> None:
+    write_rows(file, "", "", rows)
+
+
+def _write_lines(file: BinaryIO, rows: Iterable[Row]) -> None:
+    """A JSON object per row. Times are texts, and the bytes of arrays base64."""
+    for table in tables_of(rows):
+        for row in table.to_pylist():
+            file.write(orjson.dumps(row, default=_encode_bytes, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _encode_bytes(value: Any) -> str:
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} is not a value of a row")
+
+
+_WRITERS: dict[str, Callable[[BinaryIO, Iterable[Row]], None]] = {"jsonl": _write_lines, "parquet": _write_parquet}
+FORMATS = tuple(_WRITERS)

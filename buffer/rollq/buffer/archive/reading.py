@@ -1,0 +1,141 @@
+"""Reads an archive: groups by query, and the batches of a run."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from rollq.buffer.archive.archiver import open_archive
+from rollq.buffer.archive.rows import Row, TrainedGroup, content_of, group_of, sample_of
+from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, check_version, parquet
+from rollq.buffer.errors import ArchiveError
+from rollq.buffer.query.language import GroupRecord, parse_query
+from rollq.buffer.query.texts import GroupTexts, texts_of
+from rollq.buffer.rollouts import Status
+from rollq.buffer.staleness import staleness
+from rollq.buffer.store.scores import NO_TOKENS
+
+SUFFIX = ".parquet"
+_OF_A_STEP = re.compile(r"step-(\d+)-\d+\.parquet")
+_STATUS: Mapping[str, Status] = {
+    "trained": Status.ARCHIVED,
+    "failed": Status.FAILED,
+    "filtered": Status.FILTERED,
+    "expired": Status.EXPIRED,
+}
+"""Outcome -> the status that a query finds it by; others are `leaving`."""
+
+
+class Archive:
+    """The files of an archive in a folder, or in a bucket at `s3://bucket/prefix`, by name."""
+
+    def __init__(self, url: str) -> None:
+        """Raises `ConfigError` for a folder that does not exist, `ArchiveError` for one without files of an archive."""
+        parquet()
+        self.url = url if url.startswith("s3:") else str(Path(url).absolute())
+        self._objects = open_archive(self.url)
+        pages = self._objects.pages("", tidy=False)  # a folder that anybody names, with hidden files of others
+        self.names = sorted(name for page in pages for name in page if _is_of_groups(name))
+        if not self.names:
+            raise ArchiveError(f"{url} has no file of an archive: `rollq archive` writes them")
+
+    def rows(self, name: str) -> list[Row]:
+        """The rows of a file. Raises `ArchiveError` for one that this rollq cannot read."""
+        file = parquet().ParquetFile(BytesIO(self._objects.get(name)))
+        check_version(file.schema_arrow.metadata, f"{self.url}/{name}")
+        found: list[Row] = file.read().to_pylist()
+        return found
+
+    def groups(self, query: Any) -> Iterator[list[Row]]:
+        """The rows of each group for which `query` holds, see `rollq.buffer.query.language`."""
+        condition = parse_query(query)
+        for name in self.names:
+            for group in _by_group(self.rows(name)):
+                if condition.holds(_record(group), _texts(group) if condition.searches_texts else None):
+                    yield group
+
+    def run(self) -> tuple[str, str]:
+        """The name and the incarnation of the run whose archive this is.
+
+        Raises `ArchiveError` when there are several.
+        """
+        one_of_each_folder = {Path(name).parent: name for name in self.names}.values()  # reading all may take hours
+        found = {self._run_of(name) for name in one_of_each_folder}
+        if len(found) > 1:
+            several = ", ".join(f"{run}/{incarnation}" for run, incarnation in sorted(found))
+            raise ArchiveError(f"{self.url} has the archives of several runs: name the folder of one: {several}")
+        return found.pop()
+
+    def _run_of(self, name: str) -> tuple[str, str]:
+        metadata = parquet().read_schema(BytesIO(self._objects.get(name))).metadata
+        check_version(metadata, f"{self.url}/{name}")
+        return metadata[RUN_KEY].decode(), metadata[INCARNATION_KEY].decode()
+
+    def steps(self) -> dict[int, list[str]]:
+        """The files by the step that their names have. Raises `ArchiveError` for a file of `rollq export`."""
+        found: dict[int, list[str]] = defaultdict(list)
+        for name in self.names:
+            if not (named := _OF_A_STEP.fullmatch(Path(name).name)):
+                raise ArchiveError(f"{self.url}/{name} is not a file of a step, as `rollq archive` names them")
+            found[int(named[1])].append(name)
+        return dict(sorted(found.items()))
+
+    def batch(self, step: int, names: Sequence[str]) -> list[TrainedGroup]:
+        """The groups of the batch of a step, in order, from its files; none if nothing was trained at it.
+
+        Groups that were trained before their task had an archive, and so have no position, are left out.
+        A step that was trained again after a crash has the batch that was trained last. Raises `ArchiveError` when
+        groups of the batch are not in the archive.
+        """
+        rows = [row for name in names for row in self.rows(name) if row["position"] is not None]
+        found: list[TrainedGroup] = []
+        by_task: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            by_task[row["task"]].append(row)
+        for task, mine in sorted(by_task.items()):
+            last = max(row["committed_at"] for row in mine)
+            groups = [group_of(group) for group in _by_group([row for row in mine if row["committed_at"] == last])]
+            groups.sort(key=lambda group: group.position)
+            wanted = groups[0].batch_groups
+            if [group.position for group in groups] != list(range(wanted)):
+                raise ArchiveError(
+                    f"{self.url}: step {step} trained {wanted} groups of task {task!r}, and {len(groups)} are in the "
+                    "archive: wait until the archiver has written the rest, or read fewer steps"
+                )
+            found += groups
+        return found
+
+
+def _is_of_groups(name: str) -> bool:
+    """Whether it is a file of the archive itself, not of a trainer's annotations beside it."""
+    return name.endswith(SUFFIX) and "+annotations/" not in f"{name}/"
+
+
+def _by_group(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each group, which follow each other in a file."""
+    return [list(group) for _, group in groupby(rows, key=lambda row: (row["task"], row["group_id"]))]
+
+
+def _record(rows: Sequence[Row]) -> GroupRecord:
+    """A group as queries see it. Its staleness is the one at its step."""
+    first = rows[0]
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    oldest = first["oldest_version"]
+    return GroupRecord(
+        uid=first["group_id"],
+        task=first["task"],
+        status=_STATUS.get(first["outcome"], Status.LEAVING).value,
+        staleness=staleness(first["step"], [] if oldest in (None, NO_TOKENS) else [oldest]),
+        arrival=first["arrival"],
+        reward=sum(rewards) / len(rewards) if rewards else None,
+        tries=first["tries"],
+        error=first["reason"] or "",
+        step=first["step"] if first["outcome"] == "trained" else None,
+    )
+
+
+def _texts(rows: Sequence[Row]) -> GroupTexts:
+    return texts_of(content_of(rows[0]["prompt_record"].encode()), map(sample_of, rows))

@@ -1,0 +1,203 @@
+"""Groups as rows of the archive, and back, without a loss."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from rollq.buffer.archiving import StoredGroup
+from rollq.buffer.errors import ArchiveError, CorruptFrame
+from rollq.buffer.rollouts import (
+    ArrayRef,
+    FinishReason,
+    Group,
+    PipelineOutput,
+    Sample,
+    SampleStatus,
+    Segment,
+    VersionSpan,
+)
+from rollq.buffer.staleness import Floors
+from rollq.buffer.store.scores import NO_TOKENS
+from rollq.buffer.wire.payload import decode_kept
+from rollq.buffer.wire.prompts import decode_prompt
+
+Row = dict[str, Any]
+_DECODED = ("reward_parts", "sampling", "tools", "tool_choice", "extra")
+"""Fields of a sample that a row has as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedGroup:
+    """A group of a batch: its place among the `batch_groups` of its task, and the arithmetic of the batch's claim."""
+
+    group: Group
+    position: int
+    batch_groups: int
+    floors: Floors
+    token_threshold: int | None
+
+
+def rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
+    """A row for each sample of a group; `step`: at which it was trained, or which was next when it left."""
+    fields = stored.fields
+    samples = decode_kept(stored.frames, fields["letters"], f"group {stored.task}:{stored.group_id}")
+    content = content_of(stored.prompt)
+    trained = fields.get("left") == "trained"
+    of_group = {
+        "run": run,
+        "task": stored.task,
+        "group_id": stored.group_id,
+        "outcome": fields.get("left") or fields["status"],
+        "reason": fields.get("error"),
+        "step": step,
+        "position": _int(fields.get("position") if trained else None),
+        "batch_groups": _int(fields.get("batch_groups") if trained else None),
+        "epoch": _int(fields.get("counted_in")),
+        "prompt": content if isinstance(content, str) else _json(content),
+        "answer": _json(_record(stored.prompt).get("answer")),
+        "prompt_record": stored.prompt.decode(errors="replace"),
+        "row": _int(fields.get("row")),
+        "arrival": int(fields["arrival"]),
+        "tries": int(fields["tries"]),
+        "interruptions": int(fields.get("interruptions", 0)),
+        "oldest_version": _oldest_version(fields),
+        "floors": fields.get("floors") if trained else None,
+        "token_threshold": _int(fields.get("token_threshold") if trained else None),
+        "pipeline": fields.get("shaped"),
+        "admitted_at": _int(fields.get("admitted_ms")),
+        "put_at": _int(fields.get("put_ms")),
+        "claimed_at": _int(fields.get("claimed_ms") if trained else None),
+        "committed_at": _int(fields.get("committed_ms") if trained else None),
+        "left_at": _int(fields.get("left_ms")),
+        "generate_ms": _int(fields.get("generate_ms")),
+    }
+    return [of_group | _sample_columns(index, sample) for index, sample in enumerate(samples)]
+
+
+def _sample_columns(index: int, sample: Sample) -> Row:
+    segments = sample.segments
+    return {
+        "sample": index,
+        "status": sample.status.name.lower(),
+        "finish_reason": sample.finish_reason and sample.finish_reason.value,
+        "reward": sample.reward,
+        "text": sample.text,
+        "error": sample.error,
+        "worker": sample.extra.get("worker"),
+        "session_id": sample.session_id,
+        "prompt_ids": [segment.prompt_ids for segment in segments],
+        "response_ids": [segment.response_ids for segment in segments],
+        "logprobs": [segment.logprobs for segment in segments],
+        "loss_mask": [segment.loss_mask for segment in segments],
+        "versions": [[span._asdict() for span in segment.versions] for segment in segments],
+        "arrays": [[_array(name, array) for name, array in segment.arrays.items()] for segment in segments],
+        **{name: _json(getattr(sample, name)) for name in _DECODED},
+    }
+
+
+def _array(name: str, array: Any) -> Row:
+    if isinstance(array, ArrayRef):
+        beside = {"uri": array.uri, "sha256": array.sha256, "data": None}
+        return {"name": name, "dtype": array.dtype, "shape": list(array.shape), **beside}
+    data = np.ascontiguousarray(array).tobytes()
+    return {"name": name, "dtype": array.dtype.str, "shape": list(array.shape), "data": data, "uri": None,
+            "sha256": None}  # fmt: skip
+
+
+def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
+    """The group of a batch from its rows, as the trainer got it. Raises `ArchiveError` when samples are missing."""
+    first = rows[0]
+    name = f"group {first['task']}:{first['group_id']}"
+    if [row["sample"] for row in rows] != list(range(len(rows))):
+        raise ArchiveError(f"{name}: rows of the archive are missing, or are there twice")
+    if any(row["status"] == "pending" for row in rows):
+        raise ArchiveError(
+            f"{name}: its samples could not be read when it was archived; the log of the archiver says why"
+        )
+    shaped = orjson.loads(first["pipeline"]) if first["pipeline"] else None
+    group = Group(
+        first["task"],
+        first["group_id"],
+        decode_prompt(first["prompt_record"].encode()),
+        [sample_of(row) for row in rows],
+        first["oldest_version"],
+        first["arrival"],
+        first["tries"],
+        shaped and PipelineOutput(tuple(shaped["rewards"]), shaped["advantages"] and tuple(shaped["advantages"])),
+    )
+    floors = Floors.decode(first["floors"] or "")
+    return TrainedGroup(group, first["position"], first["batch_groups"], floors, first["token_threshold"])
+
+
+def sample_of(row: Mapping[str, Any]) -> Sample:
+    """The sample of a row."""
+    columns = ("prompt_ids", "response_ids", "logprobs", "loss_mask", "versions", "arrays")
+    segments = zip(*(row[column] for column in columns), strict=True)
+    return Sample(
+        segments=tuple(_segment(*values) for values in segments),
+        status=SampleStatus[row["status"].upper()],
+        finish_reason=row["finish_reason"] and FinishReason(row["finish_reason"]),
+        reward=row["reward"],
+        text=row["text"],
+        error=row["error"],
+        session_id=row["session_id"],
+        **{name: _tuple(orjson.loads(row[name])) for name in _DECODED},
+    )
+
+
+def _segment(prompt: Any, response: Any, logprobs: Any, mask: Any, versions: Any, arrays: Any) -> Segment:
+    return Segment(
+        prompt_ids=np.asarray(prompt, np.int32),
+        response_ids=np.asarray(response, np.int32),
+        logprobs=np.asarray(logprobs, np.float32),
+        versions=tuple(VersionSpan(span["epoch"], span["version"], span["tokens"]) for span in versions),
+        loss_mask=None if mask is None else np.asarray(mask, np.bool_),
+        arrays={array["name"]: _array_of(array) for array in arrays},
+    )
+
+
+def _array_of(array: Mapping[str, Any]) -> Any:
+    shape = tuple(array["shape"])
+    if array["uri"] is not None:
+        return ArrayRef(array["uri"], array["sha256"], shape, array["dtype"])
+    return np.frombuffer(array["data"], np.dtype(array["dtype"])).reshape(shape)
+
+
+def _record(prompt: bytes) -> Mapping[str, Any]:
+    try:
+        found = orjson.loads(prompt)
+    except orjson.JSONDecodeError:  # somebody has damaged it: the row has it as it is
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def content_of(prompt: bytes) -> Any:
+    """The content of a prompt as it is stored; all of it as a text if it is damaged."""
+    try:
+        return decode_prompt(prompt).content
+    except CorruptFrame:
+        return prompt.decode(errors="replace")
+
+
+def _oldest_version(fields: Mapping[str, str]) -> int | None:
+    """The version of the oldest token that is left, as `describe_groups` gives it to the trainer."""
+    if token_versions := fields.get("token_versions"):
+        pairs = zip(fields["letters"], token_versions.split(","), strict=False)
+        held = [int(version) for letter, version in pairs if letter != "p" and version != "-"]
+        return min(held, default=NO_TOKENS)
+    return _int(fields.get("oldest"))
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

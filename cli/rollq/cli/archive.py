@@ -1,0 +1,86 @@
+"""Commands that write groups to files: `rollq archive` and `rollq export`."""
+
+import logging
+from pathlib import Path
+
+import click
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.logs import log_options
+from rollq.cli.options import DEFAULT_FILE, run_options
+from rollq.cli.roles import settings_file
+from rollq.cli.signals import stop_on_signals
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@settings_file
+@click.option("--finish", is_flag=True, help="The run is over: archive all that is left of it for audit too, and end.")
+@log_options
+def archive(file: Path, finish: bool) -> None:
+    """Keep every group that is trained or dropped as Parquet files in the url of [archive], until stopped.
+
+    Nothing leaves the buffer before it is in the archive. Any number of archivers may run, and one that is killed
+    leaves nothing twice. Without one, the trainer stops after max_uncheckpointed_steps.
+
+    \b
+    Example:
+      rollq archive rollq.toml
+    """
+    from rollq.buffer.archive.archiver import Archiver
+    from rollq.cli.run_location import RunLocation
+    from rollq.cli.settings_file import load_settings
+
+    settings = load_settings(file)
+    if settings.archive.url is None:
+        raise ConfigError(f"{file}: `rollq archive` needs url in [archive]")
+    stop = stop_on_signals()
+    with RunLocation.from_settings(settings).buffer(stop) as buffer:
+        archiver = Archiver(buffer, settings.archive.url)
+        log.info("archiving run %r in %s", settings.run, settings.archive.url)
+        archiver.finish(stop) if finish else archiver.run(stop)
+    log.info("stopped")
+
+
+@click.command()
+@click.argument("query")
+@run_options
+@click.option("--archive", "archive_url", help="Read the archive at this folder or s3:// URL, instead of the buffer.")
+@click.option("--format", "form", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True)
+@click.option("--to", "path", type=click.Path(path_type=Path), required=True, help="The file to write; must not exist.")
+def export(
+    query: str,
+    file: Path | None,
+    url: str | None,
+    run_name: str | None,
+    archive_url: str | None,
+    form: str,
+    path: Path,
+) -> None:
+    """Write the groups for which QUERY holds to a file, with all their samples: the columns of the archive.
+
+    QUERY is as in `rollq query`, '{}' for every group. With --archive no server is needed: status is then archived for
+    trained groups, failed, filtered or expired for those that were, and leaving for others.
+
+    \b
+    Example:
+      rollq export '{"status": "failed"}' rollq.toml --to failed.jsonl
+      rollq export '{"task": "sum"}' --archive /mnt/shared/archive/sums --format parquet --to sum.parquet
+    """
+    from rollq.buffer.archive.export import export as write
+    from rollq.buffer.archive.export import groups_in
+    from rollq.buffer.archive.reading import Archive
+    from rollq.cli.run_location import find_run
+    from rollq.cli.views import parse_query_text
+
+    conditions = parse_query_text(query)
+    if archive_url is not None:
+        if file or url or run_name:
+            raise ConfigError("--archive: give either an archive, or a run by FILE or --url and --run")
+        count = write(Archive(archive_url).groups(conditions), path, form)
+    else:
+        location = find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)
+        with location.buffer() as buffer:
+            count = write(groups_in(buffer, conditions), path, form)
+    click.echo(f"wrote {count} groups to {path}")

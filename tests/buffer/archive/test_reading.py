@@ -1,0 +1,134 @@
+"""Groups are exported from the buffer and from the archive with the same columns."""
+
+import os
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow.parquet as parquet
+import pytest
+
+from rollq.buffer.archive.archiver import Archiver
+from rollq.buffer.archive.export import export, groups_in
+from rollq.buffer.archive.reading import Archive
+from rollq.buffer.errors import ArchiveError, ConfigError, QueryError
+from support.buffer_run import World
+
+pytestmark = pytest.mark.any_server
+
+VOLATILE = {"outcome", "left_at", "epoch"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "archive").mkdir()
+    return tmp_path / "archive"
+
+
+def trained(world: World, folder: Path, steps: int = 2) -> World:
+    world.start(math={"archive": True, "max_uncheckpointed_steps": 9})
+    for step in range(1, steps + 1):
+        world.complete(2)
+        world.train(step)
+    return world
+
+
+def archive(world: World, folder: Path, step: int) -> None:
+    world.buffer.checkpoint(world.held, step)
+    Archiver(world.buffer, str(folder), wait_s=0).finish(threading.Event())
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_the_buffer_and_the_archive_export_the_same_rows(world: World, folder: Path, tmp_path: Path) -> None:
+    trained(world, folder)
+    query = {"status": "archived"}
+    assert export(groups_in(world.buffer, query), tmp_path / "buffer.jsonl", "jsonl") == 4
+    archive(world, folder, 2)
+    assert export(Archive(str(folder)).groups(query), tmp_path / "archive.jsonl", "jsonl") == 4
+    of_buffer, of_archive = lines(tmp_path / "buffer.jsonl"), lines(tmp_path / "archive.jsonl")
+    assert len(of_buffer) == len(of_archive) == 8
+    of_trained = {"position", "batch_groups", "floors", "token_threshold", "claimed_at", "committed_at"}
+    for one, other in zip(of_buffer, of_archive, strict=True):
+        assert {name for name in one if one[name] != other[name]} <= VOLATILE | of_trained
+
+
+def test_a_query_chooses_among_the_archived_groups(world: World, folder: Path, tmp_path: Path) -> None:
+    archive(trained(world, folder), folder, 2)
+    found = Archive(str(folder))
+    assert [rows[0]["group_id"] for rows in found.groups({"uid": {"$gte": 3}, "task": "math"})] == [3, 4]
+    assert [rows[0]["group_id"] for rows in found.groups({"status": "failed"})] == []
+    with pytest.raises(QueryError):
+        list(found.groups({"colour": 1}))
+
+
+def test_parquet_is_an_archive_too(world: World, folder: Path, tmp_path: Path) -> None:
+    trained(world, folder)
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out" / "all.parquet"
+    assert export(groups_in(world.buffer, {}), path, "parquet") == 4
+    assert parquet.read_table(path).num_rows == 8
+    assert len(list(Archive(str(path.parent)).groups({}))) == 4
+
+
+def test_an_existing_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("mine")
+    with pytest.raises(ConfigError, match="exists"):
+        export([], tmp_path / "there", "jsonl")
+    assert (tmp_path / "there").read_text() == "mine"
+
+
+def test_a_folder_without_an_archive_is_refused(folder: Path) -> None:
+    with pytest.raises(ArchiveError, match="has no file of an archive"):
+        Archive(str(folder))
+
+
+def test_the_staleness_of_a_group_counts_versions_as_its_claim_did(world: World, folder: Path) -> None:
+    trained(world, folder)
+    world.complete(2)
+    world.buffer.checkpoint(world.held, 1)
+    world.begin(1, launch_id="second", mode="regenerate")
+    world.train(2)  # of groups with tokens of version 2, which counts as version 1 now
+    archive(world, folder, 2)
+    found = Archive(str(folder)).groups({"step": 2, "staleness": 0})
+    assert [rows[0]["group_id"] for rows in found] == [5, 6]
+
+
+def test_the_run_of_many_files_is_found_by_reading_one(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive(trained(world, folder, 4), folder, 4)
+    found = Archive(str(folder))
+    get, read = found._objects.get, Counter[str]()
+
+    def counted(name: str) -> bytes | memoryview:
+        read[name] += 1
+        return get(name)
+
+    monkeypatch.setattr(found._objects, "get", counted)
+    assert found.run() == (world.buffer.run, world.buffer.incarnation)
+    assert (len(found.names), read.total()) == (4, 1)
+
+
+def test_reading_removes_nothing(world: World, folder: Path) -> None:
+    archive(trained(world, folder), folder, 2)
+    hidden = folder / ".env"
+    hidden.write_text("mine")
+    os.utime(hidden, (0, 0))
+    assert len(list(Archive(str(folder)).groups({}))) == 4
+    assert hidden.read_text() == "mine"
+
+
+def test_a_batch_that_is_not_whole_is_refused(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(world, folder, 1)
+    world.buffer.checkpoint(world.held, 1)
+    monkeypatch.setattr("rollq.buffer.archive.archiver.PORTION_BYTES", 1)
+    Archiver(world.buffer, str(folder), wait_s=0).archive_once(threading.Event())
+    found = Archive(str(folder))
+    ((step, names),) = found.steps().items()
+    with pytest.raises(ArchiveError, match="step 1 trained 2 groups of task 'math', and 1 are in the archive"):
+        found.batch(step, names)

@@ -1,0 +1,133 @@
+"""`rollq archive` as a process, and its settings."""
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+from click.testing import CliRunner
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.cli.main import main
+from rollq.cli.settings import RollqSettings
+from rollq.cli.settings_file import load_settings
+from support.buffer_run import World
+from support.waiting import wait_until
+
+FILE = """
+run = "sums"
+[redis]
+buffer_url = "{url}"
+[archive]
+url = "{folder}"
+[tasks.math]
+prompts = "math.jsonl"
+batch_groups = 2
+group_size = 2
+judge = "exact"
+"""
+
+
+@pytest.fixture
+def file(fresh_server: EmbeddedServer, tmp_path: Path) -> Path:
+    (tmp_path / "archive").mkdir()
+    path = tmp_path / "rollq.toml"
+    path.write_text(FILE.format(url=fresh_server.url, folder=tmp_path / "archive"))
+    return path
+
+
+def test_a_run_that_is_over_is_archived(fresh_server: EmbeddedServer, file: Path) -> None:
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        world = World(buffer).start(math={"archive": True})
+        world.complete(2)
+        world.train(1)
+        buffer.checkpoint(world.held, 1)
+        found = CliRunner().invoke(main, ["archive", str(file), "--finish"])
+        assert found.exit_code == 0, found.output
+        assert world.statuses() == {}
+    (written,) = (file.parent / "archive").rglob("*.parquet")
+    assert parquet.read_table(written).num_rows == 4
+
+
+def test_tasks_are_archived_unless_they_say_otherwise(file: Path) -> None:
+    assert load_settings(file).tasks["math"].archive
+    file.write_text(file.read_text() + "archive = false\n")
+    assert not load_settings(file).tasks["math"].archive
+
+
+def test_an_archive_without_a_place_is_refused(file: Path) -> None:
+    data = load_settings(file).model_dump()
+    data["archive"] = {}
+    with pytest.raises(ValueError, match=r"tasks.math.archive = true: where\? set url in \[archive\]"):
+        RollqSettings.model_validate(data)
+
+
+def test_the_command_names_the_setting_that_it_needs(file: Path) -> None:
+    file.write_text(file.read_text().replace("[archive]\nurl", "[payloads]\nurl"))
+    found = CliRunner().invoke(main, ["archive", str(file)])
+    assert found.exit_code == 2
+    assert "`rollq archive` needs url in [archive]" in found.output
+
+
+def test_groups_are_exported_from_the_buffer_and_from_the_archive(fresh_server: EmbeddedServer, file: Path) -> None:
+    run, folder = CliRunner().invoke, file.parent
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        world = World(buffer).start(math={"archive": True})
+        world.complete(2)
+        world.train(1)
+        found = run(main, ["export", '{"task": "math"}', str(file), "--to", str(folder / "buffer.jsonl")])
+        assert found.output == f"wrote 2 groups to {folder / 'buffer.jsonl'}\n"
+        buffer.checkpoint(world.held, 1)
+        run(main, ["archive", str(file), "--finish"])
+    options = ["--archive", str(folder / "archive"), "--format", "parquet", "--to", str(folder / "out.parquet")]
+    found = run(main, ["export", "{}", *options])
+    assert found.output == f"wrote 2 groups to {folder / 'out.parquet'}\n"
+    assert parquet.read_table(folder / "out.parquet").num_rows == 4
+    assert run(main, ["export", "{}", str(file), *options]).exit_code == 2
+
+
+def has_more_than(folder: Path, files: set[Path]) -> bool:
+    return set(folder.rglob("*.parquet")) > files
+
+
+def test_archivers_that_are_killed_leave_every_group_once(
+    fresh_server: EmbeddedServer, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = file.parent / "archive"
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        world = World(buffer).start(math={"archive": True})
+        for step in range(1, 7):
+            world.complete(2)
+            world.train(step)
+            buffer.checkpoint(world.held, step)
+            if step % 2:
+                continue
+            files = set(folder.rglob("*.parquet"))
+            command = [sys.executable, "-m", "rollq.cli.main", "archive", str(file)]
+            with subprocess.Popen(command, stderr=subprocess.DEVNULL) as archiver:
+                wait_until(partial(has_more_than, folder, files))
+                archiver.send_signal(signal.SIGKILL)
+            monkeypatch.setattr("rollq.buffer.archiving.ARCHIVER_LEASE_MS", 0)
+            CliRunner().invoke(main, ["archive", str(file), "--finish"])
+        assert world.statuses() == {}
+        world.check()
+    rows = [row for path in folder.rglob("*.parquet") for row in parquet.read_table(path).to_pylist()]
+    assert Counter((row["group_id"], row["sample"]) for row in rows) == {
+        (i, j): 1 for i in range(1, 13) for j in (0, 1)
+    }
+
+
+def test_ctrl_c_stops_an_archiver(fresh_server: EmbeddedServer, file: Path) -> None:
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        World(buffer).start(math={"archive": True})
+    command = [sys.executable, "-m", "rollq.cli.main", "archive", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as archiver:
+        assert archiver.stderr is not None
+        assert b"archiving run 'sums'" in archiver.stderr.readline()
+        archiver.send_signal(signal.SIGINT)
+        assert archiver.wait(60) == 0
