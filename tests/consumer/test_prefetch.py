@@ -164,7 +164,7 @@ def test_looks_that_find_nothing_new_become_rarer(
     consumer = connect()
     worker.produce(13)
     next(consumer)
-    wait_until(lambda: 0.1 in waits_s)
+    wait_until(lambda: len(waits_s) >= 5)
     assert waits_s[:5] == [0.02, 0.04, 0.08, 0.1, 0.1]
     worker.produce(1)
     wait_until(lambda: len(reads.ahead) == 4)

@@ -23,9 +23,10 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.weights.loading import load_weights
 from rollq.cli.main import main
 from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
+from rollq.consumer.learner import Learner
 from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trainer import Learner, Trainer, train
+from rollq.consumer.trainer import Trainer, train
 from support.manual_worker import TEMPERATURE, HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S

@@ -13,8 +13,8 @@ from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.wire.samples import encode_samples
 from rollq.cli.settings_file import load_settings
 from rollq.consumer import Batch, Consumer
+from rollq.consumer.learner import Learner
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trainer import Learner
 from support.consumer_groups import make_group, make_sample, make_segment
 from support.model_families import make_model
 from support.recorded_run import role

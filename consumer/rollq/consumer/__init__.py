@@ -11,6 +11,7 @@ from rollq.buffer.lazy import lazy_exports
 
 __all__ = [
     "AdvantageSettings",
+    "Archive",
     "Batch",
     "BatchCounts",
     "Consumer",
@@ -19,6 +20,7 @@ __all__ = [
     "ImageInputs",
     "ImageProcessor",
     "MicroBatch",
+    "RecordedRun",
     "TokenSequence",
     "grpo_loss",
     "probe_of",
@@ -28,6 +30,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rollq.buffer.advantages import AdvantageSettings
+    from rollq.buffer.archive.reading import Archive
     from rollq.buffer.image_processor import ImageProcessor
     from rollq.consumer.batch import Batch
     from rollq.consumer.consumer import Consumer
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from rollq.consumer.grpo import grpo_loss
     from rollq.consumer.images import ImageInputs
     from rollq.consumer.micro_batch import MicroBatch
+    from rollq.consumer.recorded import RecordedRun
     from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings, GrpoSettings
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
@@ -44,6 +48,7 @@ else:
         __name__,
         {
             "rollq.buffer.advantages": "AdvantageSettings",
+            "rollq.buffer.archive.reading": "Archive",
             "rollq.buffer.image_processor": "ImageProcessor",
             "rollq.consumer.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",
@@ -51,6 +56,7 @@ else:
             "rollq.consumer.grpo": "grpo_loss",
             "rollq.consumer.images": "ImageInputs",
             "rollq.consumer.micro_batch": "MicroBatch",
+            "rollq.consumer.recorded": "RecordedRun",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings GrpoSettings",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",

@@ -4,17 +4,18 @@ Invariant: the step moves only by `commit`, so asking for a step again, after wh
 """
 
 import logging
-import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+import numpy.typing as npt
+
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.errors import ClaimTimeout, ConfigError, CorruptGroup, NotClaimed
+from rollq.buffer.errors import CorruptGroup, NotClaimed
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
@@ -22,20 +23,20 @@ from rollq.buffer.settings import PayloadSettings
 from rollq.buffer.shards import task_of
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.trainer_state import TrainerPhase
-from rollq.buffer.waiter import Waiter
 from rollq.buffer.weights.probe import Probe
-from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.activity import Activity
+from rollq.consumer.annotations import Annotator
 from rollq.consumer.batch import Batch
 from rollq.consumer.claimer import BatchClaimer, BatchSizes
 from rollq.consumer.colocation import ColocatedEngines
+from rollq.consumer.epoch_start import begin_epoch
 from rollq.consumer.evaluation import evaluate
 from rollq.consumer.group_reader import GroupReader
 from rollq.consumer.prefetch import Prefetch
 from rollq.consumer.production import together
-from rollq.consumer.replay import Replay, first_mode
+from rollq.consumer.replay import Replay
 from rollq.consumer.settings import ConsumerSettings
-from rollq.consumer.trainer_lease import TrainerLease, wait_for_holder
+from rollq.consumer.trainer_lease import TrainerLease
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
 
@@ -57,11 +58,13 @@ class Consumer(Iterator[Batch]):
         sizes: BatchSizes,
         settings: ConsumerSettings,
         publisher: WeightPublisher,
+        annotator: Annotator | None = None,
     ) -> None:
         """Use `connect`. Takes over `buffer` and closes it."""
         self._settings = settings
         self._sizes = sizes
         self._publisher = publisher
+        self._annotator = annotator
         self._activity = Activity(epoch.from_step + 1)
         self._lease = TrainerLease(buffer, epoch, publisher.keep, self._activity)
         self._events = buffer.events()
@@ -107,6 +110,7 @@ class Consumer(Iterator[Batch]):
         settings: ConsumerSettings | None = None,
         password: str | None = None,
         payloads: PayloadSettings | None = None,
+        archive: str | None = None,
         stop: threading.Event | None = None,
     ) -> Self:
         """Take over `run` as its trainer, with `resume_from` as the last trained step (0: nothing trained yet).
@@ -116,6 +120,7 @@ class Consumer(Iterator[Batch]):
         `lineage` is `Consumer.lineage` as it was when the checkpoint was saved: with it, a store that was emptied
         since, and steps that a rewind has undone, are noticed.
         `payloads`: where large frames of groups are, if not on the servers; the same for every role.
+        `archive`: the url of the run's archive, for `annotate`.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
         also during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
         over; their `weights` are not used.
@@ -143,8 +148,9 @@ class Consumer(Iterator[Batch]):
                 full_every=settings.full_every,
                 sender=make_sender(buffer, settings),
             )
-            epoch = _begin_epoch(buffer, settings, lambda: publisher.start(weights, probe), resume_from, lineage)
-            return cls(buffer, epoch, sizes, settings, publisher)
+            epoch = begin_epoch(buffer, settings, lambda: publisher.start(weights, probe), resume_from, lineage)
+            annotator = archive and Annotator(archive, run, buffer.incarnation, epoch.epoch, settings.rank)
+            return cls(buffer, epoch, sizes, settings, publisher, annotator or None)
         except BaseException:
             buffer.close()
             raise
@@ -162,6 +168,8 @@ class Consumer(Iterator[Batch]):
         self._activity.end(error, stopped=self._stop.is_set())
         self._stop.set()  # ends what waits for the server
         self._prefetch.close()
+        if self._annotator:
+            self._annotator.close()
         self._lease.close()
 
     @property
@@ -344,6 +352,17 @@ class Consumer(Iterator[Batch]):
         if self._settings.rank == 0:
             self._lease.buffer.report_trainer(self._lease.epoch, facts)
 
+    def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> None:
+        """Add values of the loss tokens of this rank to the archive, in a file beside it; does nothing without one.
+
+        `values` maps names to arrays [n], such as `logprob`, `ratio` and `clipped`; `sequences` [n] are indices into
+        `batch.sequences`, as `micro.sequence_index[micro.loss_mask]` has them. The tokens of a sequence are in order.
+        A thread writes it. What goes wrong is logged, and never stops training. Call it before `commit`, once or for
+        each micro-batch: each call makes a file.
+        """
+        if self._annotator:
+            self._annotator.annotate(batch, values, sequences)
+
     def evaluate(
         self, names: Sequence[str] | None = None, *, timeout_s: float | None = None, detailed: bool = False
     ) -> dict[str, float]:
@@ -367,49 +386,3 @@ class Consumer(Iterator[Batch]):
                 stop=self._stop,
                 meanwhile=self._publisher.serve_late,
             )
-
-
-def _begin_epoch(
-    buffer: TrainerBuffer,
-    settings: ConsumerSettings,
-    store: Callable[[], StoredWeights],
-    resume_from: int,
-    lineage: str | None,
-) -> TrainerEpoch:
-    """Start this launch's epoch at step `resume_from` with the weights that `store` stores; other ranks join it."""
-    if settings.launch_id is not None and settings.rank != 0:
-        epoch = _join_epoch(buffer, settings.launch_id, settings.timeout_s)
-    else:
-        wait_for_holder(buffer, settings, buffer.closed)
-        stored = store()
-        epoch = buffer.begin_epoch(
-            trainer_id=settings.trainer_id,
-            launch_id=settings.launch_id or secrets.token_hex(8),
-            from_step=resume_from,
-            mode=first_mode(buffer, settings, resume_from, stored.digest),
-            uri=stored.uri,
-            digest=stored.digest,
-            takeover=settings.takeover,
-            lineage=lineage,
-            accept_new_store=settings.accept_new_store,
-        )
-    if epoch.from_step != resume_from:
-        raise ConfigError(
-            f"launch_id {epoch.launch_id!r} has started at step {epoch.from_step}, not at {resume_from}: "
-            "a new launch needs a new launch_id"
-        )
-    return epoch
-
-
-def _join_epoch(buffer: TrainerBuffer, launch_id: str, timeout_s: float | None) -> TrainerEpoch:
-    with buffer.events() as events:
-        waiter = Waiter(
-            events,
-            stop=buffer.closed,
-            timeout_s=timeout_s,
-            explain=lambda: f"rank 0 of launch {launch_id!r} has not started its epoch yet",
-        )
-        for _ in waiter:
-            if epoch := buffer.join_epoch(launch_id):
-                return epoch
-    raise ClaimTimeout(f"gave up after {waiter.elapsed_s:.0f} s: {waiter.reason}")

@@ -5,6 +5,8 @@ from collections import defaultdict
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rollq.consumer.mismatch import MismatchGauge
@@ -38,6 +40,7 @@ class LossMetrics:
 
     def __init__(self) -> None:
         self.mismatch = MismatchGauge()
+        self._tokens: list[tuple[npt.NDArray[Any], ...]] = []
         self._loss = 0.0
         self._on_policy_error = 0.0
         self._has_entropy = False
@@ -60,6 +63,7 @@ class LossMetrics:
         self._loss += float(loss)
         self._has_entropy = entropy is not None
         self.mismatch.add(mismatch, sequences, versions)
+        self._tokens.append(tuple([value.cpu().numpy() for value in (mismatch, ratio, was_clipped, sequences)]))
         w = mismatch.double().exp()
         per_token = {
             "tokens": torch.ones_like(w),
@@ -77,6 +81,13 @@ class LossMetrics:
         on_policy = mismatch[staleness == 0]
         if len(on_policy):
             self._on_policy_error = max(self._on_policy_error, float(on_policy.abs().max()))
+
+    def of_tokens(self) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[Any]]:
+        """`mismatch`, `ratio` and `clipped` of each loss token, [n] each, and its index into `Batch.sequences`."""
+        if not self._tokens:
+            return {}, np.zeros(0, np.int64)
+        mismatch, ratio, clipped, sequences = (np.concatenate(parts) for parts in zip(*self._tokens, strict=True))
+        return {"mismatch": mismatch, "ratio": ratio, "clipped": clipped}, sequences
 
     @property
     def loss(self) -> float:

@@ -10,6 +10,7 @@ from rollq.buffer.s3 import URL
 from rollq.buffer.settings import Settings
 from rollq.buffer.training import ResumeMode
 from rollq.buffer.weights.chain import MAX_DELTAS
+from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, TrackerName, WandbSettings
 
 OnReplayMismatch = Literal["warn", "regenerate", "fail"]
 Reduction = Literal["sum", "mean"]
@@ -187,6 +188,17 @@ class TrainerSettings(ClientSettings):
     record_dir: Path | None = Field(
         default=None, description="folder that keeps every trained batch and all published weights, for verification"
     )
+    trackers: tuple[TrackerName, ...] = Field(
+        default=(), description="where metrics and sampled rollouts go as well: tensorboard, wandb, mlflow"
+    )
+    tracked_rollouts: int = Field(
+        default=8, ge=0, le=1000, description="rollouts of each step that trackers show; 0: none"
+    )
+    tensorboard: TensorBoardSettings = Field(
+        default=TensorBoardSettings(), description="settings of tracker tensorboard"
+    )
+    wandb: WandbSettings = Field(default=WandbSettings(), description="settings of tracker wandb")
+    mlflow: MlflowSettings = Field(default=MlflowSettings(), description="settings of tracker mlflow")
 
     @model_validator(mode="after")
     def _nccl_needs_gpus(self) -> Self:

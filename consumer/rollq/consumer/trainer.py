@@ -8,36 +8,28 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ConfigError, InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
-from rollq.buffer.image_processor import ImageProcessor, model_class
+from rollq.buffer.errors import InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
 from rollq.buffer.log_once import LogOnce
-from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.settings import PayloadSettings
-from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
-from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint, save_checkpoint
+from rollq.consumer.checkpoints import save_checkpoint
 from rollq.consumer.consumer import Consumer
-from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
-from rollq.consumer.grpo import grpo_loss, token_logprobs
-from rollq.consumer.images import ImageInputs
+from rollq.consumer.epoch_start import wait_for_holder
+from rollq.consumer.learner import Learner, start_learner
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
-from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.output_lock import locked
 from rollq.consumer.production import describe_production
+from rollq.consumer.recorded import BatchSource
 from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.trainer_lease import wait_for_holder
+from rollq.consumer.step_metrics import describe_batch, describe_mismatch, find_truncation
+from rollq.consumer.trackers.trackers import Trackers, check_packages
 from rollq.consumer.weights.probe import probe_of
 
 log = logging.getLogger(__name__)
@@ -50,6 +42,7 @@ def train(
     *,
     password: str | None = None,
     payloads: PayloadSettings | None = None,
+    archive: str | None = None,
     seed: int = 0,
     stop: threading.Event | None = None,
 ) -> int:
@@ -61,10 +54,11 @@ def train(
     trainer uses it.
     """
     stop = stop or threading.Event()
+    check_packages(settings)
     with locked(settings.output):
         with Buffer.connect(url, run, password=password) as buffer:
             wait_for_holder(buffer, settings.consumer, stop)  # before the model is loaded, which may take minutes
-        return _train(url, run, settings, password=password, payloads=payloads, seed=seed, stop=stop)
+        return _train(url, run, settings, password=password, payloads=payloads, archive=archive, seed=seed, stop=stop)
 
 
 def _train(
@@ -74,14 +68,11 @@ def _train(
     *,
     password: str | None,
     payloads: PayloadSettings | None,
+    archive: str | None,
     seed: int,
     stop: threading.Event,
 ) -> int:
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    torch.manual_seed(seed)
-    checkpoint = newest_checkpoint(settings.output)
-    learner = Learner(settings, checkpoint)
+    checkpoint, learner = start_learner(settings, seed)
     consumer = Consumer.connect(
         url,
         run=run,
@@ -92,83 +83,28 @@ def _train(
         settings=settings.consumer,
         password=password,
         payloads=payloads,
+        archive=archive,
         stop=stop,
     )
-    with consumer:
+    with Trackers(settings, run, consumer.step, seed) as trackers, consumer:
         cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the initial weights are evaluated again
-        return Trainer(consumer, learner, settings, seed, stop).run()
-
-
-class Learner:
-    """The model and its optimizer: computes gradients of batches and applies them."""
-
-    def __init__(self, settings: TrainerSettings, checkpoint: Checkpoint | None) -> None:
-        self._settings = settings
-        source = settings.model if checkpoint is None else checkpoint.folder
-        self.model = _load_model(source, settings)
-        if settings.replay_experts:
-            routers_of(self.model)  # raises if it has none
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
-        if checkpoint is not None:
-            load_optimizer(checkpoint.folder, self.model, self.optimizer)
-        self._reference = _load_model(settings.model, settings) if settings.loss.kl_coefficient > 0 else None
-
-    def gradients(self, batch: Batch, stop: threading.Event) -> LossMetrics | None:
-        """Accumulate the gradients of all micro-batches; None if `stop` was set before the last one."""
-        metrics = LossMetrics()
-        self.optimizer.zero_grad()
-        for micro in self._micro_batches(batch):
-            if stop.is_set():
-                return None
-            micro = self._with_images(micro, batch).to(self._settings.device)
-            reference_logprobs = self._reference_logprobs(micro)
-            with self._routing(micro):
-                loss = grpo_loss(
-                    self.model, micro, self._settings.loss, reference_logprobs=reference_logprobs, metrics=metrics
-                )
-                loss.backward()  # type: ignore[no-untyped-call]
-        return metrics
-
-    def update(self) -> float | None:
-        """Apply the clipped gradient and return its norm before clipping; None, without an update, if not finite."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip))
-        if not math.isfinite(norm):
-            return None
-        self.optimizer.step()
-        return norm
-
-    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        padded, tokens = self._settings.layout == "padded", self._settings.micro_batch_tokens
-        if not self._settings.replay_experts:
-            return batch.micro_batches(tokens, padded=padded)
-        check_recorded(batch)
-        return batch.micro_batches(tokens, padded=padded, arrays=[ROUTED_EXPERTS])
-
-    def _with_images(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
-        has_images = any(batch.groups[index].prompt.images for index in batch.share_groups)
-        return self._images.add(micro, batch) if has_images else micro
-
-    @cached_property
-    def _images(self) -> ImageInputs:
-        return ImageInputs(ImageProcessor(self._settings.model))
-
-    def _routing(self, micro: MicroBatch) -> AbstractContextManager[None]:
-        return replay_experts(self.model, micro) if self._settings.replay_experts else nullcontext()
-
-    @torch.no_grad()
-    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
-        return None if self._reference is None else token_logprobs(self._reference, micro).logprobs
+        return Trainer(consumer, learner, settings, seed, stop, trackers).run()
 
 
 class Trainer:
     """Trains step after step until the last one."""
 
     def __init__(
-        self, consumer: Consumer, learner: Learner, settings: TrainerSettings, seed: int, stop: threading.Event
+        self,
+        consumer: BatchSource,
+        learner: Learner,
+        settings: TrainerSettings,
+        seed: int,
+        stop: threading.Event,
+        trackers: Trackers,
     ) -> None:
         self._consumer = consumer
+        self._trackers = trackers
         self._learner = learner
         self._settings = settings
         self._seed = seed
@@ -234,6 +170,7 @@ class Trainer:
         if metrics:
             line = {"step": step, "version": self._published, "time_s": time.time(), **metrics}
             append(settings.output, EVALUATIONS_FILE, line)
+            self._trackers.log_evaluation(line)
             log.info("step %d: %s", step, ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
 
     def _train(self, batch: Batch, wait_s: float) -> bool:
@@ -255,6 +192,7 @@ class Trainer:
         trained_s = time.monotonic()
         if self._settings.record_dir is not None:
             record_batch(self._settings.record_dir, batch)
+        consumer.annotate(batch, *metrics.of_tokens())
         is_due = batch.step % consumer.sync_weights_interval == 0
         weights_bytes = self._publish(batch.step) if is_due else 0
         consumer.commit(batch)
@@ -275,7 +213,10 @@ class Trainer:
             "weights_bytes": weights_bytes,
             "produced": produced,
         }
+        if lost := self._trackers.lost:
+            line["trackers"] = lost
         self._report(line)
+        self._trackers.log_step(line, batch)
         self._evaluate(batch.step)
         return True
 
@@ -343,56 +284,3 @@ class Trainer:
             "trained %(train_s).2f s, published %(publish_s).2f s",
             line,
         )
-
-
-def find_truncation(batch: Batch) -> str | None:
-    """A warning if samples were drawn with top_p or top_k, which the trainer's logprobs do not include."""
-    for sample in batch.share_samples:
-        top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
-        if top_p < 1 or top_k > 0:
-            return (
-                f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour "
-                "logprobs are those of the truncated distribution, the trainer's are not, so importance ratios are too "
-                "small. Use top_p = 1 and top_k = 0 for training, and other values only for evaluations"
-            )
-    return None
-
-
-def describe_batch(batch: Batch) -> dict[str, Any]:
-    """Describe a batch for the metrics of its step. `workers`: how many samples of the share each made."""
-    group_tasks = [task_of(name) for name, _ in batch.group_ids]
-    tasks = np.array([group_tasks[index] for index in batch.sample_groups])
-    rewards = batch.rewards
-    return {
-        "step": batch.step,
-        "time_s": time.time(),
-        "reward": float(rewards[batch.valid].mean()) if batch.valid.any() else 0.0,
-        "rewards": {
-            str(task): float(rewards[chosen].mean())
-            for task in sorted(set(tasks))
-            if (chosen := batch.valid & (tasks == task)).any()
-        },
-        "groups": batch.counts.groups,
-        "samples": batch.counts.samples,
-        "prefetched": batch.prefetched,
-        "workers": dict(Counter(str(sample.extra.get("worker", "?")) for sample in batch.share_samples)),
-    }
-
-
-def describe_mismatch(batch: Batch, metrics: LossMetrics) -> dict[str, Any]:
-    """Describe how far the trainer's logprobs are from the engines', for the metrics of a step; see `Mismatch`."""
-    total = metrics.mismatch.total()
-    by = {
-        f"by_{kind}": {name: asdict(one) for name, one in found.items()}
-        for kind, found in metrics.mismatch.by(batch).items()
-    }
-    return {**({} if total is None else asdict(total)), **by}
-
-
-def _load_model(folder: Any, settings: TrainerSettings) -> Any:
-    """Load a model in `eval` mode: without dropout, its forward pass is that of the engines."""
-    model: Any = model_class(folder).from_pretrained(folder, dtype=getattr(torch, settings.dtype))
-    try:
-        return model.to(settings.device).eval()
-    except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
-        raise ConfigError(f"trainer.device = {settings.device!r}: the model cannot be moved there: {error}") from error

@@ -10,44 +10,17 @@ import threading
 import time
 from collections.abc import Callable
 
-from rollq.buffer.errors import RollqError, ServerError, TrainerHeld
+from rollq.buffer.errors import RollqError, ServerError
 from rollq.buffer.replies import TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.training import TRAINER_LEASE_S
-from rollq.buffer.waiter import POLL_S
 from rollq.consumer.activity import Activity
-from rollq.consumer.settings import ConsumerSettings
 
 log = logging.getLogger(__name__)
 
 RENEW_S = TRAINER_LEASE_S / 3
 HEARTBEAT_S = 1.0
 """How often the trainer says what it is doing; each time renews the lease too."""
-SPARE_S = 5.0
-"""How much longer than a lease to wait for it to expire."""
-
-
-def wait_for_holder(buffer: TrainerBuffer, settings: ConsumerSettings, stop: threading.Event) -> None:
-    """Wait until no trainer holds the run; return at once where `begin_epoch` can decide.
-
-    A process on another machine, or in another container, cannot be looked up: if it was killed, its lease expires
-    within `TRAINER_LEASE_S`. Raises `TrainerHeld` for a trainer whose process lives, for one that renews its lease
-    meanwhile, and when `stop` is set.
-    """
-    first = buffer.holder()
-    if first is None or settings.takeover or first.has_ended:
-        return
-    if settings.launch_id == first.launch_id or first.left_s <= 0:
-        return
-    if first.is_here:
-        raise TrainerHeld(buffer.held_by(first))
-    log.warning("%s cannot be looked up from here; waiting up to %.0f s for its lease to expire", first, first.left_s)
-    give_up_s = time.monotonic() + min(first.left_s, TRAINER_LEASE_S) + SPARE_S
-    while (holder := buffer.holder()) and holder.left_s > 0:
-        if holder.epoch != first.epoch or holder.deadline_ms > first.deadline_ms or time.monotonic() > give_up_s:
-            raise TrainerHeld(buffer.held_by(holder))
-        if stop.wait(min(holder.left_s, POLL_S)):
-            raise TrainerHeld(f"stopped while {holder} held the run")
 
 
 class TrainerLease:

@@ -1,0 +1,145 @@
+"""Values that a trainer adds to the archive, one for each token of a batch, in files beside it.
+
+`<run>+annotations/<incarnation>/step-<step>-<epoch>-<rank>-<call>.parquet` has a row for each sequence. A thread
+writes it. Training never waits for it: what cannot be written is logged and left out.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from io import BytesIO
+from queue import Full, Queue
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rollq.buffer.archive.archiver import open_archive
+from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, VERSION, VERSION_KEY, parquet
+from rollq.consumer.batch import Batch
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 4
+"""Steps whose annotations may wait to be written; those of further ones are left out."""
+
+
+class _Annotation(NamedTuple):
+    batch: Batch
+    call: int
+    values: Mapping[str, npt.NDArray[Any]]
+    sequences: npt.NDArray[Any]
+
+
+class Annotator:
+    """Writes the annotations of one rank of a trainer to the archive at `url`."""
+
+    def __init__(self, url: str, run: str, incarnation: str, epoch: int, rank: int) -> None:
+        """Raises `ConfigError` for a URL that names neither a folder that exists nor a bucket, and without pyarrow."""
+        parquet()
+        self._objects = open_archive(url)
+        self._run, self._incarnation, self._epoch, self._rank = run, incarnation, epoch, rank
+        self._calls = (0, 0)  # the step that was annotated last, and how often it was
+        self._waiting: Queue[_Annotation | None] = Queue(MOST_WAITING)
+        # a daemon: an archive that hangs keeps no process alive
+        self._thread = threading.Thread(target=self._write_all, name="annotations", daemon=True)
+        self._thread.start()
+
+    def annotate(self, batch: Batch, values: Mapping[str, npt.ArrayLike], sequences: npt.ArrayLike) -> bool:
+        """Write values of loss tokens, [n] each, of the sequences with these indices [n]; False when it has no room.
+
+        See `Consumer.annotate`.
+        """
+        step, calls = self._calls
+        call = calls if step == batch.step else 0
+        self._calls = (batch.step, call + 1)
+        try:
+            arrays = {name: _array(value) for name, value in values.items()}
+            self._waiting.put_nowait(_Annotation(batch, call, arrays, _array(sequences)))
+        except Full:
+            log.warning("the archive is too slow: annotations of step %d are left out", batch.step)
+            return False
+        except Exception as error:  # noqa: BLE001 - nothing of this may stop training
+            log.warning("annotations of step %d are left out: %s", batch.step, error)
+            return False
+        return True
+
+    def close(self, wait_s: float = 10.0) -> None:
+        """Wait until everything is written, for `wait_s` at most."""
+        with suppress(Full):
+            self._waiting.put(None, timeout=wait_s)
+        self._thread.join(wait_s)
+        if self._thread.is_alive():
+            log.warning("the archive does not answer: the last annotations are left out")
+
+    def _write_all(self) -> None:
+        while (one := self._waiting.get()) is not None:
+            try:
+                self._write(one)
+            except Exception as error:  # noqa: BLE001 - nothing of this may stop training
+                log.warning("annotations of step %d are left out: %s", one.batch.step, error)
+
+    def _write(self, one: "_Annotation") -> None:
+        rows = rows_of(self._run, self._epoch, one.batch, one.values, one.sequences)
+        name = f"step-{one.batch.step:08d}-{self._epoch}-{self._rank}-{one.call}.parquet"
+        self._objects.put(f"{self._run}+annotations/{self._incarnation}/{name}", self._encode(rows, one.values))
+
+    def _encode(self, rows: list[dict[str, Any]], values: Mapping[str, npt.NDArray[Any]]) -> bytes:
+        import pyarrow as pa
+
+        number, text = pa.int64(), pa.string()
+        columns = [
+            ("run", text), ("task", text), ("group_id", number), ("sample", pa.int32()), ("segment", pa.int32()),
+            ("step", number), ("trainer_epoch", number), ("advantage", pa.float32()),
+            *((name, pa.list_(pa.from_numpy_dtype(value.dtype))) for name, value in values.items()),
+        ]  # fmt: skip
+        metadata = {VERSION_KEY: str(VERSION), RUN_KEY: self._run, INCARNATION_KEY: self._incarnation}
+        sink = BytesIO()
+        table = pa.Table.from_pylist(rows, schema=pa.schema(columns, metadata))
+        parquet().write_table(table, sink, compression="zstd")
+        return sink.getvalue()
+
+
+def _array(values: Any) -> npt.NDArray[Any]:
+    """Values as an array; those of a tensor as float32 if numpy lacks its dtype, as it does bfloat16."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        values = values.float() if values.is_floating_point() else values
+    return np.asarray(values)
+
+
+def rows_of(
+    run: str, epoch: int, batch: Batch, values: Mapping[str, npt.NDArray[Any]], sequences: npt.NDArray[Any]
+) -> list[dict[str, Any]]:
+    """A row for each sequence that `sequences` names; each value has an item per response token, None if not trained.
+
+    Raises `ValueError` when a sequence has another number of values than of loss tokens.
+    """
+    first_sample = np.flatnonzero(np.diff(batch.sample_groups, prepend=-1))
+    rows = []
+    for index in np.unique(sequences).tolist():
+        sequence = batch.sequences[index]
+        chosen = np.flatnonzero(sequences == index)
+        at = np.flatnonzero(sequence.loss_mask)
+        if len(at) != len(chosen):
+            raise ValueError(f"sequence {index} has {len(chosen)} values and {len(at)} loss tokens")
+        first = int(np.searchsorted(batch.sequence_groups, batch.sequence_groups[index]))
+        prompt = int((sequence.versions == -1).sum())
+        row = {
+            "run": run,
+            "task": sequence.task,
+            "group_id": sequence.group_id,
+            "sample": sequence.sample - int(first_sample[batch.sample_groups[sequence.sample]]),
+            "segment": sum(batch.sequences[other].sample == sequence.sample for other in range(first, index)),
+            "step": batch.step,
+            "trainer_epoch": epoch,
+            "advantage": float(batch.advantages[sequence.sample]),
+        }
+        for name, value in values.items():
+            items: list[Any] = [None] * (len(sequence.ids) - prompt)
+            for place, item in zip((at - prompt).tolist(), value[chosen].tolist(), strict=True):
+                items[place] = item
+            row[name] = items
+        rows.append(row)
+    return rows

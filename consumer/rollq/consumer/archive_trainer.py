@@ -1,0 +1,40 @@
+"""The reference trainer on a recorded run."""
+
+import threading
+
+from rollq.buffer.archive.reading import Archive
+from rollq.buffer.errors import ArchiveError
+from rollq.consumer.learner import start_learner
+from rollq.consumer.metrics_files import cut
+from rollq.consumer.output_lock import locked
+from rollq.consumer.recorded import RecordedRun, lineage_of
+from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.trackers.trackers import Trackers, check_packages
+from rollq.consumer.trainer import Trainer
+
+
+def train_from_archive(
+    archive: Archive, settings: TrainerSettings, *, seed: int = 0, stop: threading.Event | None = None
+) -> int:
+    """Like `rollq.consumer.trainer.train`, on the batches of a recorded run, until its last one at most.
+
+    Raises `ArchiveError` for an archive that lacks groups, and for an output folder with checkpoints of another run;
+    `ConfigError` if `settings.output` cannot be created or another trainer uses it.
+    """
+    check_packages(settings)
+    with locked(settings.output):
+        return _train(archive, settings, seed, stop or threading.Event())
+
+
+def _train(archive: Archive, settings: TrainerSettings, seed: int, stop: threading.Event) -> int:
+    checkpoint, learner = start_learner(settings, seed)
+    if checkpoint is not None and checkpoint.lineage != lineage_of(archive):
+        raise ArchiveError(
+            f"[trainer] output: {str(settings.output)!r} has checkpoints that were not trained on this archive: name "
+            "another folder"
+        )
+    step = 0 if checkpoint is None else checkpoint.step
+    recorded = RecordedRun(archive, resume_from=step, settings=settings.consumer, stop=stop)
+    with Trackers(settings, archive.run()[0], recorded.step, seed) as trackers:
+        cut(settings.output, -1 if checkpoint is None else checkpoint.step)
+        return Trainer(recorded, learner, settings, seed, stop, trackers).run()

@@ -1,0 +1,37 @@
+"""Settings of the experiment trackers that the reference trainer reports to: tables of `[trainer]`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from rollq.buffer.settings import Settings
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class TensorBoardSettings(Settings):
+    """Where TensorBoard reads."""
+
+    folder: Path | None = Field(default=None, description="folder of the event files; default: tensorboard in output")
+
+
+class WandbSettings(Settings):
+    """A run of Weights & Biases. Its API key comes from WANDB_API_KEY."""
+
+    project: str = Field(default="rollq", description="project of the run")
+    entity: str | None = Field(default=None, description="user or team; default: the account's")
+    name: str | None = Field(default=None, description="name of the run; default: that of rollq's run")
+    mode: Literal["online", "offline"] = Field(
+        default="online", description="offline: only write to output, for `wandb sync`"
+    )
+
+
+class MlflowSettings(Settings):
+    """A run of MLflow. User and password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+
+    tracking_uri: str | None = Field(
+        default=None, description="server or database of runs; default: MLFLOW_TRACKING_URI, or MLflow's default"
+    )
+    experiment: str = Field(default="rollq", description="experiment of the run; it is made where there is none")
+    name: str | None = Field(default=None, description="name of the run; default: that of rollq's run")

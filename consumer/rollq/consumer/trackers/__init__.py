@@ -1,0 +1,1 @@
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow. Nothing that they do stops or slows a training run."""

@@ -1,0 +1,38 @@
+"""MLflow: metrics, and the rollouts of a step as an artifact `rollouts/step-<step>.json`."""
+
+import time
+from dataclasses import asdict
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from rollq.consumer.tracker_settings import MlflowSettings
+from rollq.consumer.trackers.tracker import Entry
+
+MOST_METRICS = 1000
+"""Metrics that MLflow takes at a time."""
+
+
+class Mlflow:
+    """A run of MLflow. Each start of the trainer makes one."""
+
+    def __init__(self, settings: MlflowSettings, run: str) -> None:
+        self._client = MlflowClient(settings.tracking_uri)
+        found = self._client.get_experiment_by_name(settings.experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(settings.experiment)
+        created = self._client.create_run(experiment, tags={"rollq.run": run}, run_name=settings.name or run)
+        self._run_id = created.info.run_id
+
+    def log(self, entry: Entry) -> None:
+        """Log an entry."""
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(name, value, now_ms, entry.step) for name, value in entry.scalars.items()]
+        for start in range(0, len(metrics), MOST_METRICS):
+            self._client.log_batch(self._run_id, metrics[start : start + MOST_METRICS])
+        if entry.rollouts:
+            rows = {"rollouts": [asdict(rollout) for rollout in entry.rollouts]}
+            self._client.log_dict(self._run_id, rows, f"rollouts/step-{entry.step:08d}.json")
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._run_id)
