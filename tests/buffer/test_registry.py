@@ -70,14 +70,25 @@ def test_a_batch_size_changes_at_the_first_step_that_is_not_planned(world: World
     world.start(math={"group_size": 2, "batch_groups": 2}).complete(6)
     world.train(1)
     assert isinstance(world.buffer.claim(world.held, 2, {"math": 9}), Shortfall), "planned, and waited for"
-    assert world.buffer.first_open_step() == 3
+    assert world.buffer.first_open_step() == 4, "the trainer may be planning step 3"
     revision = world.buffer.change_rules("math", {"batch_groups": 4})
     assert revision is not None
-    assert revision.changes == {"schedule": ("none", "3:4")}
-    with pytest.raises(ConfigError, match="step 2: the batch of step 2 is planned; give 3 or more"):
-        world.buffer.change_rules("math", {"batch_groups": 3}, batch_step=2)
+    assert revision.changes == {"schedule": ("none", "4:4")}
+    with pytest.raises(ConfigError, match="step 3: its batch may be planned already; give 4 or more"):
+        world.buffer.change_rules("math", {"batch_groups": 3}, batch_step=3)
     world.buffer.change_rules("math", {"batch_groups": 8}, batch_step=50)
-    assert world.buffer.rules("math").schedule == ((3, 4), (50, 8))
+    assert world.buffer.rules("math").schedule == ((4, 4), (50, 8))
+
+
+def test_steps_without_a_checkpoint_cannot_be_fewer_than_there_are(world: World) -> None:
+    world.start().complete(6)
+    world.train(1)
+    world.train(2)
+    with pytest.raises(ConfigError, match="max_uncheckpointed_steps = 1: the batches of 2 steps are held"):
+        world.buffer.change_rules("math", {"max_uncheckpointed_steps": "1"})
+    with pytest.raises(ConfigError, match=r"max_uncheckpointed_steps: .* a valid integer"):
+        world.buffer.change_rules("math", {"max_uncheckpointed_steps": "soon"})
+    assert world.buffer.change_rules("math", {"max_uncheckpointed_steps": "2"})
 
 
 def test_two_that_change_at_once_both_count(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +184,7 @@ def test_groups_that_cool_come_back_when_groups_are_used_once_from_now_on(world:
 def test_a_task_that_leaves_the_batch_does_not_come_back_by_an_older_schedule(world: World) -> None:
     world.start(math={"group_size": 2, "batch_groups": 2, "schedule": ((10, 8),)})
     world.buffer.change_rules("math", {"batch_groups": 0})
-    assert world.buffer.rules("math").schedule == ((1, 0),)
+    assert world.buffer.rules("math").schedule == ((2, 0),)
 
 
 def test_only_the_last_hundred_revisions_are_kept(world: World) -> None:

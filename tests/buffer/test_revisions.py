@@ -101,6 +101,20 @@ def test_an_edited_file_cannot_change_what_is_fixed() -> None:
         changed_by_file(RULES, RULES, TaskRules(batch_groups=16, group_size=4), 5)
 
 
+def test_an_edited_bound_is_refused_by_its_own_name_where_tokens_are_masked() -> None:
+    masked = TaskRules(batch_groups=16, max_staleness=4, max_token_staleness=2)
+    edited = TaskRules(batch_groups=16, max_staleness=2)  # the same file with max_staleness = 2, as a clock has it
+    with pytest.raises(ConfigError, match=r"^max_staleness stays as it is .* max_token_staleness = 2 is set"):
+        changed_by_file(masked, masked, edited, 5)
+
+
+def test_statistics_may_be_turned_on_but_not_off() -> None:
+    on = changed_by_hand(RULES, {"prompt_stats": "true"}, 5)
+    assert on.prompt_stats
+    with pytest.raises(ConfigError, match="prompt_stats stays on once it is"):
+        changed_by_hand(on, {"prompt_stats": "false"}, 5)
+
+
 def test_differences_are_shown_as_users_write_them() -> None:
     other = TaskRules(batch_groups=16, prompt_stats=True, tail_batch_max_tries=3)
     assert differences(RULES, other) == {

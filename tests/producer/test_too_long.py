@@ -8,7 +8,10 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidPrompt
 from rollq.buffer.replies import TrainerEpoch
+from rollq.buffer.store.keys import task_keys
 from rollq.producer.producer import Producer
+from rollq.producer.prompt_records import check_prompts
+from rollq.producer.prompts import PromptFile
 from rollq.producer.sampler import Sampler
 from support.producer_run import Rows, begin, lease, make_run, producer, prompt_file, put, task_settings, train
 
@@ -51,3 +54,32 @@ def take_step(buffer: Buffer, producer: Producer, held: TrainerEpoch, step: int)
     put(buffer, leases)
     assert train(buffer, held, step, ROWS)
     return [int(str(item.prompt.content)) for item in leases]
+
+
+def test_groups_of_former_prompts_say_nothing_about_the_new_ones(
+    server_url: str, run_name: str, tmp_path: Path
+) -> None:
+    old = task_settings(
+        prompt_file(tmp_path / "old.jsonl", ROWS), batch_groups=ROWS, prompt_stats=True, on_prompts_changed="continue"
+    )
+    new = old.model_copy(update={"prompts": prompt_file(tmp_path / "new.jsonl", ROWS + 1)})
+    with make_run(server_url, run_name, old) as buffer:
+        held = begin(buffer)
+        with PromptFile(old) as file, producer(server_url, run_name, old) as before:
+            check_prompts(buffer, "math", file, 0)
+            before.tick()
+            too_long, *others = lease(buffer, ROWS)
+        with PromptFile(new) as file, producer(server_url, run_name, new) as after:
+            check_prompts(buffer, "math", file, 0)
+            admitted = buffer.counts("math").progress["admitted"]
+            assert buffer.drop_too_long(too_long, 50, "too long")
+            put(buffer, others)
+            after.tick()
+            client, keys = buffer.client, task_keys(run_name, "math")
+            assert not client.exists(keys.too_long, keys.prompts)
+            assert train(buffer, held, 1, ROWS - 1)
+            after.tick()
+            leases = lease(buffer, 1000)
+            put(buffer, leases)
+            rows = {int(str(made.prompt.content)) for made in leases if made.group_id > admitted}
+            assert {int(row) for row in client.hkeys(keys.prompts)} == rows != set()

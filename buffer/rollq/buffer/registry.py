@@ -53,14 +53,21 @@ class Registry(BufferCore):
         """The task's clock as it is, and the rules that `change_rules` would give it. Raises what that raises."""
         first, clock = self.first_open_step(), self.clock(task)
         if batch_step is not None and batch_step < first:
-            raise ConfigError(f"step {batch_step}: the batch of step {first - 1} is planned; give {first} or more")
-        return clock, changed_by_hand(clock.rules, changes, batch_step or first)
+            raise ConfigError(f"step {batch_step}: its batch may be planned already; give {first} or more")
+        wanted = changed_by_hand(clock.rules, changes, batch_step or first)
+        most, held = wanted.max_uncheckpointed_steps, clock.claimed_step - clock.checkpoint
+        if most < clock.rules.max_uncheckpointed_steps and most < held:
+            raise ConfigError(
+                f"max_uncheckpointed_steps = {most}: the batches of {held} steps are held for the next checkpoint; "
+                "wait for it, or give more"
+            )
+        return clock, wanted
 
     def change_rules(self, task: str, changes: Mapping[str, Any], *, batch_step: int | None = None) -> Revision | None:
         """Change rules of a task (name -> value, also as text) for every claim from now on; None if they are so.
 
-        `batch_groups` changes from train step `batch_step` on: the first step that is not planned yet, by default and
-        at least. All roles follow without a restart. Raises `ConfigError` naming the rule that cannot be changed so.
+        `batch_groups` changes from train step `batch_step` on: `first_open_step`, by default and at least. All roles
+        follow without a restart. Raises `ConfigError` naming the rule that cannot be changed so.
         """
         replaced = False
         while not replaced:
@@ -75,11 +82,15 @@ class Registry(BufferCore):
         return _revisions(self._rule_records(task))
 
     def first_open_step(self) -> int:
-        """The first train step for which the trainer has not planned the batch yet."""
+        """The first train step whose batch may have another size.
+
+        A trainer may be planning the next step at this moment, so this is the one after it; step 1 before the first
+        trainer.
+        """
         step = max((clock.claimed_step for clock in self.clocks(self.tasks()).values()), default=0) + 1
         while self.send("EXISTS", self.keys.plan(step)):
             step += 1
-        return step
+        return step + 1 if self.live_epoch().epoch else step
 
     def _follow_file(self, task: str, file: TaskRules) -> None:
         settled = False

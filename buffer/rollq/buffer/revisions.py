@@ -93,6 +93,8 @@ def changed_by_file(rules: TaskRules, former: TaskRules, file: TaskRules, step: 
     Raises `ConfigError` naming the rule that stays as it is.
     """
     edited = {name: getattr(file, name) for name in differences(former, file)}
+    if former.token_threshold == file.token_threshold and {*edited} & {"max_staleness"}:
+        edited.pop("max_token_staleness", None)  # set to what it is without being set
     for name in edited:
         if name in FIXED_RULES:
             values = f"{shown(getattr(file, name))}, and the run has {shown(getattr(rules, name))}"
@@ -173,4 +175,6 @@ def _checked(before: TaskRules, after: TaskRules) -> TaskRules:
             f"max_staleness stays as it is for the whole run, because max_token_staleness = "
             f"{before.max_token_staleness} is set: {FIXED_RULES['max_token_staleness']}"
         )
+    if before.prompt_stats and not after.prompt_stats:
+        raise ConfigError("prompt_stats stays on once it is: the order of prompts may depend on what it has gathered")
     return after

@@ -1,6 +1,6 @@
 """Commands that steer a run's production: `rollq pause`, `rollq resume` and `rollq drain`."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,6 @@ from rollq.buffer.errors import ConfigError
 from rollq.cli.options import run_options
 
 if TYPE_CHECKING:
-    from rollq.buffer.buffer import Buffer
-    from rollq.buffer.replies import Control
     from rollq.buffer.steering import Order
 
 _OPTIONS = (
@@ -47,14 +45,9 @@ def pause(
       rollq pause rollq.toml --task math
       rollq pause rollq.toml --worker gpu1
     """
-    from rollq.buffer.replies import Control
     from rollq.buffer.steering import Order
 
-    with _open(file, url, run_name, tasks, workers) as buffer:
-        if workers:
-            _order_all(buffer, workers, Order.PAUSE)
-        else:
-            _set_all(buffer, tasks, Control.PAUSE, "by hand", unless={Control.STOPPED, Control.DONE})
+    _steer(Order.PAUSE, file, url, run_name, tasks, workers)
 
 
 @click.command()
@@ -73,14 +66,9 @@ def resume(
       rollq resume rollq.toml --task math
       rollq resume rollq.toml --worker gpu1
     """
-    from rollq.buffer.replies import Control
     from rollq.buffer.steering import Order
 
-    with _open(file, url, run_name, tasks, workers) as buffer:
-        if workers:
-            _order_all(buffer, workers, Order.RUN)
-        else:
-            _set_all(buffer, tasks, Control.RUN, "", unless=set() if tasks else {Control.DONE})
+    _steer(Order.RUN, file, url, run_name, tasks, workers)
 
 
 @click.command()
@@ -99,61 +87,24 @@ def drain(
       rollq drain rollq.toml --task math
       rollq drain rollq.toml --worker gpu1-3f2a9c10
     """
-    from rollq.buffer.replies import Control
     from rollq.buffer.steering import Order
 
-    with _open(file, url, run_name, tasks, workers) as buffer:
-        if workers:
-            _order_all(buffer, workers, Order.DRAIN)
-        else:
-            _set_all(buffer, tasks, Control.DONE, "drained by hand", unless={Control.STOPPED})
+    _steer(Order.DRAIN, file, url, run_name, tasks, workers)
 
 
-def _open(
-    file: Path | None, url: str | None, run_name: str | None, tasks: Sequence[str], workers: Sequence[str]
-) -> "Buffer":
+def _steer(
+    order: "Order",
+    file: Path | None,
+    url: str | None,
+    run_name: str | None,
+    tasks: Sequence[str],
+    workers: Sequence[str],
+) -> None:
     from rollq.cli.run_location import find_run
+    from rollq.cli.steering import steer_tasks, steer_workers
 
     if tasks and workers:
         raise ConfigError("--task and --worker: give one of them")
-    return find_run(file, url, run_name).without_payloads()
-
-
-def _order_all(buffer: "Buffer", names: Sequence[str], order: "Order") -> None:
-    """Give an order to the workers that are called, or whose [worker] name is, one of `names`."""
-    reports = buffer.workers()
-    for name in names:
-        if not (found := [worker for worker in reports if name in (worker, worker.rpartition("-")[0])]):
-            raise ConfigError(f"--worker {name!r}: run {buffer.run!r} has the workers {', '.join(reports) or 'none'}")
-        for worker in found:
-            buffer.order_worker(worker, order)
-            click.echo(f"worker {worker}: {order.value}")
-
-
-def shards_of(buffer: "Buffer", tasks: "Sequence[str]", name: str) -> list[str]:
-    """The tasks of the buffer that `name` means. Raises `ConfigError` when there is none."""
-    from rollq.buffer.shards import shards_among
-
-    found = shards_among(tasks, name)
-    if not found:
-        raise ConfigError(f"task {name!r}: run {buffer.run!r} has the tasks {', '.join(tasks)}")
-    return found
-
-
-def _set_all(
-    buffer: "Buffer", names: tuple[str, ...], control: "Control", reason: str, *, unless: "Collection[Control]"
-) -> None:
-    """Set the named tasks, or all, to `control`, except those that are in one of `unless` now."""
-    from rollq.buffer.replies import Control
-
-    tasks = buffer.tasks()
-    chosen = [shard for name in names for shard in shards_of(buffer, tasks, name)]
-    for task in chosen or tasks:
-        before = buffer.clock(task).control
-        if before is Control.SLEEP:
-            raise ConfigError(f"task {task!r} sleeps while the trainer uses the GPUs; the trainer will wake it")
-        if before in unless:
-            click.echo(f"task {task}: stays {before.value}")
-        else:
-            buffer.set_control(task, control, reason)
-            click.echo(f"task {task}: {before.value} -> {control.value}")
+    with find_run(file, url, run_name).without_payloads() as buffer:
+        for line in steer_workers(buffer, workers, order) if workers else steer_tasks(buffer, tasks, order):
+            click.echo(line)

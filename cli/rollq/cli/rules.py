@@ -49,8 +49,9 @@ def set_rules(
     """Change rules of TASK while the run is alive; without RULE=VALUE, show its rules and how they changed.
 
     Every role follows without a restart. Rules hold from the next batch that is claimed; batch_groups and weight from
-    the first step that is not planned yet. weight shares the groups of the whole batch anew, so the batches of other
-    tasks change too. A settings file that still has the old value does not change it back.
+    the second step that is not planned yet, as the trainer may be planning the first. weight shares the groups of the
+    whole batch anew, so the batches of other tasks change too. A settings file that still has the old value does not
+    change it back.
 
     \b
     Example:
@@ -106,7 +107,7 @@ def _wanted(buffer: "Buffer", task: str, changes: Mapping[str, str], from_step: 
     """The changes by task of the buffer: of all shards of `task`, and of all tasks for a weight."""
     from rollq.buffer.revisions import for_shards
     from rollq.buffer.shards import shards_among
-    from rollq.cli.control import shards_of
+    from rollq.cli.steering import shards_of
 
     own = dict(changes)
     sizes: dict[str, int] = {}
@@ -141,8 +142,7 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
     """Change the rules. All changes are checked before the first is made."""
     from rollq.buffer.revisions import Revision, differences
 
-    # one further where several tasks change: the trainer may plan a step meanwhile
-    step = from_step or buffer.first_open_step() + (len(wanted) > 1)
+    step = from_step or buffer.first_open_step()
     planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
     _check_batch(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
     for task, (clock, rules) in planned.items():
@@ -170,7 +170,7 @@ def _check_batch(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> None
 def _show(buffer: "Buffer", task: str) -> None:
     from rollq.buffer.revisions import shown
     from rollq.buffer.settings import FIXED_RULES, TaskRules
-    from rollq.cli.control import shards_of
+    from rollq.cli.steering import shards_of
 
     for name in shards_of(buffer, buffer.tasks(), task):
         rules = buffer.rules(name)

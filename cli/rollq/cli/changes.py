@@ -1,0 +1,71 @@
+"""The change that an order would make, in words, before it is made. Pure."""
+
+from dataclasses import dataclass
+
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Status
+from rollq.buffer.steering import Order
+from rollq.cli.steering import CONTROLS, stays
+from rollq.monitor.status import RunStatus
+from rollq.monitor.units import count
+
+VERBS = {Order.PAUSE: "Pause", Order.RUN: "Resume", Order.DRAIN: "Drain"}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An order to a task or to a worker. `text` says what it will change; `is_possible`: whether there is a change."""
+
+    order: Order
+    kind: str  # task or worker
+    name: str
+    text: str
+    is_possible: bool = True
+
+    @property
+    def title(self) -> str:
+        """The question to confirm."""
+        return f"{VERBS[self.order]} {self.kind} {self.name}?"
+
+
+def change_of(run: RunStatus, order: Order, kind: str, name: str) -> Change:
+    """The change that an order would make to what is selected."""
+    return _of_task(run, order, name) if kind == "task" else _of_worker(run, order, name)
+
+
+def _of_task(run: RunStatus, order: Order, name: str) -> Change:
+    task = next(task for task in run.tasks if task.task == name)
+    before, (after, _) = Control(task.control), CONTROLS[order]
+    running, pending = task.groups(Status.RUNNING), task.groups(Status.PENDING)
+    if before is Control.SLEEP:
+        return Change(order, "task", name, "It sleeps while the trainer uses the GPUs; the trainer wakes it.", False)
+    if before is after or stays(before, order, named=True):
+        return Change(order, "task", name, f"Nothing changes: it is set to {before.value!r}.", False)
+    effect = {
+        Order.PAUSE: (
+            f"Nothing new is admitted or leased: {count(pending, 'pending group')} wait. "
+            f"{count(running, 'running group')} finish, or are interrupted, as [worker] pause says."
+        ),
+        Order.RUN: "Prompts are admitted and groups are leased again.",
+        Order.DRAIN: (
+            f"Nothing new is admitted, and {count(pending + running, 'group')} on their way to the trainer are "
+            "finished. A trainer ends when no further batch can fill."
+        ),
+    }[order]
+    return Change(order, "task", name, f"{before.value} -> {after.value}. {effect}")
+
+
+def _of_worker(run: RunStatus, order: Order, name: str) -> Change:
+    report = run.workers[name]
+    held = count(int(report.get("in_flight") or 0), "group")
+    effect = {
+        Order.PAUSE: f"It leases nothing more. The {held} that it holds finish, or are interrupted.",
+        Order.RUN: "It leases groups again.",
+        Order.DRAIN: (
+            f"It leases nothing more, and stops when the {held} that it holds have ended, at the latest after "
+            "[worker] grace_s. It cannot be resumed after that, only started again."
+        ),
+    }[order]
+    if report["condition"] != "alive":
+        effect += f" It is {report['condition']}: it follows when it reports again."
+    return Change(order, "worker", name, effect)
