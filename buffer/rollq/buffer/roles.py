@@ -5,14 +5,14 @@ one of these is expected; saving and restoring are the operator's, who has a `Bu
 """
 
 from rollq.buffer.admission import Admission
+from rollq.buffer.archiving import Archiving
 from rollq.buffer.batches import Batches
 from rollq.buffer.collecting import Collecting
 from rollq.buffer.coordination import Coordination
 from rollq.buffer.evaluations import Evaluations
 from rollq.buffer.inspection import Inspection
 from rollq.buffer.leasing import Leasing
-from rollq.buffer.looking import Looking
-from rollq.buffer.query.calls import Querying
+from rollq.buffer.query.pages import Paging
 from rollq.buffer.training import Training
 
 
@@ -32,5 +32,9 @@ class TrainerBuffer(Evaluations, Training, Inspection):
     """Claims, commits and publishes, and evaluates."""
 
 
-class MonitorBuffer(Inspection, Querying, Looking):
+class ArchiverBuffer(Archiving, Inspection):
+    """Reads groups that leave, and lets them go once they are in the archive."""
+
+
+class MonitorBuffer(Inspection, Paging):
     """Reads only."""

@@ -21,7 +21,7 @@ Fields:
   uid         number of the group in its task
   arrival     the same number: groups are numbered as they arrive
   status      pending running completed gathered cooling aborted expired
-              filtered failed claimed archived
+              filtered failed claimed archived leaving
   staleness   of its oldest token, at the step that is trained next
   reward      mean of its samples; null before they are judged
   tries       attempts since it was last interrupted or expired
@@ -90,7 +90,7 @@ def query(
     from rollq.cli.run_location import find_run
     from rollq.monitor.queries import as_lines, as_table
 
-    conditions = _parse(query)
+    conditions = parse_query_text(query)
     searches_texts = parse_query(conditions).searches_texts
     location = find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)
     with (
@@ -107,7 +107,8 @@ def query(
         click.echo(as_table(groups[:limit], more=len(groups) > limit))
 
 
-def _parse(query: str) -> Any:
+def parse_query_text(query: str) -> Any:
+    """The JSON of a query. Raises `ConfigError`."""
     import orjson
 
     try:

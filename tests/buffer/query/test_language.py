@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from rollq.buffer.errors import ConfigError, QueryError
-from rollq.buffer.query.language import MAX_DEPTH, GroupRecord, GroupTexts, parse_query
+from rollq.buffer.query.language import MAX_DEPTH, GroupRecord, parse_query
+from rollq.buffer.query.texts import GroupTexts
 from rollq.buffer.rollouts import Status
 
 ONE = GroupRecord(uid=3, task="math", status="completed", staleness=2, arrival=3, reward=0.5, tries=1, step=2)

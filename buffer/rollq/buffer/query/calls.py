@@ -6,9 +6,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from rollq.buffer.looking import GROUPS_PER_TRIP, FoundGroup, Looking
-from rollq.buffer.query.language import Condition, GroupRecord, GroupTexts, parse_query
+from rollq.buffer.looking import GROUPS_PER_TRIP, Looking
+from rollq.buffer.query.language import Condition, GroupRecord, parse_query
 from rollq.buffer.query.plan import Reach, ReadPlan, plan_reads, reach_of
+from rollq.buffer.query.texts import texts_of
 from rollq.buffer.rollouts import Status
 from rollq.buffer.staleness import staleness
 from rollq.buffer.store.keys import task_keys
@@ -67,7 +68,7 @@ class Querying(Looking):
                     continue  # it left meanwhile
                 if group.problem:
                     log.warning("group %d of task %r is not searched: %s", record.uid, record.task, group.problem)
-                if condition.holds(record, _texts(group)):
+                if condition.holds(record, texts_of(group.prompt.content, group.samples)):
                     yield record
 
     def _records_within(self, reach: Reach, task: str) -> Iterator[GroupRecord]:
@@ -104,22 +105,6 @@ class Querying(Looking):
 
 _CLAIMED = (Status.CLAIMED, Status.ARCHIVED)
 _ON_THE_WAY = (Status.PENDING, Status.RUNNING)
-_NOT_SAID = ("role", "type", "id", "tool_call_id")
-
-
-def _texts(group: FoundGroup) -> GroupTexts:
-    """The texts of a group. A message is searched with all that it has, so calls of tools are found too."""
-    written = [text for sample in group.samples for text in (sample.text, *_said(sample.extra.get("messages")))]
-    return GroupTexts("\n".join(_said(group.prompt.content)), "\n".join(written))
-
-
-def _said(value: Any) -> list[str]:
-    """Every text in messages, without their roles and ids."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        return [text for name, one in value.items() if name not in _NOT_SAID for text in _said(one)]
-    return [text for one in value for text in _said(one)] if isinstance(value, list | tuple) else []
 
 
 def _record(

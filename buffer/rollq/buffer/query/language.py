@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollq.buffer.errors import QueryError
+from rollq.buffer.query.texts import GroupTexts
 from rollq.buffer.rollouts import Status
 from rollq.buffer.shards import task_of
 
@@ -43,14 +44,6 @@ class GroupRecord:
     tries: int
     error: str = ""
     step: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTexts:
-    """The texts of a group that are searched: all of its prompt, and what its samples and their conversations say."""
-
-    prompt: str
-    text: str
 
 
 FIELDS: Final[Mapping[str, type]] = {

@@ -1,0 +1,154 @@
+"""Groups by the page: some of each sorted set at a time, so that the work does not grow with the buffer."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rollq.buffer.core import pairs
+from rollq.buffer.errors import QueryError
+from rollq.buffer.looking import STEPPED, FoundGroup, TrainStep, past_leases
+from rollq.buffer.query.calls import Querying
+from rollq.buffer.query.texts import texts_of
+from rollq.buffer.rollouts import Status
+from rollq.buffer.store.keys import task_keys
+from rollq.buffer.wire.prompts import decode_prompt
+
+MOST_ROWS = 200
+"""Groups on a page at most."""
+MOST_READ = 128
+"""Groups that a search reads for one page at most."""
+MOST_READ_BYTES = 32 << 20
+"""A search begins no further trip once it has read this much of samples for one page."""
+SEARCHED_PER_TRIP = 4
+"""Groups whose samples are read in one trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups of these tasks that have one of these statuses, in this order.
+
+    `step`: only those in the batch of a train step. `prompt`, `text`: only those that have it in their prompt, or in
+    their samples, in upper or lower case; "" for any.
+    """
+
+    tasks: Sequence[str]
+    statuses: Sequence[Status]
+    step: int | None = None
+    prompt: str = ""
+    text: str = ""
+
+    @property
+    def searches_samples(self) -> bool:
+        """Whether samples must be read."""
+        return bool(self.text)
+
+    def holds(self, group: FoundGroup) -> bool:
+        """Whether a group is wanted, with its samples if these are searched."""
+        if group.status not in self.statuses:
+            return False
+        if not self.prompt and not self.text:
+            return True
+        found = texts_of(group.prompt.content, group.samples)
+        return self.prompt.casefold() in found.prompt.casefold() and self.text.casefold() in found.text.casefold()
+
+
+class Page(NamedTuple):
+    """Some groups without their samples, how many were read for them, and where the next page begins: None at the
+    end."""
+
+    groups: tuple[FoundGroup, ...]
+    read: int
+    after: str | None
+
+
+class Paging(Querying):
+    """Calls that read groups by the page."""
+
+    def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
+        """Up to `limit` groups of a selection, those with the highest score of each set first.
+
+        `after`: of the page before; "" for the first one. A search reads at most `MOST_READ` groups, fewer if they are
+        large, so a page may be empty and yet have a next one. Groups that move meanwhile may be missing or come twice.
+        Raises `QueryError`, `StoreLost`.
+        """
+        place, rank = _parse(after)
+        limit = max(1, min(limit, MOST_ROWS))
+        sets = list(self._sets(selection))
+        sizes = self._sizes(sets)
+        is_search = bool(selection.prompt or selection.text)
+        found: list[FoundGroup] = []
+        read = read_bytes = 0
+        while place < len(sets) and read_bytes < MOST_READ_BYTES:
+            one = sets[place]
+            most = min(limit - len(found), MOST_READ - read if is_search else limit)
+            if most <= 0:
+                break
+            count = min(most, SEARCHED_PER_TRIP) if selection.searches_samples else most
+            if not (ids := self._ids_at(one, rank, count) if rank < sizes[place] else []):
+                place, rank = place + 1, 0
+                continue
+            if selection.searches_samples:
+                groups = self.look(one.task, ids)
+                read_bytes += sum(int(group.fields.get("bytes") or 0) for group in groups)
+            else:
+                groups = self.glance(one.task, ids)
+            found += filter(selection.holds, groups)
+            read, rank = read + len(ids), rank + len(ids)
+        return Page(tuple(found), read, f"{place}.{rank}" if rank < sum(sizes[place:]) else None)
+
+    def glance(self, task: str, group_ids: Sequence[int]) -> list[FoundGroup]:
+        """The groups that are in the buffer, without their samples; others are left out. Raises `StoreLost`."""
+        keys, now_ms = task_keys(self.run, task), self.server_ms()
+        calls = [("inspect", keys.clock, self.incarnation, group_id) for group_id in group_ids]
+        hashes = [
+            {name.decode(): value.decode(errors="replace") for name, value in pairs(flat)}
+            for flat in self.call_all(calls)
+        ]
+        there = [(one, fields) for one, fields in zip(group_ids, hashes, strict=True) if "status" in fields]
+        stepped = [(one, Status(fields["status"])) for one, fields in there if fields["status"] in STEPPED]
+        scores = self.send_all([("ZSCORE", keys.status(status), one) for one, status in stepped])
+        steps = {one: int(score) for (one, _), score in zip(stepped, scores, strict=True) if score is not None}
+        return [
+            FoundGroup(
+                task, one, Status(fields["status"]), fields, decode_prompt(fields["prompt"].encode()), (), "",
+                past_leases(fields), TrainStep(steps[one], None, None) if one in steps else None, None, now_ms,
+            )
+            for one, fields in there
+        ]  # fmt: skip
+
+    def _sets(self, selection: Selection) -> "Iterator[_Set]":
+        """The sets of a selection; the batch of a step is one, too."""
+        if selection.step is not None:
+            for task in selection.tasks:
+                yield _Set(task, None, tuple(self.groups_of_step(task, selection.step)))
+            return
+        for task in selection.tasks:
+            for status in selection.statuses:
+                yield _Set(task, status)
+
+    def _sizes(self, sets: "Sequence[_Set]") -> list[int]:
+        scored = [(task_keys(self.run, one.task), one.status) for one in sets if one.status is not None]
+        counts = iter(self.send_all([("ZCARD", keys.status(status)) for keys, status in scored]))
+        return [len(one.ids) if one.status is None else int(next(counts)) for one in sets]
+
+    def _ids_at(self, one: "_Set", rank: int, count: int) -> list[int]:
+        if one.status is None:
+            return list(one.ids[rank : rank + count])
+        key = task_keys(self.run, one.task).status(one.status)
+        return [int(found) for found in self.send("ZRANGE", key, rank, rank + count - 1, "REV")]
+
+
+class _Set(NamedTuple):
+    """The groups of a task with a status, or `ids`, those of a batch."""
+
+    task: str
+    status: Status | None
+    ids: tuple[int, ...] = ()
+
+
+def _parse(after: str) -> tuple[int, int]:
+    if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
+        raise QueryError(f"after {after!r}: give what the page before has returned")
+    place, _, rank = after.partition(".")
+    return int(place or 0), int(rank or 0)

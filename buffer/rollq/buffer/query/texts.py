@@ -1,0 +1,35 @@
+"""The texts of a group that a query can search."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rollq.buffer.rollouts import Sample
+
+_NOT_SAID = ("role", "type", "id", "tool_call_id")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTexts:
+    """The texts of a group that are searched: all of its prompt, and what its samples and their conversations say."""
+
+    prompt: str
+    text: str
+
+
+def texts_of(content: Any, samples: Iterable[Sample]) -> GroupTexts:
+    """The texts of a group with this `Prompt.content`.
+
+    A message is searched with all that it has, so calls of tools are found too.
+    """
+    written = [text for sample in samples for text in (sample.text, *_said(sample.extra.get("messages")))]
+    return GroupTexts("\n".join(_said(content)), "\n".join(written))
+
+
+def _said(value: Any) -> list[str]:
+    """Every text in messages, without their roles and ids."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for name, one in value.items() if name not in _NOT_SAID for text in _said(one)]
+    return [text for one in value for text in _said(one)] if isinstance(value, list | tuple) else []
