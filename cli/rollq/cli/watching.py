@@ -45,10 +45,11 @@ def show_status(location: RunLocation, *, as_json: bool) -> None:
 def watch_status(location: RunLocation, *, as_json: bool) -> None:
     """Show the status each second until SIGINT or SIGTERM. While the server is away, say so and try again."""
     stop, queue = stop_on_signals(), location.queue()
-    with location.without_payloads(Patience(UNANSWERED_S, UNANSWERED_S, closed=stop)) as buffer:
+    patience = Patience(UNANSWERED_S, UNANSWERED_S, closed=stop)
+    with location.without_payloads(patience) as buffer:
 
         def read() -> RunStatus:
-            return read_status(buffer, queue)
+            return read_status(buffer, queue, patience)
 
         if as_json or not sys.stdout.isatty():
             _repeat(read, stop, screen.as_json_line if as_json else lambda run: f"{screen.as_table(run)}\n")

@@ -65,7 +65,7 @@ def _plain(run: RunStatus) -> Mapping[str, Any]:
 def as_table(run: RunStatus, width: int = WIDTH) -> str:
     """Return the diagnosis, and tables of tasks and workers; at most `width` characters wide if names are short."""
     lines = _wrapped(str(diagnose(run)), width)
-    lines += ["", _run_line(run), *_trainer_lines(run.trainer, width)]
+    lines += ["", run_line(run), *trainer_lines(run.trainer, width)]
     if run.tasks:
         lines += ["", *_depth_table(run.tasks), "", *_rate_table(run.tasks), "", *_age_table(run.tasks)]
     lines += ["", *(_worker_lines(run.workers, width) or ["no worker has reported lately"])]
@@ -77,7 +77,8 @@ def as_table(run: RunStatus, width: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
-def _run_line(run: RunStatus) -> str:
+def run_line(run: RunStatus) -> str:
+    """The run's live weights, tickets, memory and number of workers."""
     wanted = wanted_workers(run)
     facts = [
         count(run.tickets, "ticket"),
@@ -157,7 +158,7 @@ def _task_lines(task: TaskStatus) -> list[str]:
     return [f"{task.task}: {line}" for line in lines]
 
 
-def _trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
+def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
     """The trainer's phase, the times of its steps, and its last step with its mismatch with the engines."""
     if trainer is None:
         return []
@@ -182,20 +183,30 @@ def _trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
 
 
 def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
-    """A row for each worker, those in trouble first. Where the table is too wide, it lacks some columns."""
+    """A row for each worker, those in trouble first."""
     ordered = sorted(workers.items(), key=lambda item: (item[1]["condition"] == "alive", item[0]))
+    columns = worker_columns(workers, width)
+    rows = [[name, *(worker_cell(column, report) for column in columns)] for name, report in ordered]
+    return aligned([["worker", *(WORKER_COLUMNS[column] for column in columns)], *rows]) if rows else []
+
+
+def worker_columns(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
+    """The columns of the table of workers that fit into a width; where it is too wide, it lacks some."""
     known = [column for column in WORKER_COLUMNS if any(column in report for report in workers.values())]
-    lines: list[str] = []
-    for left_out in range(len(SPARE_COLUMNS) + 1):
+    widest = {
+        column: max(len(WORKER_COLUMNS[column]), *(len(worker_cell(column, report)) for report in workers.values()))
+        for column in known
+    }
+    names = max([len("worker"), *map(len, workers)])
+    for left_out in range(len(SPARE_COLUMNS)):
         columns = [column for column in known if column not in SPARE_COLUMNS[:left_out]]
-        rows = [[name, *(_worker_cell(column, report) for column in columns)] for name, report in ordered]
-        lines = aligned([["worker", *(WORKER_COLUMNS[column] for column in columns)], *rows]) if rows else []
-        if max(map(len, lines), default=0) <= width:
-            break
-    return lines
+        if names + sum(widest[column] + 2 for column in columns) <= width:
+            return columns
+    return [column for column in known if column not in SPARE_COLUMNS]
 
 
-def _worker_cell(column: str, report: Mapping[str, Any]) -> str:
+def worker_cell(column: str, report: Mapping[str, Any]) -> str:
+    """A field of a worker's report as text."""
     value = report.get(column)
     if column == "state" and report["condition"] != "alive":
         return str(report["condition"]).upper()

@@ -12,6 +12,7 @@ from rollq.buffer.history import HistoryRow
 from rollq.buffer.replies import Counts, LastError, LiveModel
 from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import SCHEDULED, Status
+from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import tickets_queued
 from rollq.buffer.trainer_state import TrainerState
 from rollq.monitor.rates import Rates, rates
@@ -102,16 +103,16 @@ class RunStatus:
         return {name: report for name, report in self.workers.items() if report["condition"] == "alive"}
 
 
-def read_status(buffer: MonitorBuffer, queue: Queue) -> RunStatus:
+def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None = None) -> RunStatus:
     """Read the status of a run, without changing anything. Raises `StoreLost` if the server does not have the run.
 
-    The work does not grow with the number of groups.
+    The work does not grow with the number of groups. `patience` is that with the queue's server.
     """
     return RunStatus(
         run=buffer.run,
         at_ms=buffer.server_ms(),
         model=buffer.live_model(),
-        tickets=tickets_queued(queue),
+        tickets=tickets_queued(queue, patience=patience),
         tasks=tuple(_task_status(buffer, task) for task in buffer.tasks()),
         workers={
             name: {**report, "condition": condition(report["age_s"])}

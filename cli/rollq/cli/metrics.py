@@ -1,0 +1,42 @@
+"""`rollq metrics`: serves the status of a run to Prometheus."""
+
+from pathlib import Path
+
+import click
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.logs import log_options
+from rollq.cli.options import run_options
+
+
+@click.command()
+@run_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address at which to listen; 0.0.0.0: all.")
+@click.option("--port", type=click.IntRange(0, 65535), default=9464, show_default=True, help="Port; 0: any.")
+@log_options
+def metrics(file: Path | None, url: str | None, run_name: str | None, host: str, port: int) -> None:
+    """Serve metrics of a run to Prometheus at /metrics, until Ctrl-C. Changes nothing.
+
+    Reads the run when it is asked, at most once a second. A run that cannot be read is served as rollq_up 0.
+
+    \b
+    Example:
+      rollq metrics rollq.toml
+      rollq metrics --url redis://127.0.0.1:6379/0 --run sums --host 0.0.0.0 --port 9464
+    """
+    try:
+        from rollq.monitor.metrics.app import metrics_app
+        from rollq.monitor.metrics.serving import serve
+    except ModuleNotFoundError as error:
+        message = f"`rollq metrics` needs the package {error.name!r}: pip install 'rollq[dashboard]'"
+        raise ConfigError(message) from error
+    from rollq.cli.run_location import find_run
+    from rollq.cli.run_reader import RunReader
+    from rollq.cli.signals import stop_on_signals
+    from rollq.monitor.metrics.reading import SharedReading
+
+    location = find_run(file, url, run_name)
+    stop_on_signals()  # a signal ends the server, and has no further effect
+    with RunReader(location) as reader:
+        reading = SharedReading(reader.read)
+        serve(metrics_app(location.run, reading.status), host, port)

@@ -1,0 +1,92 @@
+"""The tables and charts of `rollq top` as text. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rollq.buffer.history import HistoryRow
+from rollq.buffer.rollouts import Status
+from rollq.monitor.screen import WORKER_COLUMNS, worker_cell, worker_columns
+from rollq.monitor.status import RunStatus, TaskStatus
+
+BARS = " ▁▂▃▄▅▆▇█"
+TASK_COLUMNS: dict[str, Callable[[TaskStatus], str]] = {
+    "task": lambda task: task.task,
+    "step": lambda task: str(task.step),
+    "ready": lambda task: f"{task.ready}/{task.batch_groups}",
+    "bound": lambda task: f"{task.scheduled - task.trained}/{task.limit - task.trained}",
+    "pending": lambda task: str(task.groups(Status.PENDING)),
+    "running": lambda task: str(task.groups(Status.RUNNING)),
+    "groups/s": lambda task: f"{task.rates.groups:.2f}" if task.rates else "-",
+    "tokens/s": lambda task: f"{task.rates.tokens:,.0f}" if task.rates else "-",
+    "kept": lambda task: f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-",
+    "control": lambda task: task.control,
+}
+"""The columns of the table of tasks."""
+
+Rows = dict[str, list[str]]
+"""The cells of each row, by its key."""
+
+
+def task_rows(run: RunStatus) -> Rows:
+    """A row for each task."""
+    return {task.task: [cell(task) for cell in TASK_COLUMNS.values()] for task in run.tasks}
+
+
+def worker_rows(run: RunStatus, width: int, by: str, *, falling: bool) -> tuple[list[str], Rows]:
+    """The titles of the columns that fit into a width, and a row for each worker.
+
+    They are sorted by the column `by` of the report, or by name where it is `worker`; those without it come last. An
+    empty `by` puts those in trouble first.
+    """
+    columns = worker_columns(run.workers, width)
+    arrow = "▼" if falling else "▲"
+    titles = [
+        title + (arrow if column == by else "")
+        for column, title in {"worker": "worker", **{name: WORKER_COLUMNS[name] for name in columns}}.items()
+    ]
+    return titles, {
+        name: [name, *(worker_cell(column, run.workers[name]) for column in columns)]
+        for name in _sorted(run.workers, by, falling)
+    }
+
+
+def _sorted(workers: Mapping[str, Mapping[str, Any]], by: str, falling: bool) -> list[str]:
+    names = sorted(workers)
+    if not by:
+        return sorted(names, key=lambda name: workers[name]["condition"] == "alive")
+    if by == "worker":
+        return sorted(names, reverse=falling)
+    known = [name for name in names if workers[name].get(by) is not None]
+    known.sort(key=lambda name: str(workers[name][by]) if by in ("engine", "state") else workers[name][by])
+    return (known[::-1] if falling else known) + [name for name in names if workers[name].get(by) is None]
+
+
+def charts(history: Sequence[HistoryRow], width: int) -> list[str]:
+    """A line for ready groups, and for groups and tokens a second, the newest on the right."""
+    if len(history) < 2:
+        return ["no history yet: while a producer runs, it has a row each 10 s"]
+    ready = [float(row.ready) for row in history]
+    return [
+        chart("ready groups", ready, width),
+        chart("groups/s", per_second(history, "produced"), width),
+        chart("tokens/s", per_second(history, "tokens"), width),
+    ]
+
+
+def per_second(history: Sequence[HistoryRow], counter: str) -> list[float]:
+    """How fast a counter grew between each two rows."""
+    return [
+        max(0.0, after.counters.get(counter, 0) - before.counters.get(counter, 0))
+        / max(0.001, (after.at_ms - before.at_ms) / 1000)
+        for before, after in pairwise(history)
+    ]
+
+
+def chart(title: str, values: Sequence[float], width: int) -> str:
+    """A line of bars from 0 to the largest value, with the title before it, and the last value after it."""
+    last = f"{values[-1]:,.1f}" if values else "-"
+    shown = values[-max(1, width - 14 - 12) :]
+    top = max(shown, default=0.0)
+    bars = "".join(BARS[round(value / top * (len(BARS) - 1))] if top else BARS[0] for value in shown)
+    return f"{title:<13} {bars} {last}"

@@ -1,0 +1,33 @@
+"""A `RunStatus` as a collector of prometheus-client. Pure."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from rollq.monitor.metrics.catalogue import METRICS, UP, Metric, Values
+from rollq.monitor.status import RunStatus
+
+
+class RunCollector(Collector):
+    """The metrics of a run named `run` whose status is `status`; None: it could not be read."""
+
+    def __init__(self, run: str, status: RunStatus | None) -> None:
+        self._run = run
+        self._status = status
+
+    def collect(self) -> Iterator[Family]:
+        """Make the families, those without a value left out."""
+        yield self._family(UP, [((), float(self._status is not None))])
+        if self._status is not None:
+            for metric in METRICS:
+                if values := list(metric.read(self._status)):
+                    yield self._family(metric, values)
+
+    def _family(self, metric: Metric, values: Values) -> Family:
+        kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
+        family = kind(metric.name, metric.text, labels=("run", *metric.labels))
+        for labels, value in values:
+            family.add_metric((self._run, *labels), value)
+        return family

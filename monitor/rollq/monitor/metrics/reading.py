@@ -1,0 +1,64 @@
+"""The last reading of a run, which all who ask within a second share."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from rollq.buffer.errors import RollqError
+from rollq.monitor.status import RunStatus
+
+log = logging.getLogger(__name__)
+
+MOST_OFTEN_S = 1.0
+"""However many ask, the server is read at most once in this time."""
+LONGEST_S = 3.0
+"""How long one who asks waits for a server that hangs."""
+
+
+class SharedReading:
+    """Reads the status when it is asked for. Any thread may ask: one reading is made at a time, and all wait for it."""
+
+    def __init__(
+        self,
+        read: Callable[[], RunStatus],
+        *,
+        longest_s: float = LONGEST_S,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read` may raise `RollqError`; one who asks waits `longest_s` for it. `now` is a steady clock in seconds."""
+        self._read, self._longest_s, self._now = read, longest_s, now
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._asked_s: float | None = None
+        self._status: RunStatus | None = None
+        self.problem = ""
+        """Why there was no status when it was asked for last; empty if there was one."""
+        self._answers = True
+
+    def status(self) -> RunStatus | None:
+        """The status, read in the last second or now; None if it cannot be read, which is logged when it begins."""
+        with self._lock:
+            is_reading = self._asked_s is not None and not self._ready.is_set()
+            if not is_reading and (self._asked_s is None or self._now() - self._asked_s >= MOST_OFTEN_S):
+                self._asked_s = self._now()
+                self._ready.clear()
+                threading.Thread(target=self._read_now, name="reading", daemon=True).start()
+        if self._ready.wait(self._longest_s):
+            return self._status
+        self.problem = f"the server has not answered within {self._longest_s:.0f} s"
+        return None
+
+    def _read_now(self) -> None:
+        status, problem = None, ""
+        try:
+            status = self._read()
+            if not self._answers:
+                log.info("the run can be read again")
+        except RollqError as error:
+            problem = str(error)
+            if self._answers:
+                log.warning("the run cannot be read: %s", error)
+        finally:
+            self._status, self.problem, self._answers = status, problem, status is not None
+            self._ready.set()
