@@ -1,5 +1,6 @@
 """Finds the servers of a run, and opens it: the first step of every command."""
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Self
 from rq import Queue
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ConfigError, ServerRefused
 from rollq.buffer.settings import PayloadSettings, RedisSettings
 from rollq.buffer.shards import check_shards
 from rollq.buffer.store.connection import Patience
@@ -18,6 +19,8 @@ from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue
 from rollq.cli.settings import RollqSettings
 from rollq.cli.settings_file import load_settings, payloads_from, redis_from
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,19 @@ class RunLocation:
         return Buffer.connect(
             self.buffer_url, self.run, password=self.password, patience=patience, payloads=self.payloads
         )
+
+    def to_look_at(self, patience: Patience) -> Buffer:
+        """Connect to the run's buffer to look at groups; where the folder or bucket of payloads is not to be had,
+        without it, which is logged."""
+        try:
+            return Buffer.connect(
+                self.buffer_url, self.run, password=self.password, patience=patience, payloads=self.payloads
+            )
+        except (ConfigError, ServerRefused) as error:
+            if not self.payloads.url:
+                raise
+            log.warning("samples that are not on the server are not shown: %s", error)
+            return self.without_payloads(patience)
 
     def without_payloads(self, patience: Patience | None = None) -> Buffer:
         """Connect to the run's buffer to look at its numbers; the folder or bucket of large payloads is not needed."""

@@ -1,0 +1,172 @@
+"""`rollq dashboard`: one page in a browser on a live run."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from rollq.buffer.errors import ConfigError, ServerUnavailable
+from rollq.cli.logs import log_options
+from rollq.cli.options import run_options
+
+if TYPE_CHECKING:
+    from rollq.buffer.buffer import Buffer
+    from rollq.buffer.steering import Order
+    from rollq.cli.run_location import RunLocation
+    from rollq.cli.run_reader import RunReader
+    from rollq.monitor.dashboard.groups import TokenTexts
+    from rollq.monitor.dashboard.steering import Preview
+    from rollq.monitor.status import RunStatus
+
+TOKEN = "ROLLQ_DASHBOARD_TOKEN"
+LEAST_TOKEN = 16
+"""Characters of a token at least."""
+BUSY_S = 10.0
+"""How long a request waits for those before it."""
+
+T = TypeVar("T")
+
+
+@click.command()
+@run_options
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address at which to listen; 0.0.0.0: all.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8484, show_default=True, help="Port; 0: any.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    help=f"File with the token that changes need, or set {TOKEN}; without one, the page only reads.",
+)
+@log_options
+def dashboard(
+    file: Path | None, url: str | None, run_name: str | None, host: str, port: int, token_file: Path | None
+) -> None:
+    """Show a run in a browser: how it is, charts, workers, and every rollout down to single tokens.
+
+    Reads the run at most once a second for all pages that are open. Nobody needs a password to look: on other
+    addresses than 127.0.0.1, keep strangers away from it.
+
+    \b
+    Example:
+      rollq dashboard rollq.toml
+      rollq dashboard rollq.toml --token-file token.txt
+      rollq dashboard --url redis://127.0.0.1:6379/0 --run sums --host 0.0.0.0
+    """
+    try:
+        from rollq.monitor.dashboard.access import Guarded
+        from rollq.monitor.dashboard.app import Dashboard
+        from rollq.monitor.metrics.serving import serve
+    except ModuleNotFoundError as error:
+        message = f"`rollq dashboard` needs the package {error.name!r}: pip install 'rollq[dashboard]'"
+        raise ConfigError(message) from error
+    from rollq.cli.run_location import find_run
+    from rollq.cli.run_reader import RunReader
+    from rollq.cli.signals import stop_on_signals
+    from rollq.monitor.metrics.reading import SharedReading
+
+    token = _token(token_file)
+    location = find_run(file, url, run_name)
+    stop_on_signals()  # a signal ends the server, and has no further effect
+    with RunReader(location, location.to_look_at) as reader:
+        shared = _Shared(reader)
+        page = Dashboard(location.run, shared, SharedReading(shared.read), token_texts(file), _Orders(location), token)
+        serve(Guarded(page.app(), host), host, port, on_stop=page.events.stop)
+
+
+class _Shared:
+    """A reader for many threads: they wait for each other, so the run has one connection."""
+
+    def __init__(self, reader: "RunReader") -> None:
+        self._reader, self._lock = reader, threading.Lock()
+
+    def read(self) -> "RunStatus":
+        return self._alone(self._reader.read)
+
+    def call(self, do: "Callable[[Buffer], T]") -> T:
+        return self._alone(lambda: self._reader.call(do))
+
+    def _alone(self, do: Callable[[], T]) -> T:
+        if not self._lock.acquire(timeout=BUSY_S):
+            raise ServerUnavailable(f"other requests have taken more than {BUSY_S:.0f} s: try again")
+        try:
+            return do()
+        finally:
+            self._lock.release()
+
+
+class _Orders:
+    """Makes changes, each with a connection that is closed after it."""
+
+    def __init__(self, location: "RunLocation") -> None:
+        self._location = location
+
+    def preview(self, run: "RunStatus", order: "Order", kind: str, name: str) -> "Preview":
+        from rollq.cli.changes import VERBS, change_of
+        from rollq.monitor.dashboard.steering import Preview
+
+        known = {"run": [""], "task": [task.task for task in run.tasks], "worker": list(run.workers)}
+        if name not in known.get(kind, ()):
+            raise ConfigError(f"{kind} {name!r}: the run has {', '.join(known.get(kind, ())) or 'none'}")
+        if kind != "run":
+            change = change_of(run, order, kind, name)
+            return Preview(change.title, change.text, change.is_possible)
+        changes = [change_of(run, order, "task", task.task) for task in run.tasks]
+        text = "\n".join(f"{change.name}: {change.text}" for change in changes)
+        return Preview(f"{VERBS[order]} all tasks?", text, any(change.is_possible for change in changes))
+
+    def make(self, order: "Order", kind: str, name: str) -> list[str]:
+        from rollq.buffer.store.connection import Patience
+        from rollq.cli.run_reader import UNANSWERED_S
+        from rollq.cli.steering import steer_tasks, steer_workers
+
+        steer = steer_workers if kind == "worker" else steer_tasks
+        with self._location.without_payloads(Patience(UNANSWERED_S, UNANSWERED_S)) as buffer:
+            return list(steer(buffer, [name] if name else [], order))
+
+
+def _token(file: Path | None) -> str | None:
+    """The token of changes: the file's, else the environment's. Raises `ConfigError` for one that is easy to guess."""
+    name, token = TOKEN, os.environ.get(TOKEN)
+    if file is not None:
+        name = f"--token-file {str(file)!r}"
+        try:
+            token = file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name}: cannot be read: {error}") from error
+    elif not token:
+        return None
+    if len(token) < LEAST_TOKEN:
+        raise ConfigError(f"{name}: a token needs {LEAST_TOKEN} characters or more: `openssl rand -hex 16` makes one")
+    return token
+
+
+def token_texts(file: Path | None) -> "TokenTexts":
+    """How tokens of the run become text: by the tokenizer that its settings name; else ids are shown."""
+    from rollq.cli.settings_file import load_settings
+    from rollq.monitor.dashboard.groups import TokenTexts
+
+    if file is None:
+        return TokenTexts(None, "Tokens are shown as ids: give rollq.toml instead of --url, to find the tokenizer.")
+    worker = load_settings(file).worker
+    folder = worker.tokenizer or worker.options.get("model")
+    if folder is None and worker.engine == "simulated":
+        from rollq.workers.tokenizers.byte import ByteTokenizer
+
+        bytes_only = ByteTokenizer()
+        return TokenTexts(
+            lambda ids: bytes_only.decode(list(ids), special=True), "Tokens are bytes, of the simulated engine."
+        )
+    if folder is None:
+        return TokenTexts(None, "Tokens are shown as ids: the settings name no tokenizer.")
+    path = Path(folder) / "tokenizer.json"
+    try:
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
+    except ModuleNotFoundError:
+        return TokenTexts(None, "Tokens are shown as ids: pip install tokenizers to see their text.")
+    except Exception as error:  # noqa: BLE001  (the package raises bare exceptions)
+        return TokenTexts(None, f"Tokens are shown as ids: {path} cannot be read: {error}")
+    return TokenTexts(lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False), f"Text by {path}.")

@@ -1,0 +1,42 @@
+"""The history of a task as the numbers that charts draw. Pure."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from rollq.buffer.history import HISTORY_ROW_MS, HistoryRow
+from rollq.monitor.rates import WINDOW_MS, rates
+
+MOST_POINTS = 360
+RATES = ("groups", "tokens", "trained", "queued_s", "worked_s", "waited_s")
+WINDOW_ROWS = WINDOW_MS // HISTORY_ROW_MS + 1
+
+
+def series(rows: Sequence[HistoryRow]) -> dict[str, Any]:
+    """Columns of equal length, at most `MOST_POINTS` each: `at_ms`, depths by status, `ready`, and over the minute
+    before each point the `RATES`. `reward` is the mean of the samples that were put since the point before; None where
+    there is none.
+    """
+    every = -(-len(rows) // MOST_POINTS) or 1
+    at = list(range(len(rows) - 1, -1, -every))[::-1]
+    picked = [rows[i] for i in at]
+    found = [rates(rows[max(0, i - WINDOW_ROWS) : i], rows[i]) for i in at]
+    return {
+        "at_ms": [row.at_ms for row in picked],
+        "ready": [row.ready for row in picked],
+        "version": [row.version for row in picked],
+        "step": [row.step for row in picked],
+        "statuses": {
+            status.value: [row.statuses[status] for row in picked]
+            for status in (picked[0].statuses if picked else ())
+            if any(row.statuses.get(status) for row in picked)
+        },
+        **{name: [None if one is None else getattr(one, name) for one in found] for name in RATES},
+        "reward": [None] * bool(picked) + [_reward(before, after) for before, after in pairwise(picked)],
+    }
+
+
+def _reward(before: HistoryRow, after: HistoryRow) -> float | None:
+    samples = after.counters.get("reward_count", 0) - before.counters.get("reward_count", 0)
+    rewards = after.counters.get("reward_sum", 0) - before.counters.get("reward_sum", 0)
+    return rewards / samples if samples > 0 else None

@@ -1,0 +1,101 @@
+// Starts the page: follows the run, and shows the view that the address names.
+
+import { follow, get } from "./api.js";
+import { allowChanges } from "./changes.js";
+import { byId, setText, svg } from "./dom.js";
+import { GroupView } from "./group.js";
+import { RolloutsView } from "./rollouts.js";
+import { RunView } from "./run.js";
+
+const ICONS = {
+  starting: "M8 2a6 6 0 1 0 6 6",
+  training: "M4 2l10 6-10 6z",
+  starving: "M4 2h8M4 14h8M4 2c0 4 8 8 8 12M12 2c0 4-8 8-8 12",
+  paused: "M5 3v10M11 3v10",
+  failing: "M3 3l10 10M13 3L3 13",
+  "memory full": "M3 13V5h10v8zM3 8h10M3 11h10",
+  "trainer gone": "M8 2l7 12H1zM8 6v4M8 12v.5",
+  stopped: "M4 4h8v8H4z",
+  finished: "M2 9l4 4 8-10",
+  lost: "M2 8c3-5 9-5 12 0M5 11c2-3 4-3 6 0M2 2l12 12",
+};
+
+async function start() {
+  let about = null;
+  while (!about) {
+    about = await get("api/about").catch((error) => setText(byId("sentence"), error.message));
+    if (!about) await new Promise((wake) => setTimeout(wake, 2000));
+  }
+  allowChanges(about.may_change);
+  setText(byId("run-name"), about.run);
+  const views = {
+    run: new RunView(byId("view-run")),
+    rollouts: new RolloutsView(byId("view-rollouts"), about.statuses),
+    group: new GroupView(byId("view-group")),
+  };
+  let heardMs = 0,
+    lost = "";
+
+  const route = () => {
+    const [path, query] = location.hash.slice(2).split("?"),
+      [first, task, group] = path.split("/").map(decodeURIComponent);
+    const shown = first !== "rollouts" ? "run" : group ? "group" : "rollouts";
+    for (const name of Object.keys(views)) byId(`view-${name}`).hidden = name !== shown;
+    for (const link of document.querySelectorAll("nav a"))
+      link.ariaCurrent = link.dataset.view === (shown === "group" ? "rollouts" : shown) ? "page" : null;
+    if (shown === "run") views.run.refresh();
+    if (shown === "group") views.group.show(task, group);
+    if (shown === "rollouts") views.rollouts.show(Object.fromEntries(new URLSearchParams(query ?? "")));
+  };
+  window.addEventListener("hashchange", route);
+  route();
+
+  follow(
+    (status) => {
+      [heardMs, lost] = [Date.now(), ""];
+      diagnose(status.diagnosis.state, status.diagnosis.sentence, about.run);
+      views.run.show(status);
+      views.rollouts.tasks(status.tasks);
+    },
+    (why) => {
+      lost = why;
+      diagnose("lost", heardMs ? `connection lost: what is shown is old; ${why}` : why, about.run);
+    },
+  );
+  setInterval(() => {
+    const age = Math.round((Date.now() - heardMs) / 1000);
+    setText(byId("age"), heardMs ? (age < 3 && !lost ? "live" : `${age} s old`) : "");
+    byId("age").classList.toggle("old", age >= 3);
+  }, 500);
+
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.matches?.("input, textarea, select");
+    if (event.key === "/" && !isTyping && !byId("dialog").open) {
+      event.preventDefault();
+      if (byId("view-rollouts").hidden) location.hash = "#/rollouts";
+      setTimeout(() => byId("search").focus());
+    }
+    if (event.key === "Escape" && !byId("dialog").open) {
+      if (isTyping) event.target.blur();
+      else if (!byId("view-group").hidden) history.back();
+    }
+  });
+}
+
+function diagnose(state, sentence, run) {
+  const word = state === "lost" ? "lost" : state,
+    box = byId("diagnosis");
+  if (box.dataset.state !== word) {
+    box.dataset.state = word;
+    box.className = `state-${word.replace(" ", "-")}`;
+    byId("state-icon").replaceChildren(
+      svg("svg", { viewBox: "0 0 16 16" }, svg("path", { d: ICONS[word] ?? ICONS.starting })),
+    );
+  }
+  setText(byId("state"), `${word}:`);
+  setText(byId("sentence"), sentence);
+  const title = `${word} \u00b7 ${run} \u00b7 rollq`;
+  if (document.title !== title) document.title = title;
+}
+
+start();

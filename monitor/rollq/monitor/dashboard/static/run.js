@@ -1,0 +1,285 @@
+// The view of the run: facts, charts, trainer, tasks, workers, errors, and the latest rollouts.
+
+import { get } from "./api.js";
+import { buttons, columns as orders } from "./changes.js";
+import { BarChart, LineChart } from "./charts.js";
+import { h, setText, Table } from "./dom.js";
+import { number, percent, plural, seconds, short } from "./format.js";
+import { groupTable } from "./rollouts.js";
+
+const MOST_WORKERS = 60;
+const HISTORY_MS = 10_000,
+  LATEST_MS = 5_000,
+  LATEST_TASKS = 4;
+const SHOWN = ["pending", "running", "completed", "claimed", "aborted", "expired", "gathered", "cooling"];
+
+export class RunView {
+  constructor(root) {
+    this.facts = h("dl", { class: "facts" });
+    this.tasks = taskTable();
+    this.workers = workerTable();
+    this.all = h("button", {
+      type: "button",
+      onclick: () => {
+        this.showsAll = !this.showsAll;
+        this.show(this.status);
+      },
+    });
+    this.trainer = h("dl", { class: "facts" });
+    this.errors = new Table(
+      "Last errors",
+      [
+        { title: "where", cell: (row) => row.where },
+        { title: "age", cell: (row) => row.age, number: true },
+        { title: "error", cell: (row) => row.text, long: true },
+      ],
+      (row) => row.where,
+      { empty: "no errors" },
+    );
+    this.latest = groupTable("Latest rollouts");
+    this.task = h("select", { "aria-label": "Task of the charts", onchange: () => this.#draw() });
+    this.minutes = h(
+      "select",
+      { "aria-label": "Time of the charts", onchange: () => this.#readHistory() },
+      [
+        ["60", "last hour"],
+        ["360", "last 6 hours"],
+        ["1440", "last day"],
+      ].map(([value, name]) => h("option", { value }, name)),
+    );
+    this.charts = {
+      depth: new LineChart("Groups by status"),
+      tokens: new LineChart("Tokens per second", "", "mean of a minute"),
+      reward: new LineChart("Reward", "", "mean of finished samples"),
+      times: new LineChart("Time of a group", " s", "mean of a minute"),
+      staleness: new BarChart("Ready groups by staleness", "now"),
+      groups: new LineChart("Groups per second", "", "mean of a minute"),
+    };
+    this.read = h(
+      "div",
+      { class: "charts" },
+      Object.values(this.charts).map((chart) => chart.element),
+    );
+    const part = (title, ...content) => h("section", { class: "part" }, h("h2", null, title), ...content);
+    root.append(
+      h("div", { class: "top" }, this.facts, buttons("run")),
+      h(
+        "section",
+        { class: "part" },
+        h("div", { class: "bar" }, h("h2", null, "History"), this.task, this.minutes),
+        this.read,
+      ),
+      h("div", { class: "two" }, part("Trainer", this.trainer), part("Last errors", this.errors.element)),
+      part("Tasks", this.tasks.element),
+      part("Workers", this.workers.element, this.all),
+      part("Latest rollouts", this.latest.element),
+    );
+    this.isShown = () => !root.hidden && !document.hidden;
+    document.addEventListener("visibilitychange", () => {
+      if (this.isShown()) this.refresh();
+    });
+    setInterval(() => this.#readHistory(), HISTORY_MS);
+    setInterval(() => this.#readLatest(), LATEST_MS);
+    this.#readHistory();
+  }
+
+  show(status) {
+    const isFirst = !this.status,
+      { tasks, trainer, model } = (this.status = status);
+    if (isFirst) this.#readLatest();
+    if (!this.isShown()) return;
+    const workers = Object.entries(status.workers).map(([name, report]) => ({ name, ...report }));
+    const alive = workers.filter((worker) => worker.condition === "alive").length;
+    facts(this.facts, {
+      "live weights": model ? `version ${model.version}` : "none yet",
+      "next step": Math.max(0, ...tasks.filter((task) => task.kind === "train").map((task) => task.step)) || "-",
+      workers: `${alive}${status.wanted_workers === null ? "" : `, ${status.wanted_workers} wanted`}`,
+      "tokens/s": short(tasks.reduce((sum, task) => sum + (task.rates?.tokens ?? 0), 0)),
+      tickets: number(status.tickets),
+      memory: status.fullness.share ? `${percent(status.fullness.share)} of ${status.fullness.limit}` : "no limit",
+    });
+    facts(this.trainer, trainerFacts(trainer));
+    this.tasks.show(tasks);
+    workers.sort((a, b) => (a.condition === "alive") - (b.condition === "alive") || (a.name < b.name ? -1 : 1));
+    this.workers.show(this.showsAll ? workers : workers.slice(0, MOST_WORKERS));
+    this.all.hidden = workers.length <= MOST_WORKERS;
+    setText(this.all, this.showsAll ? `Show the first ${MOST_WORKERS}` : `Show all ${number(workers.length)} workers`);
+    this.errors.show([
+      ...tasks
+        .filter((task) => task.last_error)
+        .map((task) => ({ where: task.task, age: seconds(task.last_error.age_s), text: task.last_error.text })),
+      ...workers
+        .filter((worker) => worker.refused_weights)
+        .map((worker) => ({ where: worker.name, age: seconds(worker.age_s), text: worker.refused_weights })),
+      ...(trainer?.error ? [{ where: "trainer", age: seconds(trainer.silent_s), text: trainer.error }] : []),
+    ]);
+    const names = tasks.map((task) => task.task);
+    if (names.join("\n") !== [...this.task.options].map((option) => option.value).join("\n")) {
+      this.task.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
+      this.task.hidden = names.length < 2;
+      this.#draw();
+    }
+    this.charts.staleness.show(
+      tasks.filter((task) => task.kind === "train").map((task) => ({ name: task.task, values: task.by_staleness })),
+      "no ready groups",
+    );
+  }
+
+  /** Read again what was not read while the view was hidden. */
+  refresh() {
+    if (this.status) this.show(this.status);
+    this.#readHistory();
+    this.#readLatest();
+  }
+
+  async #readHistory() {
+    if (!this.isShown()) return;
+    this.history = await get("api/history", { minutes: this.minutes.value }).catch(() => this.history);
+    this.#draw();
+  }
+
+  async #readLatest() {
+    if (!this.isShown() || !this.status) return;
+    const tasks = this.status.tasks.slice(0, LATEST_TASKS),
+      limit = Math.ceil(8 / tasks.length);
+    const pages = await Promise.all(
+      tasks.map(({ task }) =>
+        get("api/groups", { task, limit, status: "completed,claimed,archived,failed" }).catch(() => null),
+      ),
+    );
+    if (pages.every(Boolean)) this.latest.show(pages.flatMap((page) => page.groups));
+  }
+
+  #draw() {
+    const one = this.history?.[this.task.value];
+    if (!one) return;
+    const task = this.status?.tasks.find((each) => each.task === this.task.value);
+    const { depth, tokens, reward, times, groups } = this.charts;
+    const statuses = SHOWN.filter((status) => one.statuses[status]);
+    depth.show(
+      one.at_ms,
+      statuses.map((status) => ({ name: status, values: one.statuses[status] })),
+      task && task.kind === "train" ? { name: "staleness bound", value: task.limit - task.trained } : null,
+    );
+    const all = Object.entries(this.history).filter(([, each]) => each.at_ms.length === one.at_ms.length);
+    tokens.show(
+      one.at_ms,
+      all.map(([name, each]) => ({ name, values: each.tokens })),
+    );
+    reward.show(
+      one.at_ms,
+      all.map(([name, each]) => ({ name, values: each.reward })),
+    );
+    times.show(
+      one.at_ms,
+      [
+        ["queued", one.queued_s],
+        ["worked", one.worked_s],
+        ["waited", one.waited_s],
+      ].map(([name, values]) => ({ name, values })),
+    );
+    groups.show(one.at_ms, [
+      { name: "finished", values: one.groups },
+      { name: "trained", values: one.trained },
+    ]);
+  }
+}
+
+function facts(list, found) {
+  const names = Object.keys(found);
+  if (names.join() !== [...list.querySelectorAll("dt")].map((one) => one.textContent).join())
+    list.replaceChildren(...names.map((name) => h("div", null, h("dt", null, name), h("dd"))));
+  names.forEach((name, at) => setText(list.children[at].lastChild, String(found[name])));
+}
+
+function trainerFacts(trainer) {
+  if (!trainer) return { state: "no trainer has started" };
+  const report = trainer.report ?? {},
+    mismatch = report.mismatch ?? {};
+  const found = {
+    phase: `${trainer.phase ?? "starting"}, step ${trainer.step}`,
+    for: seconds(trainer.for_s),
+    heard: `${seconds(trainer.silent_s)} ago`,
+    lease: trainer.lease_left_s ? `${seconds(trainer.lease_left_s)} left` : "over",
+  };
+  if (trainer.busy_s !== null)
+    found["a step"] = `${seconds(trainer.busy_s)}, after a wait of ${seconds(trainer.waited_s ?? 0)}`;
+  if (report.reward !== undefined) found.reward = number(report.reward, 3);
+  if (mismatch.mean !== undefined) found.mismatch = `mean ${mismatch.mean.toPrecision(2)} nats`;
+  return found;
+}
+
+function taskTable() {
+  const link = (task, status, count) =>
+    h("a", { href: `#/rollouts?task=${encodeURIComponent(task)}&status=${status}` }, number(count));
+  const counted = (status) => ({
+    title: status,
+    number: true,
+    redraw: true,
+    cell: (task) => (task.statuses[status] ? link(task.task, status, task.statuses[status]) : "0"),
+  });
+  return new Table(
+    "Tasks",
+    [
+      { title: "task", cell: (task) => task.task },
+      { title: "set to", cell: (task) => task.control, mark: (task) => (task.control === "run" ? "" : "warn") },
+      { title: "step", cell: (task) => number(task.step), number: true },
+      { title: "ready", cell: (task) => `${number(task.ready)} / ${number(task.batch_groups)}`, number: true },
+      {
+        title: "bound",
+        cell: (task) => `${number(task.scheduled - task.trained)} / ${number(task.limit - task.trained)}`,
+        number: true,
+        spare: true,
+      },
+      ...["pending", "running", "completed", "failed"].map(counted),
+      { title: "groups/s", cell: (task) => (task.rates ? short(task.rates.groups) : "-"), number: true },
+      { title: "tokens/s", cell: (task) => (task.rates ? short(task.rates.tokens) : "-"), number: true },
+      { title: "kept", cell: (task) => (task.outcomes ? percent(task.kept / task.outcomes) : "-"), number: true },
+      {
+        title: "producer",
+        cell: (task) => (task.producer_silent_s === null ? "never seen" : `${seconds(task.producer_silent_s)} ago`),
+        number: true,
+        spare: true,
+      },
+      ...orders("task", (task) => task.task),
+    ],
+    (task) => task.task,
+    { empty: "the run has no tasks yet" },
+  );
+}
+
+function workerTable() {
+  return new Table(
+    "Workers",
+    [
+      { title: "worker", cell: (worker) => worker.name },
+      {
+        title: "state",
+        cell: (worker) => (worker.condition === "alive" ? (worker.state ?? "alive") : worker.condition),
+        mark: (worker) => ({ alive: "", silent: "warn", dead: "bad" })[worker.condition],
+      },
+      { title: "engine", cell: (worker) => worker.engine ?? "-", spare: true },
+      { title: "version", cell: (worker) => number(worker.version), number: true },
+      {
+        title: "groups",
+        cell: (worker) => `${number(worker.in_flight)}${worker.capacity ? ` / ${worker.capacity}` : ""}`,
+        number: true,
+      },
+      { title: "tokens/s", cell: (worker) => short(worker.tokens_per_s ?? null), number: true },
+      { title: "generate", cell: (worker) => seconds(worker.generate_s ?? null), number: true, spare: true },
+      { title: "judge", cell: (worker) => seconds(worker.judge_s ?? null), number: true, spare: true },
+      {
+        title: "swap pause",
+        cell: (worker) => (worker.swaps ? seconds(worker.swap_pause_s / worker.swaps) : "-"),
+        number: true,
+        spare: true,
+      },
+      { title: "done", cell: (worker) => number(worker.groups), number: true },
+      { title: "failed", cell: (worker) => number(worker.failed_samples), number: true },
+      { title: "heard", cell: (worker) => `${seconds(worker.age_s)} ago`, number: true },
+      ...orders("worker", (worker) => worker.name),
+    ],
+    (worker) => worker.name,
+    { empty: `${plural(0, "worker")} has reported lately` },
+  );
+}

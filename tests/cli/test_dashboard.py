@@ -1,0 +1,228 @@
+"""`rollq dashboard`, from its API: a real run, one with 10,000 groups, a server that goes, and changes with a token."""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from click.testing import CliRunner
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.query.pages import MOST_READ, MOST_ROWS
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.buffer.store.server import EmbeddedServer
+from rollq.cli.dashboard import token_texts
+from rollq.cli.main import main
+from rollq.monitor.dashboard.groups import FIRST_TOKENS, MOST_TOKENS
+from support.buffer_run import World
+from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, serving, written
+from support.waiting import wait_until
+
+MANY = 10_000
+
+
+def ask(address: str, **parameters: object) -> tuple[int, Any]:
+    """The status of the answer, and its JSON."""
+    return send(urllib.request.Request(f"{address}?{urlencode(parameters)}"))
+
+
+def send(request: urllib.request.Request) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        body = error.read().decode()
+        return error.code, json.loads(body) if body.startswith("{") else body
+
+
+def change(address: str, token: str = TOKEN, **body: object) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    data = json.dumps({"order": "pause", "kind": "task", "name": "math", "dry_run": True, **body}).encode()
+    return send(urllib.request.Request(f"{address}/api/changes", data, headers))
+
+
+def events(address: str) -> Iterator[tuple[str, Any]]:
+    """Server-sent events: name and data."""
+    with urllib.request.urlopen(f"{address}/api/events", timeout=60) as answer:
+        name = "message"
+        for line in answer:
+            field, _, value = line.decode().rstrip("\n").partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                yield name, json.loads(value)
+                name = "message"
+
+
+def all_groups(address: str, **parameters: object) -> tuple[list[tuple[str, int]], int]:
+    """Every group of a selection, page by page, and the number of pages."""
+    found: list[tuple[str, int]] = []
+    after: str | None = ""
+    pages = 0
+    while after is not None:
+        status, page = ask(f"{address}/api/groups", after=after, **parameters)
+        assert status == 200, page
+        found += [(row["task"], row["group"]) for row in page["groups"]]
+        after, pages = page["after"], pages + 1
+    return found, pages
+
+
+def test_a_run_is_served_as_rollq_status_shows_it(buffer: Buffer, server_url: str) -> None:
+    world = World(buffer).start(math={}, code={})
+    fill(world, 3)
+    remember(buffer, "math", 20)
+    buffer.report_worker("worker-1", REPORT)
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        _, status = ask(f"{address}/api/status")
+        shown = CliRunner().invoke(main, ["status", "--url", server_url, "--run", buffer.run, "--json"])
+        printed = json.loads(shown.output)
+        assert status.keys() == printed.keys()
+        assert status["diagnosis"]["state"] == printed["diagnosis"]["state"] == "training"
+        assert [task["statuses"] for task in status["tasks"]] == [task["statuses"] for task in printed["tasks"]]
+        assert next(events(address))[1]["diagnosis"] == status["diagnosis"]
+        code, history = ask(f"{address}/api/history", minutes=10)
+        assert code == 200
+        assert history["math"]["tokens"][-1] == pytest.approx(880)
+        assert history["math"]["reward"][-1] == 0.25
+        assert history["code"]["at_ms"] == []
+        with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
+            assert b"rollq_up" in answer.read()
+        with urllib.request.urlopen(f"{address}/healthz", timeout=60) as answer:
+            assert answer.read() == b"ok\n"
+        assert ask(f"{address}/api/about")[1]["may_change"] is False
+        assert ask(f"{address}/api/history", minutes="x")[0] == 400
+
+
+def test_a_group_is_served_with_the_values_of_each_token(buffer: Buffer, server_url: str) -> None:
+    world = World(buffer).start(math={"max_staleness": 4})
+    text = HOSTILE + "x" * 30_000
+    number = put(world, written(text, versions=(0, 0)), written("short", talks=True))
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        _, group = ask(f"{address}/api/groups/math/{number}")
+        long, short = group["samples"]
+        (part,) = long["parts"]
+        assert len(part["ids"]) == len(part["versions"]) == len(part["counts"]) == len(part["logprobs"]) == FIRST_TOKENS
+        assert long["tokens"] == len(text.encode())
+        assert long["text"] == text
+        assert part["pieces"] is None
+        assert "ids" in group["tokens"]
+        assert short["reward_parts"] == {"exact": 0.5, "format": 0.125}
+        assert [turn["role"] for turn in short["turns"]] == ["assistant", "tool", "assistant"]
+        assert short["turns"][1]["text"] == HOSTILE
+        assert group["events"][0]["text"] == "admitted for step 1"
+        tokens = f"{address}/api/groups/math/{number}/tokens"
+        (more,) = ask(tokens, sample=0, start=29_990, count=10**6)[1]["parts"]
+        assert more["ids"] == list(text.encode())[29_990:]
+        assert more["start"] == 29_990
+        (bounded,) = ask(tokens, sample=0, count=10**6)[1]["parts"]
+        assert len(bounded["ids"]) == MOST_TOKENS
+        assert ask(tokens, sample=2)[0] == 400
+        assert ask(f"{address}/api/groups/math/99")[0] == 404
+        assert ask(f"{address}/api/groups/{quote('a/b')}/1")[0] == 404
+
+
+def test_ten_thousand_groups_are_read_by_the_page(buffer: Buffer, server_url: str) -> None:
+    world = World(buffer).start(math={"max_staleness": 4}, code={"max_staleness": 4})
+    fill(world, MANY)
+    fill(world, 5, "code")
+    failed = put(world, *[Sample((), SampleStatus.FAILED, error=HOSTILE)] * 2)
+    world.claim(1, math=2, code=2)
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        groups = f"{address}/api/groups"
+        _, page = ask(groups, task="math", limit=10**6)
+        assert (len(page["groups"]), page["read"]) == (MOST_ROWS, MOST_ROWS)
+        found, _ = all_groups(address, limit=MOST_ROWS)
+        assert len(found) == len(set(found)) == MANY + 6
+        _, page = ask(groups, task="math", q="answer 77")
+        assert page["read"] == MOST_READ
+        found, pages = all_groups(address, task="code", q="ANSWER 5", limit=3)
+        assert (found, pages) == ([("code", 5)], 1)
+        found, _ = all_groups(address, task="code", prompt="CODE 3")
+        assert found == [("code", 4)]
+        assert sorted(all_groups(address, step=1)[0]) == [("code", 1), ("code", 2), ("math", 1), ("math", 2)]
+        assert all_groups(address, step=1, task="code", status="claimed")[0] == [("code", 1), ("code", 2)]
+        assert all_groups(address, step=1, status="failed")[0] == []
+        _, page = ask(groups, status="failed")
+        assert [(row["group"], row["error"][: len(HOSTILE)]) for row in page["groups"]] == [(failed, HOSTILE[:200])]
+        for wrong in ({"task": "none"}, {"status": "none"}, {"after": "1.x"}, {"step": "0"}, {"limit": "-1"}):
+            assert ask(groups, **wrong)[0] == 400
+
+
+def test_a_server_that_goes_is_said_and_it_recovers(fresh_server: EmbeddedServer, tmp_path: Path) -> None:
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        fill(World(buffer).start(math={}), 1)
+    with serving("--url", fresh_server.url, "--run", "sums") as address:
+        followed = events(address)
+        assert next(followed)[0] == "message"
+        fresh_server.stop()
+        assert any(name == "lost" and data for name, data in followed)
+        assert ask(f"{address}/api/groups")[0] == 503
+        assert ask(f"{address}/api/status")[0] == 503
+        with urllib.request.urlopen(f"{address}/", timeout=60) as page:
+            assert b"<title>rollq</title>" in page.read()
+        fresh_server.start()
+        assert any(name == "message" for name, _ in followed)
+        wait_until(lambda: ask(f"{address}/api/groups")[0] == 200)
+
+
+def test_changes_need_the_token_and_a_dry_run_changes_nothing(buffer: Buffer, server_url: str) -> None:
+    World(buffer).start(math={}, code={})
+    buffer.report_worker("worker-1", REPORT)
+    with serving("--url", server_url, "--run", buffer.run, token=TOKEN) as address:
+        for token in ("", "wrong", TOKEN + "x"):
+            assert change(address, token, dry_run=False)[0] == 403
+        _, preview = change(address)
+        assert (preview["is_possible"], preview["done"]) == (True, [])
+        assert "run -> pause" in preview["text"]
+        assert buffer.clock("math").control is Control.RUN
+        _, done = change(address, dry_run=False)
+        assert done["done"] == ["task math: run -> pause"]
+        assert (buffer.clock("math").control, buffer.clock("code").control) == (Control.PAUSE, Control.RUN)
+        change(address, order="run", kind="run", name="", dry_run=False)
+        assert buffer.clock("math").control is Control.RUN
+        _, drained = change(address, order="drain", kind="worker", name="worker-1", dry_run=False)
+        assert drained["done"] == ["worker worker-1: drain"]
+        assert buffer.report_worker("worker-1", REPORT).value == "drain"
+        for wrong in ({"order": "explode"}, {"kind": "planet"}, {"name": "none"}, {"kind": "worker"}):
+            assert change(address, **wrong)[0] == 400
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        assert "only reads" in change(address)[1]["error"]
+
+
+def test_a_request_in_anothers_name_gets_nothing(buffer: Buffer, server_url: str) -> None:
+    World(buffer).start()
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        request = urllib.request.Request(f"{address}/api/status", headers={"Host": "evil.example"})
+        assert send(request)[0] == 421
+
+
+def test_a_token_that_is_easy_to_guess_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short\n")
+    command = ["dashboard", "--url", "redis://127.0.0.1:1/0", "--run", "sums", "--token-file"]
+    short = CliRunner().invoke(main, [*command, str(tmp_path / "token")])
+    assert short.exit_code == 2
+    assert "needs 16 characters or more" in short.output
+    missing = CliRunner().invoke(main, [*command, str(tmp_path / "none")])
+    assert missing.exit_code == 2
+    assert "cannot be read" in missing.output
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rollq.monitor.dashboard.app", None)
+    done = CliRunner().invoke(main, ["dashboard", "--url", "redis://127.0.0.1:1/0", "--run", "sums"])
+    assert done.exit_code == 2
+    assert "pip install 'rollq[dashboard]'" in done.output
+
+
+def test_the_tokenizer_of_the_settings_gives_tokens_their_text(prepared_demo: Path) -> None:
+    texts = token_texts(prepared_demo / "rollq.toml")
+    assert texts.decode is not None
+    assert "tokenizer.json" in texts.note
+    assert "".join(texts.decode([token]) for token in range(20, 24))
+    assert token_texts(None).decode is None

@@ -1,0 +1,296 @@
+"""The page in a real Chromium: what it shows, two clicks to a token, the keyboard alone, sizes, and hostile texts."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import Control
+from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.buffer.store.server import EmbeddedServer
+from support.buffer_run import World
+from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, serving, written
+from support.waiting import PATIENCE_S, wait_until
+
+MANY = 10_000
+SCHEMES, WIDTHS = ("light", "dark"), (390, 1280)
+LONG = 30_000
+READ = re.compile("^(training|trainer gone):$")
+"""The state of a run whose trainer is not there, and may have been silent for long."""
+expect.set_options(timeout=PATIENCE_S * 1000)
+
+
+@dataclass
+class Shown:
+    """A run with many groups, and the address of its dashboard. `hostile`: the group whose texts are HTML; `long`: one
+    whose answers have `LONG` tokens."""
+
+    buffer: Buffer
+    address: str
+    hostile: int
+    long: int
+
+
+@dataclass
+class Watched:
+    """A page, and what went wrong in it."""
+
+    page: Page
+    problems: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    with EmbeddedServer(folder) as server, Buffer.connect(server.url, "sums") as buffer:
+        world = World(buffer).start(math={"max_staleness": 4}, code={"max_staleness": 4})
+        fill(world, MANY)
+        put(world, *[Sample((), SampleStatus.FAILED, error=HOSTILE)] * 2)
+        long = put(world, *[written("y" * LONG)] * 2)
+        hostile = put(world, written(HOSTILE, talks=True), written(HOSTILE, reward=0.25))
+        for task in ("math", "code"):
+            remember(buffer, task, 40)
+        (folder / "rollq.toml").write_text(
+            f'run = "sums"\n[redis]\nbuffer_url = "{server.url}"\n'
+            '[tasks.math]\nprompts = "p.jsonl"\njudge = "exact_match"\nbatch_groups = 2\ngroup_size = 2\n'
+            'max_tokens = 64\n[worker]\nengine = "simulated"\n'
+        )
+        with serving(str(folder / "rollq.toml"), token=TOKEN) as address:
+            yield Shown(buffer, address, hostile, long)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: Path) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
+
+
+def opened(
+    browser: Browser, address: str, *, width: int = 1280, scheme: str = "light"
+) -> tuple[BrowserContext, Watched]:
+    context = browser.new_context(
+        viewport={"width": width, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
+    )
+    context.set_default_timeout(PATIENCE_S * 1000)
+    watched = Watched(context.new_page())
+    page, host = watched.page, urlsplit(address).netloc
+    page.on("console", lambda said: watched.problems.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: watched.problems.append(str(error)))
+    page.on("request", lambda asked: watched.problems.append(asked.url) if urlsplit(asked.url).netloc != host else None)
+    page.goto(address)
+    return context, watched
+
+
+@pytest.fixture
+def page(browser: Browser, shown: Shown) -> Iterator[Page]:
+    """The page of the run, on a laptop; at the end nothing was wrong, and no other host was asked."""
+    context, watched = opened(browser, shown.address)
+    yield watched.page
+    assert watched.page.evaluate("window.hacked") is None
+    assert watched.problems == []
+    context.close()
+
+
+def inspected(page: Page) -> dict[str, str]:
+    """The values of a token that are shown."""
+    names, values = page.locator(".inspector dt"), page.locator(".inspector dd")
+    return dict(zip(names.all_inner_texts(), values.all_inner_texts(), strict=True))
+
+
+def test_a_token_is_two_clicks_away_among_ten_thousand_groups(page: Page, shown: Shown) -> None:
+    expect(page.locator("#state")).to_have_text(READ)
+    page.get_by_role("row", name=f"math {shown.hostile} ").click()
+    page.locator(".sample").nth(1).locator(".tokens span").nth(len(HOSTILE.encode()) // 2 - 1).click()
+    values = inspected(page)
+    middle = HOSTILE.encode()[len(HOSTILE.encode()) // 2 - 1]
+    assert values["id"] == str(middle)
+    assert values["text"] == f'"{chr(middle)}"'.replace('"""', '"\\""')
+    assert (values["version"], values["loss mask"]) == ("0", "masked")
+    assert -2.1 < float(values["logprob"]) < -1.9
+    assert (values["reward"], values["part exact"], values["part format"]) == ("0.250", "0.250", "0.125")
+
+
+def test_the_run_is_shown_with_charts_tables_and_errors(page: Page, shown: Shown) -> None:
+    shown.buffer.report_worker("worker-1", REPORT)
+    expect(page.get_by_role("table", name="Workers")).to_contain_text("worker-1")
+    expect(page.get_by_role("table", name="Tasks")).to_contain_text("math")
+    expect(page.get_by_role("table", name="Last errors")).to_contain_text("<script>")
+    assert page.locator("path.line").count() >= 6
+    expect(page.locator("#age")).to_have_text("live")
+    page.get_by_label("Task of the charts").select_option("math")
+    tokens = page.get_by_role("figure", name="Tokens per second")
+    expect(tokens.locator(".legend")).to_contain_text("880")
+    page.get_by_role("table", name="Tasks").get_by_role("link", name=re.compile("10,00")).click()
+    expect(page.get_by_role("table", name="Groups")).to_contain_text(f"math {shown.hostile}")
+    assert page.get_by_label("Task", exact=True).input_value() == "math"
+    assert page.get_by_label("Status", exact=True).input_value() == "completed"
+
+
+def test_five_hundred_workers_are_shown_when_they_are_asked_for(page: Page, shown: Shown) -> None:
+    for number in range(500):
+        shown.buffer.report_worker(f"x{number:03d}", REPORT)
+    workers = page.get_by_role("table", name="Workers").locator("tbody tr")
+    page.get_by_role("button", name=re.compile("Show all 50[01] workers")).click()
+    expect(page.get_by_role("table", name="Workers")).to_contain_text("x499")
+    assert workers.count() >= 500
+    page.get_by_role("button", name="Show the first 60").click()
+    expect(workers).to_have_count(60)
+
+
+def test_groups_are_found_and_listed_by_the_page(page: Page, shown: Shown) -> None:
+    page.get_by_role("link", name="Rollouts").click()
+    rows = page.get_by_role("table", name="Groups").locator("tbody tr")
+    expect(rows).to_have_count(50)
+    page.get_by_role("button", name="More").click()
+    expect(rows).to_have_count(100)
+    page.get_by_label("Status", exact=True).select_option("failed")
+    expect(rows).to_have_count(1)
+    page.get_by_label("Status", exact=True).select_option("")
+    page.get_by_label("In the answers").fill("onerror")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#view-rollouts .note")).to_contain_text("128 read")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text(f"math {shown.hostile}")
+
+
+def test_the_keyboard_alone_is_enough(page: Page, shown: Shown) -> None:
+    expect(page.locator("#state")).to_have_text(READ)
+    keys = page.keyboard
+    keys.press("/")
+    expect(page.locator("#search")).to_be_focused()
+    keys.type("onerror")
+    keys.press("Enter")
+    rows = page.get_by_role("table", name="Groups").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    keys.press("Escape")
+    expect(page.locator("#search")).not_to_be_focused()
+    page.get_by_label("In the answers").fill("")
+    keys.press("Enter")
+    expect(rows).to_have_count(50)
+    keys.press("Tab")
+    keys.press("Tab")
+    expect(rows.nth(0)).to_be_focused()
+    keys.press("ArrowDown")
+    keys.press("ArrowDown")
+    keys.press("ArrowUp")
+    expect(rows.nth(1)).to_be_focused()
+    keys.press("Home")
+    keys.press("Enter")
+    expect(page.get_by_role("heading", level=1, name=f"math {shown.hostile}")).to_be_focused()
+    for _ in range(20):
+        if page.evaluate("document.activeElement.className") == "tokens":
+            break
+        keys.press("Tab")
+    assert inspected(page)["token"] == "0"
+    keys.press("ArrowRight")
+    keys.press("ArrowRight")
+    assert (inspected(page)["token"], inspected(page)["logprob"]) == ("2", f"{-8 / (len(HOSTILE.encode()) - 1):.4f}")
+    keys.press("End")
+    assert inspected(page)["token"] == str(len(HOSTILE.encode()) - 1)
+    keys.press("Escape")
+    expect(rows).to_have_count(50)
+    expect(page.locator("#view-group")).to_be_hidden()
+
+
+def test_hostile_texts_are_shown_as_texts(page: Page, shown: Shown) -> None:
+    page.goto(f"{shown.address}/#/rollouts/math/{shown.hostile}")
+    expect(page.locator(".tokens").first).to_contain_text("<script>")
+    page.get_by_text("conversation", exact=True).click()
+    expect(page.locator(".turn.tool .text")).to_contain_text("<img src=x onerror=")
+    assert page.locator("main img").count() == 0
+    assert page.locator("main script").count() == 0
+    page.goto(f"{shown.address}/#/rollouts?status=failed&q=%3Cimg%3E")
+    expect(page.get_by_label("In the answers")).to_have_value("<img>")
+
+
+def test_the_colours_say_what_they_mean(page: Page, shown: Shown) -> None:
+    page.goto(f"{shown.address}/#/rollouts/math/{shown.hostile}")
+    first, last = (page.locator(".tokens").first.locator("span").nth(at) for at in (0, len(HOSTILE.encode()) - 1))
+    expect(first).to_have_class(re.compile(r"\bv0\b"))
+    page.get_by_text("loss mask", exact=True).click()
+    expect(page.locator(".controls .legend")).to_contain_text("masked")
+    expect(first).to_have_class(re.compile(r"\bm1\b"))
+    page.get_by_text("logprob", exact=True).click()
+    expect(first).to_have_class(re.compile(r"\bl0\b"))
+    expect(last).to_have_class(re.compile(r"\bl5\b"))
+
+
+def test_a_long_answer_is_drawn_in_parts(page: Page, shown: Shown) -> None:
+    page.goto(f"{shown.address}/#/rollouts/math/{shown.long}")
+    more = page.get_by_role("button", name="Show more").first
+    spans = page.locator(".tokens").first.locator("span")
+    expect(spans).to_have_count(600)
+    more.click()
+    expect(spans).to_have_count(4600)
+    expect(more).to_contain_text("25,400 tokens are left")
+
+
+def test_a_change_says_what_it_does_and_needs_the_token(page: Page, shown: Shown) -> None:
+    page.get_by_role("button", name="Pause task math").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    expect(dialog).to_contain_text("run -> pause")
+    assert shown.buffer.clock("math").control is Control.RUN
+    dialog.get_by_role("button", name="Pause").click()
+    expect(page.locator("#said")).to_have_text("task math: run -> pause")
+    page.get_by_role("button", name="Resume task math").click()
+    expect(dialog).to_contain_text("pause -> run")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Resume task math").click()
+    dialog.get_by_role("button", name="Resume").click()
+    wait_until(lambda: shown.buffer.clock("math").control is Control.RUN)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_view_fits_and_can_be_read(browser: Browser, shown: Shown, width: int, scheme: str) -> None:
+    context, watched = opened(browser, shown.address, width=width, scheme=scheme)
+    page = watched.page
+    for view in ("", "#/rollouts", f"#/rollouts/math/{shown.hostile}"):
+        page.goto(f"{shown.address}/{view}")
+        expect(page.locator("#state")).to_have_text(READ)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+        text, ground = (
+            page.evaluate(f"getComputedStyle(document.body).{name}") for name in ("color", "backgroundColor")
+        )
+        assert contrast(text, ground) > 7
+    assert watched.problems == []
+    context.close()
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast of two colours `rgb(...)`, as WCAG defines it."""
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    shares = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_a_server_that_goes_is_said_and_the_page_recovers(browser: Browser, fresh_server: EmbeddedServer) -> None:
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        fill(World(buffer).start(math={}), 1)
+    with serving("--url", fresh_server.url, "--run", "sums") as address:
+        context, watched = opened(browser, address)
+        state = watched.page.locator("#state")
+        expect(state).to_have_text(READ)
+        assert watched.page.get_by_role("button", name="Pause").count() == 0
+        fresh_server.stop()
+        expect(state).to_have_text("lost:")
+        expect(watched.page.locator("#diagnosis")).to_have_class("state-lost")
+        fresh_server.start()
+        expect(state).to_have_text(READ)
+        expect(watched.page.locator("#age")).to_have_text("live")
+        context.close()

@@ -1,0 +1,95 @@
+"""`rollq dashboard` as a process, and runs worth looking at."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.history import HISTORY_COUNTERS
+from rollq.buffer.rollouts import FinishReason, GroupResult, Sample, SampleStatus, Segment, Status, VersionSpan
+from rollq.buffer.store.keys import task_keys
+from support.buffer_run import World
+from support.waiting import PATIENCE_S
+
+TOKEN = "a-token-of-twenty-one"
+HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script> \u202e\'"</td>'
+"""The text of a model that would like to be HTML."""
+REPORT = {"engine": "simulated", "state": "serving", "in_flight": 3, "capacity": 8, "tokens_per_s": 512.0, "groups": 40}
+LEASED = 200
+"""Groups that are admitted, leased and put in one go."""
+
+
+@contextmanager
+def serving(*arguments: str, token: str = "") -> Iterator[str]:
+    """`rollq dashboard` at a free port; it must end cleanly by SIGTERM."""
+    command = [sys.executable, "-m", "rollq.cli.main", "dashboard", *arguments, "--port", "0"]
+    environment = {**os.environ, "ROLLQ_DASHBOARD_TOKEN": token}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            found = re.search(r"serving at (http://127\.0\.0\.1:\d+)", line)
+            assert found, line + process.stderr.read()
+            yield found[1]
+            process.send_signal(signal.SIGTERM)
+            _, rest = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == 0, rest
+            assert "Traceback" not in rest
+            assert "ERROR" not in rest
+        finally:
+            process.kill()
+
+
+def written(text: str, *, reward: float = 0.5, versions: Sequence[int] = (0,), talks: bool = False) -> Sample:
+    """A sample whose tokens are the bytes of `text`, in equal parts by `versions`; those in the middle are masked."""
+    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    tokens, share = len(ids), len(ids) // len(versions)
+    spans = [VersionSpan(1, version, share) for version in versions[:-1]]
+    spans.append(VersionSpan(1, versions[-1], tokens - share * len(spans)))
+    mask = np.ones(tokens, bool)
+    mask[tokens // 3 : tokens // 2] = False
+    logprobs = -np.linspace(0, 4, tokens, dtype=np.float32)
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "assistant", "content": "let me see", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": HOSTILE},
+        {"role": "assistant", "content": text},
+    ]
+    facts = {"worker": "gpu0-ab12", "judge": "exact_match", "judge_s": 0.25}
+    return Sample(
+        (Segment(np.array([1, 2], np.int32), ids, logprobs, tuple(spans), mask),), SampleStatus.COMPLETED,
+        FinishReason.STOP, reward, {"exact": reward, "format": 0.125}, text,
+        extra={**facts, "messages": messages} if talks else facts,
+    )  # fmt: skip
+
+
+def put(world: World, *samples: Sample, task: str = "math") -> int:
+    """Admit a group and put these samples; returns its number."""
+    world.admit(1, task)
+    (lease,) = world.lease(1, task)
+    world.buffer.put([GroupResult(lease, samples)])
+    return lease.group_id
+
+
+def fill(world: World, groups: int, task: str = "math") -> None:
+    """Complete many groups of two short samples."""
+    for start in range(0, groups, LEASED):
+        world.admit(min(LEASED, groups - start), task)
+        leases = world.lease(LEASED, task)
+        world.buffer.put([GroupResult(lease, (written(f"answer {lease.group_id}"),) * 2) for lease in leases])
+
+
+def remember(buffer: Buffer, task: str, rows: int) -> None:
+    """Write a history of `rows` rows, of a task that puts 11 groups of 800 tokens in each."""
+    now_ms, key = buffer.server_ms(), task_keys(buffer.run, task).prefix + "history"
+    for row in range(rows):
+        counters = {"produced": row * 11, "tokens": row * 8800, "reward_sum": row * 11, "reward_count": row * 44}
+        statuses = ["4"] * len(Status)
+        values = [now_ms - (rows - row) * 10_000, 1, row, 4, *statuses, *(counters.get(n, 0) for n in HISTORY_COUNTERS)]
+        buffer.client.rpush(key, ",".join(map(str, values)))
