@@ -57,7 +57,7 @@ def test_acl_keeps_the_passwords_of_an_older_rollq_and_adds_those_it_lacked(conf
         f"user r-admin reset on #{admin} ~* &* +@all",
         f"user r-replica reset on #{replica} +psync +replconf +ping",
     ]
-    assert "r-operator, r-admin, r-replica; their passwords are in" in said
+    assert "r-operator, r-archiver, r-admin, r-replica; their passwords are in" in said
 
 
 def test_acl_also_allows_the_functions_of_other_releases(config: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The base of every part of the buffer: one run, its tasks, their clocks and rules."""
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
@@ -19,6 +19,7 @@ from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.events import EventKind, Events
 from rollq.buffer.store.keys import SCHEMA_VERSION, task_keys
+from rollq.buffer.store.redis_url import address
 from rollq.buffer.store.run import RunStore
 from rollq.buffer.store.servers import Servers
 
@@ -210,11 +211,17 @@ class BufferCore(RunStore):
             return None
         return LiveModel(int(fields[0]), int(fields[1]), fields[2].decode(), fields[3].decode())
 
-    def events(self, *kinds: EventKind, task: str | None = None) -> Events:
+    def events(
+        self, *kinds: EventKind, task: str | None = None, others: Mapping[str, Callable[[Any], object]] | None = None
+    ) -> Events:
         """A subscription to the run's wake-ups, or only to those of some kinds, or only to those of one task and of the
-        run as a whole."""
+        run as a whole. `others`: other channels by name, and what is called with each of their messages."""
         prefix = None if task is None else task_keys(self.run, task).prefix
-        return Events(self.servers, self.keys.events, self._patience, kinds, prefix)
+        return Events(self.servers, self.keys.events, self._patience, kinds, prefix, others or {})
+
+    def is_on(self, client: redis.Redis) -> bool:
+        """Whether the buffer is on one server, and `client` reaches it by the same address."""
+        return [address(client)] == [address(server) for server in self.servers.primaries()]
 
     def memory_fraction(self) -> float:
         """Used share of `maxmemory`; 0 without a limit. On a cluster, of the fullest primary, since all have payloads.

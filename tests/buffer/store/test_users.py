@@ -1,6 +1,7 @@
 """The users of a run, with real logins on both kinds of server: what each may do, and that it may do nothing else."""
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from rq.executions import Execution
 from rq.registry import StartedJobRegistry, clean_registries
 from rq.worker import Worker
 
+from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, ServerRefused
+from rollq.buffer.query.pages import Selection
 from rollq.buffer.replies import Control
 from rollq.buffer.roles import MonitorBuffer
-from rollq.buffer.rollouts import GroupResult
+from rollq.buffer.rollouts import GroupResult, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store import keys
 from rollq.buffer.store.connection import Patience, open_client
@@ -309,7 +312,7 @@ def test_roles_reach_the_tickets_of_their_run(users: Users, role: Role, command:
 
 
 def test_a_group_lives_its_whole_life_under_the_users_of_its_roles(users: Users, tmp_path: Path) -> None:
-    producer, worker, trainer, monitor, operator = (users.buffer(role) for role in Role)
+    producer, worker, trainer, monitor, operator, _ = (users.buffer(role) for role in Role)
     train = World(trainer).start(math={"max_uses": 2, "max_staleness": 2, "prompt_stats": True})
     make, schedule = World(worker), World(producer)
     worker.report_worker("w", {"state": "serving"})
@@ -367,7 +370,24 @@ def test_a_snapshot_is_restored_by_the_operator(users: Users, tmp_path: Path) ->
     users.buffer(Role.OPERATOR).save(tmp_path / "snapshot")
     users.client(ServerUser.ADMIN).flushdb()
     users.buffer(Role.OPERATOR).restore(tmp_path / "snapshot")
-    assert World(users.buffer(Role.MONITOR)).statuses() == {"archived": 2, "pending": 1}
+    monitor = users.buffer(Role.MONITOR)
+    assert World(monitor).statuses() == {"archived": 2, "pending": 1}
+    assert len(monitor.page(Selection(("math",), tuple(Status))).groups) == 3
+    assert len(monitor.page(Selection(("math",), tuple(Status), text="x")).groups) == 1
+    assert monitor.overview("math", 10).task == "math"
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_an_archiver_needs_no_other_rights(users: Users, tmp_path: Path, size: str) -> None:
+    world = World(users.buffer(Role.TRAINER)).start(math={"archive": True, "max_uses": 2})
+    World(users.buffer(Role.PRODUCER)).admit(3)
+    make = World(users.buffer(Role.WORKER))
+    make.put(make.lease(2), text=text_of(2) if size == "large" else "")
+    make.put(make.lease(1), reward=None, status="f")
+    world.train(1)
+    world.buffer.checkpoint(world.held, 1)
+    Archiver(users.buffer(Role.ARCHIVER), str(tmp_path)).finish(threading.Event())
+    assert World(users.buffer(Role.MONITOR)).buffer.counts("math").dropped == {"trained": 2, "failed": 1}
 
 
 def queue_of(users: Users, role: Role) -> Any:

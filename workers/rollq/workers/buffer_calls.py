@@ -21,10 +21,21 @@ class BufferCalls:
     def __init__(self, buffer: WorkerBuffer) -> None:
         self.buffer = buffer
         self.threads = ThreadPoolExecutor(THREADS, "buffer")
+        self._turn = asyncio.Lock()
 
     async def __call__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Await `function(...)` in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
+
+    async def poll(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Await `function(...)`, one of the looks that are taken every second.
+
+        They take turns, and so need one connection; in a cluster they do not, since one may wait for its primary.
+        """
+        if self.buffer.servers.spread:
+            return await self(function, *args, **kwargs)
+        async with self._turn:
+            return await self(function, *args, **kwargs)
 
     def close(self) -> None:
         """Start no more calls; those under way are not waited for."""

@@ -89,7 +89,6 @@ class Worker:
         signals = self._signals = Signals()
         self.calls = calls = BufferCalls(buffer)
         self.host = EngineHost(partial(load_engine, settings), settings.engine_restarts, freeze=freeze)
-        self.wakeups = Wakeups(calls, signals)
         self.follower = WeightFollower(calls, self.host, signals, settings, worker=name)
         timeouts = AttemptTimeouts(settings.attempt_timeout_s, settings.dynamic_timeout)
         lease_s = {task: rules.lease_s for task, rules in tasks.items()}
@@ -108,7 +107,9 @@ class Worker:
             calls, self.host, self.table, self.runner, self.control,
             signals=signals, worker=name, capacity=settings.groups_in_flight,
         )  # fmt: skip
-        self.rq = RqWorker(queue, buffer.run, self.intake, name=name, grace_s=settings.grace_s)
+        shared = buffer.is_on(queue.connection)
+        self.rq = RqWorker(queue, buffer.run, self.intake, name=name, grace_s=settings.grace_s, listens=not shared)
+        self.wakeups = Wakeups(calls, signals, self.rq.command_channels if shared else None)
 
     async def run(self) -> None:
         """Work until asked to stop. Raises the error that ended the worker for good."""
@@ -192,7 +193,7 @@ class Worker:
                 "judge_s": last_minute.ratio("judge_s", "judged"),
             }
             report = facts | rates | self._state() | self._totals()
-            self._follow(await self.calls(self.calls.buffer.report_worker, self.rq.name, report))
+            self._follow(await self.calls.poll(self.calls.buffer.report_worker, self.rq.name, report))
             await self._signals.state.wait()
 
     def _follow(self, order: Order) -> None:

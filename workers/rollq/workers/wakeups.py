@@ -1,9 +1,10 @@
-"""Wake-ups from Redis: one thread listens for new weights and for paused or resumed tasks."""
+"""Wake-ups from Redis: one thread listens for new weights, and for paused or resumed tasks."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -21,9 +22,13 @@ LAST_LISTEN_S = 4 * LISTEN_S
 class Wakeups:
     """Sets the signals `weights` and `control` whenever Redis announces a change."""
 
-    def __init__(self, calls: BufferCalls, signals: Signals) -> None:
+    def __init__(
+        self, calls: BufferCalls, signals: Signals, others: Mapping[str, Callable[[Any], object]] | None = None
+    ) -> None:
+        """`others`: other channels by name, and what is called with each of their messages, in the listening thread."""
         self._calls = calls
         self._signals = signals
+        self._others = others
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -44,7 +49,7 @@ class Wakeups:
         """Call `wake` at every wake-up until `stop`. The subscription lives and dies in this one thread."""
         while not stop.is_set():
             try:
-                with self._calls.buffer.events(EventKind.PUBLISH, EventKind.CONTROL) as events:
+                with self._calls.buffer.events(EventKind.PUBLISH, EventKind.CONTROL, others=self._others) as events:
                     while not stop.is_set():
                         if events.wait(LISTEN_S):
                             wake()

@@ -75,7 +75,7 @@ class WeightFollower:
     async def catch_up(self) -> bool:
         """Load the live weights, if the engine serves others. False when they were refused."""
         async with self._catching_up:
-            live = await self._calls(self._calls.buffer.live_model)
+            live = await self._calls.poll(self._calls.buffer.live_model)
             if live is None or self._host.version is None:
                 return True
             wanted = WeightsVersion(live.epoch, live.version, live.digest)

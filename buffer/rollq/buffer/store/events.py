@@ -2,10 +2,10 @@
 
 import random
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from redis import exceptions as driver
 from redis.client import PubSub
@@ -43,12 +43,15 @@ class Events:
         patience: Patience,
         kinds: Collection[EventKind],
         task_prefix: str | None,
+        others: Mapping[str, Callable[[Any], object]],
     ) -> None:
         """`channels`: their names without the kind. `kinds`: what to be woken by; empty for everything. `task_prefix`:
-        that of the keys of the only task whose events count, beside those of the run as a whole; None for all."""
+        that of the keys of the only task whose events count, beside those of the run as a whole; None for all.
+        `others`: other channels by name, and what is called with each of their messages, which wakes nobody."""
         self._servers = servers
         self._channels = [f"{channels}:{kind}" for kind in kinds or EventKind]
         self._origins = None if task_prefix is None else (task_prefix.encode(), OF_THE_RUN)
+        self._others = dict(others)
         self._patience = patience
         self._pubsub: PubSub | None = None
 
@@ -60,7 +63,7 @@ class Events:
         """Listen to any of the servers: in a cluster, each one hears of everything."""
         client = random.choice(self._servers.primaries())
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        self._pubsub.subscribe(*self._channels)
+        self._pubsub.subscribe(*self._channels, **self._others)
         return self._pubsub
 
     def _unsubscribe(self) -> None:

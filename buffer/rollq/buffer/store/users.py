@@ -27,6 +27,7 @@ class Role(StrEnum):
     TRAINER = "trainer"
     MONITOR = "monitor"
     OPERATOR = "operator"
+    ARCHIVER = "archiver"
 
 
 class ServerUser(StrEnum):
@@ -45,50 +46,51 @@ SERVER_RULES: Mapping[ServerUser, str] = {
 
 
 RIGHTS = """
-key                                 producer  worker  trainer  monitor  operator
-rollq:{run:task}:group:<id>         write     write   write    read     write
-rollq:{run:task}:rollout:<id>       copy      write   write    read     write
-rollq:{run:task}:payload:<id>:<nonce> copy    write   write    read     write
-rollq:{run:task:<id>}:payload:<name> copy     write   write    read     write
-rollq:{run:task}:garbage            write     write   write    -        write
-rollq:{run:task}:shared             write     write   write    -        write
-rollq:{run:task}:<status>           write     write   write    read     write
-rollq:{run:task}:by_version         write     write   write    read     write
-rollq:{run:task}:suspects           write     write   write    read     write
-rollq:{run:task}:generating         write     write   write    read     write
-rollq:{run:task}:clock              write     write   write    read     write
-rollq:{run:task}:rules              write     write   write    read     write
-rollq:{run:task}:mark               write     write   write    -        write
-rollq:{run:task}:progress           write     write   write    read     write
-rollq:{run:task}:outcomes           write     write   write    read     write
-rollq:{run:task}:last_error         write     write   write    read     write
-rollq:{run:task}:batch:<handle>     write     write   write    read     write
-rollq:{run:task}:batch:<handle>:groups write  write   write    read     write
-rollq:{run:task}:batches            write     read    write    read     write
-rollq:{run:task}:batches_over       write     read    write    read     write
-rollq:{run:task}:manifest:<step>    write     write   write    read     write
-rollq:{run:task}:prompts            write     write   read     -        write
-rollq:{run:task}:prompt_file        write     -       -        read     write
-rollq:{run:task}:too_long           write    write   -        -        write
-rollq:{run:task}:grant:<nonce>      -         write   -        -        -
-rollq:{run:task}:window             -         write   write    -        -
-rollq:{run:task}:timings            -         write   write    -        -
-rollq:{run:task}:history            write     write   write    read     read
-rollq:{run}:run                     write     write   write    read     write
-rollq:{run}:mark                    write     write   write    -        write
-rollq:{run}:tasks                   write     write   write    read     write
-rollq:{run}:workers                 read      write   read     read     read
-rollq:{run}:orders                  -       write   -        -        write
-rollq:{run}:rounds                  -         write   write    -        -
-rollq:{run}:round:<n>               -         write   write    -        -
-rollq:{run}:model                   read      read    write    read     read
-rollq:{run}:model_version           read      read    write    read     read
-rollq:{run}:trainer                 read      read    write    read     write
-rollq:{run}:versions                -         -       write    read     write
-rollq:{run}:launches                -         -       write    -        -
-rollq:{run}:plan:<step>             read    read    write    read     write
-rollq:{run}:weights                 -         -       write    -        -
-rollq:{run}:weights:<digest>:<n>    -         read    write    -        -
+key                                 producer  worker  trainer  monitor  operator  archiver
+rollq:{run:task}:group:<id>         write     write   write    read     write     write
+rollq:{run:task}:rollout:<id>       copy      write   write    read     write     write
+rollq:{run:task}:payload:<id>:<nonce> copy    write   write    read     write     write
+rollq:{run:task:<id>}:payload:<name> copy     write   write    read     write     read
+rollq:{run:task}:garbage            write     write   write    -        write     write
+rollq:{run:task}:shared             write     write   write    -        write     write
+rollq:{run:task}:<status>           write     write   write    read     write     write
+rollq:{run:task}:by_version         write     write   write    read     write     write
+rollq:{run:task}:suspects           write     write   write    read     write     write
+rollq:{run:task}:generating         write     write   write    read     write     write
+rollq:{run:task}:clock              write     write   write    read     write     write
+rollq:{run:task}:rules              write     write   write    read     write     read
+rollq:{run:task}:mark               write     write   write    -        write     write
+rollq:{run:task}:progress           write     write   write    read     write     write
+rollq:{run:task}:outcomes           write     write   write    read     write     read
+rollq:{run:task}:last_error         write     write   write    read     write     read
+rollq:{run:task}:batch:<handle>     write     write   write    read     write     read
+rollq:{run:task}:batch:<handle>:groups write  write   write    read     write     read
+rollq:{run:task}:batches            write     read    write    read     write     read
+rollq:{run:task}:batches_over       write     read    write    read     write     read
+rollq:{run:task}:manifest:<step>    write     write   write    read     write     read
+rollq:{run:task}:archive            -         -       -        read     write     write
+rollq:{run:task}:prompts            write     write   read     -        write     -
+rollq:{run:task}:prompt_file        write     -       -        read     write     read
+rollq:{run:task}:too_long           write     write   -        -        write     -
+rollq:{run:task}:grant:<nonce>      -         write   -        -        -         -
+rollq:{run:task}:window             -         write   write    -        -         -
+rollq:{run:task}:timings            -         write   write    -        -         -
+rollq:{run:task}:history            write     write   write    read     read      read
+rollq:{run}:run                     write     write   write    read     write     read
+rollq:{run}:mark                    write     write   write    -        write     write
+rollq:{run}:tasks                   write     write   write    read     write     read
+rollq:{run}:workers                 read      write   read     read     read      read
+rollq:{run}:orders                  -       write   -        -        write     -
+rollq:{run}:rounds                  -         write   write    -        -         -
+rollq:{run}:round:<n>               -         write   write    -        -         -
+rollq:{run}:model                   read      read    write    read     read      read
+rollq:{run}:model_version           read      read    write    read     read      read
+rollq:{run}:trainer                 read      read    write    read     write     read
+rollq:{run}:versions                -         -       write    read     write     read
+rollq:{run}:launches                -         -       write    -        -         -
+rollq:{run}:plan:<step>             read    read    write    read     write     read
+rollq:{run}:weights                 -         -       write    -        -         -
+rollq:{run}:weights:<digest>:<n>    -         read    write    -        -         -
 """
 """The right of each role on each key. `write` includes `read`. `copy`: drop one or its fields, ask whether it has a
 field and how long that is, or copy one to another, but neither read nor write it. The operator writes because `rollq
@@ -135,6 +137,7 @@ CALLERS: Mapping[str, tuple[Role, ...]] = {
     r"every role|any role|roles that": (Role.PRODUCER, Role.WORKER, Role.TRAINER),
     r"monitors?": (Role.MONITOR, Role.OPERATOR),
     r"operators?|a save|a restore": (Role.OPERATOR,),
+    r"archivers?": (Role.ARCHIVER,),
 }
 """Words after the method in a line `Caller:` -> the roles that they mean."""
 
@@ -176,7 +179,7 @@ def callers(name: str, source: str) -> set[Role]:
     words = found[1] if found else ""
     roles = {role for pattern, roles in CALLERS.items() if re.search(rf"\b({pattern})\b", words) for role in roles}
     if name in READ_ONLY and re.search(r"\bevery role\b", words):
-        roles |= {Role.MONITOR, Role.OPERATOR}
+        roles |= {Role.MONITOR, Role.OPERATOR, Role.ARCHIVER}
     return roles
 
 
@@ -252,7 +255,7 @@ def _queue_rules(run: str, role: Role) -> Iterator[str]:
     yield f"{_allow(QUEUE_COMMANDS[role])}{' '.join(mark + key for key in keys)}"
     yield "+exists %R~rq:suspended"  # to write it would suspend the workers of all applications
     if role is Role.WORKER:
-        yield "+subscribe +unsubscribe &rq:pubsub:*"
+        yield f"+subscribe +unsubscribe &rq:pubsub:* &{RunKeys(run).events}:*"  # one command asks for both
     if role is Role.OPERATOR:
         yield "+publish &rq:pubsub:*"
 

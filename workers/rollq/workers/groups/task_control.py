@@ -95,7 +95,7 @@ class TaskControl:
     async def run(self) -> None:
         """Apply the controls until cancelled. Raises `StoreLost`."""
         while True:
-            replies = await self._calls(self._calls.buffer.controls, self._tasks)
+            replies = await self._calls.poll(self._calls.buffer.controls, self._tasks)
             controls = {task: control for task, (control, _) in replies.items()}
             sleep = next((reason for control, reason in replies.values() if control is Control.SLEEP), "")
             with suppress(EngineDead):  # the host reports it and starts another engine, which the next round uses

@@ -15,7 +15,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from math import inf
@@ -70,8 +70,13 @@ class RqWorker(BaseWorker):
 
     job_class = TicketJob
 
-    def __init__(self, queue: Queue, run: str, work: TicketHandler, *, name: str, grace_s: float):
-        """`name`: see `incarnation_name`. `grace_s`: how long tickets in flight may take to finish after a stop."""
+    def __init__(
+        self, queue: Queue, run: str, work: TicketHandler, *, name: str, grace_s: float, listens: bool = True
+    ) -> None:
+        """`name`: see `incarnation_name`. `grace_s`: how long tickets in flight may take to finish after a stop.
+
+        `listens`: whether to subscribe to RQ's commands; else the caller does it with `command_channels`.
+        """
         super().__init__(
             [queue],
             name=name,
@@ -88,6 +93,7 @@ class RqWorker(BaseWorker):
         self._queue = queue
         self._work = work
         self._grace_s = grace_s
+        self._listens = listens
         self._closing = threading.Event()
         self._patience = Patience(unanswered_s=inf, unready_s=inf, closed=self._closing)
         self._source = TicketSource(queue, self._patience)
@@ -96,8 +102,8 @@ class RqWorker(BaseWorker):
         self._forced = asyncio.Event()
         self._in_flight = TicketsInFlight(self._ledger, self.give_up)
         self._groups_per_ticket = MAX_GROUPS  # until the first ticket is seen
-        self._threads = ThreadPoolExecutor(2, "rq")
-        self._writer = ThreadPoolExecutor(1, "rq-ledger")
+        self._thread = ThreadPoolExecutor(1, "rq")
+        """For all calls to the queue's server, so that one connection is enough."""
 
     @property
     def dequeue_timeout(self) -> int:
@@ -114,7 +120,7 @@ class RqWorker(BaseWorker):
         await self._call(register, self)
         log.info("worker %s listens on %s", self.name, self._queue.name)
         intake = asyncio.create_task(self._intake())
-        parts = [intake, asyncio.create_task(self._heartbeats()), asyncio.create_task(self._ledger.run(self._writer))]
+        parts = [intake, asyncio.create_task(self._heartbeats()), asyncio.create_task(self._ledger.run(self._thread))]
         for part in parts:
             part.add_done_callback(self._part_ended)
         try:
@@ -222,27 +228,35 @@ class RqWorker(BaseWorker):
             self._ledger.note(record)
 
     async def _call(self, function: Callable[..., T], *args: Any) -> T:
-        return await self._loop.run_in_executor(self._threads, partial(function, *args))
+        return await self._loop.run_in_executor(self._thread, partial(function, *args))
 
     # heartbeats, commands
 
     async def _heartbeats(self) -> None:
         while True:
-            beat = partial(heartbeat, self, len(self._in_flight) > 0, self._patience)
-            await self._loop.run_in_executor(self._writer, beat)
-            await self._loop.run_in_executor(self._writer, self._ledger.beat)
+            await self._call(heartbeat, self, len(self._in_flight) > 0, self._patience)
+            await self._call(self._ledger.beat)
             if self.should_run_maintenance_tasks:
-                await self._loop.run_in_executor(self._writer, clean, self)
+                await self._call(clean, self)
             await asyncio.sleep(HEARTBEAT_S)
 
     async def _say_goodbye(self) -> None:
         try:
-            await self._ledger.flush(self._writer)
+            await self._ledger.flush(self._thread)
             await self._call(self.teardown)
         except (RedisError, ServerError, OSError) as error:
             log.warning("worker %s: could not sign off: %s", self.name, error)
-        self._threads.shutdown(wait=False)
-        self._writer.shutdown(wait=False)
+        self._thread.shutdown(wait=False)
+
+    @property
+    def command_channels(self) -> Mapping[str, Callable[[Any], None]]:
+        """The channel of RQ's commands for this worker, and what carries them out."""
+        return {self.pubsub_channel_name: self.handle_payload}
+
+    def subscribe(self) -> None:
+        """Listen to RQ's commands, unless the caller does."""
+        if self._listens:
+            super().subscribe()  # type: ignore[no-untyped-call]
 
     def handle_payload(self, message: Any) -> None:
         """Carry out a command of RQ's (`rq.command`). Runs in the subscription's thread."""
