@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
-EXTRAS = ("base", "torch", "vllm")  # base: no extra
+EXTRAS = ("base", "dashboard", "torch", "vllm")  # base: no extra
 
 
 def requirements(extra: str) -> list[str]:

@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from rollq.cli.metrics import metrics
 from rollq.cli.settings_file import load_settings
+from rollq.monitor.metrics.reading import LONGEST_S
 from support.compose_file import COMPOSE, read_compose, seconds
 
 MODEL = read_compose({})
 SERVICES: dict[str, dict[str, Any]] = MODEL["services"]
 ONE_SHOT = ("prepare-cpu", "cluster-create")
+CHARTS = ("prometheus", "grafana")
 NODES = [name for name, service in SERVICES.items() if "NODE" in service.get("environment", {})]
 
 
@@ -21,6 +25,34 @@ def test_the_compose_file_fits_the_specification(name: str) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_with_users_and_tls_it_fits_too(tmp_path: Path) -> None:
+    (tmp_path / "merged.yaml").write_text(yaml.safe_dump(read_compose({}, secure=True)), "utf-8")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    result = subprocess.run([*command, str(tmp_path / "merged.yaml")], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_with_users_each_role_has_the_secrets_of_its_user_and_no_other() -> None:
+    model = read_compose({}, secure=True)
+    for name, service in model["services"].items():
+        user = service.get("environment", {}).get("ROLLQ_REDIS_USER", "").removeprefix("demo-")
+        if not user:
+            assert name in {*ONE_SHOT, *CHARTS, *NODES, "redis"}
+            continue
+        assert service["secrets"] == [
+            "ca.crt",
+            {"source": user, "target": "password"},
+            {"source": f"{user}.crt", "target": "tls.crt"},
+            {"source": f"{user}.key", "target": "tls.key"},
+        ]
+        assert set(service["depends_on"]) == ({"redis"} if name == "functions" else {"functions", *depends_on(name)})
+        assert service["environment"]["ROLLQ_REDIS_URL"].startswith("rediss://")
+
+
+def depends_on(name: str) -> set[str]:
+    return set(SERVICES[name]["depends_on"])
+
+
 def test_a_compose_file_with_a_misspelt_key_does_not(tmp_path: Path) -> None:
     text = (COMPOSE / "compose.yaml").read_text("utf-8")
     (tmp_path / "compose.yaml").write_text(text.replace("stop_grace_period", "stop_grace", 1))
@@ -28,11 +60,27 @@ def test_a_compose_file_with_a_misspelt_key_does_not(tmp_path: Path) -> None:
     assert subprocess.run([*command, str(tmp_path / "compose.yaml")], capture_output=True).returncode == 1
 
 
-def test_nothing_is_reachable_from_outside_the_compose_network() -> None:
-    assert MODEL["networks"] == {"rollq": {"internal": True}}
-    for service in SERVICES.values():
-        assert service["networks"] == ["rollq"]
-        assert not {"ports", "expose", "network_mode", "pid", "ipc"} & set(service)
+def test_nothing_but_the_charts_is_reachable_from_outside_the_compose_network() -> None:
+    assert MODEL["networks"] == {"rollq": {"internal": True}, "loopback": {}}
+    for name, service in SERVICES.items():
+        assert service["networks"] == ["rollq", *(["loopback"] if name == "grafana" else [])]
+        assert service.get("ports", []) == (["127.0.0.1:3000:3000"] if name == "grafana" else [])
+        assert not {"expose", "network_mode", "pid", "ipc"} & set(service)
+
+
+def test_the_charts_are_for_reading_only_and_grafana_has_no_password_to_guess() -> None:
+    given = SERVICES["grafana"]["environment"]
+    assert (given["GF_AUTH_ANONYMOUS_ENABLED"], given["GF_AUTH_ANONYMOUS_ORG_ROLE"]) == ("true", "Viewer")
+    assert given["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert given["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+
+
+def test_prometheus_asks_the_metrics_service_at_its_default_port_and_waits_longer_than_a_reading() -> None:
+    configured = yaml.safe_load((COMPOSE / "prometheus.yaml").read_text("utf-8"))
+    default = {option.name: option.default for option in metrics.params}["port"]
+    assert configured["scrape_configs"][0]["static_configs"] == [{"targets": [f"metrics:{default}"]}]
+    assert seconds(configured["global"]["scrape_timeout"]) > LONGEST_S
+    assert SERVICES["metrics"]["command"][-2:] == ["--host", "0.0.0.0"]
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -56,7 +104,7 @@ def test_every_service_bounds_its_logs_and_says_what_happens_when_it_ends(name: 
 
 def test_the_password_is_a_secret_and_stands_nowhere() -> None:
     assert MODEL["secrets"] == {"redis_password": {"file": "./secrets/redis_password"}}
-    for name in set(SERVICES) - {"prepare-cpu"}:
+    for name in set(SERVICES) - {"prepare-cpu", *CHARTS}:
         assert SERVICES[name]["secrets"] == ["redis_password"]
         assert "ROLLQ_REDIS_PASSWORD" not in SERVICES[name].get("environment", {})
     ignored = subprocess.run(["git", "check-ignore", "-q", "compose/secrets/redis_password"], cwd=COMPOSE.parent)
@@ -78,7 +126,7 @@ def test_the_cluster_has_the_nodes_that_are_joined_and_the_roles_wait_for_them()
     assert SERVICES["cluster-create"]["depends_on"] == {name: {"condition": "service_healthy"} for name in NODES}
     assert f"redis://{','.join(places[:3])}/0" in (COMPOSE / "compose.yaml").read_text("utf-8")
     created = {"condition": "service_completed_successfully", "required": False}
-    for name in set(SERVICES) - {"redis", *NODES, *ONE_SHOT}:
+    for name in set(SERVICES) - {"redis", *NODES, *ONE_SHOT, *CHARTS}:
         assert SERVICES[name]["depends_on"]["cluster-create"] == created, "which is not there without the profile"
 
 

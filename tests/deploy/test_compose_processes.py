@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import StoreLost
 from rollq.buffer.store.server import free_port
 from rollq.cli.demo.command import demo
+from rollq.cli.main import main
 from rollq.cli.run_location import RunLocation
 from support.compose_file import COMPOSE, PASSWORD, Containers, read_compose
 from support.free_ports import free_ports
@@ -83,6 +85,43 @@ def test_the_services_of_a_profile_start_and_stop_cleanly(profile: str, volume: 
         if profile == "gpu":
             logs = "".join(world.log(role).read_text() for role in roles)
             assert sorted(re.findall(r"rollq gets GPU (\d+)", logs)) == ["0", "1"]
+
+
+def test_with_users_and_tls_the_services_do_the_same(
+    volume: Path, tmp_path: Path, redis_binary: Path, redis_cli: Path, openssl: Path
+) -> None:
+    secrets = make_secrets(tmp_path / "secrets")
+    with Containers(tmp_path, free_port("127.0.0.1"), {}, {"demo": volume}, secrets=secrets) as world:
+        (world.programs / "valkey-cli").symlink_to(redis_cli)
+        (world.programs / "valkey-server").unlink()
+        (world.programs / "valkey-server").symlink_to(redis_binary)
+        world.start("redis")
+        world.wait_until(lambda: world.healthy("redis"))
+        world.start("functions")
+        assert world.finish("functions") == 0, world.log("functions").read_text()
+        del world.processes["functions"]
+        roles = ["producer-cpu", "worker-cpu", "trainer-cpu"]
+        for role in roles:
+            world.start(role)
+        world.wait_until(lambda: "step 1" in world.log("trainer-cpu").read_text())
+        assert all(world.healthy(role) for role in roles[:2])
+        assert [world.stop(role) for role in [*roles, "redis"]] == [0, 0, 0, 0]
+        logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
+        assert not [path for path in (secrets / "passwords").iterdir() if path.read_text().strip() in logs]
+
+
+def make_secrets(folder: Path) -> Path:
+    """The folder compose/secrets, made by the commands at the head of secure.yaml."""
+    commands = re.findall(r"^#   rollq (.*)$", (COMPOSE / "secure.yaml").read_text("utf-8"), flags=re.MULTILINE)
+    folder.mkdir()
+    for command in commands:
+        text = command.replace("compose/secrets", str(folder)).replace("compose/rollq", str(COMPOSE / "rollq"))
+        words, _, target = text.partition(" > ")
+        result = CliRunner().invoke(main, shlex.split(words))
+        assert result.exit_code == 0, result.output
+        if target:
+            Path(target).write_text(result.stdout)
+    return folder
 
 
 def test_the_store_wants_the_password_and_survives_a_kill(tmp_path: Path, redis_cli: Path) -> None:

@@ -65,12 +65,19 @@ def test_the_image_has_two_stages_no_root_and_a_health_check() -> None:
     assert '["rollq", "status", "/etc/rollq/rollq.toml"]' in arguments("HEALTHCHECK")[0]
 
 
+def test_a_linter_has_nothing_to_say() -> None:
+    hadolint = str(Path(sys.executable).with_name("hadolint"))
+    assert subprocess.run([hadolint, str(DOCKERFILE)], capture_output=True, text=True).stdout == ""
+
+
 @pytest.mark.parametrize("script", arguments("RUN"))
 def test_every_script_of_the_dockerfile_is_one_that_a_shell_can_read(script: str) -> None:
     assert subprocess.run(["/bin/sh", "-n", "-c", script], capture_output=True, text=True).stderr == ""
 
 
-@pytest.mark.parametrize(("extra", "has"), [("base", "redis"), ("torch", "transformers"), ("vllm", "vllm")])
+@pytest.mark.parametrize(
+    ("extra", "has"), [("base", "redis"), ("torch", "transformers"), ("vllm", "vllm"), ("dashboard", "starlette")]
+)
 def test_requirements_of_an_image_are_those_of_its_extra(extra: str, has: str) -> None:
     command = [sys.executable, str(ROOT / "compose" / "requirements.py"), extra]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -83,7 +90,7 @@ def test_requirements_of_an_image_are_those_of_its_extra(extra: str, has: str) -
 def test_an_extra_that_no_image_is_made_of_is_refused() -> None:
     command = [sys.executable, str(ROOT / "compose" / "requirements.py"), "demo"]
     result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.returncode, "must be one of base, torch, vllm" in result.stderr) == (1, True)
+    assert (result.returncode, "must be one of base, dashboard, torch, vllm" in result.stderr) == (1, True)
 
 
 def test_the_wheel_holds_every_module_and_data_file_and_works_alone(tmp_path: Path) -> None:

@@ -22,12 +22,21 @@ COMPOSE = Path(__file__).parents[2] / "compose"
 PASSWORD = "correct-horse-battery-staple"
 
 
-def read_compose(variables: Mapping[str, str]) -> dict[str, Any]:
-    """The compose file with `variables` replaced."""
+def read_compose(variables: Mapping[str, str], *, secure: bool = False) -> dict[str, Any]:
+    """The compose file with `variables` replaced; `secure`: as secure.yaml changes it."""
     model = yaml.safe_load((COMPOSE / "compose.yaml").read_text("utf-8"))
+    if secure:
+        text = (COMPOSE / "secure.yaml").read_text("utf-8")
+        model = _merged(model, yaml.safe_load(text.replace("secrets: !override", "secrets:")))
     replaced = _replaced(model, variables)
     assert isinstance(replaced, dict)
     return replaced
+
+
+def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `change`: maps are merged, all else is replaced."""
+    both = {key: _merged(base[key], value) for key, value in change.items() if isinstance(base.get(key), dict)}
+    return {**base, **change, **both}
 
 
 def _replaced(value: Any, variables: Mapping[str, str]) -> Any:
@@ -56,10 +65,11 @@ class Containers:
     variables: Mapping[str, str]
     filled: Mapping[str, Path] = field(default_factory=dict)  # named volumes that exist already
     nodes: Sequence[int] = ()  # ports of the cluster's nodes
+    secrets: Path | None = None  # the folder compose/secrets, for secure.yaml
     processes: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        self.compose = read_compose(self.variables)
+        self.compose = read_compose(self.variables, secure=self.secrets is not None)
         self.programs = self.root / "bin"
         self.programs.mkdir(parents=True)
         self.secret = self.root / "redis_password"
@@ -125,23 +135,34 @@ class Containers:
         system = {"PATH": f"{self.programs}{os.pathsep}{os.defpath}", "TMPDIR": str(self.root)}
         return system | dict(zip(names, values, strict=True))
 
+    def _secrets(self, service: str) -> list[dict[str, str]]:
+        given = self.compose["services"][service].get("secrets", [])
+        return [{"source": one, "target": one} if isinstance(one, str) else one for one in given]
+
+    def _file_of(self, secret: str) -> Path:
+        if self.secrets is None:
+            return self.secret
+        return self.secrets / str(self.compose["secrets"][secret]["file"]).removeprefix("./secrets/")
+
     def _local(self, service: str, words: list[str]) -> list[str]:
         """`words` with the paths and names that hold inside the service's container replaced by those of here."""
         here = {"redis:6379": f"127.0.0.1:{self.port}", "6379": str(self.port)}
         for number, port in enumerate(self.nodes):
             here |= {f"cluster-{number + 1}": "127.0.0.1", str(7000 + number): str(port)}
-        here |= {"/run/secrets/redis_password": str(self.secret)}
+        for secret in self._secrets(service):
+            here[f"/run/secrets/{secret['target']}"] = str(self._file_of(secret["source"]))
         for mount in self.compose["services"][service].get("volumes", []):
             source, target = mount.removesuffix(":ro").split(":")
             here[target] = str(self.volume(source))
         for mount in self.compose["services"][service].get("configs", []):
             source = COMPOSE / self.compose["configs"][mount["source"]]["file"]
             config = self.root / f"{service}.toml"
-            config.write_text(_swap(source.read_text("utf-8"), here), "utf-8")
+            config.write_text(swapped(source.read_text("utf-8"), here), "utf-8")
             here[mount["target"]] = str(config)
-        return [_swap(word, here) for word in words]
+        return [swapped(word, here) for word in words]
 
 
-def _swap(text: str, here: Mapping[str, str]) -> str:
+def swapped(text: str, here: Mapping[str, str]) -> str:
+    """`text` with every key of `here` replaced by its value, longer keys first."""
     longest_first = sorted(here, key=len, reverse=True)
     return re.sub("|".join(map(re.escape, longest_first)), lambda found: here[found[0]], text)
