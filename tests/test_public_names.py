@@ -16,9 +16,9 @@ PUBLIC = {
         "VersionSpan", "load_array", "open_queue", "store_array", "task_of",
     },
     "rollq.consumer": {
-        "AdvantageSettings", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "GrpoSettings", "ImageInputs",
-        "ImageProcessor", "MicroBatch", "TokenSequence", "grpo_loss", "probe_of", "replay_experts",
-        "to_checkpoint_format",
+        "AdvantageSettings", "Archive", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "GrpoSettings",
+        "ImageInputs", "ImageProcessor", "MicroBatch", "RecordedRun", "TokenSequence", "grpo_loss", "probe_of",
+        "replay_experts", "to_checkpoint_format",
     },
     "rollq.producer": {
         "BatchCoordinator", "BatchHandle", "BatchResult", "Operator", "OverRollout", "PromptOrder", "ScoredGroup",

@@ -12,20 +12,24 @@ from rollq.workers.judging.judges import BUILT_IN, make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from support.documented_commands import ROOT, blocks
 
-PAGES = ("tasks", "evaluation", "judges", "weights")
 SHOWN = [
-    (page, block.code)
-    for page in PAGES
-    for block in blocks(ROOT / "docs" / "guide" / f"{page}.md")
-    if block.language == "toml"
+    (page.stem, block.code)
+    for page in sorted((ROOT / "docs" / "guide").glob("*.md"))
+    for block in blocks(page)
+    if block.language == "toml" and block.mark != "file"
 ]
 TASK = '\n[tasks.math]\nprompts = "math.jsonl"\nbatch_groups = 4\n'
 TRAINER = '[trainer]\nmodel = "m"\noutput = "o"\nsteps = 1\n'
+VLLM = '[worker]\nengine = "vllm"\noptions = { model = "m" }\n'
 
 
 @pytest.mark.parametrize(("page", "code"), SHOWN)
 def test_settings_in_the_guide_load(page: str, code: str, tmp_path: Path) -> None:
     text = 'run = "r"\n' + code.replace("[trainer]\n", TRAINER) + ("" if "[tasks." in code else TASK)
+    if "batch_groups" not in text and "[batch]" not in text:
+        text = re.sub(r"^(\[tasks\.\w+\]\n)", r"\1batch_groups = 4\n", text, flags=re.MULTILINE)
+    if "guided_json" in text:
+        text += VLLM
     path = tmp_path / "rollq.toml"
     path.write_text(text)
     settings = load_settings(path, {})

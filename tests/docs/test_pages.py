@@ -29,6 +29,7 @@ RUN = [
     GUIDE / "containers.md",
     GUIDE / "operations.md",
     GUIDE / "security.md",
+    *(DOCS / "concepts").glob("*.md"),
 ]
 """The pages that `blocks` must understand completely."""
 
@@ -69,7 +70,11 @@ def test_every_rollq_command_has_the_arguments_that_it_takes(page: Path) -> None
         assert name in COMMANDS
         command = main.get_command(click.Context(main), name)
         assert command is not None
-        command.make_context(name, arguments)
+        try:
+            command.make_context(name, arguments)
+        except click.BadParameter as error:
+            if "does not exist" not in error.message:  # a folder of the reader
+                raise
 
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)

@@ -1,6 +1,7 @@
-"""README.md and docs/guide/watching.md: every command runs, beside roles that are started one by one."""
+"""README.md, docs/guide/watching.md and docs/concepts: every command runs, beside roles that are started one by one."""
 
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from support.documented_commands import ROOT, Desk, blocks, code_with, files, ki
 
 README = ROOT / "README.md"
 WATCHING = ROOT / "docs" / "guide" / "watching.md"
+CONCEPTS = sorted((ROOT / "docs" / "concepts").glob("*.md"))
 
 
 def test_the_roles_run_one_by_one_and_continue_after_a_kill(desk: Desk, sums: Path, redis_cli: Path) -> None:
@@ -39,7 +41,18 @@ def test_the_roles_run_one_by_one_and_continue_after_a_kill(desk: Desk, sums: Pa
 
         assert "\nrun demo: version " in desk.run(code_with(README, "rollq status"))
         watch(desk)
-        for name in ("train", "second work", "produce", "redis"):
+        commands = [line for page in CONCEPTS for block in blocks(page) for line in block.code.splitlines()]
+        (recover,) = (line for line in commands if "rollq recover" in line)
+        for line in commands:
+            if "rollq show" in line:
+                desk.wait_until(partial(shows_a_group, desk, line))
+            elif line != recover:
+                assert desk.run(line)
+        desk.interrupt("train")
+        del desk.terminals["train"]
+        shutil.copytree(sums / "model", desk.folder / "backups" / "step-1")
+        assert desk.run(recover).startswith("would make a checkpoint of step ")
+        for name in ("second work", "produce", "redis"):
             desk.interrupt(name)
         assert all("stopped" in desk.log(name).read_text() for name in ("train", "second work", "produce"))
 

@@ -31,9 +31,10 @@ ALLOWED: dict[tuple[str, str], str] = {}
 """(file, phrase) -> why it may stay."""
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+SHIPPED = ("buffer", "producer", "workers", "consumer", "monitor", "cli")
 SOURCES = sorted(
     path
-    for folder in ("buffer", "producer", "workers", "consumer", "monitor", "cli", "benchmarks", "examples", "compose")
+    for folder in (*SHIPPED, "benchmarks", "docs", "examples", "compose")
     for suffix in ("*.py", "*.lua", "*.toml", "*.yaml", "*.sh")
     for path in (ROOT / folder).rglob(suffix)
 )

@@ -1,0 +1,118 @@
+"""The documentation site: it builds, it has every page and every name, and loads nothing from other hosts."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from rollq.buffer.errors import RollqError
+from rollq.buffer.store import keys
+from rollq.cli.main import COMMANDS
+from rollq.monitor.metrics.catalogue import METRICS
+from rollq_docs import guide, links, reference
+from rollq_docs.markdown import code
+from rollq_docs.python_pages import PACKAGES
+from rollq_docs.settings_page import TABLES
+from support.documented_commands import ROOT
+from test_public_names import PUBLIC
+
+DOCS = ROOT / "docs"
+PAGES = {name: text for name, _, text in reference.pages()}
+ELSEWHERE = re.compile(r"<(?:script|link|img|iframe)[^>]*?\s(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+SHAPES = {"li": "list_item_open", "table": "table_open", "h2": "heading_open"}
+"""Tags that both readings of a page must have equally often -> their tokens in markdown-it."""
+
+
+def all_errors(kind: type[Exception]) -> set[str]:
+    return {kind.__name__}.union(*map(all_errors, kind.__subclasses__()))
+
+
+def counted(page: Path) -> dict[str, int]:
+    """How many items, tables and headings GitHub sees in a page."""
+    tokens = MarkdownIt("commonmark").enable("table").parse(page.read_text("utf-8"))
+    return {
+        tag: sum(token.type == kind and (tag != "h2" or token.tag == tag) for token in tokens)
+        for tag, kind in SHAPES.items()
+    }
+
+
+def shown(html: str) -> dict[str, int]:
+    """The same of a page of the site."""
+    article = html.split("<article", 1)[1].split("</article>", 1)[0]
+    return {tag: len(re.findall(rf"<{tag}[ >]", article)) for tag in SHAPES}
+
+
+def test_the_site_builds_without_a_warning_loads_nothing_from_elsewhere_and_shows_pages_as_github_does(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = {path.relative_to(tmp_path).as_posix(): path.read_text("utf-8") for path in tmp_path.rglob("*.html")}
+    assert {name: found for name, html in pages.items() if (found := ELSEWHERE.findall(html))} == {}
+    sources = {path: path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    built = {path: re.sub(r"(README)?\.md$", lambda end: "index.html" if end[1] else ".html", name)
+             for path, name in sources.items()}  # fmt: skip
+    assert {sources[path]: shown(pages[name]) for path, name in built.items()} == {
+        name: counted(path) for path, name in sources.items()
+    }
+
+
+def test_every_page_of_the_guide_has_a_place() -> None:
+    placed = [page for pages in guide.groups((DOCS / guide.INDEX).read_text("utf-8")).values() for page in pages]
+    assert sorted(path for page in placed for path in page.values()) == sorted(
+        f"guide/{path.name}" for path in (DOCS / "guide").glob("*.md") if path.name != "README.md"
+    )
+
+
+def test_the_packages_are_those_with_public_names() -> None:
+    assert set(PACKAGES) == set(PUBLIC)
+    for package, names in PUBLIC.items():
+        page = PAGES[f"reference/python/{package.partition('.')[2]}.md"]
+        assert [name for name in names if f"::: {package}.{name}\n" not in page and f"## {name}\n" not in page] == []
+
+
+def test_every_setting_of_the_example_has_a_row() -> None:
+    example = (ROOT / "examples" / "rollq.toml").read_text("utf-8")
+    named = set(re.findall(r"^#?([a-z]\w*) = ", example, re.MULTILINE)) - {"step"}
+    page = PAGES["reference/settings.md"]
+    assert [name for name in sorted(named) if f"| {code(name)} |" not in page] == []
+    assert {name.split("]")[0].strip("[") for name in TABLES} >= {
+        name.replace(".sum", ".NAME").replace(".held_out", ".NAME")
+        for name in re.findall(r"^\[([a-z_.]+)\]", example, re.MULTILINE)
+        if not name.endswith("options")
+    }
+
+
+def test_every_command_metric_and_error_has_a_place() -> None:
+    assert re.findall(r"^## rollq (.+)$", PAGES["reference/command-line.md"], re.MULTILINE) == list(COMMANDS)
+    assert [metric.name for metric in METRICS if f"| {code(metric.name)} |" not in PAGES["reference/metrics.md"]] == []
+    ours = {name for name in all_errors(RollqError) if name != "RollqError" and not name.startswith("_")}
+    assert [name for name in sorted(ours) if f"`{name}` |" not in PAGES["reference/errors.md"]] == []
+
+
+def test_every_row_of_the_table_of_keys_is_understood() -> None:
+    text = PAGES["reference/redis-keys.md"]
+    assert (
+        f"| {code('rollq:{run:task}:suspects')} | zset | pending groups that workers died with | functions | run |"
+        in text
+    )
+    assert text.count("\n| <code>rollq:") == (keys.__doc__ or "").count("\nrollq:{run")
+
+
+@pytest.mark.parametrize(
+    ("page", "origin", "text", "rewritten"),
+    [
+        ("index.md", "README.md", "[a](docs/guide/prompts.md#order)", "[a](guide/prompts.md#order)"),
+        ("guide/a.md", "docs/guide/a.md", "[a](../../README.md#why)", "[a](../index.md#why)"),
+        ("guide/a.md", "docs/guide/a.md", "[a](../../README.md#your-trainer)", "[a](../quick-start.md#your-trainer)"),
+        ("guide/a.md", "docs/guide/a.md", "[a](../../examples/rollq.toml)", "[a](../source/examples/rollq.toml.md)"),
+        ("guide/a.md", "docs/guide/a.md", "[a](#b) [c](https://d.e/f.md)", "[a](#b) [c](https://d.e/f.md)"),
+        ("changelog.md", "CHANGELOG.md", "`x[0](y.md)`", "`x[0](y.md)`"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site(page: str, origin: str, text: str, rewritten: str) -> None:
+    assert links.rewritten(text, origin, page) == rewritten
