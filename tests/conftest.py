@@ -182,6 +182,13 @@ def redis_cli() -> Path:
     return Path(found) if found else missing("no redis-cli on the PATH (Debian: apt-get install redis-tools)")
 
 
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """The browser Chromium. In CI it must be there."""
+    found = shutil.which("chromium")
+    return Path(found) if found else missing("no chromium on the PATH (Debian: apt-get install chromium)")
+
+
 def missing(what: str) -> NoReturn:
     """Fail in CI, where everything is installed, and skip on a machine that has only Python."""
     if os.environ.get("CI") == "true":
