@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from benchmarks import (
+    bystanders,
     claim_at_size,
     cluster,
     exchange,
@@ -34,6 +35,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "fleet": fleet.measure,
     "ranks": ranks.measure,
     "watching": watching.measure,
+    "bystanders": bystanders.measure,
     "production": production.measure,
     "sustained": sustained.measure,
     "cluster": cluster.measure,
@@ -41,7 +43,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "throughput": throughput.measure,
     "salvage": salvage.measure,
 }
-BY_NAME = frozenset({"sustained", "cluster", "stores", "throughput", "salvage"})
+BY_NAME = frozenset({"bystanders", "sustained", "cluster", "stores", "throughput", "salvage"})
 """Benchmarks that run only with `--only`: they take ten minutes, or need vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")

@@ -42,6 +42,7 @@ def check_figures(results: Path) -> None:
         "fleet",
         "ranks",
         "watching",
+        "bystanders",
         "production",
         "sustained",
         "cluster",

@@ -1,6 +1,10 @@
-"""Runs that are broken on purpose, with real processes: `rollq status` alone says what is wrong, on its first line."""
+"""Runs that are broken on purpose, with real processes: `rollq status` alone says what is wrong, on its first line.
+
+`rollq dashboard` says it at its top, by the same words.
+"""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +14,10 @@ from pathlib import Path
 import orjson
 import pytest
 import redis
+from playwright.sync_api import Browser, sync_playwright
 
 from rollq.buffer.store.server import EmbeddedServer
+from support.dashboard import serving
 from support.recorded_run import role
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import wait_until
@@ -23,8 +29,9 @@ JUDGE = "def judge(prompt, sample):\n    raise KeyError('answer of ' + str(promp
 class BrokenRun:
     """A run in `folder`. Its trainer is a custom loop, its engines are simulated."""
 
-    def __init__(self, folder: Path, server: EmbeddedServer, run: str, roles: ExitStack) -> None:
+    def __init__(self, folder: Path, server: EmbeddedServer, run: str, roles: ExitStack, browser: Browser) -> None:
         self._folder, self._server, self._run, self._roles = folder, server, run, roles
+        self._browser = browser
         (folder / "p.jsonl").write_text("".join(f'{{"prompt": "p{row}", "answer": "1"}}\n' for row in range(50)))
         (folder / "broken_judge.py").write_text(JUDGE)
         tiny_qwen3().save_pretrained(folder / "model")
@@ -74,21 +81,43 @@ class BrokenRun:
         wait_until(shown, otherwise=lambda: seen)
         return seen
 
+    def until_in_browser(self, *words: str) -> None:
+        """Wait until `rollq status` and the page have the same diagnosis, with these words; only numbers may differ."""
+        with serving(str(self._folder / "rollq.toml")) as address:
+            page = self._browser.new_page()
+            page.goto(address)
+            wait_until(lambda: _numberless(page.inner_text("#diagnosis p")) == _numberless(self.until(*words)))
+            page.close()
+
+
+def _numberless(text: str) -> str:
+    return re.sub(r"[\d.,]+", "0", text)
+
 
 def _path() -> str:
     return os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
 
 
+@pytest.fixture(scope="module")
+def browser(chromium: Path) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser
+        browser.close()
+
+
 @pytest.fixture
-def broken(fresh_server: EmbeddedServer, run_name: str, tmp_path: Path) -> Iterator[BrokenRun]:
+def broken(fresh_server: EmbeddedServer, run_name: str, tmp_path: Path, browser: Browser) -> Iterator[BrokenRun]:
     with ExitStack() as roles:
-        yield BrokenRun(tmp_path, fresh_server, run_name, roles)
+        yield BrokenRun(tmp_path, fresh_server, run_name, roles, browser)
 
 
 def test_a_run_without_workers(broken: BrokenRun) -> None:
     broken.start("produce")
     broken.train()
-    broken.until("starving: the trainer has waited", "task math has 0 of 4", "no worker is alive, and", "`rollq work`")
+    broken.until_in_browser(
+        "starving: the trainer has waited", "task math has 0 of 4", "no worker is alive, and", "`rollq work`"
+    )
     first = broken.rollq("status").splitlines()[0]
     assert first.startswith("starving: the trainer has waited")
 
@@ -98,7 +127,7 @@ def test_a_run_whose_judge_raises(broken: BrokenRun) -> None:
     broken.start("produce", "work")
     broken.train()
     broken.until("failing: ", "task math", "KeyError")
-    broken.until(
+    broken.until_in_browser(
         "failing: production of task math has stopped: every one of the last", "KeyError", "the trainer has ended"
     )
 
@@ -109,7 +138,7 @@ def test_a_run_whose_trainer_is_gone(broken: BrokenRun) -> None:
     broken.until("training: ")
     trainer.kill()
     trainer.wait()
-    broken.until("trainer gone: nothing is heard of the trainer for", "start it again")
+    broken.until_in_browser("trainer gone: nothing is heard of the trainer for", "start it again")
 
 
 def test_a_run_that_is_paused(broken: BrokenRun) -> None:
@@ -117,7 +146,7 @@ def test_a_run_that_is_paused(broken: BrokenRun) -> None:
     broken.train()
     broken.until("training: ")
     broken.rollq("pause")
-    broken.until("paused: task math set to pause", "`rollq resume` continues")
+    broken.until_in_browser("paused: task math set to pause", "`rollq resume` continues")
     broken.rollq("resume")
     broken.until("training: ")
 
@@ -128,10 +157,12 @@ def test_a_run_whose_memory_is_full(broken: BrokenRun, fresh_server: EmbeddedSer
     broken.until("training: ")
     with redis.Redis.from_url(fresh_server.url) as client:
         client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.02))
-    broken.until("memory full: the server's memory is full to", "no new groups are admitted", "raise maxmemory")
+    broken.until_in_browser(
+        "memory full: the server's memory is full to", "no new groups are admitted", "raise maxmemory"
+    )
 
 
 def test_a_run_that_is_over(broken: BrokenRun) -> None:
     broken.start("produce", "work")
     broken.train(steps=3).wait()
-    broken.until("finished: the trainer has ended after step 3")
+    broken.until_in_browser("finished: the trainer has ended after step 3")
