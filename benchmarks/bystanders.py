@@ -108,7 +108,7 @@ class _Trainer:
     def claims(
         self, wanted: int, act: Callable[[], object] = lambda: None, tracker: TrackerHost | None = None
     ) -> list[float]:
-        """The times of so many claims in ms; before each one, `act` may do something to somebody."""
+        """The times of `wanted` claims in ms; before each one, `act` may do something to somebody."""
         times = []
         for _ in range(wanted):
             act()

@@ -65,6 +65,19 @@ def test_the_history_is_a_day_long_and_takes_a_bounded_number_of_bytes(world: Wo
     assert taken <= HISTORY_ROWS * MOST_ROW_BYTES
 
 
+def test_the_staleness_of_trained_groups_is_added_up(world: World) -> None:
+    world.complete(3)
+    world.train(1, math=1)
+    assert world.buffer.counts("math").progress["staleness"] == 0
+    released = world.claim(2, math=2)  # a step after their weights
+    world.buffer.release(world.held, 2, "return", claim_round=released.claim_round)
+    assert world.buffer.counts("math").progress["staleness"] == 0
+    world.train(2, math=2)
+    let_pass(world)
+    world.buffer.reap("math")
+    assert rows(world)[-1].counters["staleness"] == 2
+
+
 def test_ready_groups_are_counted_by_their_staleness(world: World) -> None:
     world.complete(3)
     world.train(1)

@@ -107,7 +107,8 @@ def test_xm03_the_outlook_of_a_step_that_is_short(
             SHORT,
             counts({Status.PENDING: 5}, control=Control.STOPPED, reason="too little is kept"),
             2,
-            "production is set to stopped: too little is kept",
+            "production is set to stopped: too little is kept; mend the cause, then let production continue "
+            "(`rollq resume`)",
         ),
         (
             SHORT,
@@ -161,4 +162,6 @@ def test_a_wait_quotes_the_last_error() -> None:
     text = explain_wait(SHORT, [failing], {"w0": {}}, Fullness())
     assert "1 workers are generating; the last 17 groups all failed; the last error: ValueError" in text
     stopped = replace(counts(control=Control.STOPPED, reason="all fail: ValueError"), last_error=error)
-    assert explain_wait(SHORT, [stopped], {}, Fullness()).endswith("production is set to stopped: all fail: ValueError")
+    assert explain_wait(SHORT, [stopped], {}, Fullness()).endswith(
+        "set to stopped: all fail: ValueError; mend the cause, then let production continue (`rollq resume`)"
+    )

@@ -19,11 +19,12 @@ MATH = task_status("math", {Status.COMPLETED: 16, Status.RUNNING: 4})
 CASES: dict[str, tuple[RunStatus, str]] = {
     "no trainer yet": (
         run_status(trainer=None, model=None),
-        "starting: no trainer has started (`rollq train`)",
+        "starting: no trainer has started\nto do: start the trainer: `rollq train`",
     ),
     "no trainer and no producer yet": (
         run_status(task_status(producer_silent_s=None), trainer=None, model=None),
-        "starting: no trainer has started (`rollq train`); nobody produces (`rollq produce`)",
+        "starting: no trainer has started; nobody produces\n"
+        "to do: 1. start the trainer: `rollq train`; 2. start the producer: `rollq produce`",
     ),
     "a trainer that loads": (
         run_status(trainer=trainer_state(None)),
@@ -35,20 +36,21 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "nobody archives": (
         run_status(task_status(statuses={Status.RUNNING: 4, Status.LEAVING: 64}, scheduled=644), task_status("code")),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; 64 groups "
-        "wait for the archive (`rollq archive`)",
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; 64 "
+        "groups wait for the archive\n"
+        "to do: start the archiver: `rollq archive`",
     ),
     "the bound holds production back": (
         run_status(task_status(statuses={Status.COMPLETED: 32})),
-        "training: the trainer has been training step 41 for 12 s; all workers are idle; production is held by "
-        "the staleness "
-        "bound until version 41 is published",
+        "training: the trainer has been training step 41 for 12 s; all workers are idle; production is held"
+        " by the staleness bound until version 41 is published",
     ),
     "a batch that lacks groups while the bound holds": (
         run_status(CODE, task_status("math", {Status.COMPLETED: 16}), trainer=waiting({"code": (3, 16)})),
-        "starving: the trainer has waited 12 s for step 41: task code has 3 of 16; all workers are idle; production of "
-        "task code is held by the staleness bound until version 41 is published; nothing of task math is scheduled: "
-        "does the producer find prompts?",
+        "starving: the trainer has waited 12 s for step 41: task code has 3 of 16; all workers are idle; "
+        "production of task code is held by the staleness bound until version 41 is published; nothing of "
+        "task math is scheduled\n"
+        "to do: look at the producer's log: does it find prompts of task math?",
     ),
     "slow workers": (
         run_status(
@@ -64,13 +66,14 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=replace(waiting({"math": (20, 16)}), stragglers={"math": 2}),
             workers={"w1": worker(2)},
         ),
-        "starving: the trainer has waited 12 s for step 41; 2 groups in generation on 1 worker; it also waits for "
-        "2 of them, which would be too old at the next step",
+        "starving: the trainer has waited 12 s for step 41; 2 groups in generation on 1 worker; it also "
+        "waits for 2 of them, which would be too old at the next step",
     ),
     "no workers": (
         run_status(task_status(statuses={Status.PENDING: 32}), trainer=waiting({"math": (0, 16)}), workers={}),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker is alive, and 32 groups "
-        "are pending (`rollq work`)",
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker is alive, and "
+        "32 groups are pending\n"
+        "to do: start a worker: `rollq work`",
     ),
     "workers that died": (
         run_status(
@@ -78,14 +81,14 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"w1": worker(condition="dead"), "w2": worker(condition="dead"), "w3": worker(condition="silent")},
         ),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker is alive, and 4 "
-        "groups are "
-        "pending (`rollq work`); 1 worker is silent; 2 workers are dead",
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker is alive, and "
+        "4 groups are pending; 1 worker is silent; 2 workers are dead\n"
+        "to do: start a worker: `rollq work`",
     ),
     "workers that take nothing": (
         run_status(task_status(statuses={Status.PENDING: 4}), trainer=waiting({"math": (0, 16)})),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 pending "
-        "groups: all workers are idle",
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 "
+        "pending groups: all workers are idle",
     ),
     "a worker that refuses weights": (
         run_status(
@@ -93,21 +96,22 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"w1": worker(refused_weights="version 40:\n too large")},
         ),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 pending "
-        "groups: all workers are idle; worker w1 refuses the weights: version 40: too large",
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 "
+        "pending groups: all workers are idle; worker w1 refuses the weights: version 40: too large",
     ),
     "no producer": (
         run_status(task_status(producer_silent_s=45.0), trainer=waiting({"math": (0, 16)})),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; all workers are idle; nobody "
-        "produces for 45 s (`rollq produce`)",
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; all workers are idle; "
+        "nobody produces for 45 s\n"
+        "to do: start the producer: `rollq produce`",
     ),
     "a hook that ended production": (
         run_status(
             task_status(statuses={Status.COMPLETED: 3}, control="done", control_reason="its hook said so"),
             trainer=waiting({"math": (3, 16)}),
         ),
-        "starving: the trainer has waited 12 s for step 41: task math has 3 of 16; all workers are idle; production of "
-        "task math has ended: its hook said so",
+        "starving: the trainer has waited 12 s for step 41: task math has 3 of 16; all workers are idle; "
+        "production of task math has ended: its hook said so",
     ),
     "what the trainer lacked is there": (
         run_status(MATH, trainer=waiting({"math": (15, 16)}), workers={"w1": worker(4)}),
@@ -122,9 +126,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             replace(MATH, last_error=LastError("ValueError: no answer", 3.0), rates=replace(RATES, failed=0.5)),
             workers={"w1": worker(4)},
         ),
-        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; groups "
-        "of task math "
-        "fail, the last one with ValueError: no answer",
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; "
+        "groups of task math fail, the last one with ValueError: no answer",
     ),
     "paused": (
         run_status(
@@ -132,9 +135,9 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status("math", control="pause", control_reason="for the night"),
             trainer=waiting({"math": (0, 16)}),
         ),
-        "paused: tasks code, math set to pause: for the night; the trainer has waited 12 s for step 41: task "
-        "math has 0 "
-        "of 16; `rollq resume` continues",
+        "paused: tasks code, math set to pause: for the night; the trainer has waited 12 s for step 41: "
+        "task math has 0 of 16\n"
+        "to do: let production continue: `rollq resume`",
     ),
     "a judge that raises": (
         run_status(
@@ -143,40 +146,47 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             ),
             trainer=waiting({"math": (0, 16)}),
         ),
-        "failing: none of the last 12 groups of task math is worth training: 12 have failed and 0 were filtered out so "
-        "far, the last one with judge: KeyError: 'answer'; the trainer has waited 12 s for step 41: task math has 0 of "
-        "16",
+        "failing: none of the last 12 groups of task math is worth training: 12 have failed and 0 were "
+        "filtered out so far, the last one with judge: KeyError: 'answer'; the trainer has waited 12 s for "
+        "step 41: task math has 0 of 16\n"
+        "to do: mend the cause; workers load their code when they start",
     ),
     "production that was stopped": (
         run_status(task_status(control="stopped", control_reason="2 of 64 groups"), trainer=waiting({"math": (0, 16)})),
-        "failing: production of task math has stopped: 2 of 64 groups; the trainer has waited 12 s for step 41: task "
-        "math has 0 of 16",
+        "failing: production of task math has stopped: 2 of 64 groups; the trainer has waited 12 s for step"
+        " 41: task math has 0 of 16\n"
+        "to do: 1. mend the cause; workers load their code when they start; 2. let production continue: "
+        "`rollq resume`",
     ),
     "a full server": (
         run_status(trainer=waiting({"math": (3, 16)}), fullness=Fullness(0.87)),
-        "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted; the trainer "
-        "has waited 12 s for step 41: task math has 3 of 16; raise maxmemory, or checkpoint more often",
+        "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted from "
+        "80% on; the trainer has waited 12 s for step 41: task math has 3 of 16\n"
+        "to do: raise maxmemory, or save checkpoints more often: what is trained stays until then",
     ),
     "a trainer that was killed": (
         run_status(trainer=trainer_state(silent_s=45.0, lease_left_s=0.0, for_s=57.0)),
-        "trainer gone: nothing is heard of the trainer for 45 s (the trainer has been training step 41 for 57 "
-        "s); its lease is "
-        "over; start it again: it continues (`rollq train`)",
+        "trainer gone: nothing has been heard of the trainer for 45 s; its last word was training, step 41;"
+        " its lease is over\n"
+        "to do: start the trainer again: `rollq train` continues from its last checkpoint; should the old "
+        "one still run, it is shut out",
     ),
     "a trainer that has just been killed": (
         run_status(trainer=trainer_state(silent_s=15.0, lease_left_s=15.0)),
-        "trainer gone: nothing is heard of the trainer for 15 s (the trainer has been training step 41 for 12 "
-        "s); its lease holds "
-        "for 15 s; start it again: it continues (`rollq train`)",
+        "trainer gone: nothing has been heard of the trainer for 15 s; its last word was training, step 41;"
+        " its lease holds for 15 s\n"
+        "to do: start the trainer again: `rollq train` continues from its last checkpoint; should the old "
+        "one still run, it is shut out",
     ),
     "a trainer that failed": (
         run_status(trainer=trainer_state(TrainerPhase.FAILED, error="ValueError: " + "x" * 500, silent_s=900.0)),
-        f"trainer gone: the trainer has ended at step 41 with ValueError: {'x' * (MOST_ERROR - 15)}...; start it "
-        "again: it continues (`rollq train`)",
+        f"trainer gone: the trainer has ended at step 41 with ValueError: {'x' * (MOST_ERROR - 15)}...\n"
+        "to do: start the trainer again: `rollq train` continues from its last checkpoint",
     ),
     "a trainer that was stopped": (
         run_status(trainer=trainer_state(TrainerPhase.STOPPED, lease_left_s=0.0)),
-        "stopped: the trainer was stopped after step 40; `rollq train` continues",
+        "stopped: the trainer was stopped after step 40\n"
+        "to do: start the trainer again: `rollq train` continues from its last checkpoint",
     ),
     "a run that is over": (
         run_status(trainer=trainer_state(TrainerPhase.FINISHED, lease_left_s=0.0, silent_s=9000.0), workers={}),
@@ -191,7 +201,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
 
 @pytest.mark.parametrize(("run", "line"), CASES.values(), ids=list(CASES))
 def test_a_run_is_diagnosed_in_one_sentence(run: RunStatus, line: str) -> None:
-    assert str(diagnose(run)) == line
+    found = diagnose(run)
+    assert "\n".join(filter(None, (str(found), found.to_do))) == line
 
 
 def test_every_state_is_shown_by_one_of_the_cases() -> None:

@@ -49,6 +49,15 @@ def test_the_wait_for_the_trainer_follows_from_depth_and_rate() -> None:
     assert found.waited_s == pytest.approx(depth / 2.0)
 
 
+def test_the_staleness_is_the_mean_of_the_trained_groups() -> None:
+    found = rates([row(0, consumed=10, staleness=40)], row(60, consumed=30, staleness=70))
+    assert found is not None
+    assert found.staleness == pytest.approx(1.5)
+    nothing = rates([row(0, consumed=10, staleness=40)], row(60, consumed=10, staleness=40))
+    assert nothing is not None
+    assert nothing.staleness is None
+
+
 def test_a_rewind_makes_no_negative_rate() -> None:
     found = rates([row(0, consumed=100)], row(60, consumed=40))
     assert found is not None

@@ -44,7 +44,7 @@ def test_every_fact_is_on_the_screen() -> None:
     assert ["math", "-", "-", "-", "-", "90%", "-", "-", "-"] in words
     assert ["code", "-", "75", "s", "3.2", "s", "0.5", "s", "ago"] in words
     assert "code: staleness of ready groups: 0: 2, 1: 1" in lines
-    assert "code: dropped: 1,200 trained, 4 expired" in lines
+    assert "code: have left: 1,200 trained, 4 expired" in lines
     assert "code: samples take 4 KiB (completed 4 KiB)" in lines
     assert "code: last error (3.0 s ago): judge: ValueError: no number" in lines
     first = next(index for index, row in enumerate(words) if row[:1] == ["worker"]) + 1
@@ -54,7 +54,7 @@ def test_every_fact_is_on_the_screen() -> None:
     ]
     trainer = " ".join(line.strip() for line in lines[lines.index("") + 2 :][:2]).strip()
     assert trainer == (
-        "trainer: waiting step 41 for 12 s; a step takes 2.0 s after a wait of 4.0 s; trained step 40 12 s ago; reward "
+        "trainer: waiting, step 41 for 12 s; a step takes 2.0 s after a wait of 4.0 s; trained step 40 12 s ago; reward "
         "0.500"
     )
 

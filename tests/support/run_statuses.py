@@ -8,7 +8,7 @@ from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.rates import Rates
 from rollq.monitor.status import RunStatus, TaskStatus
 
-RATES = Rates(60.0, 4.0, 2000.0, 4.0, 0.0, 0.0, 0.0, 1.0, 8.0, 2.0)
+RATES = Rates(60.0, 4.0, 2000.0, 4.0, 0.0, 0.0, 0.0, 1.0, 8.0, 2.0, 0.5)
 
 
 def task_status(name: str = "math", statuses: dict[Status, int] | None = None, **changes: Any) -> TaskStatus:

@@ -15,7 +15,7 @@ HISTORY_ROWS = 8_640
 """Rows that are kept: a day."""
 HISTORY_COUNTERS = (
     "admitted", "consumed", "produced", "tokens", "reward_sum", "reward_count", "expired", "filtered", "failed",
-    "requeued", "leased", "queued_ms", "worked_ms",
+    "requeued", "leased", "queued_ms", "worked_ms", "staleness",
 )  # fmt: skip
 """The cumulative counters of a task that a row has."""
 MOST_ROW_BYTES = 360

@@ -100,7 +100,9 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
     if clock.control is Control.PAUSE:
         return "production is set to pause (`rollq resume`)"
     if clock.control is not Control.RUN:
-        return f"production is set to {clock.control.value}: {clock.control_reason}"
+        remedy = "; mend the cause, then let production continue (`rollq resume`)"
+        stopped = remedy if clock.control is Control.STOPPED else ""
+        return f"production is set to {clock.control.value}: {clock.control_reason}{stopped}"
     if _weights_too_old(shortfall.step, counts):
         return f"the live weights, version {clock.version}, are too old for it: publish newer ones"
     if late := shortfall.stragglers.get(counts.task, 0):

@@ -1,9 +1,10 @@
-"""One sentence on how a run is: whether it moves, and if not, who holds it back and what to do. Pure."""
+"""How a run is, in one sentence: whether it moves, and if not, who holds it back; and what to do. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from rollq.buffer.fullness import FULL
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status import SILENT_PRODUCER_S, SILENT_TRAINER_S, RunStatus, TaskStatus
@@ -12,6 +13,7 @@ from rollq.monitor.units import count, seconds_in_words
 LEAST_OUTCOMES = 4
 """Finished groups from which on none worth training is a failure, and not chance."""
 LONG_WAIT_S = 5.0
+RESTART = "start the trainer again: `rollq train` continues from its last checkpoint"
 MOST_ERROR = 200
 """Characters of an error that are shown."""
 
@@ -32,46 +34,78 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The state of a run, and why in one sentence."""
+    """The state of a run, and why in one sentence. `remedies`: what to do, in this order; none where all is well."""
 
     state: State
     sentence: str
+    remedies: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """The first line of the screen."""
         return f"{self.state}: {self.sentence}"
 
+    @property
+    def to_do(self) -> str:
+        """The second line of the screen; empty without a remedy."""
+        steps = [f"{number}. {remedy}" for number, remedy in enumerate(self.remedies, start=1)]
+        return "to do: " + "; ".join(steps if len(steps) > 1 else self.remedies) if steps else ""
+
 
 def diagnose(run: RunStatus) -> Diagnosis:
     """Diagnose a run. The first state that applies counts, in an order in which each explains those after it."""
     trainer, tasks = run.trainer, [task for task in run.tasks if task.is_trained]
+    remedies = _Remedies()
     if trainer is None:
-        return Diagnosis(State.STARTING, _join(["no trainer has started (`rollq train`)", *_warnings(run)]))
+        remedies.add("start the trainer: `rollq train`")
+        facts = ["no trainer has started", *_warnings(run, remedies)]
+        return Diagnosis(State.STARTING, _join(facts), remedies.found)
     if trainer.phase is TrainerPhase.FINISHED:
         return Diagnosis(State.FINISHED, f"the trainer has ended after step {_last_step(run)}")
     if run.fullness.is_full:
-        remedy = f"raise {run.fullness.limit}, or checkpoint more often"
-        facts = [f"{run.fullness}, and no new groups are admitted", _describe(trainer), remedy]
-        return Diagnosis(State.MEMORY_FULL, _join(facts))
+        remedies.add(f"raise {run.fullness.limit}, or save checkpoints more often: what is trained stays until then")
+        remedies.add_restart(trainer)
+        facts = [f"{run.fullness}, and no new groups are admitted from {FULL:.0%} on", _describe(trainer)]
+        return Diagnosis(State.MEMORY_FULL, _join(facts), remedies.found)
     if failures := [text for task in tasks if (text := _failure(task))]:
-        return Diagnosis(State.FAILING, _join([*failures, _describe(trainer)]))
-    if trainer.phase is TrainerPhase.FAILED or _is_silent(trainer):
-        return Diagnosis(
-            State.TRAINER_GONE, _join([_describe(trainer), "start it again: it continues (`rollq train`)"])
-        )
+        remedies.add("mend the cause; workers load their code when they start")
+        if any(task.control == "stopped" for task in tasks):
+            remedies.add("let production continue: `rollq resume`")
+        remedies.add_restart(trainer)
+        return Diagnosis(State.FAILING, _join([*failures, _describe(trainer)]), remedies.found)
+    if trainer.phase is TrainerPhase.FAILED:
+        remedies.add_restart(trainer)
+        why = f" with {shortened(trainer.error)}" if trainer.error else ""
+        return Diagnosis(State.TRAINER_GONE, f"{_work(trainer)}{why}", remedies.found)
+    if _is_silent(trainer):
+        remedies.add(f"{RESTART}; should the old one still run, it is shut out")
+        return Diagnosis(State.TRAINER_GONE, _describe(trainer), remedies.found)
     if trainer.phase is TrainerPhase.STOPPED:
-        return Diagnosis(
-            State.STOPPED, f"the trainer was stopped after step {_last_step(run)}; `rollq train` continues"
-        )
+        remedies.add_restart(trainer)
+        return Diagnosis(State.STOPPED, f"the trainer was stopped after step {_last_step(run)}", remedies.found)
     if paused := [task for task in tasks if task.control == "pause"]:
         names = f"task{'s' if len(paused) > 1 else ''} {', '.join(task.task for task in paused)}"
         why = next((f": {task.control_reason}" for task in paused if task.control_reason), "")
-        return Diagnosis(
-            State.PAUSED, _join([f"{names} set to pause{why}", _describe(trainer), "`rollq resume` continues"])
-        )
+        remedies.add("let production continue: `rollq resume`")
+        return Diagnosis(State.PAUSED, _join([f"{names} set to pause{why}", _describe(trainer)]), remedies.found)
     trainer = _up_to_date(trainer, tasks)
     state = State.STARVING if trainer.phase is TrainerPhase.WAITING else State.TRAINING
-    return Diagnosis(state, _join([_describe(trainer), *_production(run, tasks), *_warnings(run)]))
+    facts = [_describe(trainer), *_production(run, tasks, remedies), *_warnings(run, remedies)]
+    return Diagnosis(state, _join(facts), remedies.found)
+
+
+class _Remedies:
+    """Collects what to do, in the order of the facts that ask for it."""
+
+    def __init__(self) -> None:
+        self.found: tuple[str, ...] = ()
+
+    def add(self, remedy: str) -> None:
+        self.found = (*self.found, remedy)
+
+    def add_restart(self, trainer: TrainerState) -> None:
+        """Ask for a restart of a trainer that has ended."""
+        if trainer.has_ended:
+            self.add(RESTART)
 
 
 def _up_to_date(trainer: TrainerState, tasks: list[TaskStatus]) -> TrainerState:
@@ -89,13 +123,12 @@ def _up_to_date(trainer: TrainerState, tasks: list[TaskStatus]) -> TrainerState:
 
 def _describe(trainer: TrainerState) -> str:
     """The trainer's work, its last words, or its silence."""
-    does = _work(trainer)
     if trainer.has_ended or not _is_silent(trainer):
-        return does
-    held = (
-        f"its lease holds for {seconds_in_words(trainer.lease_left_s)}" if trainer.lease_left_s else "its lease is over"
-    )
-    return f"nothing is heard of the trainer for {seconds_in_words(trainer.silent_s)} ({does}); {held}"
+        return _work(trainer)
+    last = f"; its last word was {trainer.phase}, step {trainer.step}" if trainer.phase else ""
+    left_s = trainer.lease_left_s
+    held = f"; its lease holds for {seconds_in_words(left_s)}" if left_s else "; its lease is over"
+    return f"nothing has been heard of the trainer for {seconds_in_words(trainer.silent_s)}{last}{held}"
 
 
 def _work(trainer: TrainerState) -> str:
@@ -116,8 +149,6 @@ def _work(trainer: TrainerState) -> str:
             return f"the trainer has been saving a checkpoint for {lasting}"
         case TrainerPhase.EVALUATING:
             return f"the trainer has been evaluating for {lasting}"
-        case TrainerPhase.FAILED:
-            return f"the trainer has ended at step {step} with {shortened(trainer.error)}"
         case _:
             return f"the trainer has ended at step {step}"
 
@@ -135,14 +166,15 @@ def _failure(task: TaskStatus) -> str:
     return f"{facts}: {counts}{last}"
 
 
-def _production(run: RunStatus, tasks: list[TaskStatus]) -> Iterator[str]:
+def _production(run: RunStatus, tasks: list[TaskStatus], remedies: _Remedies) -> Iterator[str]:
     """Who makes groups, and what holds production back."""
     running = sum(task.groups(Status.RUNNING) for task in tasks)
     pending = sum(task.groups(Status.PENDING) for task in tasks)
     alive = run.alive_workers
     if not alive:
-        waiting = f", and {pending} groups are pending" if pending else ""
-        yield f"no worker is alive{waiting} (`rollq work`)"
+        waiting = f", and {count(pending, 'group')} {'is' if pending == 1 else 'are'} pending" if pending else ""
+        yield f"no worker is alive{waiting}"
+        remedies.add("start a worker: `rollq work`")
     elif running:
         yield f"{count(running, 'group')} in generation on {count(len(alive), 'worker')}"
         if run.trainer and (late := sum(run.trainer.stragglers.values())):
@@ -163,7 +195,8 @@ def _production(run: RunStatus, tasks: list[TaskStatus]) -> Iterator[str]:
         if task.control == "done":
             yield f"production of task {task.task} has ended: {task.control_reason}"
         elif not is_held(task) and not running and not pending and alive and _is_produced(task) and _has_waited(run):
-            yield f"nothing of task {task.task} is scheduled: does the producer find prompts?"
+            yield f"nothing of task {task.task} is scheduled"
+            remedies.add(f"look at the producer's log: does it find prompts of task {task.task}?")
 
 
 def is_held(task: TaskStatus) -> bool:
@@ -171,18 +204,20 @@ def is_held(task: TaskStatus) -> bool:
     return task.control == "run" and task.scheduled >= task.limit
 
 
-def _warnings(run: RunStatus) -> Iterator[str]:
+def _warnings(run: RunStatus, remedies: _Remedies) -> Iterator[str]:
     silent = [task for task in run.tasks if task.is_trained and not _is_produced(task)]
     if silent:
         ages = [task.producer_silent_s for task in silent if task.producer_silent_s is not None]
         since = f" for {seconds_in_words(min(ages))}" if ages else ""
-        yield f"nobody produces{since} (`rollq produce`)"
+        yield f"nobody produces{since}"
+        remedies.add("start the producer: `rollq produce`")
     for found in ("silent", "dead"):
         if names := [name for name, report in run.workers.items() if report["condition"] == found]:
             yield f"{count(len(names), 'worker')} {'is' if len(names) == 1 else 'are'} {found}"
     waiting = [task.groups(Status.LEAVING) for task in run.tasks]
     if any(groups > 2 * task.batch_groups for groups, task in zip(waiting, run.tasks, strict=True)):
-        yield f"{count(sum(waiting), 'group')} wait for the archive (`rollq archive`)"
+        yield f"{count(sum(waiting), 'group')} wait for the archive"
+        remedies.add("start the archiver: `rollq archive`")
     for task in run.tasks:
         if task.last_error and task.rates and task.rates.failed:
             yield f"groups of task {task.task} fail, the last one with {shortened(task.last_error.text)}"

@@ -21,6 +21,7 @@ class Rates:
     `expired`: groups. Mean times of groups in seconds: `queued_s` from admission to the first lease, `worked_s` with a
     worker, for generation and judging, and `waited_s` until the trainer takes it; None while no group gets there. The
     last one is by Little's law: the mean number of groups that wait, divided by the rate at which they leave.
+    `staleness`: mean train steps of the groups that were trained, of each one's oldest token.
     """
 
     seconds: float
@@ -33,6 +34,7 @@ class Rates:
     queued_s: float | None
     worked_s: float | None
     waited_s: float | None
+    staleness: float | None
 
 
 def rates(history: Sequence[HistoryRow], now: HistoryRow) -> Rates | None:
@@ -62,6 +64,7 @@ def rates(history: Sequence[HistoryRow], now: HistoryRow) -> Rates | None:
         queued_s=mean_s("queued_ms", "leased"),
         worked_s=mean_s("worked_ms", "produced"),
         waited_s=_mean_depth(rows, Status.COMPLETED) / trained if trained else None,
+        staleness=per_s("staleness") / trained if trained else None,
     )
 
 

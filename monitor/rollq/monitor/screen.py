@@ -63,8 +63,10 @@ def _plain(run: RunStatus) -> Mapping[str, Any]:
 
 
 def as_table(run: RunStatus, width: int = WIDTH) -> str:
-    """Return the diagnosis, and tables of tasks and workers; at most `width` characters wide if names are short."""
-    lines = _wrapped(str(diagnose(run)), width)
+    """Return the diagnosis, what to do, and tables of tasks and workers; at most `width` characters wide if names are
+    short."""
+    diagnosis = diagnose(run)
+    lines = [line for text in (str(diagnosis), diagnosis.to_do) for line in _wrapped(text, width)]
     lines += ["", run_line(run), *trainer_lines(run.trainer, width)]
     if run.tasks:
         lines += ["", *_depth_table(run.tasks), "", *_rate_table(run.tasks), "", *_age_table(run.tasks)]
@@ -83,7 +85,7 @@ def run_line(run: RunStatus) -> str:
     facts = [
         count(run.tickets, "ticket"),
         f"{run.fullness.share:.0%} of {run.fullness.limit}" if run.fullness.share else "",
-        count(len(run.alive_workers), "worker") + ("" if wanted is None else f", {wanted} wanted"),
+        count(len(run.alive_workers), "worker") + ("" if wanted is None else f" ({wanted} wanted)"),
     ]
     return f"run {run.run}: {_model(run.model)}; " + "; ".join(fact for fact in facts if fact)
 
@@ -145,7 +147,7 @@ def _task_lines(task: TaskStatus) -> list[str]:
         lines.append(f"staleness of ready groups: {shares}")
     if any(task.dropped.values()):
         lines.append(
-            "dropped: " + ", ".join(f"{groups:,} {reason}" for reason, groups in task.dropped.items() if groups)
+            "have left: " + ", ".join(f"{groups:,} {reason}" for reason, groups in task.dropped.items() if groups)
         )
     if task.bytes:
         parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
@@ -162,8 +164,10 @@ def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
     """The trainer's phase, the times of its steps, and its last step with its mismatch with the engines."""
     if trainer is None:
         return []
-    facts = [f"{trainer.phase or 'no word yet'} step {trainer.step} for {seconds_in_words(trainer.for_s)}"]
-    if trainer.silent_s > 2:
+    lasting = seconds_in_words(trainer.for_s)
+    since = f", {lasting} ago" if trainer.has_ended else f" for {lasting}"
+    facts = [f"{trainer.phase or 'no word yet'}, step {trainer.step}{since}"]
+    if trainer.silent_s > 2 and not trainer.has_ended:
         facts.append(f"heard {seconds_in_words(trainer.silent_s)} ago")
     if trainer.busy_s is not None:
         waited = seconds_in_words(trainer.waited_s or 0)

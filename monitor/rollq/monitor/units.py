@@ -19,6 +19,8 @@ def in_config(size: float) -> str:
 
 def seconds_in_words(seconds: float) -> str:
     """A number of seconds in the unit that suits it."""
+    if 0 < seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:

@@ -255,23 +255,20 @@ def usable_rows(source: PromptSource, start: int, n: int, on_bad_prompt: Literal
 
 
 def all_failed(counts: Counts) -> str:
-    """Explain why production of a task stops of which every group fails, and what to do."""
+    """Explain why production of a task stops of which every group fails."""
     error = f"; the last error: {counts.last_error.text}" if counts.last_error else ""
-    return (
-        f"every one of the last {counts.failed_in_a_row} groups failed{error}. Mend its cause, then run `rollq resume` "
-        "(stop_after_failures says how many may fail)"
-    )
+    return f"every one of the last {counts.failed_in_a_row} groups failed, as many as stop_after_failures allows{error}"
 
 
 def diagnosis(feed: TaskFeed, counts: Counts) -> str:
-    """Explain why production of a task stops of which too little is kept, and what to do."""
+    """Explain why production of a task stops of which too little is kept."""
     progress = counts.progress
     return (
         f"{counts.kept} of the last {counts.outcomes} groups were worth training, less than min_keep_rate = "
         f"{feed.min_keep_rate}; so far {int(progress.get('filtered', 0))} were filtered and "
         f"{int(progress.get('failed', 0))} failed"
         + (f"; the last error: {counts.last_error.text}" if counts.last_error else "")
-        + ". Check the judge, the filters and the difficulty of the prompts, then run `rollq resume`"
+        + ". Check the judge, the filters and the difficulty of the prompts"
     )
 
 

@@ -123,7 +123,7 @@ def test_the_run_is_shown_with_charts_tables_and_errors(page: Page, shown: Shown
     expect(page.get_by_role("table", name="Tasks")).to_contain_text("math")
     expect(page.get_by_role("table", name="Last errors")).to_contain_text("<script>")
     assert page.locator("path.line").count() >= 6
-    expect(page.locator("#age")).to_have_text("live")
+    expect(page.locator("#age")).to_have_text("up to date")
     page.get_by_label("Task of the charts").select_option("math")
     tokens = page.get_by_role("figure", name="Tokens per second")
     expect(tokens.locator(".legend")).to_contain_text("880")
@@ -292,5 +292,5 @@ def test_a_server_that_goes_is_said_and_the_page_recovers(browser: Browser, fres
         expect(watched.page.locator("#diagnosis")).to_have_class("state-lost")
         fresh_server.start()
         expect(state).to_have_text(READ)
-        expect(watched.page.locator("#age")).to_have_text("live")
+        expect(watched.page.locator("#age")).to_have_text("up to date")
         context.close()

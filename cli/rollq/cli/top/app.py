@@ -38,7 +38,7 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
-    #diagnosis { max-height: 4; }
+    #diagnosis { max-height: 5; }
     #run, #trainer, #errors { color: $text-muted; }
     #trainer { max-height: 2; }
     #errors { max-height: 3; color: $text-error; }
@@ -142,10 +142,10 @@ class Top(App[None]):
             self._part("diagnosis", Text(frame.error or f"reading run {self._run_name} ..."))
             return
         run, width = frame.run, self.size.width
-        state = diagnose(run).state
-        diagnosis = Text(str(diagnose(run)))
-        diagnosis.stylize(f"bold {COLOURS[state]}", 0, len(state))
-        self._part("diagnosis", diagnosis)
+        diagnosis = diagnose(run)
+        text = Text("\n".join(filter(None, (str(diagnosis), diagnosis.to_do))))
+        text.stylize(f"bold {COLOURS[diagnosis.state]}", 0, len(diagnosis.state))
+        self._part("diagnosis", text)
         self._part("run", self._age(frame).append(run_line(run)))
         self._part("trainer", Text("\n".join(trainer_lines(run.trainer, width))))
         self._part("errors", Text("\n".join(_errors(run)), no_wrap=True))

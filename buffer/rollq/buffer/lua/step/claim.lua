@@ -54,6 +54,15 @@ local function token_threshold(clock)
   return clock.threshold + clock.token_shift
 end
 
+-- The sum of the staleness of the groups in a reply of `describe_groups`, whose first one is at `first`.
+local function total_staleness(reply, first, step)
+  local total = 0
+  for at = first, #reply do
+    total = total + math.max(0, step - 1 - (reply[at][2] or NO_TOKENS))
+  end
+  return total
+end
+
 local function claim_new(clock, manifest, step, want, claim_round, releases)
   local lowest, old = stale_bound(stale_version(clock, step)), 0
   if clock.order == 'fifo' then
@@ -65,14 +74,18 @@ local function claim_new(clock, manifest, step, want, claim_round, releases)
   local ids = first_fresh(clock, lowest, want, old)
   move_batch(clock, ids, 'completed', 'claimed', step)
   call_many('ZREM', clock.prefix .. 'by_version', ids)
+  local reply = { 'batch', clock.floors, claim_round, releases, token_threshold(clock) }
+  local first = #reply + 1
+  describe_groups(clock, ids, reply)
   redis.call('UNLINK', manifest)
   -- stylua: ignore
   redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', clock.floors, 'epoch', clock.epoch,
     'version', clock.version, 'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round,
-    'releases', releases, 'rules_revision', clock.rules_revision or 1, 'token_threshold', token_threshold(clock))
+    'releases', releases, 'rules_revision', clock.rules_revision or 1, 'token_threshold', token_threshold(clock),
+    'staleness', total_staleness(reply, first, step))
   write_clock(clock, { claimed_step = math.max(clock.claimed_step, step) })
   wake(clock, EVENT.claim)
-  return describe_groups(clock, ids, { 'batch', clock.floors, claim_round, releases, token_threshold(clock) })
+  return reply
 end
 
 local function claim(keys, args)

@@ -80,7 +80,7 @@ export class LineChart {
       svg(
         "text",
         { x: WIDTH - RIGHT, y: HEIGHT - 5, "text-anchor": "end" },
-        times.length ? clock(times.at(-1)) : "no history yet",
+        times.length > 1 ? clock(times.at(-1)) : "a point each 10 s",
       ),
       this.cross,
     );
@@ -109,6 +109,7 @@ export class LineChart {
         return;
       }
       path += `${isDown ? "L" : "M"}${this.#x(at).toFixed(1)} ${this.#y(value).toFixed(1)}`;
+      if (!isDown) path += "h0.01"; // a value between unknown ones is a dot
       isDown = true;
     });
     return path;

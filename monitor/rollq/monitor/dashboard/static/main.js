@@ -53,18 +53,19 @@ async function start() {
   follow(
     (status) => {
       [heardMs, lost] = [Date.now(), ""];
-      diagnose(status.diagnosis.state, status.diagnosis.sentence, about.run);
+      diagnose(status.diagnosis, about.run);
       views.run.show(status);
       views.rollouts.tasks(status.tasks);
     },
     (why) => {
       lost = why;
-      diagnose("lost", heardMs ? `connection lost: what is shown is old; ${why}` : why, about.run);
+      const sentence = heardMs ? `connection lost: what is shown is old; ${why}` : why;
+      diagnose({ state: "lost", sentence, remedies: [] }, about.run);
     },
   );
   setInterval(() => {
     const age = Math.round((Date.now() - heardMs) / 1000);
-    setText(byId("age"), heardMs ? (age < 3 && !lost ? "live" : `${age} s old`) : "");
+    setText(byId("age"), heardMs ? (age < 3 && !lost ? "up to date" : `${age} s old`) : "");
     byId("age").classList.toggle("old", age >= 3);
   }, 500);
 
@@ -82,19 +83,20 @@ async function start() {
   });
 }
 
-function diagnose(state, sentence, run) {
-  const word = state === "lost" ? "lost" : state,
-    box = byId("diagnosis");
-  if (box.dataset.state !== word) {
-    box.dataset.state = word;
-    box.className = `state-${word.replace(" ", "-")}`;
+function diagnose({ state, sentence, remedies }, run) {
+  const box = byId("diagnosis");
+  if (box.dataset.state !== state) {
+    box.dataset.state = state;
+    box.className = `state-${state.replace(" ", "-")}`;
     byId("state-icon").replaceChildren(
-      svg("svg", { viewBox: "0 0 16 16" }, svg("path", { d: ICONS[word] ?? ICONS.starting })),
+      svg("svg", { viewBox: "0 0 16 16" }, svg("path", { d: ICONS[state] ?? ICONS.starting })),
     );
   }
-  setText(byId("state"), `${word}:`);
+  setText(byId("state"), `${state}:`);
   setText(byId("sentence"), sentence);
-  const title = `${word} \u00b7 ${run} \u00b7 rollq`;
+  const steps = remedies.length > 1 ? remedies.map((remedy, at) => `${at + 1}. ${remedy}`) : remedies;
+  setText(byId("to-do"), steps.length ? `to do: ${steps.join("; ")}` : "");
+  const title = `${state} \u00b7 ${run} \u00b7 rollq`;
   if (document.title !== title) document.title = title;
 }
 

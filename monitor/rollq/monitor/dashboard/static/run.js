@@ -4,13 +4,14 @@ import { get } from "./api.js";
 import { buttons, columns as orders } from "./changes.js";
 import { BarChart, LineChart } from "./charts.js";
 import { h, setText, Table } from "./dom.js";
-import { number, percent, plural, seconds, short } from "./format.js";
+import { number, percent, seconds, short } from "./format.js";
 import { groupTable } from "./rollouts.js";
 
 const MOST_WORKERS = 60;
 const HISTORY_MS = 10_000,
   LATEST_MS = 5_000,
-  LATEST_TASKS = 4;
+  LATEST_TASKS = 4,
+  MOST_POINTS = 360;
 const SHOWN = ["pending", "running", "completed", "claimed", "aborted", "expired", "gathered", "cooling"];
 
 export class RunView {
@@ -37,6 +38,7 @@ export class RunView {
       { empty: "no errors" },
     );
     this.latest = groupTable("Latest rollouts");
+    this.swaps = new Swaps();
     this.task = h("select", { "aria-label": "Task of the charts", onchange: () => this.#draw() });
     this.minutes = h(
       "select",
@@ -52,8 +54,10 @@ export class RunView {
       tokens: new LineChart("Tokens per second", "", "mean of a minute"),
       reward: new LineChart("Reward", "", "mean of finished samples"),
       times: new LineChart("Time of a group", " s", "mean of a minute"),
-      staleness: new BarChart("Ready groups by staleness", "now"),
+      staleness: new LineChart("Staleness", " steps", "mean of the trained groups of a minute"),
+      ready: new BarChart("Ready groups by staleness", "now"),
       groups: new LineChart("Groups per second", "", "mean of a minute"),
+      pauses: new LineChart("Pause of a swap", " s", "since the page was opened"),
     };
     this.read = h(
       "div",
@@ -63,13 +67,13 @@ export class RunView {
     const part = (title, ...content) => h("section", { class: "part" }, h("h2", null, title), ...content);
     root.append(
       h("div", { class: "top" }, this.facts, buttons("run")),
+      h("div", { class: "two" }, part("Trainer", this.trainer), part("Last errors", this.errors.element)),
       h(
         "section",
         { class: "part" },
         h("div", { class: "bar" }, h("h2", null, "History"), this.task, this.minutes),
         this.read,
       ),
-      h("div", { class: "two" }, part("Trainer", this.trainer), part("Last errors", this.errors.element)),
       part("Tasks", this.tasks.element),
       part("Workers", this.workers.element, this.all),
       part("Latest rollouts", this.latest.element),
@@ -87,13 +91,14 @@ export class RunView {
     const isFirst = !this.status,
       { tasks, trainer, model } = (this.status = status);
     if (isFirst) this.#readLatest();
+    this.swaps.note(status.workers);
     if (!this.isShown()) return;
     const workers = Object.entries(status.workers).map(([name, report]) => ({ name, ...report }));
     const alive = workers.filter((worker) => worker.condition === "alive").length;
     facts(this.facts, {
       "live weights": model ? `version ${model.version}` : "none yet",
       "next step": Math.max(0, ...tasks.filter((task) => task.kind === "train").map((task) => task.step)) || "-",
-      workers: `${alive}${status.wanted_workers === null ? "" : `, ${status.wanted_workers} wanted`}`,
+      workers: `${alive}${status.wanted_workers === null ? "" : ` (${status.wanted_workers} wanted)`}`,
       "tokens/s": short(tasks.reduce((sum, task) => sum + (task.rates?.tokens ?? 0), 0)),
       tickets: number(status.tickets),
       memory: status.fullness.share ? `${percent(status.fullness.share)} of ${status.fullness.limit}` : "no limit",
@@ -119,7 +124,7 @@ export class RunView {
       this.task.hidden = names.length < 2;
       this.#draw();
     }
-    this.charts.staleness.show(
+    this.charts.ready.show(
       tasks.filter((task) => task.kind === "train").map((task) => ({ name: task.task, values: task.by_staleness })),
       "no ready groups",
     );
@@ -154,7 +159,7 @@ export class RunView {
     const one = this.history?.[this.task.value];
     if (!one) return;
     const task = this.status?.tasks.find((each) => each.task === this.task.value);
-    const { depth, tokens, reward, times, groups } = this.charts;
+    const { depth, tokens, reward, times, staleness, groups, pauses } = this.charts;
     const statuses = SHOWN.filter((status) => one.statuses[status]);
     depth.show(
       one.at_ms,
@@ -170,6 +175,10 @@ export class RunView {
       one.at_ms,
       all.map(([name, each]) => ({ name, values: each.reward })),
     );
+    staleness.show(
+      one.at_ms,
+      all.map(([name, each]) => ({ name, values: each.staleness })),
+    );
     times.show(
       one.at_ms,
       [
@@ -178,10 +187,32 @@ export class RunView {
         ["waited", one.waited_s],
       ].map(([name, values]) => ({ name, values })),
     );
+    pauses.show(this.swaps.times, [{ name: "mean of all workers", values: this.swaps.means }]);
     groups.show(one.at_ms, [
       { name: "finished", values: one.groups },
       { name: "trained", values: one.trained },
     ]);
+  }
+}
+
+/** The mean pause of engines at changes of weights, a point each 10 s, from the totals that workers report. */
+class Swaps {
+  constructor() {
+    [this.times, this.means, this.before] = [[], [], null];
+  }
+
+  note(workers) {
+    if (Date.now() - (this.times.at(-1) ?? 0) < HISTORY_MS) return;
+    const before = this.before ?? workers;
+    let count = 0,
+      pauses = 0;
+    for (const [name, report] of Object.entries(workers)) {
+      count += (report.swaps ?? 0) - (before[name]?.swaps ?? 0);
+      pauses += (report.swap_pause_s ?? 0) - (before[name]?.swap_pause_s ?? 0);
+    }
+    this.before = workers;
+    this.times = [...this.times, Date.now()].slice(-MOST_POINTS);
+    this.means = [...this.means, count > 0 ? pauses / count : null].slice(-MOST_POINTS);
   }
 }
 
@@ -231,7 +262,7 @@ function taskTable() {
         number: true,
         spare: true,
       },
-      ...["pending", "running", "completed", "failed"].map(counted),
+      ...["pending", "running", "completed", "claimed", "failed"].map(counted),
       { title: "groups/s", cell: (task) => (task.rates ? short(task.rates.groups) : "-"), number: true },
       { title: "tokens/s", cell: (task) => (task.rates ? short(task.rates.tokens) : "-"), number: true },
       { title: "kept", cell: (task) => (task.outcomes ? percent(task.kept / task.outcomes) : "-"), number: true },
@@ -280,6 +311,6 @@ function workerTable() {
       ...orders("worker", (worker) => worker.name),
     ],
     (worker) => worker.name,
-    { empty: `${plural(0, "worker")} has reported lately` },
+    { empty: "no worker has reported lately" },
   );
 }
