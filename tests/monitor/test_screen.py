@@ -54,8 +54,8 @@ def test_every_fact_is_on_the_screen() -> None:
     ]
     trainer = " ".join(line.strip() for line in lines[lines.index("") + 2 :][:2]).strip()
     assert trainer == (
-        "trainer: waiting, step 41 for 12 s; a step takes 2.0 s after a wait of 4.0 s; trained step 40 12 s ago; reward "
-        "0.500"
+        "trainer: waiting, step 41 for 12 s; a step takes 2.0 s after a wait of 4.0 s; trained step 40 12 s ago; "
+        "reward 0.500"
     )
 
 
