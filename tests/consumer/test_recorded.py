@@ -156,6 +156,16 @@ def test_a_step_that_was_removed_is_noticed(recorded: list[Batch], folder: Path)
         next(run)
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_a_step_without_the_file_of_a_task_is_an_error(recorded: list[Batch], folder: Path, task: str) -> None:
+    (file,) = folder.rglob(f"{task}/step-00000002-*")
+    file.unlink()
+    run = RecordedRun(Archive(str(folder)))
+    run.commit(next(run))
+    with pytest.raises(ArchiveError, match="step 2 trained 4 groups of all tasks, and 2 are in the archive"):
+        next(run)
+
+
 def test_a_bad_batch_has_no_replacement(recorded: list[Batch], folder: Path) -> None:
     run = RecordedRun(Archive(str(folder)))
     with pytest.raises(InvalidGroup, match="step 1: its batch cannot be trained, and a recorded run has no other one"):

@@ -65,15 +65,18 @@ class Claiming(Sweeping):
 
     def _claim_single(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> Claimed | Shortfall | None:
         """Claim a step of one task. It cannot be torn, so it is claimed in the same trip as it is planned."""
-        ((task, size),) = sizes.items()
+        (task,) = sizes
         planned, reply = self.call_all(
-            [self._plan_call(held, step, sizes, "look", 0), self._claim_call(held, step, task, size, _FIRST_ROUND)]
+            [
+                self._plan_call(held, step, sizes, "look", 0),
+                self._claim_call(held, step, task, _FIRST_ROUND._replace(sizes=dict(sizes))),
+            ]
         )
         plan = self._planned(held, step, sizes, _decode_plan(planned))
         if plan.sizes.keys() != sizes.keys():  # an earlier call planned the step with other tasks
             return self._claim_together(held, step, plan.sizes)
         if reply[0] == b"given_up" and plan.claim_round > 0:  # the batch of the first round
-            (reply,) = self.call_all([self._claim_call(held, step, task, plan.sizes[task], plan)])
+            (reply,) = self.call_all([self._claim_call(held, step, task, plan)])
         reply = self._swept(held, step, task, plan, reply)
         if reply[0] != b"batch":
             return _shortfall(step, {task: reply}, plan.sizes)
@@ -85,8 +88,8 @@ class Claiming(Sweeping):
         if shortfall := self._look(step, plan):
             return shortfall
         replies: dict[str, Any] = {}
-        for task, size in plan.sizes.items():
-            (reply,) = self.call_all([self._claim_call(held, step, task, size, plan)])
+        for task in plan.sizes:
+            (reply,) = self.call_all([self._claim_call(held, step, task, plan)])
             reply = self._swept(held, step, task, plan, reply)
             if reply[0] == b"given_up":
                 return _shortfall(step, {task: reply}, plan.sizes)
@@ -116,7 +119,7 @@ class Claiming(Sweeping):
     def _swept(self, held: TrainerEpoch, step: int, task: str, plan: _Plan, reply: Any) -> Any:
         """The reply to a claim, asked for again while stale groups are in the way."""
         while reply[0] == b"sweep" and self.expire(task):
-            (reply,) = self.call_all([self._claim_call(held, step, task, plan.sizes[task], plan)])
+            (reply,) = self.call_all([self._claim_call(held, step, task, plan)])
         return reply
 
     def _planned(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], plan: _Plan) -> _Plan:
@@ -142,9 +145,10 @@ class Claiming(Sweeping):
         encoded = orjson.dumps(dict(sizes))
         return ("plan", self.keys.info, self.incarnation, held.epoch, held.nonce, step, encoded, action, claim_round)
 
-    def _claim_call(self, held: TrainerEpoch, step: int, task: str, size: int, plan: _Plan) -> Command:
+    def _claim_call(self, held: TrainerEpoch, step: int, task: str, plan: _Plan) -> Command:
         fence = (task_keys(self.run, task).clock, self.incarnation, held.epoch, held.nonce)
-        return ("claim", *fence, step, size, plan.claim_round, plan.releases)
+        step_groups = sum(plan.sizes.values())
+        return ("claim", *fence, step, plan.sizes[task], plan.claim_round, plan.releases, step_groups)
 
     def _without_manifest(self, tasks: Iterable[str], step: int) -> list[str]:
         names = list(tasks)

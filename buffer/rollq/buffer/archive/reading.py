@@ -106,6 +106,11 @@ class Archive:
                     "archive: wait until the archiver has written the rest, or read fewer steps"
                 )
             found += groups
+        if found and len(found) != found[0].step_groups:
+            raise ArchiveError(
+                f"{self.url}: step {step} trained {found[0].step_groups} groups of all tasks, and {len(found)} are in "
+                "the archive: the file of a task is missing, or is not written yet, or a task has archive = false"
+            )
         return found
 
 

@@ -130,12 +130,14 @@ end
 
 -- Notes for the archive how the groups of a batch were trained.
 local function note_trained(clock, manifest, ids, step)
-  local floors, threshold, claimed_ms = fields(manifest, 'floors', 'token_threshold', 'claimed_ms')
+  local floors, threshold, claimed_ms, step_groups =
+    fields(manifest, 'floors', 'token_threshold', 'claimed_ms', 'step_groups')
   local now = now_ms()
   for index, id in ipairs(ids) do
     -- stylua: ignore
     redis.call('HSET', group_key(clock.prefix, id), 'trained_step', step, 'position', index - 1, 'batch_groups', #ids,
-      'floors', floors or '', 'token_threshold', threshold or '', 'claimed_ms', claimed_ms or '', 'committed_ms', now)
+      'floors', floors or '', 'token_threshold', threshold or '', 'claimed_ms', claimed_ms or '', 'committed_ms', now,
+      'step_groups', step_groups or '')
   end
 end
 

@@ -1,8 +1,8 @@
 -- Takes the batch of a step. Its manifest fixes it from then on.
 -- Moves: completed -> claimed
 -- KEYS: clock
--- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases
---   want: how many groups   claim_round, releases: of the step's plan
+-- ARGV: incarnation, epoch, nonce, step, want, claim_round, releases, step_groups
+--   want: how many groups   claim_round, releases: of the step's plan   step_groups: of the batch, of all its tasks
 -- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, from which staleness on its
 --   tokens are masked, and its groups (see `describe_groups`); or `short`, how many are ready, how many in generation
 --   must be waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out order: call expire
@@ -63,7 +63,7 @@ local function total_staleness(reply, first, step)
   return total
 end
 
-local function claim_new(clock, manifest, step, want, claim_round, releases)
+local function claim_new(clock, manifest, step, want, claim_round, releases, step_groups)
   local lowest, old = stale_bound(stale_version(clock, step)), 0
   if clock.order == 'fifo' then
     old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
@@ -82,16 +82,16 @@ local function claim_new(clock, manifest, step, want, claim_round, releases)
   redis.call('HSET', manifest, 'ids', table.concat(ids, ','), 'floors', clock.floors, 'epoch', clock.epoch,
     'version', clock.version, 'claimed_ms', now_ms(), 'numbered_in', clock.epoch, 'round', claim_round,
     'releases', releases, 'rules_revision', clock.rules_revision or 1, 'token_threshold', token_threshold(clock),
-    'staleness', total_staleness(reply, first, step))
+    'step_groups', step_groups, 'staleness', total_staleness(reply, first, step))
   write_clock(clock, { claimed_step = math.max(clock.claimed_step, step) })
   wake(clock, EVENT.claim)
   return reply
 end
 
 local function claim(keys, args)
-  local incarnation, epoch, nonce, step, want, claim_round, releases = unpack(args)
+  local incarnation, epoch, nonce, step, want, claim_round, releases, step_groups = unpack(args)
   check_whole(step, claim_round)
-  check_counts(want, releases)
+  check_counts(want, releases, step_groups)
   local clock, err = read_clock_as_trainer(keys[1], incarnation, epoch, nonce)
   if err then return err end
   if clock.kind == 'eval' then return fail('EVALUATION', 'groups of an evaluation are never trained') end
@@ -100,12 +100,15 @@ local function claim(keys, args)
   local claimed_round, claimed_releases, given_up = claim_numbers(clock, manifest)
   if has_batch(manifest) then
     claim_round = math.max(claimed_round, claim_round) -- takes over what an earlier round's rank is about to undo
+    local floors, threshold, planned = fields(manifest, 'floors', 'token_threshold', 'step_groups')
+    step_groups = math.max(tonumber(planned or '0'), step_groups) -- a claim that saw no plan knows of one task only
     -- stylua: ignore
-    redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', claim_round, 'releases', claimed_releases)
-    local floors, threshold = fields(manifest, 'floors', 'token_threshold')
+    redis.call('HSET', manifest, 'numbered_in', clock.epoch, 'round', claim_round, 'releases', claimed_releases,
+      'step_groups', step_groups)
     local reply = { 'batch', floors, claim_round, claimed_releases, tonumber(threshold or token_threshold(clock)) }
     return describe_groups(clock, manifest_ids(manifest), reply)
   end
   if claim_round <= given_up then return { 'given_up', 0, 0 } end
-  return refuse_step(clock, step) or claim_new(clock, manifest, step, tonumber(want), claim_round, tonumber(releases))
+  return refuse_step(clock, step)
+    or claim_new(clock, manifest, step, tonumber(want), claim_round, tonumber(releases), step_groups)
 end
