@@ -166,6 +166,35 @@ def test_a_step_without_the_file_of_a_task_is_an_error(recorded: list[Batch], fo
         next(run)
 
 
+def test_steps_that_a_trainer_went_back_before_are_not_continued(
+    any_server: AnyServer, run_name: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Buffer.connect(any_server.url, run_name) as buffer:
+        world = World(buffer).start(math={"archive": True, "resume": "fresh"})
+        for step in (1, 2, 3):
+            world.complete(2)
+            world.train(step)
+        world.begin(1, launch_id="second")
+        world.complete(2)
+        world.train(2)
+        Archiver(buffer, str(folder), wait_s=0).finish(threading.Event())
+    run = RecordedRun(Archive(str(folder)))
+    for groups in ([1, 2], [7, 8]):
+        batch = next(run)
+        assert [group_id for _, group_id in batch.group_ids] == groups
+        run.commit(batch)
+    remedy = r"step 3 does not continue step 2: .* Set steps = 2 in \[trainer\]"
+    with pytest.raises(ArchiveError, match=remedy):
+        next(run)
+    with pytest.raises(ArchiveError, match=remedy):
+        next(RecordedRun(Archive(str(folder)), resume_from=2))
+    assert "begins with" not in caplog.text
+    for file in folder.rglob("step-00000001-*"):
+        file.unlink()
+    RecordedRun(Archive(str(folder)))
+    assert "begins with step 2: it is trained from the initial weights" in caplog.text
+
+
 def test_a_bad_batch_has_no_replacement(recorded: list[Batch], folder: Path) -> None:
     run = RecordedRun(Archive(str(folder)))
     with pytest.raises(InvalidGroup, match="step 1: its batch cannot be trained, and a recorded run has no other one"):

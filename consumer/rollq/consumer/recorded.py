@@ -1,5 +1,6 @@
 """A recorded run as the source of a trainer's batches: its archive, without a server, producers or workers."""
 
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,8 @@ from rollq.buffer.errors import ArchiveError, InvalidGroup
 from rollq.buffer.replies import Production
 from rollq.consumer.batch import Batch
 from rollq.consumer.settings import ConsumerSettings
+
+log = logging.getLogger(__name__)
 
 
 class BatchSource(Iterator[Batch], Protocol):
@@ -70,6 +73,11 @@ class RecordedRun(BatchSource):
         self._lineage = lineage_of(archive)
         self._files = archive.steps()
         self._step = resume_from + 1 if resume_from else self._first_step()
+        self._epochs: dict[int, int] = {}  # step -> epoch of the trainer that trained it
+        if trained := self._batch(resume_from):
+            self._epochs[resume_from] = trained[0].trainer_epoch
+        if not resume_from and self._step > 1:
+            log.warning("%s begins with step %d: it is trained from the initial weights", archive.url, self._step)
 
     @property
     def lineage(self) -> str:
@@ -84,7 +92,8 @@ class RecordedRun(BatchSource):
     def __next__(self) -> Batch:
         """The batch of the next step. Ends after the last one of the archive, and when `stop` is set.
 
-        Raises `ArchiveError` when groups of the batch, or the whole of it, are not in the archive.
+        Raises `ArchiveError` when groups of the batch, or the whole of it, are not in the archive, and for a batch that
+        a trainer had before its successor went back to an earlier step.
         """
         if self._stop.is_set():
             raise StopIteration
@@ -96,6 +105,7 @@ class RecordedRun(BatchSource):
                     "skipped it, or its file was removed"
                 )
             raise StopIteration
+        self._check_history(groups[0].trainer_epoch)
         return Batch.build(
             self._step,
             [trained.group for trained in groups],
@@ -108,6 +118,17 @@ class RecordedRun(BatchSource):
             world_size=self._settings.world_size,
             reduction=self._settings.reduction,
         )
+
+    def _check_history(self, epoch: int) -> None:
+        """Raise `ArchiveError` for a batch that a trainer had before its successor went back to an earlier step."""
+        before = self._epochs.get(self._step - 1, 0)
+        if epoch < before:
+            raise ArchiveError(
+                f"{self._archive.url}: step {self._step} does not continue step {self._step - 1}: the trainer of epoch "
+                f"{epoch} trained it before that of epoch {before} went back and trained step {self._step - 1} again. "
+                f"Set steps = {self._step - 1} in [trainer] to end there"
+            )
+        self._epochs[self._step] = epoch
 
     def _first_step(self) -> int:
         return next((step for step in self._files if self._batch(step)), 1)

@@ -34,7 +34,7 @@ from rollq.buffer.wire.samples import encode_samples
 GUIDE = Path(__file__).parents[3] / "docs" / "guide" / "archive.md"
 FIELDS = {
     "status": "leaving", "left": "trained", "letters": "cf", "trained_step": "7", "position": "3", "batch_groups": "4",
-    "step_groups": "6",
+    "step_groups": "6", "trainer_epoch": "2",
     "floors": "1:2", "token_threshold": "4", "counted_in": "2", "oldest": "5", "arrival": "11", "tries": "1",
     "row": "9", "admitted_ms": "1", "put_ms": "2000", "claimed_ms": "3000", "committed_ms": "4000", "left_ms": "5000",
     "generate_ms": "600", "shaped": '{"rewards": [1.5, 0.0], "advantages": null}',

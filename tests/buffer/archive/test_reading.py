@@ -52,7 +52,8 @@ def test_the_buffer_and_the_archive_export_the_same_rows(world: World, folder: P
     assert export(Archive(str(folder)).groups(query), tmp_path / "archive.jsonl", "jsonl") == 4
     of_buffer, of_archive = lines(tmp_path / "buffer.jsonl"), lines(tmp_path / "archive.jsonl")
     assert len(of_buffer) == len(of_archive) == 8
-    of_trained = {"position", "batch_groups", "step_groups", "floors", "token_threshold", "claimed_at", "committed_at"}
+    of_trained = {"position", "batch_groups", "step_groups", "trainer_epoch", "floors", "token_threshold", "claimed_at",
+        "committed_at"}  # fmt: skip
     for one, other in zip(of_buffer, of_archive, strict=True):
         assert {name for name in one if one[name] != other[name]} <= VOLATILE | of_trained
 

@@ -87,18 +87,18 @@ class Archive:
         """The groups of the batch of a step, in order, from its files; none if nothing was trained at it.
 
         Groups that were trained before their task had an archive, and so have no position, are left out.
-        A step that was trained again after a crash has the batch that was trained last. Raises `ArchiveError` when
+        A step that was trained again after a crash has the batch of the last trainer. Raises `ArchiveError` when
         groups of the batch are not in the archive.
         """
         rows = [row for name in names for row in self.rows(name) if row["position"] is not None]
+        last = max((row["trainer_epoch"] for row in rows), default=0)
         found: list[TrainedGroup] = []
         by_task: dict[str, list[Row]] = defaultdict(list)
         for row in rows:
-            by_task[row["task"]].append(row)
+            if row["trainer_epoch"] == last:
+                by_task[row["task"]].append(row)
         for task, mine in sorted(by_task.items()):
-            last = max(row["committed_at"] for row in mine)
-            groups = [group_of(group) for group in _by_group([row for row in mine if row["committed_at"] == last])]
-            groups.sort(key=lambda group: group.position)
+            groups = sorted(map(group_of, _by_group(mine)), key=lambda group: group.position)
             wanted = groups[0].batch_groups
             if [group.position for group in groups] != list(range(wanted)):
                 raise ArchiveError(

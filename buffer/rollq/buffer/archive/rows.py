@@ -31,13 +31,14 @@ _DECODED = ("reward_parts", "sampling", "tools", "tool_choice", "extra")
 
 @dataclass(frozen=True, slots=True)
 class TrainedGroup:
-    """A group of a batch: its place among the `batch_groups` of its task, how many the step has of all tasks, and the
-    arithmetic of the batch's claim."""
+    """A group of a batch: its place among the `batch_groups` of its task, how many the step has of all tasks, the epoch
+    of the trainer that trained it, and the arithmetic of the batch's claim."""
 
     group: Group
     position: int
     batch_groups: int
     step_groups: int
+    trainer_epoch: int
     floors: Floors
     token_threshold: int | None
 
@@ -58,6 +59,7 @@ def rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
         "position": _int(fields.get("position") if trained else None),
         "batch_groups": _int(fields.get("batch_groups") if trained else None),
         "step_groups": _int(fields.get("step_groups") if trained else None),
+        "trainer_epoch": _int(fields.get("trainer_epoch") if trained else None),
         "epoch": _int(fields.get("counted_in")),
         "prompt": content if isinstance(content, str) else _json(content),
         "answer": _json(_record(stored.prompt).get("answer")),
@@ -132,7 +134,7 @@ def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
         shaped and PipelineOutput(tuple(shaped["rewards"]), shaped["advantages"] and tuple(shaped["advantages"])),
     )
     floors = Floors.decode(first["floors"] or "")
-    numbers = (first["position"], first["batch_groups"], first["step_groups"])
+    numbers = (first["position"], first["batch_groups"], first["step_groups"], first["trainer_epoch"])
     return TrainedGroup(group, *numbers, floors, first["token_threshold"])
 
 

@@ -45,7 +45,7 @@ def schema() -> "pyarrow.Schema":
         [
             ("run", text), ("task", text), ("group_id", number), ("sample", pa.int32()), ("outcome", text),
             ("reason", text), ("step", number), ("position", pa.int32()), ("batch_groups", pa.int32()),
-            ("step_groups", pa.int32()), ("epoch", number), ("status", text),
+            ("step_groups", pa.int32()), ("trainer_epoch", number), ("epoch", number), ("status", text),
             ("finish_reason", text), ("reward", pa.float64()), ("reward_parts", text), ("prompt", text),
             ("answer", text), ("text", text), ("error", text), ("worker", text), ("prompt_ids", pa.list_(ids)),
             ("response_ids", pa.list_(ids)), ("logprobs", pa.list_(pa.list_(pa.float32()))),

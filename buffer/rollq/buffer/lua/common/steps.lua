@@ -137,7 +137,7 @@ local function note_trained(clock, manifest, ids, step)
     -- stylua: ignore
     redis.call('HSET', group_key(clock.prefix, id), 'trained_step', step, 'position', index - 1, 'batch_groups', #ids,
       'floors', floors or '', 'token_threshold', threshold or '', 'claimed_ms', claimed_ms or '', 'committed_ms', now,
-      'step_groups', step_groups or '')
+      'step_groups', step_groups or '', 'trainer_epoch', clock.epoch)
   end
 end
 
