@@ -54,6 +54,24 @@ def test_a_run_that_is_over_is_archived(fresh_server: EmbeddedServer, file: Path
     assert parquet.read_table(written).num_rows == 4
 
 
+def test_trained_steps_without_a_checkpoint_are_not_forgotten(fresh_server: EmbeddedServer, file: Path) -> None:
+    finish = partial(CliRunner().invoke, main, ["archive", str(file), "--finish"])
+    delete = partial(CliRunner().invoke, main, ["delete", "sums", str(file)])
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        world = World(buffer).start(math={"archive": True}, code={})
+        world.complete(2)
+        world.complete(2, "code")
+        world.train(1, math=2, code=2)
+        found = finish()
+        assert found.exit_code == 1
+        assert "trained groups are not archived yet, 2 of task 'math', because no checkpoint" in found.output
+        assert "2 groups are not in the archive yet" in delete().output
+        buffer.checkpoint(world.held, 1)
+        assert "2 groups are not in the archive yet" in delete().output
+        assert finish().exit_code == 0
+        assert "archive" not in delete().output
+
+
 def test_tasks_are_archived_unless_they_say_otherwise(file: Path) -> None:
     assert load_settings(file).tasks["math"].archive
     file.write_text(file.read_text() + "archive = false\n")

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -33,13 +33,15 @@ Report = Callable[[int], None]
 class RunSummary:
     """A run on a server.
 
-    `groups` are those in the buffer; `size_bytes`: of their frames, wherever they are; `keys`: on the servers. `roles`
-    says which roles are alive. `state`: "" for a run that roles can use, or why they cannot.
+    `groups` are those in the buffer, and `unarchived` those of them that wait for an archive; `size_bytes`: of their
+    frames, wherever they are; `keys`: on the servers. `roles` says which roles are alive. `state`: "" for a run that
+    roles can use, or why they cannot.
     """
 
     run: str
     tasks: tuple[str, ...]
     groups: int
+    unarchived: int
     size_bytes: int
     keys: int
     schema: int | None
@@ -71,22 +73,31 @@ def summarize(store: RunStore, keys: int = 0) -> RunSummary:
     )
     incarnation, schema, created_ms, restoring, deleting = info
     known = [TaskKeys(store.run, task.decode()) for task in sorted(tasks)]
-    reaped = store.send_all([("HGET", task.clock, "reaped_ms") for task in known])
+    clocks = store.send_all([("HMGET", task.clock, "reaped_ms", "archive") for task in known])
     taken = store.send_all([("HGET", task.progress, "bytes") for task in known])
-    groups = store.send_all([("ZCARD", task.status(status)) for task in known for status in Status])
+    groups = iter(store.send_all([("ZCARD", task.status(status)) for task in known for status in Status]))
+    counts = [{status: next(groups) for status in Status} for _ in known]
     now_ms = store.server_ms()
     reported = [int(report.split(b" ", 1)[0]) for report in workers]
     return RunSummary(
         run=store.run,
         tasks=tuple(dict.fromkeys(task_of(task.task) for task in known)),
-        groups=sum(groups),
+        groups=sum(sum(of_task.values()) for of_task in counts),
+        unarchived=sum(map(_unarchived, counts, clocks)),
         size_bytes=sum(int(number or 0) for number in taken),
         keys=keys,
         schema=int(schema) if schema else None,
         age_s=(now_ms - int(created_ms)) / 1000 if created_ms else None,
-        roles=tuple(_roles(now_ms, reported, [int(ms or 0) for ms in reaped], trainer)),
+        roles=tuple(_roles(now_ms, reported, [int(reaped_ms or 0) for reaped_ms, _ in clocks], trainer)),
         state=_state(incarnation, restoring, deleting),
     )
+
+
+def _unarchived(counts: Mapping[Status, int], clock: Sequence[bytes | None]) -> int:
+    """The groups of a task that are lost to its archive when the run is deleted now."""
+    _, archive = clock
+    kept = (Status.ARCHIVED, Status.FAILED, Status.FILTERED) if archive == b"1" else ()
+    return sum(counts[status] for status in (Status.LEAVING, *kept))
 
 
 class Deletion(BufferCore):

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 def archive(file: Path, finish: bool) -> None:
     """Keep every group that is trained or dropped as Parquet files in the url of [archive], until stopped.
 
-    Nothing leaves the buffer before it is in the archive. Any number of archivers may run, and one that is killed
+    Nothing leaves the buffer before it is in the archive. With --finish, the exit status is 1 while trained groups wait
+    for a checkpoint. Any number of archivers may run, and one that is killed
     leaves nothing twice. Without one, the trainer stops after max_uncheckpointed_steps.
 
     \b

@@ -76,6 +76,11 @@ def delete(run: str, file: Path | None, url: str | None, yes: bool) -> None:
         if found.state == GONE:
             raise ConfigError(f"run {run!r} is not on this server: `rollq runs` lists those that are")
         click.echo("\n".join(_table([found])))
+        if found.unarchived:
+            click.echo(
+                f"{found.unarchived:,} groups are not in the archive yet, and are lost with the run: `rollq archive "
+                "--finish` writes them first"
+            )
         if not yes:
             click.echo("nothing was deleted; add --yes to delete this run, its payloads and its tickets")
             return

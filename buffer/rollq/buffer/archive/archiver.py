@@ -14,7 +14,7 @@ from typing import TypeVar
 from rollq.buffer.archive.rows import rows_of
 from rollq.buffer.archive.schema import parquet, write_rows
 from rollq.buffer.archiving import MAX_PORTION_GROUPS, Portion, StoredGroup
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ArchiveError, ConfigError
 from rollq.buffer.payloads.files import Bucket, Folder, Objects
 from rollq.buffer.roles import ArchiverBuffer
 from rollq.buffer.rollouts import Status
@@ -62,6 +62,7 @@ class Archiver:
         """Archive all that has left, and what is kept for audit: for a run that is over.
 
         Waits for an archiver that is at work, or has died within the last seconds, and while the buffer is saved.
+        Raises `ArchiveError` when all is archived but trained groups that no checkpoint covers.
         """
         self._wait_s = 0.0
         while not stop.is_set():
@@ -69,6 +70,7 @@ class Archiver:
                 self._buffer.leave_audit(task)
             if not self.archive_once(stop):
                 if not any(map(self._waits, self._buffer.tasks())):
+                    self._check_covered()
                     return
                 stop.wait(POLL_S)
 
@@ -77,6 +79,17 @@ class Archiver:
         counts = self._buffer.counts(task)
         audited = (Status.FAILED, Status.FILTERED) if counts.clock.rules.archive else ()
         return any(counts.statuses[status] for status in (Status.LEAVING, *audited))
+
+    def _check_covered(self) -> None:
+        """Raise `ArchiveError` while a trainer may still return to trained groups."""
+        found = [self._buffer.counts(task) for task in self._buffer.tasks()]
+        uncovered = {each.task: each.statuses[Status.ARCHIVED] for each in found if each.clock.rules.archive}
+        if groups := ", ".join(f"{count} of task {task!r}" for task, count in uncovered.items() if count):
+            raise ArchiveError(
+                f"run {self._buffer.run!r}: trained groups are not archived yet, {groups}, because no checkpoint "
+                "covers their steps. Start `rollq train` again, which saves one when it ends or is stopped; then "
+                "repeat this. `rollq delete` would lose them"
+            )
 
     def archive_once(self, stop: threading.Event) -> int:
         """Archive a portion of each task that has one; returns the number of groups."""
