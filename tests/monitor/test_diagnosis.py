@@ -34,6 +34,11 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         run_status(MATH, workers={"w1": worker(4), "w2": worker()}),
         "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 2 workers",
     ),
+    "the archiver waits": (
+        run_status(task_status(statuses={Status.RUNNING: 4}, archive_trouble="archive.url = '/a': full")),
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; the archiver "
+        "waits: archive.url = '/a': full",
+    ),
     "nobody archives": (
         run_status(task_status(statuses={Status.RUNNING: 4, Status.LEAVING: 64}, scheduled=644), task_status("code")),
         "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; 64 "

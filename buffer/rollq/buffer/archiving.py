@@ -36,24 +36,20 @@ class StoredGroup:
     frames: Mapping[str, bytes]
 
 
-class ArchiveState(NamedTuple):
-    """The archive of a task: groups that it has, and seconds since the last file; None before the first one."""
-
-    groups: int
-    age_s: float | None
-
-
 class Archiving(BufferCore):
     """Calls of archivers. All are harmless to repeat, also by several archivers."""
 
-    def take_to_archive(self, task: str, archiver: str, *, most: int, wait_s: float) -> Portion | None:
+    def take_to_archive(
+        self, task: str, archiver: str, *, most: int, wait_s: float, trouble: str = ""
+    ) -> Portion | None:
         """The groups of the next file; None while there are none, or another archiver is at work.
 
         Groups that left at a step that is not over wait `wait_s` for others, unless there are `most`. The portion stays
-        the same for all archivers until `forget_archived`.
+        the same for all archivers until `forget_archived`. `trouble`: for people, why the last one is not written.
         """
         most = min(most, MAX_PORTION_GROUPS)
-        reply = self.call_task("take_to_archive", task, archiver, ARCHIVER_LEASE_MS, most, round(wait_s * 1000))
+        wait_ms = round(wait_s * 1000)
+        reply = self.call_task("take_to_archive", task, archiver, ARCHIVER_LEASE_MS, most, wait_ms, trouble)
         number, step, *ids = reply
         return None if number in (0, _AT_WORK) else Portion(task, number, step, tuple(map(int, ids)))
 
@@ -99,12 +95,6 @@ class Archiving(BufferCore):
                 stored.get(b"prompt", b""),
                 {**by_field, WHOLE: payload} if payload else by_field,
             )
-
-    def archive_state(self, task: str) -> ArchiveState:
-        """The archive of a task."""
-        groups, written_ms = self.send("HMGET", task_keys(self.run, task).archive, "groups", "written_ms")
-        age_s = None if written_ms is None else max(0.0, (self.server_ms() - int(written_ms)) / 1000)
-        return ArchiveState(int(groups or 0), age_s)
 
 
 _BYTES: frozenset[Any] = frozenset({b"prompt", b"rows"})

@@ -7,7 +7,7 @@ import orjson
 from rollq.buffer.core import BufferCore, number, pairs
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.history import HistoryRow, Overview
-from rollq.buffer.replies import Counts, LastError
+from rollq.buffer.replies import ArchiveState, Counts, LastError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.trainer_state import TrainerState
@@ -51,6 +51,18 @@ class Inspection(BufferCore):
             pending_age_s=pending_s,
             running_age_s=running_s,
             ready_age_s=ready_s,
+        )
+
+    def archive_state(self, task: str) -> ArchiveState:
+        """The archive of a task."""
+        names = ("groups", "written_ms", "trouble", "until_ms")
+        groups, written_ms, trouble, until_ms = self.send("HMGET", task_keys(self.run, task).archive, *names)
+        now_ms = self.server_ms()
+        is_alive = int(until_ms or 0) > now_ms
+        return ArchiveState(
+            groups=int(groups or 0),
+            age_s=None if written_ms is None else max(0.0, (now_ms - int(written_ms)) / 1000),
+            trouble=trouble.decode(errors="replace") if trouble and is_alive else "",
         )
 
     def fullness(self) -> Fullness:

@@ -226,6 +226,15 @@ class Reaped(NamedTuple):
     held: bool
 
 
+class ArchiveState(NamedTuple):
+    """The archive of a task: groups that it has, seconds since the last file (None before the first one), and why an
+    archiver that is alive cannot write the next one ('' if it can)."""
+
+    groups: int
+    age_s: float | None
+    trouble: str
+
+
 class Leased(NamedTuple):
     """The leases a worker got. `drain`: take no more until idle, then lease again, since a suspect must run alone."""
 

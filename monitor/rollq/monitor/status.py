@@ -38,7 +38,7 @@ class TaskStatus:
     published version, `next_version`, it grows. `statuses` counts groups by status, `bytes` says what their frames
     take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
-    None when no producer was ever seen.
+    None when no producer was ever seen. `archive_trouble`: why an archiver cannot write, empty if it can.
     `last_error`: None before the first one.
     """
 
@@ -67,6 +67,7 @@ class TaskStatus:
     running_age_s: float | None = None
     ready_age_s: float | None = None
     producer_silent_s: float | None = None
+    archive_trouble: str = ""
     last_error: LastError | None = None
     rates: Rates | None = None
 
@@ -160,6 +161,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         running_age_s=overview.running_age_s,
         ready_age_s=overview.ready_age_s,
         producer_silent_s=overview.silent_s,
+        archive_trouble=buffer.archive_state(task).trouble,
         last_error=counts.last_error,
         rates=rates(overview.rows, _row_of(counts)),
     )

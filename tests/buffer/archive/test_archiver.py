@@ -1,5 +1,6 @@
 """Groups that are trained or dropped reach the archive before they leave the buffer, and none is there twice."""
 
+import errno
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,10 @@ from rollq.buffer.archive.reading import Archive
 from rollq.buffer.archiving import Portion, StoredGroup
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import CheckpointOverdue, ConfigError
+from rollq.buffer.store.connection import Patience
 from support.any_server import AnyServer
 from support.buffer_run import World, payloads_in
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.any_server
 
@@ -120,8 +123,8 @@ def test_an_archiver_that_dies_leaves_nothing_twice(
     def die(*_: object) -> Any:
         raise Killed
 
-    def write_and_die(name: str, value: bytes) -> None:
-        Archiver._put(archiver, name, value)
+    def write_and_die(*arguments: Any) -> None:
+        Archiver._put(archiver, *arguments)
         raise Killed
 
     match point:
@@ -291,6 +294,64 @@ def test_another_folder_is_refused(world: World, folder: Path, tmp_path: Path) -
     (tmp_path / "other").mkdir()
     with pytest.raises(ConfigError, match="has nothing of this run"):
         Archiver(world.buffer, str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["away", "full"])
+def test_an_archiver_waits_for_its_folder_and_says_so(
+    world: World, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    world.start(math={"archive": True})
+    train(world, 1)
+    world.buffer.checkpoint(world.held, 1)
+    world.buffer._patience = Patience(unanswered_s=0.0)
+    archiver, stop = Archiver(world.buffer, str(folder), wait_s=0.0), threading.Event()
+
+    def fill(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def is_waiting() -> bool:
+        return ("No space left" if is_full else "it has nothing of this run") in trouble()
+
+    def trouble() -> str:
+        return world.buffer.archive_state("math").trouble
+
+    with monkeypatch.context() as patch:
+        if is_full:
+            patch.setattr("rollq.buffer.payloads.files._write", fill)
+        else:
+            folder.rename(folder.with_name("elsewhere"))
+            folder.mkdir()
+        thread = threading.Thread(target=archiver.run, args=[stop])
+        thread.start()
+        try:
+            wait_until(is_waiting, otherwise=trouble)
+        finally:
+            if not is_full:
+                folder.rmdir()
+                folder.with_name("elsewhere").rename(folder)
+            patch.undo()
+            wait_until(lambda: not world.statuses())
+            stop.set()
+            thread.join()
+    assert trouble() == ""
+    assert len([message for message in caplog.messages if message.endswith("waiting for it")]) == 1
+    assert [row["group_id"] for row in rows_in(folder)] == [1, 1, 2, 2]
+
+
+def test_an_archiver_that_waits_for_its_folder_can_be_stopped(world: World, folder: Path) -> None:
+    world.start(math={"archive": True})
+    train(world, 1)
+    world.buffer.checkpoint(world.held, 1)
+    archiver = Archiver(world.buffer, str(folder), wait_s=0.0)
+    folder.rename(folder.with_name("elsewhere"))
+    folder.mkdir()
+    thread = threading.Thread(target=archiver.run, args=[world.buffer.closed])
+    thread.start()
+    wait_until(lambda: world.buffer.archive_state("math").trouble != "")
+    world.buffer.closed.set()
+    thread.join()
+    world.buffer.closed.clear()
+    assert world.statuses() == {"leaving": 2}
 
 
 def test_files_are_named_by_task_step_and_number() -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from rollq.buffer.archive.rows import rows_of
 from rollq.buffer.archive.schema import parquet, write_rows
 from rollq.buffer.archiving import MAX_PORTION_GROUPS, Portion, StoredGroup
-from rollq.buffer.errors import ArchiveError, ConfigError
+from rollq.buffer.errors import ArchiveError, ConfigError, ServerError
 from rollq.buffer.payloads.files import Bucket, Folder, Objects
 from rollq.buffer.roles import ArchiverBuffer
 from rollq.buffer.rollouts import Status
@@ -51,6 +51,7 @@ class Archiver:
         self._archiver = secrets.token_hex(8)
         self._folder = f"{buffer.run}/{buffer.incarnation}"
         self._mark()
+        buffer.wait_out_outages()
 
     def run(self, stop: threading.Event) -> None:
         """Archive until `stop` is set."""
@@ -92,20 +93,31 @@ class Archiver:
             )
 
     def archive_once(self, stop: threading.Event) -> int:
-        """Archive a portion of each task that has one; returns the number of groups."""
-        return sum(self._archive_portion(task, stop) for task in self._buffer.tasks())
+        """Archive a portion of each task that has one; returns the number of groups.
 
-    def _archive_portion(self, task: str, stop: threading.Event) -> int:
+        While the server, or the folder or bucket, is away or full, it waits, and says so.
+        """
+        try:
+            return sum(self._archive_portion(task, stop) for task in self._buffer.tasks())
+        except ServerError:
+            if stop.is_set():
+                return 0
+            raise
+
+    def _take(self, task: str, trouble: str = "") -> Portion | None:
         mean_bytes = self._buffer.counts(task).mean_bytes
         most = max(1, min(MAX_PORTION_GROUPS, int(PORTION_BYTES / max(1.0, mean_bytes))))
-        portion = self._buffer.take_to_archive(task, self._archiver, most=most, wait_s=self._wait_s)
+        return self._buffer.take_to_archive(task, self._archiver, most=most, wait_s=self._wait_s, trouble=trouble)
+
+    def _archive_portion(self, task: str, stop: threading.Event) -> int:
+        portion = self._take(task)
         if portion is None:
             return 0
         name = f"{self._folder}/{file_name(portion)}"
         content = self._encode(portion)
         if not self._buffer.is_waiting(portion):  # another archiver has written it: groups were gone when this one read
             return 0
-        self._put(name, content)
+        self._put(task, name, content)
         while not self._buffer.forget_archived(portion):
             log.info("task %s: the buffer is saved, so groups that are in the archive stay until it has been", task)
             if stop.wait(POLL_S):
@@ -130,10 +142,16 @@ class Archiver:
                 ) from None
             self._wait_out(lambda: self._objects.put(marker, b""))
 
-    def _put(self, name: str, value: bytes) -> None:
+    def _put(self, task: str, name: str, value: bytes) -> None:
+        """Write a file; while that fails, say why in the buffer, and keep the portion from other archivers."""
+
         def put() -> None:
-            self._objects.check_mounted(f"{self._folder}/{MARKER}")
-            self._objects.put(name, value)
+            try:
+                self._objects.check_mounted(f"{self._folder}/{MARKER}")
+                self._objects.put(name, value)
+            except self._objects.failure as error:
+                self._take(task, f"{self._name}: {error}".partition("\n")[0])
+                raise
 
         self._wait_out(put)
 

@@ -22,7 +22,7 @@ local function forget_archived(keys, args)
       remove_group(clock, id, group_fields(clock, id, 'left') or 'deleted')
     end
   end
-  redis.call('HDEL', archive, 'ids', 'step', 'holder', 'until_ms')
+  redis.call('HDEL', archive, 'ids', 'step', 'holder', 'until_ms', 'trouble')
   redis.call('HINCRBY', archive, 'groups', count)
   redis.call('HSET', archive, 'written_ms', now)
   return 1

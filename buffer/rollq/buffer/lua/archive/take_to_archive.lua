@@ -1,9 +1,10 @@
 -- Gives an archiver the next groups for the archive, all of one step, as one numbered portion.
 -- Moves: nothing
 -- KEYS: clock
--- ARGV: incarnation, archiver, lease_ms, most, wait_ms
+-- ARGV: incarnation, archiver, lease_ms, most, wait_ms, trouble
 --   archiver: a text that no other one has   most: groups in a portion at most
 --   wait_ms: for how long groups of a step that is not over yet wait for others, unless there are `most`
+--   trouble: why the archiver cannot write the portion that it has, for people; '' while it can
 -- Returns: the number of the portion, its step, and the ids of its groups; 0, 0 without one; -1, 0 while another
 --   archiver is at work
 -- Caller: Archiving.take_to_archive; archivers
@@ -23,8 +24,8 @@ local function cut(clock, most, wait_ms, now)
 end
 
 local function take_to_archive(keys, args)
-  local incarnation, archiver, lease_ms, most, wait_ms = unpack(args)
-  check_given(archiver)
+  local incarnation, archiver, lease_ms, most, wait_ms, trouble = unpack(args)
+  check_given(archiver, trouble)
   check_counts(lease_ms, most, wait_ms)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
@@ -40,6 +41,6 @@ local function take_to_archive(keys, args)
     number = redis.call('HINCRBY', archive, 'number', 1)
     redis.call('HSET', archive, 'step', step, 'ids', table.concat(found, ','))
   end
-  redis.call('HSET', archive, 'holder', archiver, 'until_ms', now + lease_ms)
+  redis.call('HSET', archive, 'holder', archiver, 'until_ms', now + lease_ms, 'trouble', trouble)
   return { tonumber(number), tonumber(step), unpack(found) }
 end
