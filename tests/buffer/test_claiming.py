@@ -7,7 +7,7 @@ import pytest
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.replies import Claimed, Shortfall
+from rollq.buffer.replies import Claimed, Readiness, Shortfall
 from support.any_server import AnyServer
 from support.buffer_run import World
 
@@ -52,8 +52,8 @@ class Rank(Buffer):
     moment: str
     meanwhile: Callable[[], None]
 
-    def readiness(self, task: str, step: int) -> tuple[int, int]:
-        return 1000, 0
+    def readiness(self, task: str, step: int) -> Readiness:
+        return Readiness(1000, 0, 0)
 
     def call(self, name: str, key: str, *args: Any) -> Any:
         if name == self.moment:

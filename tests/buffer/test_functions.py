@@ -620,12 +620,12 @@ def test_a_drain_is_asked_of_one_worker_until_its_time_is_over(world: World) -> 
 
 def test_stale_groups_that_are_not_swept_yet_are_not_ready_in_order_of_arrival(world: World) -> None:
     world.start(math={"order": "fifo"})
-    assert world.buffer.readiness("math", 1) == (0, 0)
+    assert world.buffer.readiness("math", 1) == (0, 0, 0)
     world.complete(1)
     world.buffer.publish(world.held, 5, uri="", digest="5")
-    assert world.buffer.readiness("math", 6) == (0, 0)
+    assert world.buffer.readiness("math", 6) == (0, 0, 0)
     world.complete(1)
-    assert world.buffer.readiness("math", 6) == (1, 0)
+    assert world.buffer.readiness("math", 6) == (1, 0, 0)
 
 
 def test_a_group_in_generation_that_is_too_old_already_is_not_waited_for(world: World) -> None:
@@ -749,7 +749,7 @@ def test_one_stale_group_in_front_is_swept_first_and_passed_over_while_the_buffe
     world.complete(1)
     world.buffer.publish(world.held, 5, uri="", digest="5")
     world.complete(3)
-    assert claim_raw(world, 6, 2) == [b"sweep", 0, 0]
+    assert claim_raw(world, 6, 2) == [b"sweep", 0, 0, 0]
     set_clock(world.buffer, "math", saving_until_ms=server_ms(world) + 60_000, saving_ms=60_000)
     assert [group[0] for group in claim_raw(world, 6, 2)[5:]] == [2, 3]
     assert world.statuses() == {"completed": 2, "claimed": 2}
@@ -761,7 +761,7 @@ def test_a_batch_of_one_waits_for_a_straggler_and_an_empty_one_does_not(world: W
     world.admit(1)
     world.lease(1)
     world.buffer.publish(world.held, 1, uri="", digest="1")
-    assert claim_raw(world, 2, 1) == [b"short", 1, 1]
+    assert claim_raw(world, 2, 1) == [b"short", 1, 1, 0]
     assert claim_raw(world, 2, 0)[0] == b"batch"
 
 

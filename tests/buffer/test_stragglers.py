@@ -42,9 +42,9 @@ def test_kept_tokens_of_an_interrupted_group_say_how_old_it_will_be(world: World
     assert world.buffer.recycle("math", epoch=clock.epoch, target=99, limit=9) == 1
     (slow,) = world.lease(1)
     world.complete(2)
-    assert world.buffer.readiness("math", 2) == (2, 1)
+    assert world.buffer.readiness("math", 2) == (2, 1, 0)
     world.put([slow], version=0)
-    assert world.buffer.readiness("math", 2) == (3, 0)
+    assert world.buffer.readiness("math", 2) == (3, 0, 0)
 
 
 def test_samples_that_were_reset_do_not_say_how_old_a_group_will_be(world: World) -> None:
@@ -55,14 +55,14 @@ def test_samples_that_were_reset_do_not_say_how_old_a_group_will_be(world: World
     assert world.buffer.put([GroupResult(lease, (make_sample(0), make_sample(2)))]) == [PutOutcome.EXPIRED]
     assert world.buffer.recycle("math", epoch=world.held.epoch, target=10, limit=1) == 1
     assert len(world.lease(1)) == 1
-    assert world.buffer.readiness("math", 4) == (0, 1), "the sibling that stayed is of version 2, too old for step 5"
-    assert world.buffer.readiness("math", 3) == (0, 0)
+    assert world.buffer.readiness("math", 4) == (0, 1, 0), "the sibling that stayed is of version 2, too old for step 5"
+    assert world.buffer.readiness("math", 3) == (0, 0, 0)
 
 
 def test_a_group_that_a_dead_worker_held_is_not_waited_for(world: World) -> None:
     world.start(math={"max_staleness": 0})
     world.admit(1)
     leases = world.lease(1)
-    assert world.buffer.readiness("math", 1) == (0, 1)
+    assert world.buffer.readiness("math", 1) == (0, 1, 0)
     world.buffer.hand_back(leases)
-    assert world.buffer.readiness("math", 1) == (0, 0)
+    assert world.buffer.readiness("math", 1) == (0, 0, 0)

@@ -1,10 +1,13 @@
 """The trainer's activity: its own words, and how monitors read them."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ClaimTimeout
 from rollq.buffer.replies import Shortfall
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.consumer import trainer_lease
@@ -34,11 +37,12 @@ def test_a_wait_names_what_it_lacks_and_how_long_it_lasts(clock: Clock) -> None:
     activity = Activity(7, clock)
     assert activity.words()["phase"] == "starting"
     activity.wait(7)
-    activity.lack(Shortfall(7, {"math": 3}, {"math": 16}, {"math": 2}))
+    activity.lack(Shortfall(7, {"math": 3}, {"math": 16}, {"math": 2}, {"math": 48}))
     clock.now_s += 5
     words = activity.words()
     assert (words["phase"], words["step"], words["for_s"]) == ("waiting", 7, 5.0)
     assert (words["ready"], words["wanted"], words["stragglers"]) == ({"math": 3}, {"math": 16}, {"math": 2})
+    assert words["unarchived"] == {"math": 48}
 
 
 def test_a_new_wait_lacks_nothing_of_the_last_one(clock: Clock) -> None:
@@ -126,6 +130,27 @@ def test_a_custom_loop_is_seen_by_monitors(
         assert not state(buffer).has_ended
     assert state(buffer).phase is TrainerPhase.FINISHED
     assert state(buffer).step == 1
+
+
+def test_a_trainer_that_waits_for_the_archive_says_so(
+    buffer: Buffer, server_url: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_lease, "HEARTBEAT_S", 0.02)
+    world = World(buffer).start(math={"archive": True, "max_uncheckpointed_steps": 1})
+    for step in (1, 2):
+        world.complete(2)
+        world.train(step)
+        buffer.checkpoint(world.held, step)
+    settings = ConsumerSettings(transport="path", weights_dir=tmp_path / "weights", takeover=True, timeout_s=0.2)
+    with Consumer.connect(
+        server_url, run=buffer.run, weights=model_folder, resume_from=2, settings=settings
+    ) as consumer:
+        world.complete(2)
+        with pytest.raises(ClaimTimeout, match="waits for the archive: 4 groups; start `rollq archive`"):
+            next(consumer)
+        wait_until(lambda: dict(state(buffer).unarchived) == {"math": 4})
+        Archiver(buffer, str(tmp_path), wait_s=0).finish(threading.Event())
+        assert next(consumer).step == 3
 
 
 def test_a_loop_that_raises_says_so_at_its_end(buffer: Buffer, server_url: str, model_folder: Path) -> None:

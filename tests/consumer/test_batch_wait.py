@@ -46,6 +46,7 @@ def counts(
 SHORT = Shortfall(5, ready={"math": 3}, wanted={"math": 8})
 LATE = Shortfall(5, ready={"math": 8}, wanted={"math": 8}, stragglers={"math": 2})
 MORE = Shortfall(5, ready={"math": 9}, wanted={"math": 8}, stragglers={"math": 2})
+UNARCHIVED = Shortfall(5, ready={"math": 3}, wanted={"math": 8}, unarchived={"math": 6})
 RUNNING, PENDING = {Status.RUNNING: 1}, {Status.PENDING: 1}
 
 
@@ -73,6 +74,7 @@ RUNNING, PENDING = {Status.RUNNING: 1}, {Status.PENDING: 1}
         pytest.param(SHORT, [counts()], 0.79, Outlook.WAIT, id="a server that is nearly full"),
         pytest.param(SHORT, [counts(PENDING)], 0.9, Outlook.WAIT, id="a full server, one is pending"),
         pytest.param(SHORT, [counts(RUNNING)], 0.9, Outlook.WAIT, id="a full server, one runs"),
+        pytest.param(UNARCHIVED, [counts()], 0.9, Outlook.WAIT, id="a full server, of which the archive takes some"),
         pytest.param(SHORT, [counts(control=Control.DONE)], 0.9, Outlook.DONE, id="done before all"),
         pytest.param(
             Shortfall(5, ready={"code": 0, "math": 3}, wanted={"code": 1, "math": 8}),
@@ -119,6 +121,12 @@ def test_xm03_the_outlook_of_a_step_that_is_short(
         (SHORT, counts(version=0), 2, "the live weights, version 0, are too old for it: publish newer ones"),
         (SHORT, counts({Status.RUNNING: 5}, version=4), 2, "2 workers are generating"),
         (SHORT, counts({Status.RUNNING: 5}, version=3), 2, "2 workers are generating"),
+        (
+            UNARCHIVED,
+            counts({Status.LEAVING: 6}),
+            2,
+            "waits for the archive: 6 groups; start `rollq archive`, or raise max_uncheckpointed_steps",
+        ),
         (
             LATE,
             counts({Status.RUNNING: 2}),

@@ -104,6 +104,15 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 "
         "pending groups: all workers are idle; worker w1 refuses the weights: version 40: too large",
     ),
+    "the trainer waits for the archive": (
+        run_status(
+            task_status(statuses={Status.COMPLETED: 16, Status.LEAVING: 64}, scheduled=656),
+            trainer=waiting({"math": (16, 16)}, unarchived={"math": 64}),
+        ),
+        "starving: the trainer has waited 12 s for step 41: 64 groups must be in the archive before; all "
+        "workers are idle\n"
+        "to do: start the archiver: `rollq archive`",
+    ),
     "no producer": (
         run_status(task_status(producer_silent_s=45.0), trainer=waiting({"math": (0, 16)})),
         "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; all workers are idle; "

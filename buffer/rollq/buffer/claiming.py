@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.replies import Claimed, ClaimedGroup, Shortfall, TrainerEpoch
+from rollq.buffer.replies import Claimed, ClaimedGroup, Readiness, Shortfall, TrainerEpoch
 from rollq.buffer.rollouts import PipelineOutput
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.keys import task_keys
@@ -61,7 +61,7 @@ class Claiming(Sweeping):
         claim_round = self.send("HGET", self.keys.plan(step), "round")
         if claim_round is not None and len(self._without_manifest(sizes, step)) == len(sizes):
             self._replan(held, step, int(claim_round), released=False)  # a claim wanted more
-        return {task: min(size, self.readiness(task, step)[0]) for task, size in sizes.items()}
+        return {task: min(size, self.readiness(task, step).ready) for task, size in sizes.items()}
 
     def _claim_single(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> Claimed | Shortfall | None:
         """Claim a step of one task. It cannot be torn, so it is claimed in the same trip as it is planned."""
@@ -155,11 +155,9 @@ class Claiming(Sweeping):
         found = self.send_all([("HEXISTS", task_keys(self.run, task).manifest(step), "ids") for task in names])
         return [task for task, exists in zip(names, found, strict=True) if not exists]
 
-    def readiness(self, task: str, step: int) -> tuple[int, int]:
-        """Completed groups that are fresh at `step`, and groups in generation that are waited for because they would
-        be too old at the step after it."""
-        ready, stragglers = self.call_task("readiness", task, step)
-        return ready, stragglers
+    def readiness(self, task: str, step: int) -> Readiness:
+        """The groups of a task that a claim of `step` would find, or wait for."""
+        return Readiness(*self.call_task("readiness", task, step))
 
     def preview(self, step: int, sizes: Mapping[str, int]) -> list[ClaimedGroup]:
         """The groups that a claim of `step` would take as things are, at most `sizes[task]` of each task."""
@@ -256,11 +254,12 @@ def _decode_shaped(stored: bytes) -> PipelineOutput:
 
 def _shortfall(step: int, replies: Mapping[str, Sequence[Any]], wanted: Mapping[str, int]) -> Shortfall:
     """The shortfall from the replies of claims that took nothing, see `claim.lua`."""
-    found = {task: (ready, late) for task, (word, ready, late) in replies.items() if word != b"given_up"}
-    short = {task: (ready, late) for task, (ready, late) in found.items() if ready < wanted[task] or late}
+    found = {task: Readiness(*numbers) for task, (word, *numbers) in replies.items() if word != b"given_up"}
+    short = {task: one for task, one in found.items() if one.ready < wanted[task] or one.stragglers or one.unarchived}
     return Shortfall(
         step,
-        ready={task: ready for task, (ready, _) in short.items()},
+        ready={task: one.ready for task, one in short.items()},
         wanted={task: wanted[task] for task in short},
-        stragglers={task: late for task, (_, late) in short.items() if late},
+        stragglers={task: one.stragglers for task, one in short.items() if one.stragglers},
+        unarchived={task: one.unarchived for task, one in short.items() if one.unarchived},
     )

@@ -322,12 +322,23 @@ class Claimed:
     releases: int
 
 
+class Readiness(NamedTuple):
+    """The groups of a task for a claim of a step: completed ones that are fresh at it; those in generation that are
+    waited for, because they would be too old at the next step; those that must reach the archive first."""
+
+    ready: int
+    stragglers: int
+    unarchived: int
+
+
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """No batch yet: per task that is short, how many groups are ready, how many are wanted, and how many in generation
-    would be too old at the next step and are waited for. With no task short, the last batch is being released."""
+    """No batch yet: per task that is short, how many groups are ready, how many are wanted, how many in generation
+    would be too old at the next step and are waited for, and how many must reach the archive first. With no task short,
+    the last batch is being released."""
 
     step: int
     ready: Mapping[str, int]
     wanted: Mapping[str, int]
     stragglers: Mapping[str, int] = field(default_factory=dict)
+    unarchived: Mapping[str, int] = field(default_factory=dict)

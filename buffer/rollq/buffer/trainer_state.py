@@ -33,7 +33,8 @@ class TrainerState:
 
     It was last heard `silent_s` ago, and keeps others out for another `lease_left_s` seconds; 0 when its lease has run
     out. It has been in its `phase` for `for_s` seconds. While it waits, `wanted` and `ready` map the tasks that lack
-    groups to groups, and `stragglers` to groups in generation that it waits for. `busy_s` and `waited_s`: seconds that
+    groups to groups, `stragglers` to groups in generation that it waits for, and `unarchived` to groups that must reach
+    the archive first. `busy_s` and `waited_s`: seconds that
     a step took apart from its wait, and that it waited for its batch, averaged over its last steps; None before the
     first one. `report`: its own facts about its last step.
     """
@@ -48,6 +49,7 @@ class TrainerState:
     ready: Mapping[str, int] = field(default_factory=dict)
     wanted: Mapping[str, int] = field(default_factory=dict)
     stragglers: Mapping[str, int] = field(default_factory=dict)
+    unarchived: Mapping[str, int] = field(default_factory=dict)
     busy_s: float | None = None
     waited_s: float | None = None
     error: str = ""

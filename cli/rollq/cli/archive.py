@@ -23,7 +23,7 @@ def archive(file: Path, finish: bool) -> None:
 
     Nothing leaves the buffer before it is in the archive. With --finish, the exit status is 1 while trained groups wait
     for a checkpoint. Any number of archivers may run, and one that is killed
-    leaves nothing twice. Without one, the trainer stops after max_uncheckpointed_steps.
+    leaves nothing twice. Without one, the trainer waits after max_uncheckpointed_steps.
 
     \b
     Example:

@@ -73,7 +73,8 @@ class Activity:
         said: dict[str, Any] = {"phase": self._phase.value, "step": self._step, "for_s": self._now() - self._since_s}
         if self._phase is TrainerPhase.WAITING:
             lack = self._shortfall
-            said |= {"ready": dict(lack.ready), "wanted": dict(lack.wanted), "stragglers": dict(lack.stragglers)}
+            names = ("ready", "wanted", "stragglers", "unarchived")
+            said |= {name: dict(getattr(lack, name)) for name in names}
         if self._busy_s:
             said["busy_s"] = _mean(self._busy_s)
         if self._waited_s:

@@ -33,7 +33,8 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) 
         return Outlook.SYNC_FIRST
     # a task with enough ready groups only waits for stragglers
     lacking = [count for count in short if shortfall.ready[count.task] < shortfall.wanted[count.task]]
-    outlooks = (_task_outlook(count, fullness) for count in lacking)
+    room = Fullness() if shortfall.unarchived else fullness  # what reaches the archive makes room
+    outlooks = (_task_outlook(count, room) for count in lacking)
     return next((final for final in outlooks if final is not Outlook.WAIT), Outlook.WAIT)
 
 
@@ -105,6 +106,8 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
         return f"production is set to {clock.control.value}: {clock.control_reason}{stopped}"
     if _weights_too_old(shortfall.step, counts):
         return f"the live weights, version {clock.version}, are too old for it: publish newer ones"
+    if unarchived := shortfall.unarchived.get(counts.task, 0):
+        return f"waits for the archive: {unarchived} groups; start `rollq archive`, or raise max_uncheckpointed_steps"
     if late := shortfall.stragglers.get(counts.task, 0):
         return f"waiting for {late} groups in generation that would be too old at the next step"
     if running:

@@ -116,7 +116,7 @@ def _up_to_date(trainer: TrainerState, tasks: list[TaskStatus]) -> TrainerState:
         return replace(trainer, phase=TrainerPhase.COMMITTED, step=max(task.step for task in tasks) - 1)
     ready = {task.task: task.ready for task in tasks}
     lacking = {task: wanted for task, wanted in trainer.wanted.items() if ready.get(task, 0) < wanted}
-    if trainer.wanted and not lacking and not trainer.stragglers:
+    if trainer.wanted and not lacking and not trainer.stragglers and not trainer.unarchived:
         return replace(trainer, phase=TrainerPhase.TRAINING, for_s=0.0)
     return replace(trainer, ready=ready, wanted=lacking)
 
@@ -137,8 +137,10 @@ def _work(trainer: TrainerState) -> str:
         case None | TrainerPhase.STARTING:
             return "the trainer is starting"
         case TrainerPhase.WAITING:
-            lacks = ", ".join(f"task {task} has {trainer.ready[task]} of {n}" for task, n in trainer.wanted.items())
-            return f"the trainer has waited {lasting} for step {step}" + (f": {lacks}" if lacks else "")
+            lacks = [f"task {task} has {trainer.ready[task]} of {n}" for task, n in trainer.wanted.items()]
+            if unarchived := sum(trainer.unarchived.values()):
+                lacks = [f"{count(unarchived, 'group')} must be in the archive before"]
+            return f"the trainer has waited {lasting} for step {step}" + (f": {', '.join(lacks)}" if lacks else "")
         case TrainerPhase.TRAINING:
             return f"the trainer has been training step {step} for {lasting}"
         case TrainerPhase.COMMITTED:
@@ -217,8 +219,11 @@ def _warnings(run: RunStatus, remedies: _Remedies) -> Iterator[str]:
     if troubles := sorted({task.archive_trouble for task in run.tasks if task.archive_trouble}):
         yield f"the archiver waits: {shortened('; '.join(troubles))}"
     waiting = [task.groups(Status.LEAVING) for task in run.tasks]
-    if any(groups > 2 * task.batch_groups for groups, task in zip(waiting, run.tasks, strict=True)):
+    is_said = run.trainer is not None and bool(run.trainer.unarchived)
+    is_late = any(groups > 2 * task.batch_groups for groups, task in zip(waiting, run.tasks, strict=True))
+    if is_late and not is_said:
         yield f"{count(sum(waiting), 'group')} wait for the archive"
+    if (is_late or is_said) and not troubles:
         remedies.add("start the archiver: `rollq archive`")
     for task in run.tasks:
         if task.last_error and task.rates and task.rates.failed:
@@ -230,8 +235,11 @@ def _is_produced(task: TaskStatus) -> bool:
 
 
 def _has_waited(run: RunStatus) -> bool:
-    """Whether the trainer waits for longer than production needs to notice."""
-    return run.trainer is not None and run.trainer.phase is TrainerPhase.WAITING and run.trainer.for_s > LONG_WAIT_S
+    """Whether the trainer waits for groups, and for longer than production needs to notice."""
+    trainer = run.trainer
+    if trainer is None or trainer.unarchived:  # then production may wait for the archive, too
+        return False
+    return trainer.phase is TrainerPhase.WAITING and trainer.for_s > LONG_WAIT_S
 
 
 def _is_silent(trainer: TrainerState) -> bool:

@@ -14,7 +14,8 @@ from rollq.buffer.archive.archiver import Archiver, file_name
 from rollq.buffer.archive.reading import Archive
 from rollq.buffer.archiving import Portion, StoredGroup
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import CheckpointOverdue, ConfigError
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.replies import Shortfall
 from rollq.buffer.store.connection import Patience
 from support.any_server import AnyServer
 from support.buffer_run import World, payloads_in
@@ -202,16 +203,34 @@ def test_groups_that_were_dropped_wait_for_others_of_their_step(world: World) ->
     assert (found.step, found.ids) == (1, (1,)), "the step is over"
 
 
-def test_the_trainer_stops_when_nothing_is_archived(world: World, folder: Path) -> None:
+def test_a_claim_waits_when_nothing_is_archived(world: World, folder: Path) -> None:
     world.start(math={"archive": True, "max_uncheckpointed_steps": 2})
     for step in (1, 2, 3):
         train(world, step)
         world.buffer.checkpoint(world.held, step)
     world.complete(2)
-    with pytest.raises(CheckpointOverdue, match=r"groups of step 1 still wait for the archive.*run `rollq archive`"):
-        world.claim(4)
+    assert world.buffer.claim(world.held, 4, {"math": 2}) == Shortfall(
+        4, ready={"math": 2}, wanted={"math": 2}, unarchived={"math": 6}
+    )
     archive(world, folder)
     world.train(4)
+
+
+def test_no_task_is_claimed_while_another_one_waits_for_the_archive(world: World, folder: Path) -> None:
+    rules: dict[str, object] = {"max_uncheckpointed_steps": 1}
+    world.start(math={"archive": True, **rules}, code=rules)
+    for step in (1, 2):
+        world.complete(2)
+        world.complete(2, "code")
+        world.train(step, math=2, code=2)
+        world.buffer.checkpoint(world.held, step)
+    world.complete(2)
+    world.complete(2, "code")
+    lacking = world.buffer.claim(world.held, 3, {"math": 2, "code": 2})
+    assert lacking == Shortfall(3, ready={"math": 2}, wanted={"math": 2}, unarchived={"math": 4})
+    assert world.statuses("code") == {"completed": 2}
+    archive(world, folder)
+    world.train(3, math=2, code=2)
 
 
 @pytest.mark.parametrize("resume", ["durable", "fresh"])

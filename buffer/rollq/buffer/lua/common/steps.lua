@@ -35,6 +35,18 @@ local function first_fresh(clock, lowest, want, old)
   return ids
 end
 
+-- How many groups wait for the archive, once those of the oldest step have waited for too long; else 0. As many steps
+-- may wait for it as for a checkpoint, or the claim after a checkpoint that covers all of these would find that the
+-- archiver has had no time yet.
+local function count_unarchived(clock, step)
+  if clock.archive ~= 1 then return 0 end
+  local leaving = clock.prefix .. 'leaving'
+  local _, oldest = unpack(redis.call('ZRANGE', leaving, 0, 0, 'WITHSCORES'))
+  local covered = clock.resume == 'fresh' and step - 1 or clock.checkpoint
+  if not oldest or covered - oldest < clock.max_uncheckpointed then return 0 end
+  return redis.call('ZCARD', leaving)
+end
+
 -- Appends the description of each group to a reply, and returns it: id, version of its oldest token, arrival, tries,
 -- tokens, reward, the name of its payload ('' when its frame is in its rollout), the nonce of the lease that made it,
 -- the rows of its samples, and the output of a pipeline (JSON, or '').

@@ -5,29 +5,14 @@
 --   want: how many groups   claim_round, releases: of the step's plan   step_groups: of the batch, of all its tasks
 -- Returns: `batch`, the floors of dead epochs when it was claimed, its round, its releases, from which staleness on its
 --   tokens are masked, and its groups (see `describe_groups`); or `short`, how many are ready, how many in generation
---   must be waited for; or `sweep`, 0, 0 when stale groups are in the way of first-in-first-out order: call expire
---   first; or `given_up`, 0, 0 when the round was undone or released: look at the plan again
+--   must be waited for, how many must reach the archive first; or `sweep`, 0, 0, 0 when stale groups are in the way of
+--   first-in-first-out order: call expire first; or `given_up`, 0, 0, 0 when the round was undone or released: look at
+--   the plan again
 -- Caller: Claiming._claim_call; the trainer, any rank
 -- Repeat: returns the manifest's batch
 --
 -- A batch that is replayed keeps the floors and the masking of its first claim, whatever rules hold now: its tokens are
 -- as old as they were then.
-
--- As many steps may wait for the archive as for a checkpoint, or the claim after a checkpoint that covers all of these
--- would find that its archiver has had no time yet.
-local function refuse_unarchived(clock, step)
-  if clock.archive ~= 1 then return nil end
-  local _, oldest = unpack(redis.call('ZRANGE', clock.prefix .. 'leaving', 0, 0, 'WITHSCORES'))
-  local covered = clock.resume == 'fresh' and step - 1 or clock.checkpoint
-  if not oldest or covered - oldest < clock.max_uncheckpointed then return nil end
-  return fail(
-    'CHECKPOINT_OVERDUE',
-    'groups of step %s still wait for the archive, and %s steps are held for it: run `rollq archive`, or raise '
-      .. 'max_uncheckpointed_steps',
-    oldest,
-    clock.max_uncheckpointed
-  )
-end
 
 local function refuse_step(clock, step)
   if step <= clock.committed then
@@ -47,7 +32,7 @@ local function refuse_step(clock, step)
       clock.max_uncheckpointed
     )
   end
-  return refuse_unarchived(clock, step)
+  return nil
 end
 
 local function token_threshold(clock)
@@ -67,10 +52,12 @@ local function claim_new(clock, manifest, step, want, claim_round, releases, ste
   local lowest, old = stale_bound(stale_version(clock, step)), 0
   if clock.order == 'fifo' then
     old = redis.call('ZCOUNT', clock.prefix .. 'by_version', '-inf', '(' .. lowest)
-    if old > 0 and not is_saving(clock, now_ms()) then return { 'sweep', 0, 0 } end
+    if old > 0 and not is_saving(clock, now_ms()) then return { 'sweep', 0, 0, 0 } end
   end
   local ready, stragglers = count_ready(clock, step)
-  if ready < want or (stragglers > 0 and want > 0) then return { 'short', ready, stragglers } end
+  local unarchived = count_unarchived(clock, step)
+  local must_wait = stragglers + unarchived > 0 and want > 0
+  if ready < want or must_wait then return { 'short', ready, stragglers, unarchived } end
   local ids = first_fresh(clock, lowest, want, old)
   move_batch(clock, ids, 'completed', 'claimed', step)
   call_many('ZREM', clock.prefix .. 'by_version', ids)
@@ -108,7 +95,7 @@ local function claim(keys, args)
     local reply = { 'batch', floors, claim_round, claimed_releases, tonumber(threshold or token_threshold(clock)) }
     return describe_groups(clock, manifest_ids(manifest), reply)
   end
-  if claim_round <= given_up then return { 'given_up', 0, 0 } end
+  if claim_round <= given_up then return { 'given_up', 0, 0, 0 } end
   return refuse_step(clock, step)
     or claim_new(clock, manifest, step, tonumber(want), claim_round, tonumber(releases), step_groups)
 end

@@ -2,7 +2,7 @@
 -- Moves: nothing
 -- KEYS: clock
 -- ARGV: incarnation, step
--- Returns: how many groups are ready, how many in generation must be waited for
+-- Returns: how many groups are ready, how many in generation must be waited for, how many must reach the archive first
 -- Caller: Claiming.readiness; the trainer, any rank
 -- Repeat: only reads
 local function readiness(keys, args)
@@ -10,5 +10,7 @@ local function readiness(keys, args)
   check_whole(step)
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
-  return { count_ready(clock, tonumber(step)) }
+  step = tonumber(step)
+  local ready, stragglers = count_ready(clock, step)
+  return { ready, stragglers, count_unarchived(clock, step) }
 end
