@@ -14,9 +14,11 @@ import torch
 from rollq.buffer.archive.archiver import Archiver
 from rollq.buffer.archive.reading import Archive
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import ArchiveError
 from rollq.consumer.annotations import MOST_WAITING, Annotator
 from rollq.consumer.batch import Batch
 from rollq.consumer.consumer import Consumer
+from rollq.consumer.recorded import RecordedRun
 from rollq.consumer.settings import ConsumerSettings
 from support.any_server import AnyServer
 from support.buffer_run import World
@@ -93,6 +95,20 @@ def test_the_archive_is_read_without_its_annotations(
     with Buffer.connect(any_server.url, run_name) as buffer:
         Archiver(buffer, str(folder), wait_s=0).finish(threading.Event())
     assert [rows[0]["group_id"] for rows in Archive(str(folder)).groups({})] == [1]
+
+
+def test_a_folder_of_annotations_is_not_an_archive(consumer: Consumer, folder: Path, run_name: str) -> None:
+    with consumer:
+        batch = next(consumer)
+        consumer.annotate(batch, *values_of(batch))
+        consumer.commit(batch)
+        consumer.checkpoint(1)
+    annotations = Archive(str(folder / f"{run_name}+annotations"))
+    refusal = "is not a file of an archive, but maybe one of annotations: it has no column 'outcome'"
+    with pytest.raises(ArchiveError, match=refusal):
+        list(annotations.groups({}))
+    with pytest.raises(ArchiveError, match=refusal):
+        RecordedRun(annotations)
 
 
 def test_what_goes_wrong_is_logged_and_training_goes_ahead(

@@ -88,6 +88,27 @@ def test_a_folder_without_an_archive_is_refused(folder: Path) -> None:
         Archive(str(folder))
 
 
+@pytest.mark.parametrize("content", [b"", b"not Parquet at all", b"PAR1" + bytes(100) + b"PAR1"])
+def test_a_file_that_is_not_parquet_is_named(world: World, folder: Path, content: bytes) -> None:
+    archive(trained(world, folder), folder, 2)
+    damaged = max(folder.rglob("*.parquet"))
+    damaged.write_bytes(content)
+    with pytest.raises(ArchiveError, match=rf"{damaged} is damaged, or is not a Parquet file: .*restore it"):
+        list(Archive(str(folder)).groups({}))
+    with pytest.raises(ArchiveError, match=f"{damaged} is damaged"):
+        Archive(str(damaged.parent)).run()
+
+
+def test_a_file_with_a_damaged_page_is_named(world: World, folder: Path) -> None:
+    archive(trained(world, folder), folder, 2)
+    damaged = max(folder.rglob("*.parquet"))
+    content = bytearray(damaged.read_bytes())
+    content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
+    damaged.write_bytes(content)
+    with pytest.raises(ArchiveError, match=f"{damaged} is damaged"):
+        list(Archive(str(folder)).groups({}))
+
+
 def test_the_staleness_of_a_group_counts_versions_as_its_claim_did(world: World, folder: Path) -> None:
     trained(world, folder)
     world.complete(2)

@@ -3,14 +3,13 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rollq.buffer.archive.archiver import open_archive
 from rollq.buffer.archive.rows import Row, TrainedGroup, content_of, group_of, sample_of
-from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, check_version, parquet
+from rollq.buffer.archive.schema import parquet, read_rows, read_run
 from rollq.buffer.errors import ArchiveError
 from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.query.texts import GroupTexts, texts_of
@@ -44,10 +43,7 @@ class Archive:
 
     def rows(self, name: str) -> list[Row]:
         """The rows of a file. Raises `ArchiveError` for one that this rollq cannot read."""
-        file = parquet().ParquetFile(BytesIO(self._objects.get(name)))
-        check_version(file.schema_arrow.metadata, f"{self.url}/{name}")
-        found: list[Row] = file.read().to_pylist()
-        return found
+        return read_rows(self._objects.get(name), f"{self.url}/{name}")
 
     def groups(self, query: Any) -> Iterator[list[Row]]:
         """The rows of each group for which `query` holds, see `rollq.buffer.query.language`."""
@@ -70,9 +66,7 @@ class Archive:
         return found.pop()
 
     def _run_of(self, name: str) -> tuple[str, str]:
-        metadata = parquet().read_schema(BytesIO(self._objects.get(name))).metadata
-        check_version(metadata, f"{self.url}/{name}")
-        return metadata[RUN_KEY].decode(), metadata[INCARNATION_KEY].decode()
+        return read_run(self._objects.get(name), f"{self.url}/{name}")
 
     def steps(self) -> dict[int, list[str]]:
         """The files by the step that their names have. Raises `ArchiveError` for a file of `rollq export`."""

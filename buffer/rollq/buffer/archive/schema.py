@@ -4,7 +4,9 @@ A row is a sample. What has several values per sample is a list with an item for
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
+from io import BytesIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -74,6 +76,45 @@ def tables_of(rows: Iterable[dict[str, Any]]) -> "Iterator[pyarrow.Table]":
     waiting = iter(rows)
     while chunk := list(islice(waiting, TABLE_ROWS)):
         yield pa.Table.from_pylist(chunk, schema=schema())
+
+
+def read_rows(content: bytes | memoryview, name: str) -> list[dict[str, Any]]:
+    """The rows of a file of an archive. Raises `ArchiveError`, with the `name`, for any other file."""
+    with _parsing(name):
+        file = parquet().ParquetFile(BytesIO(content))
+        _check_columns(file.schema_arrow, name)
+        found: list[dict[str, Any]] = file.read().to_pylist()
+    return found
+
+
+def read_run(content: bytes | memoryview, name: str) -> tuple[str, str]:
+    """The run and the incarnation whose groups a file has. Raises `ArchiveError`, with the `name`, for another file."""
+    with _parsing(name):
+        found = parquet().read_schema(BytesIO(content))
+    _check_columns(found, name)
+    return found.metadata[RUN_KEY].decode(), found.metadata[INCARNATION_KEY].decode()
+
+
+@contextmanager
+def _parsing(name: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ArchiveError(
+            f"{name} is damaged, or is not a Parquet file: {str(error).partition(chr(10))[0]}; restore it from a copy, "
+            "or remove it to read the others"
+        ) from error
+
+
+def _check_columns(found: "pyarrow.Schema", name: str) -> None:
+    check_version(found.metadata, name)
+    if missing := [column for column in schema().names if column not in found.names]:
+        raise ArchiveError(
+            f"{name} is not a file of an archive, but maybe one of annotations: it has no column {missing[0]!r}; name "
+            "the folder of the archive"
+        )
 
 
 def check_version(metadata: Mapping[bytes, bytes] | None, name: str) -> None:
