@@ -17,6 +17,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import Shortfall
 from rollq.buffer.store.connection import Patience
+from rollq.buffer.store.keys import task_keys
 from support.any_server import AnyServer
 from support.buffer_run import World, payloads_in
 from support.waiting import wait_until
@@ -371,6 +372,32 @@ def test_an_archiver_that_waits_for_its_folder_can_be_stopped(world: World, fold
     thread.join()
     world.buffer.closed.clear()
     assert world.statuses() == {"leaving": 2}
+
+
+def test_a_group_that_somebody_has_damaged_does_not_hold_up_the_others(
+    world: World, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.start(math={"archive": True, "batch_groups": 100})
+    world.complete(1)
+    keys, names = task_keys(world.buffer.run, "math"), sorted(world.buffer.inspect("math", 1))
+    damage: list[tuple[str, str | None]] = [(name, value) for name in names for value in (None, "abc", "9" * 20)]
+    world.complete(len(damage))
+    world.train(1, math=1 + len(damage))
+    world.buffer.checkpoint(world.held, 1)
+    for group_id, (name, value) in enumerate(damage, start=2):
+        if value is None:
+            world.buffer.client.hdel(keys.group(group_id), name)
+        else:
+            world.buffer.client.hset(keys.group(group_id), name, value)
+    archive(world, folder)
+    assert world.statuses() == {}
+    rows = rows_in(folder)
+    assert {row["group_id"] for row in rows} == set(range(1, 2 + len(damage)))
+    lost = {row["group_id"]: row["reason"] for row in rows if row["outcome"] == "damaged"}
+    assert {damage[group_id - 2][0] for group_id in lost} >= {"arrival", "letters", "tries"}
+    assert 1 not in lost
+    assert all("somebody has changed it in the buffer" in reason for reason in lost.values())
+    assert len([text for text in caplog.messages if "somebody has changed it in the buffer" in text]) == len(lost)
 
 
 def test_files_are_named_by_task_step_and_number() -> None:

@@ -1,5 +1,6 @@
 """Groups as rows of the archive, and back, without a loss."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import orjson
 from rollq.buffer.archiving import StoredGroup
 from rollq.buffer.errors import ArchiveError, CorruptFrame
 from rollq.buffer.rollouts import (
+    EMPTY_SAMPLE,
     ArrayRef,
     FinishReason,
     Group,
@@ -23,6 +25,8 @@ from rollq.buffer.staleness import Floors
 from rollq.buffer.store.scores import NO_TOKENS
 from rollq.buffer.wire.payload import decode_kept
 from rollq.buffer.wire.prompts import decode_prompt
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 _DECODED = ("reward_parts", "sampling", "tools", "tool_choice", "extra")
@@ -44,7 +48,22 @@ class TrainedGroup:
 
 
 def rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
-    """A row for each sample of a group; `step`: at which it was trained, or which was next when it left."""
+    """A row for each sample of a group; `step`: at which it was trained, or which was next when it left.
+
+    A group whose fields cannot be read is logged, and has one row with the outcome `damaged`.
+    """
+    try:
+        return _rows_of(run, stored, step)
+    except (KeyError, ValueError, OverflowError) as error:
+        reason = f"somebody has changed it in the buffer ({type(error).__name__}: {error})"
+        log.error("group %s:%d is archived as damaged: %s", stored.task, stored.group_id, reason)
+        numbers = {"group_id": stored.group_id, "step": step, "arrival": stored.group_id, "tries": 0}
+        record = stored.prompt.decode(errors="replace")
+        of_group = {"run": run, "task": stored.task, **numbers, "outcome": "damaged", "reason": reason}
+        return [of_group | _sample_columns(0, EMPTY_SAMPLE) | {"prompt_record": record}]
+
+
+def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
     fields = stored.fields
     samples = decode_kept(stored.frames, fields["letters"], f"group {stored.task}:{stored.group_id}")
     content = content_of(stored.prompt)
@@ -65,9 +84,9 @@ def rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
         "answer": _json(_record(stored.prompt).get("answer")),
         "prompt_record": stored.prompt.decode(errors="replace"),
         "row": _int(fields.get("row")),
-        "arrival": int(fields["arrival"]),
-        "tries": int(fields["tries"]),
-        "interruptions": int(fields.get("interruptions", 0)),
+        "arrival": _int(fields["arrival"]),
+        "tries": _int(fields["tries"]),
+        "interruptions": _int(fields.get("interruptions", "0")),
         "oldest_version": _oldest_version(fields),
         "floors": fields.get("floors") if trained else None,
         "token_threshold": _int(fields.get("token_threshold") if trained else None),
@@ -198,7 +217,7 @@ def _oldest_version(fields: Mapping[str, str]) -> int | None:
 
 
 def _int(text: str | None) -> int | None:
-    return int(text) if text else None
+    return int(np.int64(text)) if text else None
 
 
 def _json(value: Any) -> str:

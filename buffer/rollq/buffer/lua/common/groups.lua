@@ -69,7 +69,8 @@ local function remove_group(clock, id, reason)
   local progress, payload, bytes = clock.prefix .. 'progress', group_fields(clock, id, 'payload', 'bytes')
   unlink_frames(clock, id, payload, group_key(clock.prefix, id))
   redis.call('HINCRBY', progress, 'dropped_' .. reason, 1)
-  if bytes then redis.call('HINCRBY', progress, 'bytes', -tonumber(bytes)) end
+  -- it is another text only where somebody has changed it, which must not hold up the archive
+  if is_count(bytes) then redis.call('HINCRBY', progress, 'bytes', -tonumber(bytes)) end
 end
 
 local function is_gone(status)
