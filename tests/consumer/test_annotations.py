@@ -22,6 +22,7 @@ from rollq.consumer.recorded import RecordedRun
 from rollq.consumer.settings import ConsumerSettings
 from support.any_server import AnyServer
 from support.buffer_run import World
+from support.waiting import wait_until
 
 Values = tuple[dict[str, Any], np.ndarray[Any, Any]]
 
@@ -125,6 +126,21 @@ def test_what_goes_wrong_is_logged_and_training_goes_ahead(
     messages = [record.message for record in caplog.records if "annotations of step 1 are left out" in record.message]
     assert len(messages) == 2
     assert "sequence 1 has 2 values and 3 loss tokens" in messages[0]
+
+
+def test_nothing_is_written_where_no_file_system_is_mounted_any_more(
+    consumer: Consumer, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with consumer:
+        batch = next(consumer)
+        consumer.annotate(batch, *values_of(batch))
+        wait_until(lambda: any(folder.rglob("*.parquet")))
+        folder.rename(folder.with_name("unmounted"))
+        folder.mkdir()
+        consumer.annotate(batch, *values_of(batch))
+        consumer.commit(batch)
+    assert "annotations of step 1 are left out: it has nothing of this run any more" in caplog.text
+    assert list(folder.rglob("*")) == []
 
 
 def test_training_does_not_wait_for_an_archive_that_hangs(

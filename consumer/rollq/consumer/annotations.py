@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.archive.archiver import open_archive
+from rollq.buffer.archive.archiver import MARKER, open_archive
 from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, VERSION, VERSION_KEY, parquet
 from rollq.consumer.batch import Batch
 
@@ -40,6 +40,8 @@ class Annotator:
         parquet()
         self._objects = open_archive(url)
         self._run, self._incarnation, self._epoch, self._rank = run, incarnation, epoch, rank
+        self._folder = f"{run}+annotations/{incarnation}"
+        self._is_marked = False
         self._calls = (0, 0)  # the step that was annotated last, and how often it was
         self._waiting: Queue[_Annotation | None] = Queue(MOST_WAITING)
         # a daemon: an archive that hangs keeps no process alive
@@ -83,7 +85,16 @@ class Annotator:
     def _write(self, one: "_Annotation") -> None:
         rows = rows_of(self._run, self._epoch, one.batch, one.values, one.sequences)
         name = f"step-{one.batch.step:08d}-{self._epoch}-{self._rank}-{one.call}.parquet"
-        self._objects.put(f"{self._run}+annotations/{self._incarnation}/{name}", self._encode(rows, one.values))
+        self._check_mounted()
+        self._objects.put(f"{self._folder}/{name}", self._encode(rows, one.values))
+
+    def _check_mounted(self) -> None:
+        """Leave a marker once; without it, the folder is not mounted any more."""
+        if self._is_marked:
+            self._objects.check_mounted(f"{self._folder}/{MARKER}")
+        else:
+            self._objects.put(f"{self._folder}/{MARKER}", b"")
+            self._is_marked = True
 
     def _encode(self, rows: list[dict[str, Any]], values: Mapping[str, npt.NDArray[Any]]) -> bytes:
         import pyarrow as pa

@@ -1,5 +1,7 @@
 """What others read from the archive, and what comes back from it."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from rollq.buffer.rollouts import (
     VersionSpan,
 )
 from rollq.buffer.staleness import Floors
+from rollq.buffer.store.library import library_source
+from rollq.buffer.store.scores import NO_TOKENS
 from rollq.buffer.wire.prompts import encode_prompt
 from rollq.buffer.wire.samples import encode_samples
 
@@ -175,3 +179,19 @@ def test_the_guide_describes_every_column() -> None:
     described = [line.split("|")[1] for line in columns.splitlines() if line.startswith("| `")]
     names = [name.strip(" `") for cell in described for name in cell.split(",")]
     assert names == schema().names
+
+
+def test_the_guide_has_every_outcome() -> None:
+    table = GUIDE.read_text("utf-8").split("| outcome | group |")[1].split("\n\n")[0]
+    described = {name for line in table.splitlines() for name in re.findall(r"`(\w+)`", line.rpartition(" | ")[0])}
+    calls = re.findall(r"drop_group\(clock, \w+, (.*)\)", library_source())
+    reasons = {reason for call in calls for reason in re.findall(r"'(\w+)'", call)} - {"reused"}
+    assert reasons | {"failed", "filtered", "damaged"} == described
+
+
+@pytest.mark.parametrize("fields", [{"oldest": str(NO_TOKENS)}, {"letters": "pp", "token_versions": "-,-"}])
+def test_a_group_without_tokens_has_no_oldest_version(fields: dict[str, str]) -> None:
+    rows = rows_of("sums", replace(stored(), fields=FIELDS | fields), 7)
+    assert rows[0]["oldest_version"] is None
+    read = [row | {"status": "failed"} for row in rows]
+    assert group_of(read).group.oldest_version == NO_TOKENS, "as the trainer got it"

@@ -15,7 +15,6 @@ from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.query.texts import GroupTexts, texts_of
 from rollq.buffer.rollouts import Status
 from rollq.buffer.staleness import staleness
-from rollq.buffer.store.scores import NO_TOKENS
 
 SUFFIX = ".parquet"
 _OF_A_STEP = re.compile(r"step-(\d+)-\d+\.parquet")
@@ -127,7 +126,7 @@ def _record(rows: Sequence[Row]) -> GroupRecord:
         uid=first["group_id"],
         task=first["task"],
         status=_STATUS.get(first["outcome"], Status.LEAVING).value,
-        staleness=staleness(first["step"], [] if oldest in (None, NO_TOKENS) else [oldest]),
+        staleness=staleness(first["step"], [] if oldest is None else [oldest]),
         arrival=first["arrival"],
         reward=sum(rewards) / len(rewards) if rewards else None,
         tries=first["tries"],

@@ -147,7 +147,7 @@ def group_of(rows: Sequence[Mapping[str, Any]]) -> TrainedGroup:
         first["group_id"],
         decode_prompt(first["prompt_record"].encode()),
         [sample_of(row) for row in rows],
-        first["oldest_version"],
+        NO_TOKENS if first["oldest_version"] is None else first["oldest_version"],
         first["arrival"],
         first["tries"],
         shaped and PipelineOutput(tuple(shaped["rewards"]), shaped["advantages"] and tuple(shaped["advantages"])),
@@ -208,12 +208,13 @@ def content_of(prompt: bytes) -> Any:
 
 
 def _oldest_version(fields: Mapping[str, str]) -> int | None:
-    """The version of the oldest token that is left, as `describe_groups` gives it to the trainer."""
+    """The version of the oldest token that is left; None without tokens, where the trainer gets `NO_TOKENS`."""
     if token_versions := fields.get("token_versions"):
         pairs = zip(fields["letters"], token_versions.split(","), strict=False)
         held = [int(version) for letter, version in pairs if letter != "p" and version != "-"]
-        return min(held, default=NO_TOKENS)
-    return _int(fields.get("oldest"))
+        return min(held, default=None)
+    oldest = _int(fields.get("oldest"))
+    return None if oldest == NO_TOKENS else oldest
 
 
 def _int(text: str | None) -> int | None:
