@@ -16,6 +16,7 @@ from rollq.buffer.archiving import Portion, StoredGroup
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import Shortfall
+from rollq.buffer.rollouts import Prompt
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.keys import task_keys
 from support.any_server import AnyServer
@@ -264,6 +265,37 @@ def test_batches_that_were_trained_before_there_was_an_archive_have_their_step(w
     assert found == {(1, "trained", True): 4, (2, "trained", True): 4, (3, "trained", False): 4}
     held = Archive(str(folder))
     assert [len(held.batch(step, names)) for step, names in held.steps().items()] == [0, 0, 2]
+
+
+def test_an_archive_that_is_turned_off_gets_what_had_left_before(world: World, folder: Path) -> None:
+    world.start(math={"archive": True, "max_uncheckpointed_steps": 1})
+    for step in (1, 2):
+        train(world, step)
+        world.buffer.checkpoint(world.held, step)
+    world.complete(2)
+    assert isinstance(world.buffer.claim(world.held, 3, {"math": 2}), Shortfall)
+    world.buffer.change_rules("math", {"archive": "false"})
+    world.train(3)
+    world.buffer.checkpoint(world.held, 3)
+    assert world.statuses() == {"leaving": 4}
+    assert world.buffer.counts("math").dropped == {"trained": 2}
+    Archiver(world.buffer, str(folder)).finish(NEVER)
+    assert world.statuses() == {}
+    assert {row["step"] for row in rows_in(folder)} == {1, 2}
+    world.check()
+
+
+def test_evaluations_wait_for_the_archive_and_hold_up_nothing(world: World, folder: Path) -> None:
+    world.start(math={}, held_out={"kind": "eval", "archive": True, "max_uncheckpointed_steps": 1})
+    for version in range(3):
+        state = world.buffer.open_batch("held_out", f"{version}/held_out", "eval", step=version)
+        world.buffer.fill_batch("held_out", state.handle, 0, [Prompt("?")] * 4, last=True)
+        world.put(world.lease(4, "held_out"))
+        world.buffer.close_evaluation("held_out", state.handle)
+        train(world, version + 1)
+    assert world.statuses("held_out") == {"leaving": 12}
+    assert archive(world, folder) == 12
+    assert Counter(row["outcome"] for row in rows_in(folder)) == {"evaluated": 24}
 
 
 def test_a_run_that_resumes_fresh_is_archived_at_its_commits(world: World, folder: Path) -> None:
