@@ -29,8 +29,9 @@ class Admission(Sweeping):
         `prompts` are pairs of a prompt and the dataset cursor after it. They are admitted in order, and only if the
         cursor is still `cursor`, the trainer's epoch is still `epoch`, and production is running. `target` bounds the
         sum of all `SCHEDULED` groups and of the batches of the trained steps. `step` is the train step that the new
-        groups are for.
+        groups are for. Raises `ConfigError` for a task that is offline.
         """
+        self.check_is_sampled(task)
         args = [
             item
             for prompt, after in prompts[:MAX_IDS_PER_CALL]

@@ -166,6 +166,11 @@ class BufferCore(RunStore):
         """Names of the tasks that are trained on, sorted; the others are evaluations."""
         return [task for task in self.tasks() if self.rules(task).kind == "train"]
 
+    def check_is_sampled(self, task: str) -> None:
+        """Raise `ConfigError` for a task that is offline, which nobody samples."""
+        if self.rules(task).offline:
+            raise ConfigError(f"task {task!r} is offline: finished groups are inserted into it, and no prompt is sampled")
+
     def clock(self, task: str) -> Clock:
         """The task's clock. Raises `StoreLost` when the task, or this incarnation of the run, is gone."""
         fields: Mapping[bytes, bytes] = self.send("HGETALL", task_keys(self.run, task).clock)

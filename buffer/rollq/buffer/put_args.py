@@ -102,18 +102,27 @@ class GroupArgs(NamedTuple):
 
 def calls_of(groups: Iterable[GroupArgs]) -> Iterator[tuple[list[Any], dict[str, bytes]]]:
     """The arguments and payloads of calls of limited size."""
-    args: list[Any] = []
-    payloads: dict[str, bytes] = {}
+    for portion in portions_of(groups):
+        args: list[Any] = []
+        payloads: dict[str, bytes] = {}
+        for group in portion:
+            args += group.args
+            payloads = {**group.payloads, **payloads}  # of two results for one lease, the first one counts
+        yield args, payloads
+
+
+def portions_of(groups: Iterable[GroupArgs]) -> Iterator[list[GroupArgs]]:
+    """The groups of each call of limited size."""
+    portion: list[GroupArgs] = []
     size_bytes = 0.0
     for group in groups:
-        if args and size_bytes + group.size_bytes > MAX_CALL_BYTES:
-            yield args, payloads
-            args, payloads, size_bytes = [], {}, 0
-        args += group.args
-        payloads = {**group.payloads, **payloads}  # of two results for one lease, the first one counts
+        if portion and size_bytes + group.size_bytes > MAX_CALL_BYTES:
+            yield portion
+            portion, size_bytes = [], 0
+        portion.append(group)
         size_bytes += group.size_bytes
-    if args:
-        yield args, payloads
+    if portion:
+        yield portion
 
 
 def result_args(

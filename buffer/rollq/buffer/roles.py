@@ -10,14 +10,15 @@ from rollq.buffer.batches import Batches
 from rollq.buffer.collecting import Collecting
 from rollq.buffer.coordination import Coordination
 from rollq.buffer.evaluations import Evaluations
+from rollq.buffer.insertion import Insertion
 from rollq.buffer.inspection import Inspection
 from rollq.buffer.leasing import Leasing
 from rollq.buffer.query.pages import Paging
 from rollq.buffer.training import Training
 
 
-class ProducerBuffer(Batches, Admission, Collecting, Inspection):
-    """Admits prompts, fills evaluations, sweeps, and sets a task's control."""
+class ProducerBuffer(Batches, Admission, Insertion, Collecting, Inspection):
+    """Admits prompts, fills evaluations, inserts finished groups, sweeps, and sets a task's control."""
 
 
 class CoordinatorBuffer(Coordination, Collecting, Inspection):

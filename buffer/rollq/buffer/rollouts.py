@@ -1,7 +1,8 @@
 """The values that travel through rollq: prompts, samples, groups, leases and results. All are frozen.
 
 Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly its `response_ids`.
-`check_group` enforces it at the only door into the buffer (`Buffer.put`); all code behind it relies on it.
+`check_group` enforces it at the two doors into the buffer (`Buffer.put` and `Buffer.insert`); all code behind them relies
+on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,6 +88,21 @@ class VersionSpan(NamedTuple):
     tokens: int
 
 
+NO_EPOCH: Final = -1
+NO_VERSION: Final = -1
+"""Epoch and version of tokens that no weights of the run have made: those of finished samples that were inserted."""
+
+
+def unversioned(tokens: int) -> tuple[VersionSpan, ...]:
+    """The spans of `tokens` response tokens that no weights of the run have made."""
+    return (VersionSpan(NO_EPOCH, NO_VERSION, tokens),) if tokens else ()
+
+
+def absent_logprobs(tokens: int) -> Float32Array:
+    """The logprobs of `tokens` response tokens of which none are known: NaN, float32 [tokens]."""
+    return np.full(tokens, np.nan, np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class ImageRef:
     """The image file at `url`, with this `sha256` in hex; see `rollq.buffer.wire.images`.
@@ -122,7 +138,7 @@ class Segment:
     """One stretch of model output with its context.
 
     Shapes: `prompt_ids` int32 [P]; `response_ids` int32 [R]; `logprobs` float32 [R], behaviour logprobs in nats under
-    the distribution that was sampled from; `loss_mask` bool [R], False on what the environment wrote (None = all
+    the distribution that was sampled from, all NaN where they are absent (see `Buffer.insert`); `loss_mask` bool [R], False on what the environment wrote (None = all
     True); `versions` cover R tokens in order. `arrays`: named arrays or references to such, per token
     (first dimension R, or P + R) or per sample (any shape).
     """
@@ -164,13 +180,17 @@ class Sample:
 
     @property
     def oldest_version(self) -> int | None:
-        """Smallest version of any response token; None without tokens."""
-        return min((span.version for segment in self.segments for span in segment.versions), default=None)
+        """Smallest version of any response token; None without tokens that have one."""
+        return min(self._versions(), default=None)
 
     @property
     def newest_version(self) -> int | None:
-        """Largest version of any response token; None without tokens."""
-        return max((span.version for segment in self.segments for span in segment.versions), default=None)
+        """Largest version of any response token; None without tokens that have one."""
+        return max(self._versions(), default=None)
+
+    def _versions(self) -> list[int]:
+        spans = [span for segment in self.segments for span in segment.versions]
+        return [span.version for span in spans if span.version != NO_VERSION]
 
 
 EMPTY_SAMPLE = Sample(segments=(), status=SampleStatus.PENDING)
@@ -191,7 +211,7 @@ class PipelineOutput:
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """One prompt and its samples, as the trainer gets them. `oldest_version`: of its oldest token, where tokens of dead
-    epochs count as the rewind says."""
+    epochs count as the rewind says; `NO_TOKENS` for a group that was inserted."""
 
     task: str
     group_id: int
@@ -227,6 +247,14 @@ class Lease:
     must_finish: bool = False
     parts: int = 0
     salvaged_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinishedGroup:
+    """A prompt and its finished samples, which no worker of the run has made; see `Buffer.insert`."""
+
+    prompt: Prompt
+    samples: tuple[Sample, ...]
 
 
 WHOLE: Final = "all"

@@ -30,6 +30,7 @@ _ENCODED: Mapping[str, Callable[[TaskRules], object]] = {
     "lease_s": lambda rules: round(rules.lease_s * 1000),
     "max_token_staleness": lambda rules: _default(rules.max_token_staleness, rules.max_staleness),
     "min_valid_samples": lambda rules: _default(rules.min_valid_samples, rules.group_size),
+    "offline": lambda rules: int(rules.offline),
     "partial_rollout": lambda rules: int(rules.partial_rollout),
     "prompt_stats": lambda rules: int(rules.prompt_stats),
     "schedule": lambda rules: ",".join(f"{step}:{groups}" for step, groups in rules.schedule),

@@ -100,6 +100,9 @@ class TaskRules(GroupRules):
     expiry: Literal["member", "group"] = Field(
         default="member", description="what is reset when a group expires: its stale samples, or all of them"
     )
+    offline: bool = Field(
+        default=False, description="the task is filled by `rollq import` or `Buffer.insert` alone, and never sampled"
+    )
     kind: Literal["train", "eval"] = Field(default="train", description="whether groups are trained or evaluated")
     schedule: tuple[tuple[int, int], ...] = Field(
         default=(), description="(step, groups) pairs: from that train step on, batches take that many groups"
@@ -178,6 +181,12 @@ class TaskRules(GroupRules):
         return self
 
     @model_validator(mode="after")
+    def _evaluations_are_sampled(self) -> Self:
+        if self.offline and self.kind == "eval":
+            raise ValueError("offline = true: the groups of an evaluation are sampled; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _batches_take_groups(self) -> Self:
         if [step for step, _ in self.schedule] != sorted({step for step, _ in self.schedule} - {0}):
             raise ValueError("schedule: steps must increase, from 1")
@@ -194,6 +203,7 @@ FIXED_RULES: Mapping[str, str] = {
     "lease_s": "workers renew their leases by it from their start on",
     "max_token_staleness": "samples in the buffer have been aged by it",
     "min_valid_samples": "workers judge groups by it from their start on",
+    "offline": "its groups are sampled, or inserted, by it from the first one on",
     "order": "groups in the buffer are sorted by it",
     "partial_rollout": "workers resume samples by it from their start on",
     "resume": "trained batches are kept, or were dropped, by it",

@@ -15,6 +15,7 @@ from rollq.buffer.errors import (
     BatchOver,
     BatchRefused,
     CheckpointOverdue,
+    ConfigError,
     EpochMoved,
     FencedError,
     HistoryGone,
@@ -48,6 +49,7 @@ ERRORS: Mapping[str, type[RollqError]] = {
     "COMMITTED": NotClaimed,
     "VERSION_FALLS": VersionFalls,
     "EVALUATION": BatchRefused,
+    "NOT_OFFLINE": ConfigError,
     "BATCH_EXISTS": BatchRefused,
     "BATCH_OVER": BatchOver,
 }

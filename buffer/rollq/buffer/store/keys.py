@@ -36,6 +36,7 @@ rollq:{run:task}:timings         list    ms per group since they were last taken
 rollq:{run:task}:prompt_file     hash    digest, rows, path of the prompts; their seeds functions  run
 rollq:{run:task}:history         list    depths and counters, a row each 10 s            functions  1 day
 rollq:{run:task}:too_long        hash    row of a prompt that is too long -> its tokens  functions  run
+rollq:{run:task}:sources         hash    source of groups that were inserted -> how many  functions  run
 rollq:{run:task}:prompts         hash    row -> statistics of its prompt, as text      functions  run
 rollq:{run:task}:batches         hash    batch id -> handle                            functions  200 more are over
 rollq:{run:task}:batches_over    list    handles of those that are over, oldest first  functions  run
@@ -214,6 +215,10 @@ class TaskKeys:
     @property
     def prompts(self) -> str:
         return self._key("prompts")
+
+    @property
+    def sources(self) -> str:
+        return self._key("sources")
 
     @property
     def too_long(self) -> str:

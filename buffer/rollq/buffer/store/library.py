@@ -50,7 +50,7 @@ KINDS = ("run", "task", "group", "step", "batch", "snapshot", "archive")
 """Folders of `lua/` with one file for each function."""
 
 READ_ONLY = frozenset({"counts", "find", "inspect", "overview", "preview", "readiness", "save_group", "save_index"})
-REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "restore_groups", "salvage"})
+REFUSED_WHEN_FULL = frozenset({"admit", "fill_batch", "insert", "restore_groups", "salvage"})
 """All other functions also run on a server whose memory is full, so that it can drain."""
 TAKE_PAYLOADS = frozenset({"put", "restore_groups"})
 """Functions whose calls come with values that are set beside them."""

@@ -72,6 +72,7 @@ rollq:{run:task}:archive            -         -       -        read     write   
 rollq:{run:task}:prompts            write     write   read     -        write     -
 rollq:{run:task}:prompt_file        write     -       -        read     write     read
 rollq:{run:task}:too_long           write     write   -        -        write     -
+rollq:{run:task}:sources            write     -       -        read     write     -
 rollq:{run:task}:grant:<nonce>      -         write   -        -        -         -
 rollq:{run:task}:window             -         write   write    -        -         -
 rollq:{run:task}:timings            -         write   write    -        -         -

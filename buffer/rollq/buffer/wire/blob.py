@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.rollouts import VersionSpan
+from rollq.buffer.rollouts import VersionSpan, unversioned
 from rollq.buffer.wire.validation import MOST_VERSIONS
 
 DTYPES: Final = {
@@ -50,6 +50,8 @@ def check_vectors(ids: Sequence[Any], logprobs: Any, mask: Any) -> None:
 def decode_spans(spans: Sequence[Sequence[int]], tokens: int) -> tuple[VersionSpan, ...]:
     """The version spans of a segment. Raises `ValueError` unless they cover its tokens."""
     decoded = tuple(map(VersionSpan._make, spans))
+    if type(tokens) is int and decoded == unversioned(tokens):
+        return decoded
     numbers = [tokens, *chain.from_iterable(decoded)]
     if any(type(number) is not int or not 0 <= number <= MOST_VERSIONS for number in numbers):
         raise ValueError(f"version spans {spans!r}")

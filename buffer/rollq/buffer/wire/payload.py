@@ -49,9 +49,12 @@ def encode_payload(
     return frames if WHOLE in frames else {str(index): frames[str(index)] for index in new}
 
 
-def encode_whole(samples: Sequence[Sample], *, group_size: int, max_bytes: int | None = None) -> Pieces:
-    """The frame of a group that is whole, as `encode_payload` makes it, without a copy of its arrays."""
-    check_group(samples, group_size=group_size)
+def encode_whole(
+    samples: Sequence[Sample], *, group_size: int, max_bytes: int | None = None, inserted: bool = False
+) -> Pieces:
+    """The frame of a group that is whole, as `encode_payload` makes it, without a copy of its arrays. `inserted`: see
+    `check_group`."""
+    check_group(samples, group_size=group_size, inserted=inserted)
     frame = encode_in_pieces(samples)
     _check_size(len(frame), max_bytes)
     return frame

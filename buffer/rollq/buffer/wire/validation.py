@@ -1,4 +1,4 @@
-"""Validation of groups before they enter the buffer. `Buffer.put` calls it; all code behind relies on it.
+"""Validation of groups before they enter the buffer. `put` and `insert` call it; all code behind relies on it.
 
 A good group is the common case and is checked in one pass over all its samples, with few numpy calls: a call on a
 short array costs about as much as the rest of its sample. Only a bad one is searched for the offender.
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.errors import InvalidGroup
-from rollq.buffer.rollouts import Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.rollouts import Sample, SampleStatus, Segment, VersionSpan, unversioned
 from rollq.buffer.samples import temperature_of
 
 SHORT_ENTRIES = 4096
@@ -26,29 +26,42 @@ MOST_VERSIONS = (1 << 31) - 1
 _INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
 
-def check_group(samples: Sequence[Sample], *, group_size: int, vocab_size: int | None = None) -> None:
+def check_group(
+    samples: Sequence[Sample], *, group_size: int, vocab_size: int | None = None, inserted: bool = False
+) -> None:
     """Raise `InvalidGroup`, naming the sample and the field, unless every sample can be trained on or kept.
 
     Every sample: arrays of the dtype and shape that `Segment` states; logprobs, loss mask and version spans that cover
     the response ids; finite logprobs, not above 0; ids from 0 and below `vocab_size`; versions from 0; a reward that
     is finite or absent; a temperature that is a number or absent. A completed sample also has response ids and a
     reward.
+
+    The samples of an `inserted` group have all completed, and are `unversioned`; the logprobs of a segment may be
+    absent, all of them NaN.
     """
     if len(samples) != group_size:
         raise InvalidGroup(f"the group has {len(samples)} samples, its task's group_size is {group_size}")
     for index, sample in enumerate(samples):
-        problem = _sample_problem(sample)
+        problem = _sample_problem(sample, inserted)
         if problem is not None:
             raise InvalidGroup(f"sample {index}: {problem}")
     segments = [segment for sample in samples for segment in sample.segments]
-    if segments and not (_ids_are_good(segments, vocab_size) and _logprobs_are_good(segments)):
-        raise InvalidGroup(_bad_value(samples, vocab_size))
+    known = [segment for segment in segments if not (inserted and has_no_logprobs(segment))]
+    if segments and not (_ids_are_good(segments, vocab_size) and _logprobs_are_good(known)):
+        raise InvalidGroup(_bad_value(samples, vocab_size, inserted))
 
 
-def _sample_problem(sample: Sample) -> str | None:
+def has_no_logprobs(segment: Segment) -> bool:
+    """Whether the logprobs of a segment are absent: all of them NaN."""
+    return bool(np.isnan(segment.logprobs).all())
+
+
+def _sample_problem(sample: Sample, inserted: bool) -> str | None:
     """The problem with the form of a sample, or None; the values in its arrays are checked later."""
+    if inserted and sample.status is not SampleStatus.COMPLETED:
+        return f"its status is {sample.status.name.lower()}, and only completed samples can be inserted"
     for index, segment in enumerate(sample.segments):
-        problem = _segment_problem(segment)
+        problem = _segment_problem(segment, inserted)
         if problem is not None:
             return f"segments[{index}].{problem}" if len(sample.segments) > 1 else problem
     if sample.status is SampleStatus.COMPLETED:
@@ -79,7 +92,7 @@ def _reward_problem(sample: Sample) -> str | None:
     return None
 
 
-def _segment_problem(segment: Segment) -> str | None:
+def _segment_problem(segment: Segment, inserted: bool) -> str | None:
     prompt, response, logprobs = segment.prompt_ids, segment.response_ids, segment.logprobs
     if not (_is_vector(prompt, _INT32) and _is_vector(response, _INT32) and _is_vector(logprobs, _FLOAT32)):
         return _wrong_vector(
@@ -90,7 +103,8 @@ def _segment_problem(segment: Segment) -> str | None:
         return f"logprobs has {len(logprobs)} entries for {count} response_ids"
     if count and not len(prompt):
         return "prompt_ids is empty: the first response token follows nothing"
-    return _mask_problem(segment.loss_mask, count) or _versions_problem(segment.versions, count)
+    versions_problem = _no_versions_problem if inserted else _versions_problem
+    return _mask_problem(segment.loss_mask, count) or versions_problem(segment.versions, count)
 
 
 def _mask_problem(mask: Any, count: int) -> str | None:
@@ -113,6 +127,12 @@ def _versions_problem(spans: Sequence[VersionSpan], count: int) -> str | None:
             return f"versions holds {span!r}: epoch and version count from 0 to {MOST_VERSIONS}, tokens from 1"
         covered += tokens
     return None if covered == count else f"versions cover {covered} tokens of {count} response_ids"
+
+
+def _no_versions_problem(spans: Sequence[VersionSpan], count: int) -> str | None:
+    if tuple(spans) == unversioned(count):
+        return None
+    return f"versions is {spans!r}, but no weights of the run made what is inserted: unversioned({count}) is needed"
 
 
 def _is_vector(array: Any, dtype: np.dtype[Any]) -> bool:
@@ -153,7 +173,7 @@ def _blocks(arrays: Sequence[npt.NDArray[Any]]) -> Sequence[npt.NDArray[Any]]:
     return [np.concatenate(arrays)] if sum(map(len, arrays)) < SHORT_ENTRIES * len(arrays) else arrays
 
 
-def _bad_value(samples: Sequence[Sample], vocab_size: int | None) -> str:
+def _bad_value(samples: Sequence[Sample], vocab_size: int | None, inserted: bool) -> str:
     """Name the first id or logprob that is out of range."""
     top = (1 << 31) - 1 if vocab_size is None else vocab_size - 1
     rules: dict[str, tuple[Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]], str]] = {
@@ -168,6 +188,8 @@ def _bad_value(samples: Sequence[Sample], vocab_size: int | None) -> str:
         for segment_index, segment in enumerate(sample.segments):
             owner = f"segments[{segment_index}]." if len(sample.segments) > 1 else ""
             for name, (is_bad, rule) in rules.items():
+                if name == "logprobs" and inserted and has_no_logprobs(segment):
+                    continue
                 array = getattr(segment, name)
                 bad = np.flatnonzero(is_bad(array))
                 if len(bad):

@@ -1,6 +1,7 @@
 -- Undoes a batch that was claimed or trained after the checkpoint's step.
 -- Moves: archived -> claimed (mode replay: the same batch is served again), claimed|archived -> completed (mode
---   return), claimed|archived -> pending (mode regenerate: nothing is kept but the prompt)
+--   return, and of a task that is offline), claimed|archived -> pending (mode regenerate: nothing is kept but the
+--   prompt)
 -- KEYS: clock
 -- ARGV: incarnation, epoch, nonce, step, mode
 -- Returns: how many groups it held
@@ -30,7 +31,7 @@ end
 
 local function rewind_group(clock, id, status, step, mode)
   withdraw(clock, id, status)
-  if mode == 'return' then
+  if mode == 'return' or clock.offline == 1 then -- nobody would sample it again
     return_to_completed(clock, id)
   else
     regenerate(clock, id, step)
