@@ -169,7 +169,7 @@ class BufferCore(RunStore):
     def check_is_sampled(self, task: str) -> None:
         """Raise `ConfigError` for a task that is offline, which nobody samples."""
         if self.rules(task).offline:
-            raise ConfigError(f"task {task!r} is offline: finished groups are inserted into it, and no prompt is sampled")
+            raise ConfigError(f"task {task!r} is offline: groups are inserted into it, and none are sampled")
 
     def clock(self, task: str) -> Clock:
         """The task's clock. Raises `StoreLost` when the task, or this incarnation of the run, is gone."""

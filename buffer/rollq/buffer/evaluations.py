@@ -33,8 +33,10 @@ class Evaluations(Batches):
     def open_batch(self, task: str, batch_id: str, kind: BatchType, *, step: int, digest: str = "") -> BatchState:
         """Open a batch, or return the open one with this id and the same `digest` of its content.
 
-        An evaluation measures the version that is live now, and needs a task of kind eval. Raises `BatchRefused`.
+        An evaluation measures the version that is live now, and needs a task of kind eval. Raises `BatchRefused`, and
+        `ConfigError` for a task that is offline.
         """
+        self.check_is_sampled(task)
         handle, _ = self.call_task(
             "open_batch", task, batch_id, f"{batch_id}-{secrets.token_hex(8)}", kind, step, digest
         )

@@ -39,10 +39,10 @@ class Insertion(Inspection):
         """
         rules = self.rules(task)
         if not rules.offline:
-            raise ConfigError(f"task {task!r} takes no insertions: its workers sample it; set offline = true in a new task")
+            raise ConfigError(f"task {task!r} takes no insertions: it is sampled; only tasks with offline = true do")
         if not 0 < len(source) <= MOST_SOURCE_CHARACTERS:
             raise ConfigError(f"source {source!r}: 1 to {MOST_SOURCE_CHARACTERS} characters are needed")
-        encoded = [_encode(after + index, group, rules) for index, group in enumerate(groups)]
+        encoded = [_encode_at(after + index, group, rules) for index, group in enumerate(groups)]
         done = self.inserted(task, source)
         if done < after:
             raise ConfigError(
@@ -71,15 +71,17 @@ class Insertion(Inspection):
             )
 
 
-def _encode(index: int, group: FinishedGroup, rules: TaskRules) -> GroupArgs:
-    """A group as arguments of `insert`, in the order of `insert.lua`. Raises `InvalidGroup`."""
-    samples = group.samples
+def _encode_at(index: int, group: FinishedGroup, rules: TaskRules) -> GroupArgs:
     try:
-        prompt = encode_prompt(group.prompt)
-        whole = encode_whole(samples, group_size=rules.group_size, max_bytes=MAX_GROUP_BYTES, inserted=True)
+        return encode_finished(group, rules)
     except (InvalidPrompt, InvalidGroup) as error:
         raise InvalidGroup(f"group {index}: {error}") from None
-    frame = bytes(whole)
+
+
+def encode_finished(group: FinishedGroup, rules: TaskRules) -> GroupArgs:
+    """A group as arguments of `insert`, in the order of `insert.lua`. Raises `InvalidPrompt` and `InvalidGroup`."""
+    prompt, samples = encode_prompt(group.prompt), group.samples
+    frame = bytes(encode_whole(samples, group_size=rules.group_size, max_bytes=MAX_GROUP_BYTES, inserted=True))
     reward = fmean(sample.reward for sample in samples if sample.reward is not None)
     tokens = sum(sample.response_tokens for sample in samples)
     rows = SampleRows.of(Samples.of(samples)).encode()

@@ -46,12 +46,11 @@ def encode_result(
     """The result, or a failed one when it cannot be trained on, and its frames (see `rollq.buffer.wire.payload`): one
     of the whole group, or those of its new samples. A frame of `pieces_from` bytes and more is in pieces."""
     lease, samples = result.lease, result.samples
-    limits = {"group_size": len(lease.samples), "max_bytes": MAX_GROUP_BYTES}
     try:
         if pieces_from is not None and is_whole(samples):
-            whole = encode_whole(samples, **limits)
+            whole = encode_whole(samples, group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
             return result, {WHOLE: whole if len(whole) >= pieces_from else bytes(whole)}
-        frames = encode_payload(samples, _new_samples(result), **limits)
+        frames = encode_payload(samples, _new_samples(result), group_size=len(lease.samples), max_bytes=MAX_GROUP_BYTES)
     except InvalidGroup as error:
         log.warning("group %d of task %r is invalid: %s", lease.group_id, lease.task, error)
         failed = Sample(segments=(), status=SampleStatus.FAILED, error=str(error))

@@ -1,8 +1,8 @@
 """The values that travel through rollq: prompts, samples, groups, leases and results. All are frozen.
 
 Invariant: a `Segment`'s `logprobs`, `loss_mask` and version spans cover exactly its `response_ids`.
-`check_group` enforces it at the two doors into the buffer (`Buffer.put` and `Buffer.insert`); all code behind them relies
-on it.
+`check_group` enforces it at the two doors into the buffer, `Buffer.put` and `Buffer.insert`; all code behind them
+relies on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -138,9 +138,9 @@ class Segment:
     """One stretch of model output with its context.
 
     Shapes: `prompt_ids` int32 [P]; `response_ids` int32 [R]; `logprobs` float32 [R], behaviour logprobs in nats under
-    the distribution that was sampled from, all NaN where they are absent (see `Buffer.insert`); `loss_mask` bool [R], False on what the environment wrote (None = all
-    True); `versions` cover R tokens in order. `arrays`: named arrays or references to such, per token
-    (first dimension R, or P + R) or per sample (any shape).
+    the distribution that was sampled from, all NaN where they are absent (see `Buffer.insert`); `loss_mask` bool [R],
+    False on what the environment wrote (None = all True); `versions` cover R tokens in order. `arrays`: named arrays or
+    references to such, per token (first dimension R, or P + R) or per sample (any shape).
     """
 
     prompt_ids: Int32Array
@@ -187,6 +187,11 @@ class Sample:
     def newest_version(self) -> int | None:
         """Largest version of any response token; None without tokens that have one."""
         return max(self._versions(), default=None)
+
+    @property
+    def is_inserted(self) -> bool:
+        """Whether it has tokens that no weights of the run have made."""
+        return any(span.version == NO_VERSION for segment in self.segments for span in segment.versions)
 
     def _versions(self) -> list[int]:
         spans = [span for segment in self.segments for span in segment.versions]

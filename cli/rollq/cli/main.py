@@ -15,6 +15,7 @@ COMMANDS = {
     "produce": ("rollq.cli.roles", "Schedule prompts."),
     "work": ("rollq.cli.roles", "Generate and judge groups."),
     "train": ("rollq.cli.roles", "Train on batches of groups and publish weights."),
+    "import": ("rollq.cli.importing", "Put finished samples of a file into an offline task."),
     "archive": ("rollq.cli.archive", "Keep what is trained or dropped as Parquet files."),
     "export": ("rollq.cli.archive", "Write groups of the buffer or of an archive to a file."),
     "status": ("rollq.cli.views", "Show the progress of a run."),

@@ -38,9 +38,11 @@ def produce(file: Path) -> None:
     from rollq.producer.run import open_prompts, run_producer
 
     settings = load_settings(file)
+    tasks = settings.produced_tasks()
+    _check_sampled("produce", bool(tasks or settings.evaluations), file)
     sys.path.append(str(file.absolute().parent))
     stop = stop_on_signals()
-    with open_prompts(settings.train_tasks(), settings.evaluations) as prompts, open_run(settings, stop) as buffer:
+    with open_prompts(tasks, settings.evaluations) as prompts, open_run(settings, stop) as buffer:
         log.info("producing for run %r", settings.run)
         queue = RunLocation.from_settings(settings).queue()
         run_producer(buffer, queue, prompts, settings.producer, seed=settings.seed, stop=stop)
@@ -67,6 +69,8 @@ def work(file: Path, name: str | None) -> None:
     from rollq.workers.run import run_worker
 
     settings = load_settings(file)
+    tasks = settings.served_tasks()
+    _check_sampled("work", bool(tasks), file)
     worker = settings.worker if name is None else _renamed(settings.worker, name)
     sys.path.append(str(file.absolute().parent))
     model = worker.options.get("model")
@@ -74,7 +78,7 @@ def work(file: Path, name: str | None) -> None:
         log.info("working for run %r as %s", settings.run, worker.name)
         try:
             queue = RunLocation.from_settings(settings).queue()
-            run_worker(buffer, queue, settings.all_tasks(), worker, seed=settings.seed)
+            run_worker(buffer, queue, tasks, worker, seed=settings.seed)
         except EngineDead as error:
             raise RollqError(f"the engine died: {error}") from error
     log.info("stopped")
@@ -128,6 +132,13 @@ def train(file: Path, archive_url: str | None) -> None:
         stop=stop,
     )
     log.info("stopped after step %d of %d", step, trainer.steps)
+
+
+def _check_sampled(command: str, has_some: bool, file: Path) -> None:
+    if not has_some:
+        raise ConfigError(
+            f"{file}: `rollq {command}` has nothing to do: every task has offline = true, and `rollq import` fills it"
+        )
 
 
 def _renamed(worker: "WorkerSettings", name: str) -> "WorkerSettings":

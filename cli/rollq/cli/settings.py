@@ -4,14 +4,16 @@ The roles' parts of a task are composed here, and rules that involve several sec
 knows more than its own part. `rollq.cli.settings_file` reads the file.
 """
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from rollq.buffer.batch_sizes import groups_at
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.settings import ArchiveSettings, GroupRules, PayloadSettings, RedisSettings, Settings
+from rollq.buffer.settings import ArchiveSettings, GroupRules, PayloadSettings, RedisSettings, Settings, TaskRules
 from rollq.buffer.shards import MAX_SHARDS, SHARED, check_task_name, shard_names, split_rules
 from rollq.buffer.store.keys import check_name
 from rollq.buffer.store.redis_url import check_url
@@ -29,7 +31,8 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
 
     @model_validator(mode="after")
     def _answers_can_be_judged(self) -> Self:
-        if not self.answer_field and needs_answer(self.judge):
+        is_judged = not getattr(self, "offline", False)
+        if is_judged and not self.answer_field and needs_answer(self.judge):
             raise ValueError(
                 f'judge = "{self.judge}" compares with the answer of each prompt, but answer_field = "" says that '
                 "there are none; name the column, or choose another judge"
@@ -37,12 +40,30 @@ class JudgedPrompts(PromptSettings, RolloutSettings):
         return self
 
 
+OFFLINE_KEYS = frozenset(TaskRules.model_fields) | {
+    "prompt_field", "answer_field", "ids_field", "metadata_fields", "chat", "system_prompt", "max_prompt_tokens",
+    "max_tokens", "shards",
+}  # fmt: skip
+"""Keys of a task that is offline: its rules, and how `rollq import` reads rows."""
+
+
 class TaskSettings(ProducerTask, WorkerTask, JudgedPrompts):
-    """One task: a table `[tasks.<name>]`."""
+    """One task: a table `[tasks.<name>]`. One that is offline has no `prompts`."""
 
     shards: int = Field(
         default=1, gt=0, le=MAX_SHARDS, description="parts in which the buffer keeps this task, for several primaries"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _offline_tasks_are_not_sampled(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("offline") is not True:
+            return data
+        if keys := sorted((set(data) & set(cls.model_fields)) - OFFLINE_KEYS):
+            raise ValueError(f"{', '.join(keys)}: with offline = true the task is never sampled, leave this out")
+        if data.get("shards", 1) != 1:
+            raise ValueError("shards: a task with offline = true has one shard, leave this out")
+        return {"prompts": Path(os.devnull), **data}
 
     def as_shards(self, name: str) -> dict[str, Self]:
         """This task as the buffer keeps it: the shards share its batches, and its bounds on numbers of groups."""
@@ -114,8 +135,16 @@ class RollqSettings(Settings):
         """The tasks to train as the buffer keeps them: each of their shards is one."""
         return {shard: part for name, task in self.tasks.items() for shard, part in task.as_shards(name).items()}
 
+    def produced_tasks(self) -> dict[str, TaskSettings]:
+        """The tasks to train that producers feed: those that are not offline."""
+        return {name: task for name, task in self.train_tasks().items() if not task.offline}
+
+    def served_tasks(self) -> dict[str, WorkerTask]:
+        """Everything that workers serve: what the buffer has, without tasks that are offline."""
+        return {name: task for name, task in self.all_tasks().items() if not task.offline}
+
     def all_tasks(self) -> dict[str, WorkerTask]:
-        """Everything that the buffer registers and workers serve: tasks by shard, and evaluations as tasks."""
+        """Everything that the buffer registers: tasks by shard, and evaluations as tasks."""
         return {**self.train_tasks(), **{name: evaluation.as_task() for name, evaluation in self.evaluations.items()}}
 
 
@@ -151,7 +180,8 @@ def _tasks_are_trained(settings: RollqSettings) -> Iterator[str]:
 
 def _batches_fill_despite_cooldown(settings: RollqSettings) -> Iterator[str]:
     for name, task in settings.tasks.items():
-        if settings.producer.strategy == "sync" and task.max_uses > 1 and task.reuse_cooldown_steps:
+        replaced = settings.producer.strategy == "sync" and not task.offline
+        if replaced and task.max_uses > 1 and task.reuse_cooldown_steps:
             yield (
                 f"tasks.{name}.reuse_cooldown_steps: producer.strategy = 'sync' makes no replacement for groups that "
                 "cool down, so batches would never fill; use 'async', or no cooldown"
@@ -186,7 +216,7 @@ def _engines_and_trainer_can_take_turns(settings: RollqSettings) -> Iterator[str
     if settings.producer.strategy != "sync":
         yield "trainer.colocated: engines and trainer take turns, which needs producer.strategy = 'sync'"
     for name, task in settings.tasks.items():
-        if task.max_staleness or task.sync_weights_interval > 1:
+        if not task.offline and (task.max_staleness or task.sync_weights_interval > 1):
             yield (
                 f"trainer.colocated: one batch is generated and trained at a time, so tasks.{name} needs "
                 "max_staleness = 0 and sync_weights_interval = 1"

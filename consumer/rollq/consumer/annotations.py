@@ -136,7 +136,7 @@ def rows_of(
         if len(at) != len(chosen):
             raise ValueError(f"sequence {index} has {len(chosen)} values and {len(at)} loss tokens")
         first = int(np.searchsorted(batch.sequence_groups, batch.sequence_groups[index]))
-        prompt = int((sequence.versions == -1).sum())
+        prompt = sequence.prompt_tokens
         row = {
             "run": run,
             "task": sequence.task,

@@ -7,6 +7,7 @@ from typing import Any
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import Control, Counts, Shortfall
 from rollq.buffer.rollouts import Status
+from rollq.buffer.shards import task_of
 
 
 class Outlook(StrEnum):
@@ -39,6 +40,8 @@ def outlook(shortfall: Shortfall, counts: Iterable[Counts], fullness: Fullness) 
 
 
 def _weights_too_old(step: int, counts: Counts) -> bool:
+    if counts.clock.rules.offline:
+        return False  # no weights make its groups
     return step - counts.clock.version - 1 >= counts.clock.rules.stale_threshold
 
 
@@ -110,6 +113,8 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
         return f"waits for the archive: {unarchived} groups; start `rollq archive`, or raise max_uncheckpointed_steps"
     if late := shortfall.stragglers.get(counts.task, 0):
         return f"waiting for {late} groups in generation that would be too old at the next step"
+    if clock.rules.offline:
+        return f"it is empty: import more (`rollq import {task_of(counts.task)} FILE`)"
     if running:
         return f"{workers} workers are generating"
     if pending:

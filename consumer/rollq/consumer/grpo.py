@@ -8,10 +8,12 @@ them (`sum_gradients`), or average them, as DDP and FSDP do.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from rollq.buffer.errors import ConfigError
+from rollq.buffer.errors import ConfigError, InvalidGroup
+from rollq.consumer.batch import Batch
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.settings import GrpoSettings
@@ -70,14 +72,15 @@ def grpo_loss(
     `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
     update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
     float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. Both are ordered as in
-    `token_logprobs`. `metrics`, if given, is updated. Raises `ConfigError` if the reference logprobs are missing.
+    `token_logprobs`. `metrics`, if given, is updated. Raises `ConfigError` if the reference logprobs are missing, and
+    `InvalidGroup` if inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
 
     The surrogate is PPO's clipped one (Schulman et al. 2017, arXiv:1707.06347); the KL is the k3 estimator
     exp(d) - d - 1 with d = reference - new (Schulman 2020, "Approximating KL divergence").
     """
     settings = settings or GrpoSettings()
     new, entropy = token_logprobs(model, micro, entropy=settings.entropy)
-    behaviour = micro.behaviour_logprobs[micro.loss_mask]
+    behaviour = _behaviour_logprobs(micro, new, settings)
     advantages = micro.advantages[micro.loss_mask]
     if settings.old_logprobs == "behaviour":
         old, importance = behaviour, torch.ones_like(behaviour)
@@ -103,6 +106,32 @@ def grpo_loss(
             versions=micro.versions[micro.loss_mask],
         )
     return loss
+
+
+def check_logprobs(batch: Batch, settings: GrpoSettings) -> None:
+    """Raise `InvalidGroup`, naming the task, when sequences of this rank's share lack logprobs that the loss needs."""
+    if settings.absent_logprobs == "current":
+        return
+    for sequence in (batch.sequences[index] for index in batch.share):
+        if np.isnan(sequence.logprobs).any():
+            raise InvalidGroup(
+                f"step {batch.step}: group {sequence.group_id} of task {sequence.task!r} was inserted {_REMEDY}"
+            )
+
+
+_REMEDY = (
+    "without logprobs, and the loss compares with them: insert samples that have some, set absent_logprobs = "
+    '"current" in [trainer.loss] for ratios of 1, or train with a loss of your own'
+)
+
+
+def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: GrpoSettings) -> torch.Tensor:
+    """The behaviour logprobs of the loss tokens, float32 [n]; where they are absent, the detached `new` ones."""
+    behaviour = micro.behaviour_logprobs[micro.loss_mask]
+    absent = behaviour.isnan()
+    if settings.absent_logprobs == "refuse" and absent.any():
+        raise InvalidGroup(f"the micro-batch has samples that were inserted {_REMEDY}")
+    return torch.where(absent, new.detach(), behaviour)
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

@@ -14,7 +14,7 @@ from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
-from rollq.consumer.grpo import grpo_loss, token_logprobs
+from rollq.consumer.grpo import check_logprobs, grpo_loss, token_logprobs
 from rollq.consumer.images import ImageInputs
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
@@ -38,7 +38,11 @@ class Learner:
         self._reference = _load_model(settings.model, settings) if settings.loss.kl_coefficient > 0 else None
 
     def gradients(self, batch: Batch, stop: threading.Event) -> LossMetrics | None:
-        """Accumulate the gradients of all micro-batches; None if `stop` was set before the last one."""
+        """Accumulate the gradients of all micro-batches; None if `stop` was set before the last one.
+
+        Raises `InvalidGroup` for inserted samples without the logprobs that the loss needs.
+        """
+        check_logprobs(batch, self._settings.loss)
         metrics = LossMetrics()
         self.optimizer.zero_grad()
         for micro in self._micro_batches(batch):

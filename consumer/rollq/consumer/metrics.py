@@ -9,7 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rollq.buffer.rollouts import NO_VERSION
 from rollq.consumer.mismatch import MismatchGauge
+
+_INSERTED = -1
+"""In place of the staleness of tokens that no weights of the run have made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,12 @@ class LossMetrics:
         versions: torch.Tensor,
     ) -> None:
         """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
-        `sequences` are indices into `Batch.sequences`."""
+        `sequences` are indices into `Batch.sequences`. The mismatch of inserted tokens is that to no engine: it is in
+        no sum."""
         self._loss += float(loss)
         self._has_entropy = entropy is not None
-        self.mismatch.add(mismatch, sequences, versions)
+        inserted = versions == NO_VERSION
+        self.mismatch.add(mismatch[~inserted], sequences[~inserted], versions[~inserted])
         self._tokens.append(tuple([value.cpu().numpy() for value in (mismatch, ratio, was_clipped, sequences)]))
         w = mismatch.double().exp()
         per_token = {
@@ -74,11 +80,12 @@ class LossMetrics:
             "clipped": was_clipped.double(),
             "entropy": torch.zeros_like(w) if entropy is None else entropy.double(),
         }
-        values, ages = torch.stack(list(per_token.values())).cpu(), staleness.cpu()  # one transfer from the device
+        # one transfer from the device
+        values, ages = torch.stack(list(per_token.values())).cpu(), staleness.masked_fill(inserted, _INSERTED).cpu()
         for age in sorted(set(ages.tolist())):
             sums = values[:, ages == age].sum(1).tolist()
             self._by_staleness[age] += TokenSums(**dict(zip(per_token, sums, strict=True)))
-        on_policy = mismatch[staleness == 0]
+        on_policy = mismatch[(staleness == 0) & ~inserted]
         if len(on_policy):
             self._on_policy_error = max(self._on_policy_error, float(on_policy.abs().max()))
 
@@ -102,15 +109,19 @@ class LossMetrics:
     def result(self) -> dict[str, Any]:
         """Plain numbers: means over the loss tokens; tokens and effective sample size also by staleness.
 
-        There is no `entropy` where it was not measured.
+        There is no `entropy` where it was not measured. `inserted_tokens` are among `tokens`, but not in `mismatch_kl`,
+        nor by staleness; there is no such number where none were inserted.
         """
-        total = sum(self._by_staleness.values(), TokenSums())
+        by_staleness = sorted((age, sums) for age, sums in self._by_staleness.items() if age != _INSERTED)
+        sampled = sum((sums for _, sums in by_staleness), TokenSums())
+        inserted = self._by_staleness.get(_INSERTED, TokenSums())
+        total = sampled + inserted
         tokens = max(total.tokens, 1.0)
-        by_staleness = sorted(self._by_staleness.items())
         return {
             "loss": self._loss,
             "tokens": int(total.tokens),
-            "mismatch_kl": total.mismatch_kl / tokens,
+            **({"inserted_tokens": int(inserted.tokens)} if inserted.tokens else {}),
+            "mismatch_kl": sampled.mismatch_kl / max(sampled.tokens, 1.0),
             "ratio": total.ratio / tokens,
             "clip_fraction": total.clipped / tokens,
             **({"entropy": total.entropy / tokens} if self._has_entropy else {}),

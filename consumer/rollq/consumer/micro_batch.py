@@ -24,8 +24,9 @@ class MicroBatch:
     attention_mask     int64    [B, T]  1 on tokens; None when packed (position_ids and cu_seqlens separate sequences)
     cu_seqlens         int32    [n + 1] the start of each packed sequence, then T; None when padded
     loss_mask          bool     [B, T]  True where the loss counts
-    behaviour_logprobs float32  [B, T]  nats, of logits / temperature; 0 where nothing was sampled
-    versions           int32    [B, T]  -1 where nothing was sampled
+    behaviour_logprobs float32  [B, T]  nats, of logits / temperature; 0 where nothing was sampled; NaN where
+                                        inserted samples have none
+    versions           int32    [B, T]  -1 where nothing was sampled, and in inserted samples
     staleness          int32    [B, T]  0 where nothing was sampled
     advantages         float32  [B, T]  of the token's sample, the same in all its segments
     temperature        float32  [B, T]  of the token's sample; 1 on padding
@@ -149,6 +150,7 @@ _BLANK = TokenSequence(
     versions=np.full(1, -1, np.int32),
     epochs=np.full(1, -1, np.int32),
     staleness=np.zeros(1, np.int32),
+    prompt_tokens=1,
     task="",
     group_id=-1,
     sample=-1,
@@ -184,7 +186,7 @@ def _aligned(sequence: TokenSequence, name: str) -> npt.NDArray[Any]:
     if name not in sequence.arrays:
         raise InvalidGroup(f"{where} has no array {name!r}; it has {sorted(sequence.arrays)!r}")
     array = load_array(sequence.arrays[name])
-    length, response = len(sequence.ids), int((sequence.versions >= 0).sum())
+    length, response = len(sequence.ids), len(sequence.ids) - sequence.prompt_tokens
     entries = len(array) if array.ndim else -1
     if entries == length:
         return array

@@ -13,6 +13,7 @@ import numpy as np
 
 from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.rollouts import (
+    NO_VERSION,
     BoolArray,
     Float32Array,
     Group,
@@ -31,9 +32,12 @@ from rollq.buffer.staleness import Floors, brings_labels, token_mask
 class TokenSequence:
     """One segment of a sample as the model reads it: prompt, then response, L tokens.
 
-    `ids` int32 [L]; `loss_mask` bool [L]; `logprobs` float32 [L], in nats under the behaviour policy, 0 on the prompt;
-    `versions`, `epochs` int32 [L], the weights that produced the token, -1 on the prompt; `staleness` int32 [L], in
-    train steps, 0 on the prompt. `sample` indexes the batch's flat samples; `task` and `group_id` name its group.
+    `ids` int32 [L], of which the first `prompt_tokens` are the prompt; `loss_mask` bool [L]; `logprobs` float32 [L], in
+    nats under the behaviour policy, 0 on the prompt; `versions`, `epochs` int32 [L], the weights that produced the
+    token, -1 on the prompt; `staleness` int32 [L], in train steps, 0 on the prompt. On the response of a sample that
+    was inserted, versions and epochs are -1, staleness is 0, and logprobs are NaN where they are absent.
+
+    `sample` indexes the batch's flat samples; `task` and `group_id` name its group.
     `sample_loss_tokens` counts the loss tokens of all segments of the sample. `temperature` is the sampling temperature
     of the response. `arrays` are the segment's named arrays, per token or per sample; large ones are references that
     `rollq.buffer.wire.arrays.load_array` reads. `images` are those of the prompt, and `image_options` the arguments
@@ -47,6 +51,7 @@ class TokenSequence:
     versions: Int32Array
     epochs: Int32Array
     staleness: Int32Array
+    prompt_tokens: int
     task: str
     group_id: int
     sample: int
@@ -80,7 +85,10 @@ class TokenStaleness:
     threshold: int | None = None
 
     def version(self, span: VersionSpan) -> int:
-        """The version that a span counts as: after a rewind, versions of a dead epoch mean at most its floor."""
+        """The version that a span counts as: after a rewind, versions of a dead epoch mean at most its floor. What no
+        weights of the run have made is never stale, and counts as on policy."""
+        if span.version == NO_VERSION:
+            return self.step - 1
         return self.floors.counted(span.epoch, span.version)
 
     def of_span(self, span: VersionSpan) -> int:
@@ -142,6 +150,7 @@ class _Flat:
                 self._spans += [(span.tokens, span.version, span.epoch, staleness.of_span(span)) for span in spans]
                 self._facts.append(
                     {
+                        "prompt_tokens": len(prompt),
                         "task": group.task,
                         "group_id": group.group_id,
                         "sample": first + index,

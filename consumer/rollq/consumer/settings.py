@@ -124,6 +124,8 @@ class GrpoSettings(Settings):
     old_logprobs `recomputed`: ratios against the trainer's own weights before the update, times the truncated
     importance weight min(old / behaviour, `importance_cap`) (Yao et al. 2025, "Your Efficient RL Framework Secretly
     Brings You Off-Policy RL Training").
+    absent_logprobs `current`: samples that were inserted without logprobs are taken as if the trainer's own weights had
+    made them, so that their ratios are 1. Their loss is then -advantage * logprob, up to its gradient.
     """
 
     aggregation: Literal["token", "sequence", "constant"] = Field(
@@ -137,6 +139,10 @@ class GrpoSettings(Settings):
     kl_coefficient: float = Field(default=0.0, ge=0, description="weight of the KL divergence from the initial model")
     old_logprobs: Literal["behaviour", "recomputed"] = Field(
         default="behaviour", description="whose logprobs the ratios are taken against: the engine's, or the trainer's"
+    )
+    absent_logprobs: Literal["refuse", "current"] = Field(
+        default="refuse",
+        description="what stands for logprobs that inserted samples lack: nothing, or those of the trainer's weights",
     )
     importance_cap: float = Field(default=2.0, gt=0, description="largest truncated importance weight")
     entropy: bool = Field(

@@ -26,7 +26,8 @@ def find_truncation(batch: Batch) -> str | None:
 
 
 def describe_batch(batch: Batch) -> dict[str, Any]:
-    """Describe a batch for the metrics of its step. `workers`: how many samples of the share each made."""
+    """Describe a batch for the metrics of its step. `workers`: how many samples of the share each made; nobody of the
+    run has made those that were inserted."""
     group_tasks = [task_of(name) for name, _ in batch.group_ids]
     tasks = np.array([group_tasks[index] for index in batch.sample_groups])
     rewards = batch.rewards
@@ -42,7 +43,9 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
         "groups": batch.counts.groups,
         "samples": batch.counts.samples,
         "prefetched": batch.prefetched,
-        "workers": dict(Counter(str(sample.extra.get("worker", "?")) for sample in batch.share_samples)),
+        "workers": dict(
+            Counter(str(sample.extra.get("worker", "?")) for sample in batch.share_samples if not sample.is_inserted)
+        ),
     }
 
 

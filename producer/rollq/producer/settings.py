@@ -117,7 +117,7 @@ class ProducerTask(TaskRules, PromptSettings):
 
     @model_validator(mode="after")
     def _groups_can_be_used_again(self) -> Self:
-        if self.max_uses > 1 and self.reuse_cooldown_steps + 1 >= self.stale_threshold:
+        if not self.offline and self.max_uses > 1 and self.reuse_cooldown_steps + 1 >= self.stale_threshold:
             raise ValueError(
                 f"max_uses = {self.max_uses}: {self.reuse_cooldown_steps + 1} train steps after its first use every "
                 "group is too old; raise max_staleness, lower reuse_cooldown_steps or leave max_uses out"

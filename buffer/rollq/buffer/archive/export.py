@@ -1,6 +1,6 @@
 """Exports groups, from the buffer or from an archive, with the columns of the archive."""
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -72,6 +72,16 @@ def _encode_bytes(value: Any) -> str:
     if isinstance(value, bytes):
         return b64encode(value).decode()
     raise TypeError(f"{type(value).__name__} is not a value of a row")
+
+
+def read_lines_row(row: Row) -> Row:
+    """A row that was written as a line of JSON, with the bytes of its arrays. Raises `ValueError` where they are none."""
+    segments = [[{**array, "data": _decode_bytes(array["data"])} for array in arrays] for arrays in row["arrays"]]
+    return {**row, "arrays": segments}
+
+
+def _decode_bytes(text: str | None) -> bytes | None:
+    return None if text is None else b64decode(text, validate=True)
 
 
 _WRITERS: dict[str, Callable[[BinaryIO, Iterable[Row]], None]] = {"jsonl": _write_lines, "parquet": _write_parquet}

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.rollouts import SampleStatus, Segment
+from rollq.buffer.rollouts import NO_EPOCH, NO_VERSION, SampleStatus, Segment
 from rollq.buffer.samples import Samples
 from rollq.buffer.staleness import brings_labels
 
@@ -29,7 +29,7 @@ class SampleRows:
 
     `rewards`: the judge's reward; None for a sample that is not trained, because it failed. `lengths`: tokens of prompt
     and response, for each segment that has any. `loss_tokens`: of the weights (epoch, version) that made them, tokens
-    that the loss may count. `labelled`: the sample brings its own labels, and its tokens count at any age.
+    that the loss may count; those of an insertion have no weights, and are under (`NO_EPOCH`, `NO_VERSION`). `labelled`: the sample brings its own labels, and its tokens count at any age.
     """
 
     rewards: tuple[float | None, ...]
@@ -82,7 +82,8 @@ class SampleRows:
 
     def _check(self) -> None:
         """Raise `ValueError` unless all columns are whole."""
-        counts: list[Sequence[Any]] = [*self.lengths, *self.loss_tokens, *self.loss_tokens.values()]
+        weights = [one for one in self.loss_tokens if one != (NO_EPOCH, NO_VERSION)]
+        counts: list[Sequence[Any]] = [*self.lengths, *weights, *self.loss_tokens.values()]
         if any(type(count) is not int or count < 0 for mine in counts for count in mine):
             raise ValueError("a count is not a whole number")
         if {len(column) for column in (self.lengths, *self.loss_tokens.values())} - {len(self.rewards)}:

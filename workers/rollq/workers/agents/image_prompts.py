@@ -54,3 +54,8 @@ class ImageTokenizer:
     def eos_ids(self) -> frozenset[int]:
         """See `Tokenizer.eos_ids`."""
         return self._tokenizer.eos_ids
+
+    @property
+    def eos_id(self) -> int:
+        """See `Tokenizer.eos_id`."""
+        return self._tokenizer.eos_id

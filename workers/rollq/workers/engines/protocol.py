@@ -246,6 +246,11 @@ class Tokenizer(Protocol):
     @property
     def eos_ids(self) -> frozenset[int]: ...
 
+    @property
+    def eos_id(self) -> int:
+        """The one that ends a finished response."""
+        ...
+
 
 def parse_reason(raw: object) -> FinishReason:
     """An engine's finish reason, whatever its case; `ERROR`, with a log line, for none and for unknown ones."""

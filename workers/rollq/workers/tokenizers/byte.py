@@ -11,6 +11,7 @@ class ByteTokenizer:
     """`Tokenizer` whose ids are bytes; it needs no files."""
 
     eos_ids = frozenset({EOS_ID})
+    eos_id = EOS_ID
 
     def encode(self, text: str) -> list[int]:
         """The bytes of `text`."""

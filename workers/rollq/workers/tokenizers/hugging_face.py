@@ -97,6 +97,14 @@ class HfTokenizer:
         """Ids that end a response, of the tokenizer and of the model's generation config."""
         return self._eos_ids
 
+    @property
+    def eos_id(self) -> int:
+        """That of the tokenizer, else the first of the model's. Raises `ConfigError` without any."""
+        own: int | None = self._tokenizer.eos_token_id
+        if own is None and not self._eos_ids:
+            raise ConfigError(f"the tokenizer in {str(self._folder)!r} has no end-of-sequence token: add one")
+        return min(self._eos_ids) if own is None else own
+
 
 def model_eos_ids(folder: Path) -> frozenset[int]:
     """End-of-sequence ids that the model folder names: those of generation_config.json, else of config.json."""

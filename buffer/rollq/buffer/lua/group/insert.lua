@@ -11,8 +11,8 @@
 local FIRST_GROUP = 4
 local GROUP_ARGS = 6
 
-local function insert_group(clock, id, source, now, group)
-  local prompt, reward, tokens, bytes, rows, frame = unpack(group)
+local function insert_group(clock, id, source, now, args, at)
+  local prompt, reward, tokens, bytes, rows, frame = unpack(args, at, at + GROUP_ARGS - 1)
   local key, letters = group_key(clock.prefix, id), string.rep(SAMPLE.completed, clock.group_size)
   -- stylua: ignore
   redis.call('HSET', key, 'arrival', id, 'attempt', 0, 'tries', 0, 'deaths', 0, 'step', clock.step, 'eval', 0,
@@ -34,7 +34,7 @@ local function insert(keys, args)
   end
   local clock, err = read_clock(keys[1], incarnation)
   if err then return err end
-  if clock.offline ~= 1 then return fail('NOT_OFFLINE', '%s takes no insertions: offline is not set', keys[1]) end
+  if clock.offline ~= 1 then return fail('NOT_OFFLINE', '%s takes no insertions: offline is not set', clock.key) end
   local sources, progress = clock.prefix .. 'sources', clock.prefix .. 'progress'
   local inserted = tonumber(redis.call('HGET', sources, source) or '0')
   local count = (#args - FIRST_GROUP + 1) / GROUP_ARGS
@@ -42,8 +42,7 @@ local function insert(keys, args)
   local now, first_id = now_ms(), redis.call('HINCRBY', progress, 'admitted', count) - count + 1
   redis.call('HINCRBY', progress, 'inserted', count)
   for id = first_id, first_id + count - 1 do
-    local at = FIRST_GROUP + GROUP_ARGS * (id - first_id)
-    insert_group(clock, id, source, now, { unpack(args, at, at + GROUP_ARGS - 1) })
+    insert_group(clock, id, source, now, args, FIRST_GROUP + GROUP_ARGS * (id - first_id))
   end
   redis.call('HSET', sources, source, inserted + count)
   wake(clock, EVENT.completed)

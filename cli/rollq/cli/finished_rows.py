@@ -1,0 +1,279 @@
+"""Files of finished samples, as groups for `Buffer.insert`. docs/guide/import.md describes the columns.
+
+A row of a user's file is a group: a prompt, read as the producer reads it, and its responses. In a file that `rollq
+export` has written, a row is a sample, and consecutive rows of a group make it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from rollq.buffer.archive.export import read_lines_row
+from rollq.buffer.archive.rows import sample_of
+from rollq.buffer.archive.schema import VERSION_KEY, parquet
+from rollq.buffer.errors import ConfigError, CorruptFrame, InvalidGroup
+from rollq.buffer.insertion import encode_finished
+from rollq.buffer.rollouts import (
+    FinishedGroup,
+    FinishReason,
+    Float32Array,
+    Int32Array,
+    Prompt,
+    Sample,
+    SampleStatus,
+    Segment,
+    absent_logprobs,
+    unversioned,
+)
+from rollq.buffer.wire.prompts import decode_prompt, ids_problem
+from rollq.cli.settings import TaskSettings
+from rollq.producer.columns import Columns, look_up
+from rollq.producer.prompts import open_table
+from rollq.workers.agents.loops import prompt_tokens
+from rollq.workers.engines.protocol import Tokenizer
+
+_RESPONSES: Final = ("responses", "response", "completion")
+_REWARDS: Final = ("rewards", "reward")
+_LOGPROBS: Final = "logprobs"
+_EXPORTED: Final = ("prompt_record", "task", "group_id", "sample", "response_ids")
+"""Columns by which a row of `rollq export` is known."""
+
+Placed = tuple[str, Mapping[str, Any]]
+"""Where a row is, for messages, and its columns."""
+
+
+@dataclass(frozen=True)
+class FinishedRows:
+    """The groups of the file at `path`, for `task`. `default_reward`: of samples that have none; None is an error."""
+
+    path: Path
+    task: TaskSettings
+    tokenizer: Tokenizer
+    default_reward: float | None = None
+
+    def groups(self) -> Iterator[tuple[str, FinishedGroup]]:
+        """Each group, and where it is. Raises `InvalidGroup` with the file and the line or row; `ConfigError` for a
+        file that cannot be read."""
+        for _, members in groupby(_rows(self.path), key=_group_key):
+            (place, first), *others = members
+            try:
+                if _is_exported(first):
+                    group = self._exported([first, *(row for _, row in others)])
+                else:
+                    group = self._written(first)
+            except (ValueError, LookupError, TypeError) as error:
+                raise InvalidGroup(f"{place}: {error}") from None
+            yield place, group
+
+    def check(self) -> Iterator[FinishedGroup]:
+        """Each group, after all that `Buffer.insert` checks. Raises what `groups` does."""
+        for place, group in self.groups():
+            try:
+                encode_finished(group, self.task)
+                self._check_lengths(group)
+            except ValueError as error:
+                raise InvalidGroup(f"{place}: {error}") from None
+            yield group
+
+    def _check_lengths(self, group: FinishedGroup) -> None:
+        limits = {"prompt": self.task.max_prompt_tokens, "response": self.task.max_tokens}
+        for index, segment in [(i, one) for i, sample in enumerate(group.samples) for one in sample.segments]:
+            found = {"prompt": len(segment.prompt_ids), "response": len(segment.response_ids)}
+            for name, setting in (("prompt", "max_prompt_tokens"), ("response", "max_tokens")):
+                if found[name] > limits[name]:
+                    raise ValueError(
+                        f"sample {index}: the {name} has {found[name]} tokens, more than {setting} = {limits[name]}; "
+                        "raise it, or leave the row out"
+                    )
+
+    def _written(self, row: Mapping[str, Any]) -> FinishedGroup:
+        columns = Columns.from_task(self.task)
+        field, responses = _responses(row)
+        size = self.task.group_size
+        if len(responses) != size:
+            found = f"{len(responses)} response{'s' * (len(responses) != 1)}"
+            raise ValueError(
+                f"field {field!r} has {found}, and the task's group_size is {size}: list {size} under 'responses'"
+            )
+        rewards, logprobs = _rewards(row, size, self.default_reward), _logprobs(row, size)
+        rest = {name: value for name, value in row.items() if name not in (*_RESPONSES, *_REWARDS, _LOGPROBS)}
+        if look_up(rest, columns.answer_field, None) is None:  # nobody judges
+            columns = replace(columns, answer_field="")
+        prompt, images = columns.prompt(rest)
+        if images:
+            raise ValueError("the prompt has images, which only `Buffer.insert` takes")
+        ids = prompt_tokens(prompt, self.tokenizer)
+        samples = [
+            self._sample(index, ids, *values)
+            for index, values in enumerate(zip(responses, rewards, logprobs, strict=True))
+        ]
+        return FinishedGroup(prompt, tuple(samples))
+
+    def _sample(
+        self, index: int, prompt_ids: Int32Array, response: Any, reward: float, logprobs: Sequence[float] | None
+    ) -> Sample:
+        if isinstance(response, str):
+            text, ids = response, self.tokenizer.encode(response)
+            ids += [self.tokenizer.eos_id] * (not ids or ids[-1] not in self.tokenizer.eos_ids)
+        elif problem := ids_problem(f"response {index}", response):
+            raise ValueError(problem)
+        else:
+            text, ids = self.tokenizer.decode(list(response)), list(response)
+        return Sample(
+            segments=(
+                Segment(
+                    prompt_ids=prompt_ids,
+                    response_ids=np.array(ids, np.int32),
+                    logprobs=_given(index, logprobs, len(ids)),
+                    versions=unversioned(len(ids)),
+                ),
+            ),
+            status=SampleStatus.COMPLETED,
+            finish_reason=FinishReason.STOP,
+            reward=reward,
+            text=text,
+        )
+
+    def _exported(self, rows: Sequence[Mapping[str, Any]]) -> FinishedGroup:
+        numbers = [row["sample"] for row in rows]
+        if numbers != list(range(len(rows))):
+            raise ValueError(
+                f"group {rows[0]['group_id']} has the samples {numbers}: rows are missing, or not in order"
+            )
+        return FinishedGroup(_prompt_of(rows[0]), tuple(map(self._exported_sample, rows)))
+
+    def _exported_sample(self, row: Mapping[str, Any]) -> Sample:
+        sample = sample_of(row)
+        return replace(
+            sample,
+            reward=self.default_reward if sample.reward is None else sample.reward,
+            segments=tuple(
+                replace(segment, versions=unversioned(len(segment.response_ids))) for segment in sample.segments
+            ),
+        )
+
+
+def _rows(path: Path) -> Iterator[Placed]:
+    """The rows of a file, in their order. Raises `ConfigError`, and `InvalidGroup` for a row that cannot be read."""
+    try:
+        if path.suffix == ".json":
+            yield from _json_rows(path)
+        elif path.suffix == ".parquet" and VERSION_KEY in (parquet().read_metadata(path).metadata or {}):
+            yield from _exported_parquet(path)
+        else:
+            yield from _table_rows(path)
+    except OSError as error:
+        raise ConfigError(f"file {str(path)!r} cannot be read: {error.strerror or error}") from error
+
+
+def _table_rows(path: Path) -> Iterator[Placed]:
+    with closing(open_table(path, Columns())) as table:
+        for number in range(table.rows):
+            place = table.place(number)
+            try:
+                row = table.read(number)
+                yield place, read_lines_row(row) if _is_exported(row) else row
+            except ValueError as error:
+                raise InvalidGroup(f"{place}: {error}") from None
+
+
+def _json_rows(path: Path) -> Iterator[Placed]:
+    """The objects of a JSON file that holds a list of them; it is read as a whole."""
+    try:
+        found = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(
+            f"file {str(path)!r} is not JSON: {error}; name a file with an object per line .jsonl"
+        ) from None
+    if not isinstance(found, list):
+        raise ConfigError(f"file {str(path)!r} holds no list of objects; name a file with an object per line .jsonl")
+    for number, row in enumerate(found):
+        if not isinstance(row, dict):
+            raise InvalidGroup(f"{path}[{number}]: a JSON object is expected, not {type(row).__name__}")
+        yield f"{path}[{number}]", row
+
+
+def _exported_parquet(path: Path) -> Iterator[Placed]:
+    number = 0
+    with parquet().ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=64):
+            for row in batch.to_pylist():
+                yield f"{path}[{number}]", row
+                number += 1
+
+
+def _group_key(placed: Placed) -> Any:
+    place, row = placed
+    return (row["task"], row["group_id"]) if _is_exported(row) else place
+
+
+def _is_exported(row: Mapping[str, Any]) -> bool:
+    return all(name in row for name in _EXPORTED)
+
+
+def _prompt_of(row: Mapping[str, Any]) -> Prompt:
+    try:
+        return decode_prompt(row["prompt_record"].encode())
+    except CorruptFrame as error:
+        raise ValueError(str(error)) from None
+
+
+def _responses(row: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
+    """The field that has the responses, and one item for each: a text, or token ids."""
+    field = next((name for name in _RESPONSES if row.get(name) is not None), None)
+    if field is None:
+        raise ValueError(f"no field {', '.join(map(repr, _RESPONSES))}; the row has {sorted(row)[:20]}")
+    value = row[field]
+    if isinstance(value, str) or _is_flat(value):
+        return field, [value]
+    if isinstance(value, list) and all(isinstance(item, str | list) for item in value):
+        return field, value
+    raise ValueError(f"field {field!r} must be a text, token ids, or a list of these")
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, int | float) for item in value)
+
+
+def _rewards(row: Mapping[str, Any], size: int, default: float | None) -> Sequence[float]:
+    value = next((row[name] for name in _REWARDS if row.get(name) is not None), default)
+    if value is None:
+        raise ValueError("no field 'reward' or 'rewards'; --reward gives one to samples that have none")
+    rewards = value if isinstance(value, list) else [value] * size
+    if len(rewards) != size:
+        raise ValueError(f"{len(rewards)} rewards for {size} responses")
+    return [_number(default if reward is None else reward) for reward in rewards]
+
+
+def _number(reward: Any) -> float:
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise ValueError(f"a reward is {reward!r:.80}, and a number is needed; --reward stands for one that is missing")
+    return float(reward)
+
+
+def _logprobs(row: Mapping[str, Any], size: int) -> Sequence[Sequence[float] | None]:
+    """The logprobs of each response; None where they are absent."""
+    value = row.get(_LOGPROBS)
+    if value is None:
+        return [None] * size
+    found = [value] if _is_flat(value) else value
+    if not isinstance(found, list) or len(found) != size or not all(one is None or _is_flat(one) for one in found):
+        raise ValueError(f"field {_LOGPROBS!r} must have a list of numbers for each of the {size} responses")
+    return found
+
+
+def _given(index: int, logprobs: Sequence[float] | None, tokens: int) -> Float32Array:
+    if logprobs is None:
+        return absent_logprobs(tokens)
+    if len(logprobs) != tokens:
+        raise ValueError(
+            f"response {index} has {len(logprobs)} logprobs and {tokens} tokens; with logprobs, give token ids instead "
+            "of a text, to which an end-of-sequence token is added"
+        )
+    return np.array(logprobs, np.float32)

@@ -1,0 +1,121 @@
+"""`rollq import`: finished samples of a file into a task that is offline."""
+
+import hashlib
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollq.buffer.errors import ConfigError
+from rollq.cli.options import DEFAULT_FILE
+from rollq.cli.signals import stop_on_signals
+
+if TYPE_CHECKING:
+    from rollq.buffer.buffer import Buffer
+    from rollq.cli.finished_rows import FinishedRows
+    from rollq.cli.settings import RollqSettings, TaskSettings
+
+GROUPS_PER_INSERTION = 64
+SOURCE_DIGITS = 16
+"""Hexadecimal digits of a file's SHA-256 that name it as a source."""
+QUIET_S = 1.0
+"""Seconds after which a progress bar appears."""
+
+
+@click.command("import")
+@click.argument("task")
+@click.argument("data", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("settings_path", metavar="[ROLLQ.TOML]", type=click.Path(path_type=Path), default=DEFAULT_FILE)
+@click.option("--reward", type=float, help="Reward of samples that have none; without it, they are an error.")
+@click.option("--dry-run", is_flag=True, help="Only check the file; no server is needed.")
+def import_(task: str, data: Path, settings_path: Path, reward: float | None, dry_run: bool) -> None:
+    """Put the finished samples of FILE into TASK, which has offline = true, as completed groups.
+
+    FILE is JSON Lines, a list in a .json file, .parquet, or what `rollq export` wrote. A row is a group: a prompt, and
+    group_size responses with their rewards. Nothing is inserted before the whole file was found to be sound. If this
+    command is interrupted, repeat it: it continues, and inserts nothing twice.
+
+    \b
+    Example:
+      rollq import demonstrations expert.jsonl rollq.toml --dry-run
+      rollq import demonstrations expert.jsonl rollq.toml --reward 1
+    """
+    from rollq.cli.finished_rows import FinishedRows
+    from rollq.cli.run_location import fingerprints, open_run
+    from rollq.cli.settings_file import load_settings
+    from rollq.workers.run import make_tokenizer
+
+    settings = load_settings(settings_path)
+    rules = _offline_task(settings, task, settings_path)
+    folder = _tokenizer_folder(settings)
+    tokenizer = make_tokenizer(settings.worker.model_copy(update={"tokenizer": folder}))
+    rows = FinishedRows(data, rules, tokenizer, reward)
+    stop = stop_on_signals()
+    total = _check(rows, stop)
+    if total is None or dry_run:
+        click.echo("stopped; nothing was imported" if total is None else f"nothing was imported: {total} groups can be")
+        return
+    with open_run(settings, stop, **fingerprints(None, folder)) as buffer:
+        _insert(buffer, task, rows, total, stop)
+
+
+def _offline_task(settings: "RollqSettings", name: str, path: Path) -> "TaskSettings":
+    task = settings.tasks.get(name)
+    if task is None:
+        raise ConfigError(f"task {name!r}: {path} has {', '.join(settings.tasks)}")
+    if not task.offline:
+        raise ConfigError(
+            f"task {name!r} is sampled by workers: finished samples need a task with offline = true in {path}"
+        )
+    return task
+
+
+def _tokenizer_folder(settings: "RollqSettings") -> Path | None:
+    """The tokenizer that workers use; the trainer's, where the settings name no model for workers."""
+    folder: Path | None = settings.worker.tokenizer or settings.worker.options.get("model")
+    return settings.trainer.model if folder is None and settings.trainer else folder
+
+
+def _check(rows: "FinishedRows", stop: threading.Event) -> int | None:
+    """Check the whole file, and return how many groups it has; None when stopped."""
+    from tqdm import tqdm
+
+    total = 0
+    with tqdm(desc="check", unit=" groups", delay=QUIET_S) as bar:
+        for _ in rows.check():
+            total += 1
+            bar.update()
+            if stop.is_set():
+                return None
+    if not total:
+        raise ConfigError(f"file {str(rows.path)!r} has no rows")
+    return total
+
+
+def _insert(buffer: "Buffer", task: str, rows: "FinishedRows", total: int, stop: threading.Event) -> None:
+    from tqdm import tqdm
+
+    source = source_of(rows.path)
+    done = before = buffer.inserted(task, source)
+    if before == total:
+        click.echo(f"already imported: task {task} has the {total} groups of {rows.path} ({source})")
+        return
+    waiting = islice((group for _, group in rows.groups()), done, None)
+    with tqdm(desc="import", unit=" groups", total=total, initial=done, delay=QUIET_S) as bar:
+        while not stop.is_set() and (groups := list(islice(waiting, GROUPS_PER_INSERTION))):
+            buffer.insert(task, groups, source=source, after=done)
+            done += len(groups)
+            bar.update(len(groups))
+    if done < total:
+        click.echo(f"stopped after {done} of {total} groups; the same command continues")
+        return
+    earlier = f", {before} of them earlier" if before else ""
+    click.echo(f"imported {total} groups of {rows.path} into task {task}{earlier} ({source})")
+
+
+def source_of(path: Path) -> str:
+    """The name of a file as a source: of its content, wherever it is."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:SOURCE_DIGITS]}"
