@@ -89,7 +89,9 @@ def diagnose(run: RunStatus) -> Diagnosis:
         return Diagnosis(State.PAUSED, _join([f"{names} set to pause{why}", _describe(trainer)]), remedies.found)
     trainer = _up_to_date(trainer, tasks)
     state = State.STARVING if trainer.phase is TrainerPhase.WAITING else State.TRAINING
-    facts = [_describe(trainer), *_production(run, tasks, remedies), *_warnings(run, remedies)]
+    sampled = [task for task in tasks if task.is_sampled]
+    facts = [_describe(trainer), *_empty(trainer, tasks, remedies), *_production(run, sampled, remedies)]
+    facts += _warnings(run, remedies)
     return Diagnosis(state, _join(facts), remedies.found)
 
 
@@ -168,8 +170,18 @@ def _failure(task: TaskStatus) -> str:
     return f"{facts}: {counts}{last}"
 
 
+def _empty(trainer: TrainerState, tasks: list[TaskStatus], remedies: _Remedies) -> Iterator[str]:
+    """Tasks without workers that a trainer waits for."""
+    for task in tasks:
+        if task.offline and trainer.phase is TrainerPhase.WAITING and task.ready < task.batch_groups:
+            yield f"task {task.task} is filled by imports alone"
+            remedies.add(f"import more into task {task.task}: `rollq import`")
+
+
 def _production(run: RunStatus, tasks: list[TaskStatus], remedies: _Remedies) -> Iterator[str]:
-    """Who makes groups, and what holds production back."""
+    """Who makes groups of these tasks, and what holds production back."""
+    if not tasks:
+        return
     running = sum(task.groups(Status.RUNNING) for task in tasks)
     pending = sum(task.groups(Status.PENDING) for task in tasks)
     alive = run.alive_workers
@@ -207,7 +219,7 @@ def is_held(task: TaskStatus) -> bool:
 
 
 def _warnings(run: RunStatus, remedies: _Remedies) -> Iterator[str]:
-    silent = [task for task in run.tasks if task.is_trained and not _is_produced(task)]
+    silent = [task for task in run.tasks if task.is_sampled and not _is_produced(task)]
     if silent:
         ages = [task.producer_silent_s for task in silent if task.producer_silent_s is not None]
         since = f" for {seconds_in_words(min(ages))}" if ages else ""

@@ -104,7 +104,7 @@ def _facts(sample: SampleView) -> Iterator[str]:
 def _tokens(sample: SampleView) -> str:
     versions = ", ".join(f"{count} of version {version}" for version, count in sample.tokens_by_version.items())
     segments = f" in {len(sample.segments)} segments" if len(sample.segments) > 1 else ""
-    return f"{sample.tokens} tokens{segments}: {versions}; the loss counts {sample.counted_tokens}"
+    return f"{sample.tokens} tokens{segments}: {versions or 'of no version'}; the loss counts {sample.counted_tokens}"
 
 
 def _turns(turns: Sequence[Turn], width: int, most: int | None) -> Iterator[str]:

@@ -4,6 +4,7 @@
 ask the buffer. Pure.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import orjson
 
 from rollq.buffer.looking import FoundGroup, PastLease
-from rollq.buffer.rollouts import Prompt, Sample, SampleStatus, Segment, Status
+from rollq.buffer.rollouts import NO_VERSION, Prompt, Sample, SampleStatus, Segment, Status
 
 Pieces = Callable[[Sequence[int]], Sequence[str]]
 """Token ids -> the text of each."""
@@ -38,15 +39,16 @@ class Turn:
 class SegmentView:
     """One segment, token by token: all but `prompt_ids` have an entry for each response token.
 
-    `pieces`: the text of each, None without a tokenizer. `counts`: whether the loss may count it.
+    `pieces`: the text of each, None without a tokenizer. `versions`: None for a sample that was inserted; an entry of
+    `logprobs` is None where it is absent. `counts`: whether the loss may count it.
     """
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     pieces: tuple[str, ...] | None
-    versions: tuple[int, ...]
+    versions: tuple[int, ...] | None
     counts: tuple[bool, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def _events(group: FoundGroup) -> Iterator[Event]:
         yield Event(lease.from_ms, f"leased to {lease.worker} with version {lease.version} (attempt {lease.attempt})")
         if lease.until_ms is not None:
             yield Event(lease.until_ms, _end_of(lease))
-    if not group.leases and "put_ms" in fields:  # an older rollq has stored it
+    if not group.leases and "put_ms" in fields and "source" not in fields:  # an older rollq has stored it
         yield Event(int(fields["put_ms"]), f"put after {int(fields['generate_ms']) / 1000:.1f} s of work")
     if group.status is Status.RUNNING:
         yield Event(None, _running(group))
@@ -163,6 +165,8 @@ def _departure(fields: Mapping[str, str]) -> Iterator[Event]:
 def _admission(fields: Mapping[str, str]) -> str:
     if "copy_of" in fields:
         return f"admitted as group {fields['copy_of']}, of which this is a copy that is trained again"
+    if "source" in fields:
+        return f"inserted from {fields['source']}"
     kind = "for the evaluation of step" if fields.get("eval") == "1" else "for step"
     row = f", row {fields['row']} of the prompts" if "row" in fields else ""
     return f"admitted {kind} {fields.get('step', '?')}{row}"
@@ -214,7 +218,8 @@ def _sample_view(
     by_version: dict[int, int] = {}
     for segment in sample.segments:
         for span in segment.versions:
-            by_version[span.version] = by_version.get(span.version, 0) + span.tokens
+            if span.version != NO_VERSION:
+                by_version[span.version] = by_version.get(span.version, 0) + span.tokens
     extra = sample.extra
     return SampleView(
         index=index,
@@ -239,14 +244,15 @@ def _sample_view(
 
 def _segment_view(segment: Segment, pieces: Pieces | None) -> SegmentView:
     ids = tuple(segment.response_ids.tolist())
-    mask = segment.loss_mask
+    mask, spans = segment.loss_mask, segment.versions
+    has_versions = all(span.version != NO_VERSION for span in spans)
     return SegmentView(
         prompt_ids=tuple(segment.prompt_ids.tolist()),
         ids=ids,
         pieces=None if pieces is None else tuple(pieces(ids)),
-        versions=tuple(span.version for span in segment.versions for _ in range(span.tokens)),
+        versions=tuple(span.version for span in spans for _ in range(span.tokens)) if has_versions else None,
         counts=(True,) * len(ids) if mask is None else tuple(mask.tolist()),
-        logprobs=tuple(segment.logprobs.tolist()),
+        logprobs=tuple(None if math.isnan(logprob) else logprob for logprob in segment.logprobs.tolist()),
     )
 
 

@@ -102,7 +102,7 @@ def _depth_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
             task.task,
             str(task.step),
             f"{task.ready}/{task.batch_groups}",
-            f"{task.scheduled - task.trained}/{task.limit - task.trained}",
+            task.bound,
             *(f"{task.groups(status)}" for status in statuses),
         ]
         for task in tasks
@@ -132,16 +132,24 @@ def _age_table(tasks: tuple[TaskStatus, ...]) -> list[str]:
             _seconds(task.pending_age_s),
             _seconds(task.running_age_s),
             _seconds(task.ready_age_s),
-            "never" if task.producer_silent_s is None else f"{seconds_in_words(task.producer_silent_s)} ago",
+            _producer_seen(task),
         ]
         for task in tasks
     ]
     return aligned([header, *rows])
 
 
+def _producer_seen(task: TaskStatus) -> str:
+    if task.offline:
+        return "-"
+    return "never" if task.producer_silent_s is None else f"{seconds_in_words(task.producer_silent_s)} ago"
+
+
 def _task_lines(task: TaskStatus) -> list[str]:
     """Facts that are shown where there are any."""
     lines = []
+    if task.offline:
+        lines.append(f"offline: {int(task.progress.get('inserted', 0)):,} groups were inserted so far")
     if any(task.by_staleness.values()):
         shares = ", ".join(f"{staleness}: {groups}" for staleness, groups in task.by_staleness.items())
         lines.append(f"staleness of ready groups: {shares}")

@@ -70,6 +70,17 @@ class TaskStatus:
     archive_trouble: str = ""
     last_error: LastError | None = None
     rates: Rates | None = None
+    offline: bool = False  # filled by insertions alone
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether batches take groups of it that workers make."""
+        return self.is_trained and not self.offline
+
+    @property
+    def bound(self) -> str:
+        """How many groups are on their way to the trainer, and how many may be; "-" where no bound holds."""
+        return "-" if self.offline else f"{self.scheduled - self.trained}/{self.limit - self.trained}"
 
     @property
     def is_trained(self) -> bool:
@@ -149,7 +160,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         statuses={status.value: counts.statuses.get(status, 0) for status in Status},
         bytes={status.value: taken for status, taken in buffer.bytes_by_status(counts).items()},
         progress=dict(sorted(counts.progress.items())),
-        by_staleness=overview.by_staleness,
+        by_staleness={} if rules.offline else overview.by_staleness,
         trained=_through(counts, clock.committed),
         scheduled=_through(counts, clock.committed) + sum(counts.statuses.get(status, 0) for status in SCHEDULED),
         limit=_through(counts, max(0, clock.version + rules.stale_threshold)),
@@ -164,6 +175,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         archive_trouble=buffer.archive_state(task).trouble,
         last_error=counts.last_error,
         rates=rates(overview.rows, _row_of(counts)),
+        offline=rules.offline,
     )
 
 

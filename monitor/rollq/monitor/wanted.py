@@ -26,7 +26,7 @@ def wanted_workers(run: RunStatus) -> int | None:
     It is 0 when the trainer has ended, or when no task produces, and else at least 1. It is an estimate: `worked_s` is
     that of the present load.
     """
-    tasks = [task for task in run.tasks if task.is_trained and task.control in ("run", "sleep")]
+    tasks = [task for task in run.tasks if task.is_sampled and task.control in ("run", "sleep")]
     if not tasks or (run.trainer and run.trainer.has_ended):
         return 0
     capacity = _capacity(run.alive_workers.values())

@@ -75,7 +75,7 @@ def _encode_bytes(value: Any) -> str:
 
 
 def read_lines_row(row: Row) -> Row:
-    """A row that was written as a line of JSON, with the bytes of its arrays. Raises `ValueError` where they are none."""
+    """A row that was written as a line of JSON, with the bytes of its arrays. Raises `ValueError` if they are none."""
     segments = [[{**array, "data": _decode_bytes(array["data"])} for array in arrays] for arrays in row["arrays"]]
     return {**row, "arrays": segments}
 

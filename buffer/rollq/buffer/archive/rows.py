@@ -12,6 +12,8 @@ from rollq.buffer.archiving import StoredGroup
 from rollq.buffer.errors import ArchiveError, CorruptFrame
 from rollq.buffer.rollouts import (
     EMPTY_SAMPLE,
+    NO_EPOCH,
+    NO_VERSION,
     ArrayRef,
     FinishReason,
     Group,
@@ -84,6 +86,7 @@ def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
         "answer": _json(_record(stored.prompt).get("answer")),
         "prompt_record": stored.prompt.decode(errors="replace"),
         "row": _int(fields.get("row")),
+        "source": fields.get("source"),
         "arrival": _int(fields["arrival"]),
         "tries": _int(fields["tries"]),
         "interruptions": _int(fields.get("interruptions", "0")),
@@ -116,10 +119,21 @@ def _sample_columns(index: int, sample: Sample) -> Row:
         "response_ids": [segment.response_ids for segment in segments],
         "logprobs": [segment.logprobs for segment in segments],
         "loss_mask": [segment.loss_mask for segment in segments],
-        "versions": [[span._asdict() for span in segment.versions] for segment in segments],
+        "versions": [[_span_columns(span) for span in segment.versions] for segment in segments],
         "arrays": [[_array(name, array) for name, array in segment.arrays.items()] for segment in segments],
         **{name: _json(getattr(sample, name)) for name in _DECODED},
     }
+
+
+def _span_columns(span: VersionSpan) -> Row:
+    known = span.version != NO_VERSION
+    return {"epoch": span.epoch if known else None, "version": span.version if known else None, "tokens": span.tokens}
+
+
+def _span(columns: Mapping[str, Any]) -> VersionSpan:
+    if columns["version"] is None:
+        return VersionSpan(NO_EPOCH, NO_VERSION, columns["tokens"])
+    return VersionSpan(columns["epoch"], columns["version"], columns["tokens"])
 
 
 def _array(name: str, array: Any) -> Row:
@@ -178,7 +192,7 @@ def _segment(prompt: Any, response: Any, logprobs: Any, mask: Any, versions: Any
         prompt_ids=np.asarray(prompt, np.int32),
         response_ids=np.asarray(response, np.int32),
         logprobs=np.asarray(logprobs, np.float32),
-        versions=tuple(VersionSpan(span["epoch"], span["version"], span["tokens"]) for span in versions),
+        versions=tuple(map(_span, versions)),
         loss_mask=None if mask is None else np.asarray(mask, np.bool_),
         arrays={array["name"]: _array_of(array) for array in arrays},
     )

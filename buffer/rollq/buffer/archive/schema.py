@@ -53,9 +53,9 @@ def schema() -> "pyarrow.Schema":
             ("response_ids", pa.list_(ids)), ("logprobs", pa.list_(pa.list_(pa.float32()))),
             ("loss_mask", pa.list_(pa.list_(pa.bool_()))), ("versions", pa.list_(pa.list_(span))),
             ("arrays", pa.list_(pa.list_(array))), ("sampling", text), ("tools", text), ("tool_choice", text),
-            ("session_id", text), ("extra", text), ("prompt_record", text), ("row", number), ("arrival", number),
-            ("tries", number), ("interruptions", number), ("oldest_version", number), ("floors", text),
-            ("token_threshold", number), ("pipeline", text), ("admitted_at", time), ("put_at", time),
+            ("session_id", text), ("extra", text), ("prompt_record", text), ("row", number), ("source", text),
+            ("arrival", number), ("tries", number), ("interruptions", number), ("oldest_version", number),
+            ("floors", text), ("token_threshold", number), ("pipeline", text), ("admitted_at", time), ("put_at", time),
             ("claimed_at", time), ("committed_at", time), ("left_at", time), ("generate_ms", number),
         ]
     )  # fmt: skip

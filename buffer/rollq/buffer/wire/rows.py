@@ -29,7 +29,8 @@ class SampleRows:
 
     `rewards`: the judge's reward; None for a sample that is not trained, because it failed. `lengths`: tokens of prompt
     and response, for each segment that has any. `loss_tokens`: of the weights (epoch, version) that made them, tokens
-    that the loss may count; those of an insertion have no weights, and are under (`NO_EPOCH`, `NO_VERSION`). `labelled`: the sample brings its own labels, and its tokens count at any age.
+    that the loss may count; those of an insertion are under (`NO_EPOCH`, `NO_VERSION`). `labelled`: the sample brings
+    its own labels, and its tokens count at any age.
     """
 
     rewards: tuple[float | None, ...]

@@ -14,7 +14,7 @@ TASK_COLUMNS: dict[str, Callable[[TaskStatus], str]] = {
     "task": lambda task: task.task,
     "step": lambda task: str(task.step),
     "ready": lambda task: f"{task.ready}/{task.batch_groups}",
-    "bound": lambda task: f"{task.scheduled - task.trained}/{task.limit - task.trained}",
+    "bound": lambda task: task.bound,
     "pending": lambda task: str(task.groups(Status.PENDING)),
     "running": lambda task: str(task.groups(Status.RUNNING)),
     "groups/s": lambda task: f"{task.rates.groups:.2f}" if task.rates else "-",

@@ -68,7 +68,7 @@ def _columns(segment: SegmentView, low: int, high: int, texts: TokenTexts) -> di
         "prompt_tokens": len(segment.prompt_ids),
         "ids": segment.ids[low:high],
         "pieces": None if texts.decode is None else pieces(texts.decode, segment.ids, low, high),
-        "versions": segment.versions[low:high],
+        "versions": None if segment.versions is None else segment.versions[low:high],
         "counts": segment.counts[low:high],
         "logprobs": segment.logprobs[low:high],
         "annotations": {},

@@ -131,7 +131,7 @@ export class GroupView {
       token: token.place,
       text: token.piece === null ? "-" : JSON.stringify(token.piece),
       id: token.id,
-      version: token.version,
+      version: token.version === null ? "-" : token.version,
       "loss mask": token.counts ? "counted" : "masked",
       logprob: token.logprob === null ? "-" : token.logprob.toFixed(4),
       probability: token.logprob === null ? "-" : Math.exp(token.logprob).toFixed(4),

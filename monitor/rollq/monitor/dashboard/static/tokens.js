@@ -20,7 +20,7 @@ export function modesOf(group) {
     {
       id: "version",
       title: "version",
-      of: (token) => `v${place.get(token.version) ?? LEVELS - 1}`,
+      of: (token) => (token.version === null ? "" : `v${place.get(token.version) ?? LEVELS - 1}`),
       legend: versions.map((version) => [`v${place.get(version)}`, `version ${version}`]),
     },
     {
@@ -35,7 +35,7 @@ export function modesOf(group) {
     {
       id: "logprob",
       title: "logprob",
-      of: (token) => `l${level(token.logprob)}`,
+      of: (token) => (token.logprob === null ? "" : `l${level(token.logprob)}`),
       legend: [
         ["l0", "certain"],
         ["l1", "< -0.05"],
@@ -152,7 +152,7 @@ export class Tokens {
         const token = {
           id,
           piece: part.pieces?.[i] ?? null,
-          version: part.versions[i],
+          version: part.versions?.[i] ?? null,
           counts: part.counts[i],
           logprob: part.logprobs[i],
           place: part.start + i,
