@@ -9,9 +9,6 @@ from rollq.buffer.rollouts import Lease, PipelineOutput, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
 
-NO_VERSION = -1
-"""The live version before the first trainer."""
-
 
 class Control(StrEnum):
     """Whether a task is produced."""

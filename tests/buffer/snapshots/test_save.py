@@ -18,8 +18,8 @@ from safetensors.numpy import load_file
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError, RunMismatch, SnapshotError
 from rollq.buffer.payloads.store import PayloadName
-from rollq.buffer.replies import NO_VERSION, BatchState, Claimed, PutOutcome
-from rollq.buffer.rollouts import GroupResult, PipelineOutput, Prompt
+from rollq.buffer.replies import BatchState, Claimed, PutOutcome
+from rollq.buffer.rollouts import NO_VERSION, GroupResult, PipelineOutput, Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.snapshots import save as saving
 from rollq.buffer.snapshots.folder import INDEX, SavedGroup, read_index

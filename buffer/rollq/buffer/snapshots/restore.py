@@ -18,9 +18,8 @@ from rollq.buffer.core import BufferCore
 from rollq.buffer.errors import RunMismatch, SnapshotError
 from rollq.buffer.payloads.objects import PLACE
 from rollq.buffer.payloads.store import PayloadName
-from rollq.buffer.replies import NO_VERSION
 from rollq.buffer.revisions import differences
-from rollq.buffer.rollouts import WHOLE
+from rollq.buffer.rollouts import NO_VERSION, WHOLE
 from rollq.buffer.rules_codec import decode_rules, encode_rules
 from rollq.buffer.settings import FIXED_RULES, TaskRules
 from rollq.buffer.snapshots.folder import Part, SavedGroup, Snapshot, check, read_groups, read_index
