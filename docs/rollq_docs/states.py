@@ -47,7 +47,8 @@ class Line(NamedTuple):
 
 
 LINES: Mapping[Move, Line] = {
-    (NEW, "pending"): Line("on", "M14 250 H60", 0, 0),
+    (NEW, "pending"): Line("on", "M14 250 H60", 36, 290),
+    (NEW, "completed"): Line("on", "M584 304 L576 273", 592, 317),
     ("pending", "running"): Line("on", "M178 250 H280", 230, 243),
     ("running", "completed"): Line("on", "M398 250 H500", 470, 267),
     ("completed", "claimed"): Line("on", "M618 250 H710", 664, 243),
@@ -113,7 +114,7 @@ def _head() -> Iterator[str]:
 def _line(move: Move, line: Line, names: tuple[str, ...]) -> str:
     colour, text = KINDS[line.kind], ", ".join(names)
     if move[0] == NEW:
-        words = "".join(_text(36, 290 + 15 * row, name, colour) for row, name in enumerate(names))
+        words = "".join(_text(line.x, line.y + 15 * row, name, colour) for row, name in enumerate(names))
     else:
         words = _text(line.x, line.y, text, colour)
     arrow = f'<path d="{line.path}" fill="none" stroke="{colour}" stroke-width="1.4" marker-end="url(#{line.kind})"/>'

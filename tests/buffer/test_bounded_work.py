@@ -30,7 +30,7 @@ READ_WHOLE_SETS = {"find", "save_index"}
 OF_ARGUMENTS = {
     "create_run", "restore_run", "restore_groups", "restore_task", "finish_restore", "store_weights", "append_round",
     "find_dead", "find_garbage", "forget_garbage", "mark", "put", "renew", "salvage", "hand_back", "end_finalize",
-    "begin_delete", "drop_too_long",
+    "begin_delete", "drop_too_long", "insert",
 }  # fmt: skip
 """Functions whose work depends on their arguments alone."""
 COUNTING = """

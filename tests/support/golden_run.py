@@ -7,16 +7,24 @@ from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Prompt, SamplePart
 from rollq.buffer.steering import Order
 from support.buffer_run import World, make_sample
+from support.finished_groups import finished_groups
 
-GOLDEN_TASKS = ("math", "code", "held_out")
+GOLDEN_TASKS = ("math", "code", "held_out", "demos")
 
 
 def golden_run(world: World, folder: Path) -> Iterator[str]:
     """A run in which every role makes every call that it can; yields after each move, with its name."""
     buffer = world.buffer
-    world.start(math={"max_uses": 2, "max_staleness": 4}, code={"archive": True}, held_out={"kind": "eval"})
+    world.start(
+        math={"max_uses": 2, "max_staleness": 4},
+        code={"archive": True},
+        held_out={"kind": "eval"},
+        demos={"offline": True},
+    )
     buffer.record_prompts("math", "digest", 9, "", "prompts.jsonl")
     yield "start"
+    buffer.insert("demos", finished_groups(4), source="expert")
+    yield "insert"
     world.admit(6)
     world.admit(4, "code")
     yield "admit"
@@ -36,11 +44,11 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     world.put(leases[:3])
     world.put(world.lease(4, "code"))
     yield "put"
-    claimed = world.claim(1, math=2, code=2)
+    claimed = world.claim(1, math=2, code=2, demos=1)
     yield "claim"
     buffer.release(world.held, 1, "return", claim_round=claimed.claim_round)
     yield "release"
-    world.claim(1, math=2, code=2)
+    world.claim(1, math=2, code=2, demos=1)
     yield "claim the step again"
     buffer.publish(world.held, 1, uri="u", digest="1")
     buffer.commit(world.held, 1)
@@ -82,12 +90,12 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "sleep"
     buffer.sleep(world.held, "")
     yield "wake"
-    world.train(2, math=2, code=2)
+    world.train(2, math=2, code=2, demos=1)
     buffer.checkpoint(world.held, 1)
     yield "checkpoint"
     world.begin(1, mode="return", launch_id="second")
     yield "rewind"
-    world.train(2, math=2, code=2)
+    world.train(2, math=2, code=2, demos=1)
     yield "train again"
     buffer.checkpoint(world.held, 2)
     world.collect()

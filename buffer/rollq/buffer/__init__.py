@@ -23,6 +23,7 @@ admit, fill_batch
 
 Other moves of the same functions, and of those that the picture leaves out:
 
+insert              new -> completed, for finished groups of a task that is offline
 put                 running -> expired, or gone, when the result is too stale; -> pending when its batch still needs it
 hand_back, reap     running -> failed when the tries are spent or the group is quarantined
 expire              completed, aborted -> expired, or gone where the task drops what expires
