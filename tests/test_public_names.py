@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent
 
 PUBLIC = {
     "rollq.buffer": {
-        "Buffer", "FinishReason", "Group", "ImageRef", "Prompt", "Sample", "SampleStatus", "Segment", "Status",
-        "VersionSpan", "load_array", "open_queue", "store_array", "task_of",
+        "Buffer", "FinishReason", "FinishedGroup", "Group", "ImageRef", "Prompt", "Sample", "SampleStatus", "Segment",
+        "Status", "VersionSpan", "absent_logprobs", "load_array", "open_queue", "store_array", "task_of", "unversioned",
     },
     "rollq.consumer": {
         "AdvantageSettings", "Archive", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "GrpoSettings",

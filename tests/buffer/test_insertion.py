@@ -20,11 +20,11 @@ from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World, make_sample
 from support.finished_groups import finished_group, finished_groups, finished_sample
 
-OFFLINE = {"offline": True}
+OFFLINE: dict[str, object] = {"offline": True}
 
 
-def started(world: World, **more: dict[str, object]) -> World:
-    return world.start(demos=OFFLINE, **more)
+def started(world: World, math: dict[str, object] | None = None) -> World:
+    return world.start(demos=OFFLINE) if math is None else world.start(demos=OFFLINE, math=math)
 
 
 @pytest.mark.any_server

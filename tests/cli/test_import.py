@@ -122,10 +122,10 @@ def test_rows_of_other_forms(settings: Path, world: World, kind: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["response", "completion"])
-def test_one_response_is_a_group_of_one(settings: Path, world: World, field: str) -> None:
-    settings.write_text(FILE.format(run=world.buffer.run, url="redis://127.0.0.1:1/0").replace("size = 2", "size = 1"))
-    found = import_(written(settings.parent, row(responses=None, **{field: "yes"}, rewards=[1])), settings, "--dry-run")
-    assert found.output == "nothing was imported: 1 groups can be\n"
+def test_one_response_is_a_group_of_one(settings: Path, field: str) -> None:
+    settings.write_text(settings.read_text().replace("group_size = 2", "group_size = 1"))
+    data = written(settings.parent, row(responses=None, rewards=[1]) | {field: "yes"})
+    assert import_(data, settings, "--dry-run").output == f"1 groups of {data} can be imported\n"
 
 
 def test_a_json_list_and_a_parquet_file(settings: Path, world: World) -> None:
@@ -268,8 +268,9 @@ def test_an_import_that_is_ended_continues_where_it_was(settings: Path, world: W
 
 def test_a_dry_run_needs_no_server(settings: Path) -> None:
     settings.write_text(FILE.format(run="r", url="redis://127.0.0.1:1/0"))
-    found = import_(written(settings.parent, row(), row()), settings, "--dry-run")
-    assert (found.exit_code, found.output) == (0, "nothing was imported: 2 groups can be\n")
+    data = written(settings.parent, row(), row())
+    found = import_(data, settings, "--dry-run")
+    assert (found.exit_code, found.output) == (0, f"2 groups of {data} can be imported\n")
 
 
 CHANGES: dict[str, Callable[[str], str]] = {

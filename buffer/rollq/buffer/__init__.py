@@ -46,6 +46,7 @@ from rollq.buffer.lazy import lazy_exports
 __all__ = [
     "Buffer",
     "FinishReason",
+    "FinishedGroup",
     "Group",
     "ImageRef",
     "Prompt",
@@ -54,15 +55,18 @@ __all__ = [
     "Segment",
     "Status",
     "VersionSpan",
+    "absent_logprobs",
     "load_array",
     "open_queue",
     "store_array",
     "task_of",
+    "unversioned",
 ]
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.rollouts import (
+        FinishedGroup,
         FinishReason,
         Group,
         ImageRef,
@@ -72,6 +76,8 @@ if TYPE_CHECKING:
         Segment,
         Status,
         VersionSpan,
+        absent_logprobs,
+        unversioned,
     )
     from rollq.buffer.shards import task_of
     from rollq.buffer.tickets import open_queue
@@ -82,7 +88,8 @@ else:
         {
             "rollq.buffer.buffer": "Buffer",
             "rollq.buffer.rollouts": (
-                "FinishReason Group ImageRef Prompt Sample SampleStatus Segment Status VersionSpan"
+                "FinishReason FinishedGroup Group ImageRef Prompt Sample SampleStatus Segment Status VersionSpan "
+                "absent_logprobs unversioned"
             ),
             "rollq.buffer.shards": "task_of",
             "rollq.buffer.tickets": "open_queue",

@@ -38,9 +38,9 @@ from rollq.producer.prompts import open_table
 from rollq.workers.agents.loops import prompt_tokens
 from rollq.workers.engines.protocol import Tokenizer
 
-_RESPONSES: Final = ("responses", "response", "completion")
-_REWARDS: Final = ("rewards", "reward")
-_LOGPROBS: Final = "logprobs"
+RESPONSES: Final = ("responses", "response", "completion")
+REWARDS: Final = ("rewards", "reward")
+LOGPROBS: Final = "logprobs"
 _EXPORTED: Final = ("prompt_record", "task", "group_id", "sample", "response_ids")
 """Columns by which a row of `rollq export` is known."""
 
@@ -102,7 +102,7 @@ class FinishedRows:
                 f"field {field!r} has {found}, and the task's group_size is {size}: list {size} under 'responses'"
             )
         rewards, logprobs = _rewards(row, size, self.default_reward), _logprobs(row, size)
-        rest = {name: value for name, value in row.items() if name not in (*_RESPONSES, *_REWARDS, _LOGPROBS)}
+        rest = {name: value for name, value in row.items() if name not in (*RESPONSES, *REWARDS, LOGPROBS)}
         if look_up(rest, columns.answer_field, None) is None:  # nobody judges
             columns = replace(columns, answer_field="")
         prompt, images = columns.prompt(rest)
@@ -226,9 +226,9 @@ def _prompt_of(row: Mapping[str, Any]) -> Prompt:
 
 def _responses(row: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
     """The field that has the responses, and one item for each: a text, or token ids."""
-    field = next((name for name in _RESPONSES if row.get(name) is not None), None)
+    field = next((name for name in RESPONSES if row.get(name) is not None), None)
     if field is None:
-        raise ValueError(f"no field {', '.join(map(repr, _RESPONSES))}; the row has {sorted(row)[:20]}")
+        raise ValueError(f"no field {', '.join(map(repr, RESPONSES))}; the row has {sorted(row)[:20]}")
     value = row[field]
     if isinstance(value, str) or _is_flat(value):
         return field, [value]
@@ -242,7 +242,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _rewards(row: Mapping[str, Any], size: int, default: float | None) -> Sequence[float]:
-    value = next((row[name] for name in _REWARDS if row.get(name) is not None), default)
+    value = next((row[name] for name in REWARDS if row.get(name) is not None), default)
     if value is None:
         raise ValueError("no field 'reward' or 'rewards'; --reward gives one to samples that have none")
     rewards = value if isinstance(value, list) else [value] * size
@@ -253,18 +253,20 @@ def _rewards(row: Mapping[str, Any], size: int, default: float | None) -> Sequen
 
 def _number(reward: Any) -> float:
     if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise ValueError(f"a reward is {reward!r:.80}, and a number is needed; --reward stands for one that is missing")
+        raise ValueError(
+            f"a reward is {reward!r:.80}, and a number is needed; --reward fills in those that are missing"
+        )
     return float(reward)
 
 
 def _logprobs(row: Mapping[str, Any], size: int) -> Sequence[Sequence[float] | None]:
     """The logprobs of each response; None where they are absent."""
-    value = row.get(_LOGPROBS)
+    value = row.get(LOGPROBS)
     if value is None:
         return [None] * size
     found = [value] if _is_flat(value) else value
     if not isinstance(found, list) or len(found) != size or not all(one is None or _is_flat(one) for one in found):
-        raise ValueError(f"field {_LOGPROBS!r} must have a list of numbers for each of the {size} responses")
+        raise ValueError(f"field {LOGPROBS!r} must have a list of numbers for each of the {size} responses")
     return found
 
 

@@ -55,7 +55,7 @@ def import_(task: str, data: Path, settings_path: Path, reward: float | None, dr
     stop = stop_on_signals()
     total = _check(rows, stop)
     if total is None or dry_run:
-        click.echo("stopped; nothing was imported" if total is None else f"nothing was imported: {total} groups can be")
+        click.echo("stopped; nothing was imported" if total is None else f"{total} groups of {data} can be imported")
         return
     with open_run(settings, stop, **fingerprints(None, folder)) as buffer:
         _insert(buffer, task, rows, total, stop)

@@ -121,7 +121,7 @@ def check_logprobs(batch: Batch, settings: GrpoSettings) -> None:
 
 _REMEDY = (
     "without logprobs, and the loss compares with them: insert samples that have some, set absent_logprobs = "
-    '"current" in [trainer.loss] for ratios of 1, or train with a loss of your own'
+    '"current" in [trainer.loss] for ratios of 1, or train with a custom loss'
 )
 
 

@@ -142,7 +142,7 @@ class GrpoSettings(Settings):
     )
     absent_logprobs: Literal["refuse", "current"] = Field(
         default="refuse",
-        description="what stands for logprobs that inserted samples lack: nothing, or those of the trainer's weights",
+        description="how to train inserted samples without logprobs: not at all, or with the logprobs of the trainer",
     )
     importance_cap: float = Field(default=2.0, gt=0, description="largest truncated importance weight")
     entropy: bool = Field(

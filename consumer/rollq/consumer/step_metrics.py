@@ -25,6 +25,19 @@ def find_truncation(batch: Batch) -> str | None:
     return None
 
 
+def find_idle_tasks(batch: Batch) -> list[str]:
+    """Tasks of which the share has inserted groups, none with an advantage: a loss that multiplies by advantages learns
+    nothing from them."""
+    largest: dict[str, float] = {}
+    for index in batch.share_groups:
+        group = batch.groups[index]
+        if any(sample.is_inserted for sample in group.samples):
+            task = task_of(group.task)
+            found = float(np.abs(batch.advantages[batch.sample_groups == index]).max())
+            largest[task] = max(largest.get(task, 0.0), found)
+    return [task for task, found in largest.items() if not found]
+
+
 def describe_batch(batch: Batch) -> dict[str, Any]:
     """Describe a batch for the metrics of its step. `workers`: how many samples of the share each made; nobody of the
     run has made those that were inserted."""

@@ -28,7 +28,7 @@ from rollq.consumer.production import describe_production
 from rollq.consumer.recorded import BatchSource
 from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.step_metrics import describe_batch, describe_mismatch, find_truncation
+from rollq.consumer.step_metrics import describe_batch, describe_mismatch, find_idle_tasks, find_truncation
 from rollq.consumer.trackers.trackers import Trackers, check_packages
 from rollq.consumer.weights.probe import probe_of
 
@@ -179,6 +179,14 @@ class Trainer:
         arrived_s = time.monotonic()
         if truncation := find_truncation(batch):
             self._log_once.warning("truncation", "%s", truncation)
+        for task in find_idle_tasks(batch):
+            self._log_once.warning(
+                f"idle {task}",
+                "step %d: the inserted groups of task %r have equal rewards each, so all their advantages are 0, and "
+                "nothing is learned from them: insert responses of different rewards, or train with a custom loss",
+                batch.step,
+                task,
+            )
         metrics = learner.gradients(self._shuffled(batch), self._stop)
         if metrics is None:
             return False
