@@ -25,7 +25,7 @@ from rollq.consumer.grpo import check_logprobs, grpo_loss, token_logprobs
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.settings import GrpoSettings, TrainerSettings
-from rollq.consumer.step_metrics import describe_batch
+from rollq.consumer.step_metrics import describe_batch, find_idle_tasks
 from rollq.consumer.trainer import train
 from support.buffer_run import World
 from support.consumer_groups import make_group, make_sample, make_segment
@@ -110,6 +110,12 @@ def test_inserted_tokens_are_counted_and_in_no_measure_of_the_engines(with_logpr
     assert set(mixed.mismatch.by(batch)["version"]) == {"4"}
     assert np.isfinite([other["loss"], other["ratio"], other["clip_fraction"]]).all()
     assert describe_batch(batch)["workers"] == {"w": 2}
+
+
+def test_a_task_whose_inserted_groups_have_equal_rewards_is_idle() -> None:
+    same = [finished_sample(1.0, response=[3, 4, 5 + i]) for i in range(2)]
+    equal = Group("expert", 8, Prompt("?"), same, oldest_version=NO_TOKENS, arrival=8, tries=0)
+    assert find_idle_tasks(Batch.build(5, [sampled(), equal, inserted()])) == ["expert"]
 
 
 def test_a_batch_of_inserted_groups_alone_has_plain_numbers() -> None:

@@ -57,6 +57,19 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "task math is scheduled\n"
         "to do: look at the producer's log: does it find prompts of task math?",
     ),
+    "an offline task that is empty": (
+        run_status(
+            MATH,
+            task_status("demos", {Status.COMPLETED: 1}, offline=True, producer_silent_s=None),
+            trainer=waiting({"demos": (1, 16)}),
+        ),
+        "starving: the trainer has waited 12 s for step 41: task demos has 1 of 16; task demos is empty: import more "
+        "(`rollq import`); 4 groups in generation on 1 worker",
+    ),
+    "offline tasks alone need neither producers nor workers": (
+        run_status(task_status("demos", {Status.COMPLETED: 90}, offline=True, producer_silent_s=None), workers={}),
+        "training: the trainer has been training step 41 for 12 s",
+    ),
     "slow workers": (
         run_status(
             task_status(statuses={Status.COMPLETED: 5, Status.RUNNING: 11}),
