@@ -4,10 +4,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 import click
 
 import rollq.buffer.errors
+from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, VERSION, VERSION_KEY, schema
 from rollq.buffer.store import keys
 from rollq.cli.main import COMMANDS, main
 from rollq.monitor.metrics.catalogue import METRICS
@@ -23,6 +25,7 @@ KEY = re.compile(
 ERROR = re.compile(r"(?P<lines>[ |]*)\|- (?P<name>\w+) +(?P<text>.*)")
 WIDE = "---\nhide:\n  - toc\n---\n\n"
 """Front matter of pages with one wide table, which has the place of the table of contents."""
+GUIDE = Path(__file__).parents[1] / "guide" / "archive.md"
 UP = ("rollq_up", "gauge", "-", "1 if the run was read, 0 if its server does not answer or does not have it")
 
 
@@ -117,6 +120,19 @@ def functions_page() -> str:
     return f"{WIDE}# Redis functions\n\n{text}\n\n{table(head, rows)}"
 
 
+def archive_page() -> str:
+    """The columns of the archive's files, with their meanings from the guide."""
+    rows = re.findall(r"^\| (`.+?) \| (.+) \|$", GUIDE.read_text("utf-8").split("## Columns")[1], re.MULTILINE)
+    meanings = {name: meaning for names, meaning in rows for name in re.findall(r"`(\w+)`", names)}
+    columns = [(code(field.name), code(str(field.type)), meanings[field.name]) for field in schema()]
+    version, *others = (code(key.decode()) for key in (VERSION_KEY, RUN_KEY, INCARNATION_KEY))
+    text = (
+        f"A row is a sample. This is version {VERSION}, which the metadata of a file has as {version}, besides "
+        f"{' and '.join(others)}. The [guide](../guide/archive.md) says which groups are written, and when."
+    )
+    return f"{WIDE}# Archive\n\n{text}\n\n{table(('column', 'type', 'content'), columns)}"
+
+
 def errors_page() -> str:
     """The tree of errors, from the module that defines most of them."""
     tree, _, places = inspect.cleandoc(rollq.buffer.errors.__doc__ or "").rpartition("\n\n")
@@ -139,6 +155,7 @@ PAGES: Mapping[str, tuple[str, Callable[[], str]]] = {
     "redis-keys": ("Redis keys", redis_keys_page),
     "redis-functions": ("Redis functions", functions_page),
     "metrics": ("Metrics", metrics_page),
+    "archive": ("Archive", archive_page),
     "errors": ("Errors", errors_page),
 }
 """Page of the reference, without folder and end of its name -> title, and how it is made."""

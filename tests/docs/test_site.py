@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
+from rollq.buffer.archive.schema import schema
 from rollq.buffer.errors import RollqError
 from rollq.buffer.store import keys
 from rollq.cli.main import COMMANDS
@@ -92,6 +93,12 @@ def test_every_command_metric_and_error_has_a_place() -> None:
     assert [metric.name for metric in METRICS if f"| {code(metric.name)} |" not in PAGES["reference/metrics.md"]] == []
     ours = {name for name in all_errors(RollqError) if name != "RollqError" and not name.startswith("_")}
     assert [name for name in sorted(ours) if f"`{name}` |" not in PAGES["reference/errors.md"]] == []
+
+
+def test_every_column_of_the_archive_has_its_type() -> None:
+    text = PAGES["reference/archive.md"]
+    assert f"| {code('reward')} | {code('double')} | the judge's; the parts as JSON |" in text
+    assert [name for name in schema().names if f"| {code(name)} |" not in text] == []
 
 
 def test_every_row_of_the_table_of_keys_is_understood() -> None:
