@@ -13,8 +13,8 @@ admit, fill_batch
      |               | |              | +---|------------commit--------- cooling
      |               | +-put-> gathered     |                               |
      |               |    end_finalize      | expire                        | commit, when too stale
-     |               |                      v                               |
-     |               |                   expired <--------------------------+
+     |               |                      v                               v
+     |               |                   expired                          (gone)
      |               |                    |  ^
      +-----recycle---|--------------------+  | expire
      |               +-put-> aborted --------+

@@ -104,8 +104,8 @@ local function clone_for_reuse(clock, id, step)
   redis.call('ZADD', clock.prefix .. 'cooling', due, clone)
 end
 
--- cooling -> completed, for groups that may be trained again from `step` on; expired when they are too old by now. What
--- is beyond IDS_PER_CALL waits for the next step.
+-- cooling -> completed, for groups that may be trained again from `step` on; those that are too old by now are dropped
+-- as `reused`. What is beyond IDS_PER_CALL waits for the next step.
 local function end_cooling(clock, step)
   local ids = redis.call('ZRANGEBYSCORE', clock.prefix .. 'cooling', '-inf', step, 'LIMIT', 0, IDS_PER_CALL)
   call_many('ZREM', clock.prefix .. 'cooling', ids)
