@@ -88,6 +88,16 @@ def test_ready_groups_are_counted_by_their_staleness(world: World) -> None:
     assert sum(world.buffer.overview("math").by_staleness.values()) == world.buffer.counts("math").ready
 
 
+@pytest.mark.parametrize("order", ["staleness", "fifo"])
+def test_groups_are_counted_by_their_tokens_where_these_are_masked_by_age(buffer: Buffer, order: str) -> None:
+    world = World(buffer).start(math={"max_staleness": 3, "max_token_staleness": 1, "order": order})
+    world.complete(3)
+    assert buffer.overview("math").by_staleness == {0: 3, 1: 0, 2: 0, 3: 0}
+    world.train(1, math=1)
+    world.complete(2)
+    assert buffer.overview("math").by_staleness == {0: 2, 1: 2, 2: 0, 3: 0}
+
+
 def test_beyond_the_last_staleness_that_is_shown_all_are_counted_together(buffer: Buffer) -> None:
     world = World(buffer).start(math={"max_staleness": 100})
     world.complete(80)

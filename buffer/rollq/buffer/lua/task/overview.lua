@@ -4,13 +4,30 @@
 -- ARGV: incarnation, rows
 --   rows: how many of the newest rows of the history
 -- Returns: now_ms, when the task was last reaped (ms), rows of the history (see `HistoryRow`), the ready groups of each
---   staleness from 0 (the last number counts all that are staler), and since when (ms) these wait: the pending group
---   that is leased next, the group in generation that was leased first, and the ready group that is trained next; 0
---   without any
+--   staleness of the oldest token from 0 (the last number counts all that are staler), and since when (ms) these wait:
+--   the pending group that is leased next, the group in generation that was leased first, and the ready group that is
+--   trained next; 0 without any
 -- Caller: Inspection.overview; every role
 -- Repeat: only reads
 local MOST_STALENESS = 32
 local LOOKED_AT = 64 -- groups in generation, those with the oldest weights
+
+local MOST_LOOKED_AT = 1000 -- ready groups whose tokens are looked at
+
+-- Where tokens are masked by age, a group may count as older than its oldest token, so it is counted again by that.
+local function count_by_tokens(clock, set, counts)
+  local function place(version)
+    return math.max(0, math.min(clock.step - 1 - version, #counts - 1)) + 1
+  end
+  local lowest = stale_bound(stale_version(clock, clock.step))
+  local found = redis.call('ZRANGEBYSCORE', set, lowest, '+inf', 'WITHSCORES', 'LIMIT', 0, MOST_LOOKED_AT)
+  for i = 1, #found, 2 do
+    local counted = math.floor(tonumber(found[i + 1]) / ARRIVALS)
+    local before, after = place(counted), place(oldest_token(clock, found[i], counted))
+    counts[before] = counts[before] - 1
+    counts[after] = counts[after] + 1
+  end
+end
 
 local function count_by_staleness(clock)
   local set = clock.prefix .. (clock.order == 'fifo' and 'by_version' or 'completed')
@@ -22,6 +39,7 @@ local function count_by_staleness(clock)
     counts[#counts + 1] = redis.call('ZCOUNT', set, from, bound)
     bound = '(' .. from
   end
+  if counts_masked(clock) then count_by_tokens(clock, set, counts) end
   return counts
 end
 
