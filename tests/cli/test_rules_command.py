@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -42,6 +43,20 @@ def test_rules_of_a_task_change_in_all_of_its_shards(ask: Ask, buffer: Buffer) -
     assert sizes(buffer, 1) == {"code": 32, "math.1of2": 16, "math.2of2": 16}
     assert sizes(buffer, 2) == {"code": 32, "math.1of2": 5, "math.2of2": 4}
     assert ask("set", "math", "max_staleness=3").output == "task math.1of2: is so\ntask math.2of2: is so\n"
+
+
+def test_steps_that_are_held_reach_to_the_next_checkpoint(server_url: str, buffer: Buffer, tmp_path: Path) -> None:
+    World(buffer).start()
+    (tmp_path / "rollq.toml").write_text(
+        f'run = "{buffer.run}"\n[redis]\nbuffer_url = "{server_url}"\n[tasks.math]\nprompts = "prompts.jsonl"\n'
+        f'batch_groups = 2\n[trainer]\nmodel = "model"\noutput = "output"\nsteps = 9\ncheckpoint_every = 5\n'
+    )
+    command = ["set", "math", "-f", str(tmp_path / "rollq.toml")]
+    refused = CliRunner().invoke(main, [*command, "max_uncheckpointed_steps=4"])
+    assert refused.exit_code == 2
+    assert "max_uncheckpointed_steps = 4: must not be below trainer.checkpoint_every = 5" in refused.output
+    assert CliRunner().invoke(main, [*command, "max_uncheckpointed_steps=5"]).exit_code == 0
+    assert buffer.clock("math").rules.max_uncheckpointed_steps == 5
 
 
 def test_a_weight_shares_the_whole_batch_anew(ask: Ask, buffer: Buffer) -> None:

@@ -61,7 +61,9 @@ def set_rules(
     """
     with _open(file, url, run_name) as buffer:
         if changes:
-            _change(buffer, _wanted(buffer, task, _parse(changes), from_step), from_step, dry_run=dry_run)
+            parsed = _parse(changes)
+            _check_checkpoints(parsed, file, url)
+            _change(buffer, _wanted(buffer, task, parsed, from_step), from_step, dry_run=dry_run)
         else:
             _show(buffer, task)
 
@@ -89,6 +91,19 @@ def _open(file: Path | None, url: str | None, run_name: str | None) -> "Buffer":
     from rollq.cli.run_location import find_run
 
     return find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name).without_payloads()
+
+
+def _check_checkpoints(changes: Mapping[str, str], file: Path | None, url: str | None) -> None:
+    """Raise `ConfigError` when a trainer of the settings file would save too seldom for the steps that are held."""
+    from rollq.cli.settings_file import load_settings
+
+    most = changes.get("max_uncheckpointed_steps", "")
+    trainer = None if url or not most.isdecimal() else load_settings(file or DEFAULT_FILE).trainer
+    if trainer and trainer.checkpoint_every > int(most):
+        raise ConfigError(
+            f"max_uncheckpointed_steps = {most}: must not be below trainer.checkpoint_every = "
+            f"{trainer.checkpoint_every}, or the trainer ends before it saves a checkpoint"
+        )
 
 
 def _parse(changes: Sequence[str]) -> dict[str, str]:
