@@ -104,7 +104,7 @@ def test_with_users_and_tls_the_services_do_the_same(
         for role in roles:
             world.start(role)
         world.wait_until(lambda: "step 1" in world.log("trainer-cpu").read_text())
-        assert all(world.healthy(role) for role in roles[:2])
+        assert all(world.healthy(role) for role in roles)
         assert [world.stop(role) for role in [*roles, "redis"]] == [0, 0, 0, 0]
         logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
         assert not [path for path in (secrets / "passwords").iterdir() if path.read_text().strip() in logs]

@@ -69,7 +69,7 @@ def play(pods: Pods) -> None:
     for role in ROLES:
         pods.start(role)
     pods.wait_until(lambda: pods.passes("metrics", "livenessProbe") and begun(pods.ports[9464]))
-    for role in ("producer", "worker", "metrics"):
+    for role in ROLES:
         assert pods.passes(role, "readinessProbe")
     assert pods.passes("store", "livenessProbe")
     assert [pods.stop(role) for role in (*ROLES, "store")] == [0] * 5

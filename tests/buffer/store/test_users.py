@@ -45,6 +45,7 @@ from rollq.buffer.store.users import (
 )
 from rollq.buffer.tickets import TicketJob, enqueue_tickets, open_queue
 from rollq.monitor.doctor.examine import measured_tasks
+from rollq.monitor.status import read_status
 from support.buffer_run import World, make_sample, text_of
 from support.waiting import wait_until
 
@@ -292,7 +293,9 @@ def test_a_replica_logs_in_and_follows(users: Users, tmp_path: Path) -> None:
         (Role.WORKER, "LMOVE rq:queue:mail rq:queue:rollq-sums:intermediate LEFT RIGHT", False),
         (Role.WORKER, "HGETALL rq:job:another", False),
         (Role.WORKER, "PUBLISH rq:pubsub:another {}", False),
-        (Role.TRAINER, "LLEN rq:queue:rollq-sums", False),
+        (Role.TRAINER, "LLEN rq:queue:rollq-sums", True),
+        (Role.TRAINER, "RPUSH rq:queue:rollq-sums ticket-1", False),
+        (Role.TRAINER, "LLEN rq:queue:mail", False),
         (Role.WORKER, "EXISTS rq:suspended", True),
         (Role.WORKER, "SET rq:suspended 1", False),
         (Role.PRODUCER, "RPUSH rq:suspended 1", False),
@@ -388,6 +391,13 @@ def test_an_archiver_needs_no_other_rights(users: Users, tmp_path: Path, size: s
     world.buffer.checkpoint(world.held, 1)
     Archiver(users.buffer(Role.ARCHIVER), str(tmp_path)).finish(threading.Event())
     assert World(users.buffer(Role.MONITOR)).buffer.counts("math").dropped == {"trained": 2, "failed": 1}
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_role_reads_the_status_of_its_run(users: Users, role: Role) -> None:
+    world = World(users.buffer(Role.TRAINER)).start(math={"archive": True})
+    world.begin(0, launch_id="second")
+    assert read_status(users.buffer(role), queue_of(users, role)).tasks[0].task == "math"
 
 
 def queue_of(users: Users, role: Role) -> Any:

@@ -68,7 +68,7 @@ rollq:{run:task}:batch:<handle>:groups write  write   write    read     write   
 rollq:{run:task}:batches            write     read    write    read     write     read
 rollq:{run:task}:batches_over       write     read    write    read     write     read
 rollq:{run:task}:manifest:<step>    write     write   write    read     write     read
-rollq:{run:task}:archive            -         -       -        read     write     write
+rollq:{run:task}:archive            read      read    read     read     write     write
 rollq:{run:task}:prompts            write     write   read     -        write     -
 rollq:{run:task}:prompt_file        write     -       -        read     write     read
 rollq:{run:task}:too_long           write     write   -        -        write     -
@@ -120,6 +120,8 @@ TRANSACTIONS = "multi exec discard unwatch"
 QUEUE_COMMANDS: Mapping[Role, str] = {
     Role.PRODUCER: f"{QUEUE_EVERYONE} {QUEUE_PRODUCER}",
     Role.WORKER: f"{QUEUE_EVERYONE} {QUEUE_WORKER}",
+    Role.TRAINER: QUEUE_EVERYONE,  # it only counts tickets, for `rollq status`, by which its health is checked
+    Role.ARCHIVER: QUEUE_EVERYONE,  # likewise
     Role.MONITOR: QUEUE_EVERYONE,
     Role.OPERATOR: QUEUE_EVERYONE,
 }
