@@ -1,4 +1,4 @@
-"""Prints what an image needs, one requirement a line: the project's dependencies and those of one of its extras.
+"""Prints what an image needs, one requirement a line: the project's dependencies and those of its extras.
 
 python compose/requirements.py torch > requirements.txt
 """
@@ -8,7 +8,13 @@ import tomllib
 from pathlib import Path
 
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
-EXTRAS = ("base", "dashboard", "torch", "vllm")  # base: no extra
+EXTRAS = {
+    "base": (),
+    "archive": ("archive",),
+    "dashboard": ("dashboard",),
+    "torch": ("torch", "archive"),  # a trainer adds to the archive
+    "vllm": ("vllm",),
+}
 
 
 def requirements(extra: str) -> list[str]:
@@ -16,7 +22,8 @@ def requirements(extra: str) -> list[str]:
     if extra not in EXTRAS:
         raise SystemExit(f"EXTRAS={extra!r}: must be one of {', '.join(EXTRAS)}")
     project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
-    return [*project["dependencies"], *({"base": []} | project["optional-dependencies"])[extra]]
+    optional = project["optional-dependencies"]
+    return [*project["dependencies"], *(name for each in EXTRAS[extra] for name in optional[each])]
 
 
 if __name__ == "__main__":

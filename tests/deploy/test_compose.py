@@ -60,11 +60,12 @@ def test_a_compose_file_with_a_misspelt_key_does_not(tmp_path: Path) -> None:
     assert subprocess.run([*command, str(tmp_path / "compose.yaml")], capture_output=True).returncode == 1
 
 
-def test_nothing_but_the_charts_is_reachable_from_outside_the_compose_network() -> None:
+def test_nothing_but_charts_and_dashboard_is_reachable_from_outside_the_compose_network() -> None:
+    ports = {"grafana": ["127.0.0.1:3000:3000"], "dashboard": ["127.0.0.1:8484:8484"]}
     assert MODEL["networks"] == {"rollq": {"internal": True}, "loopback": {}}
     for name, service in SERVICES.items():
-        assert service["networks"] == ["rollq", *(["loopback"] if name == "grafana" else [])]
-        assert service.get("ports", []) == (["127.0.0.1:3000:3000"] if name == "grafana" else [])
+        assert service["networks"] == ["rollq", *(["loopback"] if name in ports else [])]
+        assert service.get("ports", []) == ports.get(name, [])
         assert not {"expose", "network_mode", "pid", "ipc"} & set(service)
 
 

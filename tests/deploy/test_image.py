@@ -76,7 +76,14 @@ def test_every_script_of_the_dockerfile_is_one_that_a_shell_can_read(script: str
 
 
 @pytest.mark.parametrize(
-    ("extra", "has"), [("base", "redis"), ("torch", "transformers"), ("vllm", "vllm"), ("dashboard", "starlette")]
+    ("extra", "has"),
+    [
+        ("base", "redis"),
+        ("torch", "transformers"),
+        ("vllm", "vllm"),
+        ("dashboard", "starlette"),
+        ("archive", "pyarrow"),
+    ],
 )
 def test_requirements_of_an_image_are_those_of_its_extra(extra: str, has: str) -> None:
     command = [sys.executable, str(ROOT / "compose" / "requirements.py"), extra]
@@ -84,13 +91,14 @@ def test_requirements_of_an_image_are_those_of_its_extra(extra: str, has: str) -
     names = [re.split(r"[^a-z]", line)[0] for line in lines]
     assert has in names
     assert ("torch" in names) is (extra == "torch")
+    assert ("pyarrow" in names) is (extra in ("torch", "archive")), "trainers and archivers write Parquet files"
     assert "rollq" not in names
 
 
 def test_an_extra_that_no_image_is_made_of_is_refused() -> None:
     command = [sys.executable, str(ROOT / "compose" / "requirements.py"), "demo"]
     result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.returncode, "must be one of base, dashboard, torch, vllm" in result.stderr) == (1, True)
+    assert (result.returncode, "must be one of base, archive, dashboard, torch, vllm" in result.stderr) == (1, True)
 
 
 def test_the_wheel_holds_every_module_and_data_file_and_works_alone(tmp_path: Path) -> None:

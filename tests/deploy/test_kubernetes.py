@@ -17,7 +17,7 @@ from rollq.monitor.metrics.catalogue import METRICS
 from support.kustomize import KUBERNETES, MERGED_BY, built, identity
 
 VERSION = "1.33"
-FOLDERS = ("base", "overlays/secure", "overlays/keda")
+FOLDERS = ("base", "overlays/secure", "overlays/keda", "overlays/archive")
 BUILT = {folder: built(KUBERNETES / folder) for folder in FOLDERS}
 PODS = [
     pytest.param(manifest, id=f"{folder} {manifest['metadata']['name']}")
@@ -177,6 +177,19 @@ def test_workers_are_scaled_by_a_metric_that_is_served_and_the_run_of_the_settin
     assert "rollq_wanted_workers" in {metric.name for metric in METRICS}
     assert "replicas" not in the("Deployment", "rollq-worker", "overlays/keda")["spec"], "KEDA sets it"
     assert "replicas" in the("Deployment", "rollq-worker")["spec"]
+
+
+def test_archiver_and_trainer_share_the_folder_of_the_archive() -> None:
+    for kind, role in (("StatefulSet", "trainer"), ("Deployment", "archiver")):
+        manifest = the(kind, f"rollq-{role}", "overlays/archive")
+        claims = {
+            volume["name"]: volume["persistentVolumeClaim"]
+            for volume in manifest["spec"]["template"]["spec"]["volumes"]
+            if "persistentVolumeClaim" in volume
+        }
+        assert claims["archive"] == {"claimName": "rollq-archive"}
+        mounts = {mount["mountPath"]: mount for mount in container_of(manifest)["volumeMounts"]}
+        assert mounts["/archive"] == {"mountPath": "/archive", "name": "archive"}
 
 
 def test_with_users_each_role_has_the_secret_of_its_user() -> None:

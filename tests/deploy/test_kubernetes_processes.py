@@ -15,8 +15,10 @@ from support.kustomize import KUBERNETES, built
 from support.pods import Pods
 
 PASSWORD = "correct-horse-battery-staple"
-ROLES = ("producer", "worker", "trainer", "metrics")
-USERS = {"metrics": "monitor"} | {role: role for role in ("producer", "worker", "trainer", "operator")}
+ROLES = ("producer", "worker", "trainer", "metrics", "dashboard")
+USERS = {"metrics": "monitor", "dashboard": "monitor"} | {
+    role: role for role in ("producer", "worker", "trainer", "operator")
+}
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def make_secrets(folder: Path, settings: Path) -> dict[str, Path]:
     acl = rollq("acl", settings, "--passwords", folder / "passwords")
     rollq("certificates", folder / "certificates", "--host", "rollq-store")
     found = {}
-    for user in (*USERS.values(), "server"):
+    for user in {*USERS.values(), "server"}:
         secret = found[f"rollq-{user}"] = folder / f"rollq-{user}"
         secret.mkdir()
         for name, source in {"ca.crt": "ca.crt", "tls.crt": f"{user}.crt", "tls.key": f"{user}.key"}.items():
@@ -69,10 +71,11 @@ def play(pods: Pods) -> None:
     for role in ROLES:
         pods.start(role)
     pods.wait_until(lambda: pods.passes("metrics", "livenessProbe") and begun(pods.ports[9464]))
+    pods.wait_until(lambda: pods.passes("dashboard", "livenessProbe"))
     for role in ROLES:
         assert pods.passes(role, "readinessProbe")
     assert pods.passes("store", "livenessProbe")
-    assert [pods.stop(role) for role in (*ROLES, "store")] == [0] * 5
+    assert [pods.stop(role) for role in (*ROLES, "store")] == [0] * 6
     assert not pods.passes("store", "livenessProbe")
     assert not pods.passes("producer", "readinessProbe")
 
@@ -83,10 +86,10 @@ def test_the_pods_of_the_base_start_become_ready_and_stop_cleanly(
     secret = tmp_path / "rollq-store"
     secret.mkdir()
     (secret / "password").write_text(PASSWORD + "\n")
-    store = free_ports(2)
+    store = free_ports(3)
     programs = {"valkey-server": embedded_binary(), "valkey-cli": redis_cli}
     manifests = built(KUBERNETES / "base")
-    ports = {6379: store, 9464: store + 1}
+    ports = {6379: store, 9464: store + 1, 8484: store + 2}
     with Pods(tmp_path, manifests, {**volumes, "rollq-store": secret}, ports, programs) as pods:
         assert not pods.passes("store", "readinessProbe")
         pods.start("store")
@@ -98,10 +101,10 @@ def test_with_users_and_tls_they_do_the_same(
     tmp_path: Path, volumes: dict[str, Path], redis_cli: Path, redis_binary: Path, openssl: Path
 ) -> None:
     secrets = make_secrets(tmp_path, volumes["rollq"] / "rollq.toml")
-    store = free_ports(2)
+    store = free_ports(3)
     programs = {"valkey-server": redis_binary, "valkey-cli": redis_cli}
     manifests = built(KUBERNETES / "overlays" / "secure")
-    ports = {6379: store, 9464: store + 1}
+    ports = {6379: store, 9464: store + 1, 8484: store + 2}
     with Pods(tmp_path, manifests, {**volumes, **secrets}, ports, programs) as pods:
         pods.start("store")
         pods.wait_until(lambda: pods.passes("store", "readinessProbe"))
