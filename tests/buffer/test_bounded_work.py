@@ -13,7 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import RollqError
 from rollq.buffer.history import HISTORY_ROWS
 from rollq.buffer.rollouts import Lease, Prompt, Status
-from rollq.buffer.steering import Order
+from rollq.buffer.steering import GroupOrder, Order
 from rollq.buffer.store import library
 from rollq.buffer.store.functions import Call
 from rollq.buffer.store.keys import task_keys
@@ -143,6 +143,9 @@ def everything(world: World) -> Iterator[Callable[[], Any]]:
     yield lambda: buffer.report_worker("w", {"state": "busy"})
     yield lambda: buffer.order_worker("w", Order.PAUSE)
     yield lambda: buffer.forget_worker("w")
+    yield lambda: buffer.order_group("math", 1, GroupOrder.REQUEUE)
+    yield lambda: buffer.order_group("math", 2, GroupOrder.QUARANTINE)
+    yield lambda: buffer.order_group("math", 3, GroupOrder.DROP)
     yield lambda: buffer.renew_trainer(held)
     yield lambda: buffer.report_trainer(held, {"step": 1})
     batch = buffer.open_batch("math", "new", "train", step=1)

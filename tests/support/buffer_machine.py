@@ -23,6 +23,7 @@ from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import FencedError, HistoryGone, StaleWorker
 from rollq.buffer.replies import Claimed, PutOutcome, SalvageOutcome, Shortfall, TrainerEpoch
 from rollq.buffer.rollouts import GroupResult, Lease, Sample, SamplePart, SampleStatus, Status
+from rollq.buffer.steering import GroupOrder, Refusal
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.training import ResumeMode
 from support.buffer_run import World, make_sample, text_of
@@ -30,6 +31,12 @@ from support.late_copies import AT_ANY_TIME, RecordingBuffer, name_of
 
 THRESHOLD = 2
 BATCH = 2
+ORDERED = {
+    GroupOrder.DROP: {Status.PENDING, Status.RUNNING, Status.COMPLETED, Status.ABORTED, Status.EXPIRED, Status.FAILED},
+    GroupOrder.REQUEUE: {Status.COMPLETED, Status.FAILED},
+    GroupOrder.QUARANTINE: {Status.RUNNING, Status.COMPLETED},
+}
+"""The statuses of groups that an operator can move."""
 
 
 @dataclass
@@ -321,6 +328,27 @@ class BufferMachine(RuleBasedStateMachine):
         ]
         assert self.buffer.expire("math") == len(stale)
         model.set_all(stale, Status.EXPIRED)
+
+    # -- the operator -----------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.model.groups)
+    @rule(data=st.data(), order=st.sampled_from(GroupOrder))
+    def an_operator_moves_a_group(self, data: st.DataObject, order: GroupOrder) -> None:
+        model, group_id = self.model, data.draw(st.sampled_from(sorted(self.model.groups)))
+        group = model.groups[group_id]
+        allowed = group.status in ORDERED[order]
+        for dry_run in (True, False):
+            ordered = self.buffer.order_group("math", group_id, order, dry_run=dry_run)
+            assert ordered == (group.status, None if allowed else Refusal.STATUS)
+        if not allowed:
+            return
+        if group.lease is not None:
+            self.old_leases.append(group.lease)
+        if order is GroupOrder.DROP:
+            model.drop([group_id])
+            return
+        group.status = Status.PENDING if order is GroupOrder.REQUEUE else Status.FAILED
+        group.lease, group.salvaged, group.parts, group.sent = None, {}, 0, []
 
     # -- the trainer ------------------------------------------------------------------------------------------------
 

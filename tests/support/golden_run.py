@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Prompt, SamplePart
-from rollq.buffer.steering import Order
+from rollq.buffer.steering import GroupOrder, Order
 from support.buffer_run import World, make_sample
 from support.finished_groups import finished_groups
 
@@ -76,6 +76,18 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     buffer.fill_batch("math", other.handle, 0, [Prompt("four")], last=True)
     buffer.abort_batch("math", other.handle, "for the test")
     yield "end batches"
+    world.admit(4)
+    aside, sampled_again, *others = world.lease(4)
+    world.put([sampled_again])
+    buffer.order_group("math", aside.group_id, GroupOrder.QUARANTINE)
+    yield "quarantine by hand"
+    buffer.order_group("math", sampled_again.group_id, GroupOrder.REQUEUE)
+    buffer.order_group("math", aside.group_id, GroupOrder.REQUEUE, dry_run=True)
+    buffer.order_group("math", aside.group_id, GroupOrder.REQUEUE)
+    yield "requeue by hand"
+    buffer.order_group("math", sampled_again.group_id, GroupOrder.DROP)
+    buffer.order_group("math", others[0].group_id, GroupOrder.DROP)
+    yield "drop by hand"
     buffer.change_rules("math", {"max_tries": 4})
     yield "change rules"
     buffer.order_worker("another", Order.PAUSE)

@@ -33,6 +33,7 @@ end_finalize        gathered -> filtered, expired; pending, running -> aborted, 
 abort_batch         gathered -> completed for groups that are kept; pending, running, gathered -> gone
 close_evaluation    any status -> gone
 task_begin_epoch    claimed -> archived, for steps that the trainer's checkpoint covers
+order_group         completed, filtered, failed -> pending; running, completed -> failed; or gone: by hand
 rewind              archived -> claimed (replay); claimed, archived -> completed (return) or pending (regenerate)
 
 Gathered groups wait for the rest of a coordinator's batch, or belong to an evaluation. The counters of a task say why

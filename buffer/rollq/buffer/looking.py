@@ -22,8 +22,9 @@ class PastLease(NamedTuple):
     """One lease of a group, from its history.
 
     `end`: running, put, handed_back (the try does not count), error (handed back, and it counts), ran_out (the worker
-    died or was cut off), unconfirmed (it never arrived there) or batch_ended. `parts`: of samples that were salvaged by
-    then. `version`: of the worker's weights. Times are the server's, in ms since 1970; `until_ms`: None while it runs.
+    died or was cut off), unconfirmed (it never arrived there), batch_ended, dropped, or quarantined (by hand). `parts`:
+    of samples that were salvaged by then. `version`: of the worker's weights. Times are the server's, in ms since 1970;
+    `until_ms`: None while it runs.
     """
 
     attempt: int

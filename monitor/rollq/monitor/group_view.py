@@ -179,6 +179,8 @@ _ENDS: Mapping[str, str] = {
     "ran_out": "the lease ran out: the worker died, or was cut off from the server",
     "unconfirmed": "the lease ran out: it never reached its worker",
     "batch_ended": "interrupted: its batch ended without it",
+    "dropped": "interrupted: the group was dropped",
+    "quarantined": "interrupted: the group was quarantined by hand",
 }
 _NOW: Mapping[Status, str] = {
     Status.PENDING: "waits for a worker",

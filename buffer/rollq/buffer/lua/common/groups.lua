@@ -59,6 +59,15 @@ local function make_pending(clock, id, deaths)
   if deaths > 0 then redis.call('ZADD', clock.prefix .. 'suspects', deaths, id) end
 end
 
+-- any status -> pending, with nothing but the prompt. The caller has withdrawn the group.
+local function sample_anew(clock, id, deaths)
+  local key = group_key(clock.prefix, id)
+  redis.call('HDEL', key, 'clone', 'copy_of', 'uses', 'shaped', 'rows', 'error')
+  drop_frames(clock, id)
+  redis.call('HSET', key, 'letters', no_letters(clock), 'tries', 0)
+  make_pending(clock, id, deaths)
+end
+
 -- The first group that may be of the prompts that the task has now: the rows of groups before it are of other prompts.
 local function first_of_prompts(clock)
   return tonumber(redis.call('HGET', clock.prefix .. 'progress', 'prompts_from') or '1')
@@ -82,8 +91,9 @@ end
 -- it was trained; by default the one that is next.
 local function drop_group(clock, id, reason, step)
   if clock.archive ~= 1 or reason == 'reused' then return remove_group(clock, id, reason) end
-  local key = group_key(clock.prefix, id)
-  redis.call('HSET', key, 'status', 'leaving', 'left', reason, 'left_ms', now_ms())
+  local key, now = group_key(clock.prefix, id), now_ms()
+  if redis.call('HGET', key, 'status') == 'running' then note_lease(key, 'dropped', exact(now)) end
+  redis.call('HSET', key, 'status', 'leaving', 'left', reason, 'left_ms', now)
   forget_lease(key)
   redis.call('ZADD', clock.prefix .. 'leaving', step or clock.step, id)
 end

@@ -20,13 +20,9 @@ local function drop_clone(clock, clone, step)
 end
 
 local function regenerate(clock, id, step)
-  local key = group_key(clock.prefix, id)
-  local clone = redis.call('HGET', key, 'clone')
+  local clone = group_fields(clock, id, 'clone')
   if clone then drop_clone(clock, clone, step) end
-  redis.call('HDEL', key, 'clone', 'copy_of', 'uses', 'shaped', 'rows')
-  drop_frames(clock, id)
-  redis.call('HSET', key, 'letters', no_letters(clock), 'tries', 0)
-  make_pending(clock, id, 0)
+  sample_anew(clock, id, 0)
 end
 
 local function rewind_group(clock, id, status, step, mode)
