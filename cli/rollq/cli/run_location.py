@@ -63,7 +63,7 @@ class RunLocation:
             self.buffer_url, self.run, password=self.password, patience=patience, payloads=self.payloads
         )
 
-    def to_look_at(self, patience: Patience) -> Buffer:
+    def to_look_at(self, patience: Patience | None = None) -> Buffer:
         """Connect to the run's buffer to look at groups; where the folder or bucket of payloads is not to be had,
         without it, which is logged."""
         try:

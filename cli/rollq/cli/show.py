@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rollq.buffer.errors import ConfigError, RollqError, ServerRefused
+from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.rollouts import Status
 from rollq.cli.options import DEFAULT_FILE, url_options
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.looking import FoundGroup
-    from rollq.cli.run_location import RunLocation
 
 WIDTH = 100
 """Columns of what is not printed on a terminal."""
@@ -60,7 +59,8 @@ def show(
     group_id, file = _read(words)
     if (group_id is not None) + (step is not None) + (last is not None) != 1:
         raise ConfigError("say which groups to show: give one of GROUP, --step and --last")
-    with _connect(find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)) as buffer:
+    location = find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)
+    with location.to_look_at() as buffer:
         names = _tasks(buffer, task)
         if step is not None:
             groups = _of_step(buffer, names, step)
@@ -78,17 +78,6 @@ def _read(words: Sequence[str]) -> tuple[int | None, Path | None]:
     if len(numbers) > 1 or len(files) > 1:
         raise ConfigError(f"{' '.join(words)}: after TASK come at most one GROUP, a number, and one FILE")
     return (int(numbers[0]) if numbers else None), (Path(files[0]) if files else None)
-
-
-def _connect(location: "RunLocation") -> "Buffer":
-    """The run's buffer; without its folder or bucket of payloads where that is not to be had."""
-    try:
-        return location.buffer()
-    except (ConfigError, ServerRefused) as error:
-        if not location.payloads.url:
-            raise
-        click.echo(f"warning: samples that are not on the server are not shown: {error}", err=True)
-        return location.without_payloads()
 
 
 def _tasks(buffer: "Buffer", task: str) -> list[str]:
