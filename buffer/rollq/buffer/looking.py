@@ -50,7 +50,8 @@ class FoundGroup:
 
     `fields` are its numbers as they are stored. `samples` has an entry per sample, `EMPTY_SAMPLE` where there is none;
     `problem` says why samples that should be there could not be read, else "". `leases`: the last ones, oldest first.
-    `deadline_ms`: of the lease of a running group.
+    `deadline_ms`: of the lease of a running group. `is_archived`: it has left the buffer, and this is what the archive
+    has of it.
     """
 
     task: str
@@ -64,6 +65,7 @@ class FoundGroup:
     batch: TrainStep | None
     deadline_ms: int | None
     server_ms: int
+    is_archived: bool = False
 
 
 class Looking(BufferCore):

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 MOST_WAITING = 4
 """Steps whose annotations may wait to be written; those of further ones are left out."""
+ROWS_PER_READ = 64
+"""Sequences that are read at least, by whoever wants one: a file may be larger than memory has room for."""
 
 
 class _Annotation(NamedTuple):
@@ -108,7 +110,7 @@ class Annotator:
         metadata = {VERSION_KEY: str(VERSION), RUN_KEY: self._run, INCARNATION_KEY: self._incarnation}
         sink = BytesIO()
         table = pa.Table.from_pylist(rows, schema=pa.schema(columns, metadata))
-        parquet().write_table(table, sink, compression="zstd")
+        parquet().write_table(table, sink, compression="zstd", row_group_size=ROWS_PER_READ)
         return sink.getvalue()
 
 

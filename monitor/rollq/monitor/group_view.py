@@ -146,9 +146,9 @@ def _events(group: FoundGroup) -> Iterator[Event]:
         yield Event(group.batch.claimed_ms, f"claimed for step {group.batch.step}")
         if group.batch.committed_ms is not None:
             yield Event(group.batch.committed_ms, f"trained: step {group.batch.step} was committed")
-    if group.status is Status.LEAVING:
+    if "left" in fields and group.batch is None:
         yield from _departure(fields)
-    if now := _NOW.get(group.status):
+    if now := "is in the archive" if group.is_archived else _NOW.get(group.status):
         yield Event(None, now)
 
 
@@ -159,7 +159,7 @@ def _departure(fields: Mapping[str, str]) -> Iterator[Event]:
         yield Event(_number(fields["claimed_ms"]), f"claimed for step {step}")
         yield Event(_number(fields["committed_ms"]), f"trained: step {step} was committed")
     else:
-        yield Event(_number(fields["left_ms"]), f"dropped: {fields['left']}")
+        yield Event(_number(fields.get("left_ms")), f"dropped: {fields['left']}")
 
 
 def _admission(fields: Mapping[str, str]) -> str:

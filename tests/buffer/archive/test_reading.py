@@ -4,7 +4,7 @@ import os
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 import pyarrow.parquet as parquet
@@ -125,13 +125,13 @@ def test_the_run_of_many_files_is_found_by_reading_one(
 ) -> None:
     archive(trained(world, folder, 4), folder, 4)
     found = Archive(str(folder))
-    get, read = found._objects.get, Counter[str]()
+    open_file, read = found._objects.open, Counter[str]()
 
-    def counted(name: str) -> bytes | memoryview:
+    def counted(name: str) -> BinaryIO:
         read[name] += 1
-        return get(name)
+        return open_file(name)
 
-    monkeypatch.setattr(found._objects, "get", counted)
+    monkeypatch.setattr(found._objects, "open", counted)
     assert found.run() == (world.buffer.run, world.buffer.incarnation)
     assert (len(found.names), read.total()) == (4, 1)
 

@@ -3,13 +3,14 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rollq.buffer.archive.archiver import open_archive
 from rollq.buffer.archive.rows import Row, TrainedGroup, content_of, group_of, sample_of
-from rollq.buffer.archive.schema import parquet, read_rows, read_run
+from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, archive_file, parquet
 from rollq.buffer.errors import ArchiveError
 from rollq.buffer.query.language import GroupRecord, parse_query
 from rollq.buffer.query.texts import GroupTexts, texts_of
@@ -17,14 +18,21 @@ from rollq.buffer.rollouts import Status
 from rollq.buffer.staleness import staleness
 
 SUFFIX = ".parquet"
-_OF_A_STEP = re.compile(r"step-(\d+)-\d+\.parquet")
+OF_A_STEP = re.compile(r"step-(\d+)-\d+\.parquet")
+"""The name of a file of the archive, which has the groups of one task and step."""
 _STATUS: Mapping[str, Status] = {
     "trained": Status.ARCHIVED,
     "failed": Status.FAILED,
     "filtered": Status.FILTERED,
     "expired": Status.EXPIRED,
 }
-"""Outcome -> the status that a query finds it by; others are `leaving`."""
+ARCHIVED_AS = (*_STATUS.values(), Status.LEAVING)
+"""The statuses that archived groups are found by."""
+
+
+def status_of(outcome: str) -> Status:
+    """The status that a group with this outcome is found by."""
+    return _STATUS.get(outcome, Status.LEAVING)
 
 
 class Archive:
@@ -42,13 +50,21 @@ class Archive:
 
     def rows(self, name: str) -> list[Row]:
         """The rows of a file. Raises `ArchiveError` for one that this rollq cannot read."""
-        return read_rows(self._objects.get(name), f"{self.url}/{name}")
+        with self.open(name) as file:
+            found: list[Row] = file.read().to_pylist()
+        return found
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Any]:
+        """A file, as a `pyarrow.parquet.ParquetFile`. Raises `ArchiveError` for one that this rollq cannot read."""
+        with self._objects.open(name) as content, archive_file(content, f"{self.url}/{name}") as file:
+            yield file
 
     def groups(self, query: Any) -> Iterator[list[Row]]:
         """The rows of each group for which `query` holds, see `rollq.buffer.query.language`."""
         condition = parse_query(query)
         for name in self.names:
-            for group in _by_group(self.rows(name)):
+            for group in by_group(self.rows(name)):
                 if condition.holds(_record(group), _texts(group) if condition.searches_texts else None):
                     yield group
 
@@ -65,13 +81,15 @@ class Archive:
         return found.pop()
 
     def _run_of(self, name: str) -> tuple[str, str]:
-        return read_run(self._objects.get(name), f"{self.url}/{name}")
+        with self.open(name) as file:
+            metadata = file.schema_arrow.metadata
+        return metadata[RUN_KEY].decode(), metadata[INCARNATION_KEY].decode()
 
     def steps(self) -> dict[int, list[str]]:
         """The files by the step that their names have. Raises `ArchiveError` for a file of `rollq export`."""
         found: dict[int, list[str]] = defaultdict(list)
         for name in self.names:
-            if not (named := _OF_A_STEP.fullmatch(Path(name).name)):
+            if not (named := OF_A_STEP.fullmatch(Path(name).name)):
                 raise ArchiveError(f"{self.url}/{name} is not a file of a step, as `rollq archive` names them")
             found[int(named[1])].append(name)
         return dict(sorted(found.items()))
@@ -91,7 +109,7 @@ class Archive:
             if row["trainer_epoch"] == last:
                 by_task[row["task"]].append(row)
         for task, mine in sorted(by_task.items()):
-            groups = sorted(map(group_of, _by_group(mine)), key=lambda group: group.position)
+            groups = sorted(map(group_of, by_group(mine)), key=lambda group: group.position)
             wanted = groups[0].batch_groups
             if [group.position for group in groups] != list(range(wanted)):
                 raise ArchiveError(
@@ -112,7 +130,7 @@ def _is_of_groups(name: str) -> bool:
     return name.endswith(SUFFIX) and "+annotations/" not in f"{name}/"
 
 
-def _by_group(rows: Sequence[Row]) -> list[list[Row]]:
+def by_group(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of each group, which follow each other in a file."""
     return [list(group) for _, group in groupby(rows, key=lambda row: (row["task"], row["group_id"]))]
 
@@ -125,7 +143,7 @@ def _record(rows: Sequence[Row]) -> GroupRecord:
     return GroupRecord(
         uid=first["group_id"],
         task=first["task"],
-        status=_STATUS.get(first["outcome"], Status.LEAVING).value,
+        status=status_of(first["outcome"]).value,
         staleness=staleness(first["step"], [] if oldest is None else [oldest]),
         arrival=first["arrival"],
         reward=sum(rewards) / len(rewards) if rewards else None,

@@ -6,7 +6,6 @@ A row is a sample. What has several values per sample is a list with an item for
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from io import BytesIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -78,21 +77,15 @@ def tables_of(rows: Iterable[dict[str, Any]]) -> "Iterator[pyarrow.Table]":
         yield pa.Table.from_pylist(chunk, schema=schema())
 
 
-def read_rows(content: bytes | memoryview, name: str) -> list[dict[str, Any]]:
-    """The rows of a file of an archive. Raises `ArchiveError`, with the `name`, for any other file."""
-    with _parsing(name):
-        file = parquet().ParquetFile(BytesIO(content))
+@contextmanager
+def archive_file(content: BinaryIO, name: str) -> Iterator[Any]:
+    """A file of an archive as a `pyarrow.parquet.ParquetFile`.
+
+    Raises `ArchiveError`, with the `name`, for any other file, and for one that is damaged.
+    """
+    with _parsing(name), parquet().ParquetFile(content) as file:
         _check_columns(file.schema_arrow, name)
-        found: list[dict[str, Any]] = file.read().to_pylist()
-    return found
-
-
-def read_run(content: bytes | memoryview, name: str) -> tuple[str, str]:
-    """The run and the incarnation whose groups a file has. Raises `ArchiveError`, with the `name`, for another file."""
-    with _parsing(name):
-        found = parquet().read_schema(BytesIO(content))
-    _check_columns(found, name)
-    return found.metadata[RUN_KEY].decode(), found.metadata[INCARNATION_KEY].decode()
+        yield file
 
 
 @contextmanager

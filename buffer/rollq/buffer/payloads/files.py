@@ -9,9 +9,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from rollq.buffer.durable import fsync_folder
 from rollq.buffer.errors import ConfigError, ServerRefused, ServerUnavailable
@@ -42,6 +43,9 @@ class Objects(Protocol):
 
     def get(self, name: str) -> bytes | memoryview:
         """Read a value."""
+
+    def open(self, name: str) -> BinaryIO:
+        """A value as a file."""
 
     def size_bytes(self, name: str) -> int:
         """The size of a value."""
@@ -101,6 +105,10 @@ class Folder:
         """Read a file."""
         return (self._path / name).read_bytes()
 
+    def open(self, name: str) -> BinaryIO:
+        """Open a file to read it."""
+        return (self._path / name).open("rb")
+
     def size_bytes(self, name: str) -> int:
         """The size of a file."""
         return (self._path / name).stat().st_size
@@ -159,6 +167,10 @@ class Bucket:
         import obstore
 
         return memoryview(obstore.get(self._store, name).bytes())
+
+    def open(self, name: str) -> BinaryIO:
+        """An object as a file, in memory."""
+        return BytesIO(self.get(name))
 
     def size_bytes(self, name: str) -> int:
         """The size of an object."""

@@ -72,7 +72,7 @@ class Paging(Querying):
         large, so a page may be empty and yet have a next one. Groups that move meanwhile may be missing or come twice.
         Raises `QueryError`, `StoreLost`.
         """
-        place, rank = _parse(after)
+        place, rank = parse_after(after)
         limit = max(1, min(limit, MOST_ROWS))
         sets = list(self._sets(selection))
         sizes = self._sizes(sets)
@@ -147,7 +147,8 @@ class _Set(NamedTuple):
     ids: tuple[int, ...] = ()
 
 
-def _parse(after: str) -> tuple[int, int]:
+def parse_after(after: str) -> tuple[int, int]:
+    """Where a page begins: which set of a selection, and how many of it came before. Raises `QueryError`."""
     if not re.fullmatch(r"(\d{1,9}\.\d{1,9})?", after):
         raise QueryError(f"after {after!r}: give what the page before has returned")
     place, _, rank = after.partition(".")

@@ -1,0 +1,71 @@
+"""Rows of the archive as the same value that the buffer gives of a group, so that what shows one shows both. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rollq.buffer.archive.reading import status_of
+from rollq.buffer.archive.rows import content_of, sample_of
+from rollq.buffer.errors import CorruptFrame
+from rollq.buffer.looking import FoundGroup, TrainStep
+from rollq.buffer.rollouts import Prompt, SampleStatus
+from rollq.buffer.wire.prompts import decode_prompt
+
+
+def found_group(rows: Sequence[Mapping[str, Any]], *, with_samples: bool = False) -> FoundGroup:
+    """The group of these rows, all of its own. Without samples, columns of tokens and texts may be missing."""
+    first = rows[0]
+    record = first["prompt_record"].encode()
+    return FoundGroup(
+        task=first["task"],
+        group_id=first["group_id"],
+        status=status_of(first["outcome"]),
+        fields={name: str(value) for name, value in _fields(rows).items() if value is not None},
+        prompt=_prompt(record),
+        samples=tuple(map(sample_of, rows)) if with_samples else (),
+        problem="",
+        leases=(),
+        batch=_batch(first),
+        deadline_ms=None,
+        server_ms=_ms(first["left_at"]) or _ms(first["put_at"]) or _ms(first["admitted_at"]) or 0,
+        is_archived=True,
+    )
+
+
+def _fields(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields that the buffer had of the group, as far as the archive has them."""
+    first = rows[0]
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]
+    return {
+        "letters": "".join(SampleStatus[row["status"].upper()].value for row in rows),
+        "reward": sum(rewards) / len(rewards) if rewards else None,
+        "tokens": sum(span["tokens"] for row in rows for segment in row["versions"] for span in segment),
+        "tries": first["tries"],
+        "worker": next((row["worker"] for row in rows if row["worker"]), None),
+        "error": first["reason"],
+        "shaped": first["pipeline"],
+        "row": first["row"],
+        "step": first["step"],
+        "left": first["outcome"],
+        "admitted_ms": _ms(first["admitted_at"]),
+        "put_ms": _ms(first["put_at"]),
+        "left_ms": _ms(first["left_at"]),
+        "generate_ms": first["generate_ms"],
+    }
+
+
+def _batch(first: Mapping[str, Any]) -> TrainStep | None:
+    if first["outcome"] != "trained":
+        return None
+    return TrainStep(first["step"], _ms(first["claimed_at"]), _ms(first["committed_at"]))
+
+
+def _prompt(record: bytes) -> Prompt:
+    try:
+        return decode_prompt(record)
+    except CorruptFrame:
+        return Prompt(content_of(record))
+
+
+def _ms(time: datetime | None) -> int | None:
+    return None if time is None else round(time.timestamp() * 1000)

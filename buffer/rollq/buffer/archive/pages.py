@@ -1,0 +1,178 @@
+"""Looks at the groups of an archive by the page: the newest steps first, one file and few columns of it at a time.
+
+Files that appear later are not seen.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+import orjson
+
+from rollq.buffer.archive.found import found_group
+from rollq.buffer.archive.reading import OF_A_STEP, Archive, by_group
+from rollq.buffer.archive.rows import Row
+from rollq.buffer.looking import FoundGroup
+from rollq.buffer.query.pages import MOST_READ, MOST_ROWS, Page, Selection, parse_after
+from rollq.buffer.rollouts import Sample, SampleStatus
+
+FILES_KEPT = 8
+"""Files whose groups are kept in memory, without their samples."""
+LISTED = (
+    "task", "group_id", "sample", "outcome", "reason", "step", "status", "reward", "worker", "versions",
+    "prompt_record", "tries", "admitted_at", "put_at", "claimed_at", "committed_at", "left_at", "generate_ms", "row",
+    "pipeline",
+)  # fmt: skip
+"""The columns of a list of groups."""
+SEARCHED = ("status", "text", "extra")
+"""The columns of samples that a search reads."""
+
+
+class _Listed(NamedTuple):
+    """A group without its samples, and which rows of its file have them."""
+
+    group: FoundGroup
+    first: int
+    rows: int
+
+
+class _Name(NamedTuple):
+    """A file: the task and the step of its groups, None where its name does not have them."""
+
+    name: str
+    task: str | None
+    step: int | None
+
+
+class ArchivePages:
+    """The groups of the one run whose archive this is. For any threads."""
+
+    def __init__(self, archive: Archive) -> None:
+        """Raises `ArchiveError` for an archive of several runs, and for files that this rollq cannot read."""
+        self.url = archive.url
+        self.run, self.incarnation = archive.run()
+        self._archive = archive
+        self._names = sorted(map(_parse_name, archive.names), key=lambda one: one.step or 0, reverse=True)
+        self._files: OrderedDict[str, list[_Listed]] = OrderedDict()
+        self._ids: dict[str, tuple[int, int]] = {}
+        self._lock = threading.Lock()
+        self._tasks = sorted(set().union(*map(self._tasks_of, self._names)))
+
+    def tasks(self) -> list[str]:
+        """Names of the tasks, sorted."""
+        return self._tasks
+
+    def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
+        """Up to `limit` groups of a selection; see `Paging.page`. A search reads at most `MOST_READ` of them.
+
+        Raises `QueryError`, `ArchiveError`.
+        """
+        place, rank = parse_after(after)
+        most = MOST_READ if selection.prompt or selection.text else None
+        limit = max(1, min(limit, MOST_ROWS))
+        found: list[FoundGroup] = []
+        read = 0
+        with self._lock:
+            for at in range(place, len(self._names)):
+                name = self._names[at]
+                listed = self._list(name.name) if _may_have(name, selection) else []
+                for index in range(rank if at == place else 0, len(listed)):
+                    if not _is_wanted(listed[index].group, selection):
+                        continue
+                    if len(found) == limit or read == most:
+                        return Page(tuple(found), read, f"{at}.{index}")
+                    read += 1
+                    if selection.holds(self._searchable(name.name, listed[index], selection)):
+                        found.append(listed[index].group)
+        return Page(tuple(found), read, None)
+
+    def look(self, task: str, group_id: int) -> FoundGroup | None:
+        """A group with its samples; None where the archive has no such group. Raises `ArchiveError`."""
+        with self._lock:
+            for name in self._names:
+                if name.task not in (task, None) or not self._may_have_group(name.name, group_id):
+                    continue
+                for one in self._list(name.name):
+                    if (one.group.task, one.group.group_id) == (task, group_id):
+                        return found_group(self._read(name.name, one, None), with_samples=True)
+        return None
+
+    def _searchable(self, name: str, one: _Listed, selection: Selection) -> FoundGroup:
+        """A group with as much of its samples as a search needs."""
+        if not selection.searches_samples:
+            return one.group
+        samples = tuple(
+            Sample((), SampleStatus[row["status"].upper()], text=row["text"], extra=orjson.loads(row["extra"]))
+            for row in self._read(name, one, SEARCHED)
+        )
+        return replace(one.group, samples=samples)
+
+    def _list(self, name: str) -> list[_Listed]:
+        """The groups of a file."""
+        if name not in self._files:
+            with self._archive.open(name) as file:
+                groups = by_group(file.read(columns=list(LISTED)).to_pylist())
+            firsts = accumulate((len(rows) for rows in groups), initial=0)
+            self._files[name] = [
+                _Listed(found_group(rows), first, len(rows)) for rows, first in zip(groups, firsts, strict=False)
+            ]
+            if len(self._files) > FILES_KEPT:
+                self._files.popitem(last=False)
+        self._files.move_to_end(name)
+        return self._files[name]
+
+    def _read(self, name: str, one: _Listed, columns: Sequence[str] | None) -> list[Row]:
+        """The rows of a group, from the row groups of its file that have them."""
+        with self._archive.open(name) as file:
+            sizes = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+            starts = list(accumulate(sizes, initial=0))
+            end = one.first + one.rows
+            wanted = [at for at in range(len(sizes)) if starts[at] < end and starts[at + 1] > one.first]
+            table = file.read_row_groups(wanted, columns=None if columns is None else list(columns))
+        rows: list[Row] = table.slice(one.first - starts[wanted[0]], one.rows).to_pylist()
+        return rows
+
+    def _may_have_group(self, name: str, group_id: int) -> bool:
+        """Whether a group is in the range of ids of a file."""
+        if name not in self._ids:
+            with self._archive.open(name) as file:
+                self._ids[name] = _range_of(file, "group_id")
+        low, high = self._ids[name]
+        return low <= group_id <= high
+
+    def _tasks_of(self, name: _Name) -> set[str]:
+        if name.task is not None:
+            return {name.task}
+        with self._archive.open(name.name) as file:
+            return set(file.read(columns=["task"]).column("task").unique().to_pylist())
+
+
+def _parse_name(name: str) -> _Name:
+    path = PurePosixPath(name)
+    if not (named := OF_A_STEP.fullmatch(path.name)):
+        return _Name(name, None, None)
+    return _Name(name, path.parent.name or None, int(named[1]))
+
+
+def _may_have(name: _Name, selection: Selection) -> bool:
+    """Whether a file may have groups of a selection, by its name."""
+    return (name.task is None or name.task in selection.tasks) and (
+        selection.step is None or name.step in (selection.step, None)
+    )
+
+
+def _is_wanted(group: FoundGroup, selection: Selection) -> bool:
+    """Whether a selection has a group, its texts aside."""
+    is_of_step = selection.step is None or (group.batch is not None and group.batch.step == selection.step)
+    return is_of_step and group.task in selection.tasks and group.status in selection.statuses
+
+
+def _range_of(file: Any, column: str) -> tuple[int, int]:
+    """The least and the greatest value of a column, from the statistics of a file."""
+    at = file.schema.names.index(column)
+    found = [file.metadata.row_group(group).column(at).statistics for group in range(file.num_row_groups)]
+    return min((one.min for one in found), default=1), max((one.max for one in found), default=0)
