@@ -16,12 +16,14 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.query.pages import MOST_READ, MOST_ROWS
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.buffer.steering import GroupOrder
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.dashboard import token_texts
 from rollq.cli.main import main
 from rollq.monitor.dashboard.groups import FIRST_TOKENS, MOST_TOKENS
 from support.buffer_run import World
 from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, serving, written
+from support.trained_run import MISMATCH, archive_many, train_annotated
 from support.waiting import wait_until
 
 MANY = 10_000
@@ -111,7 +113,8 @@ def test_a_group_is_served_with_the_values_of_each_token(buffer: Buffer, server_
         assert long["tokens"] == len(text.encode())
         assert long["text"] == text
         assert part["pieces"] is None
-        assert "ids" in group["tokens"]
+        assert "ids" in group["texts"]
+        assert "has not trained this group" in group["annotations"]
         assert short["reward_parts"] == {"exact": 0.5, "format": 0.125}
         assert [turn["role"] for turn in short["turns"]] == ["assistant", "tool", "assistant"]
         assert short["turns"][1]["text"] == HOSTILE
@@ -193,6 +196,102 @@ def test_changes_need_the_token_and_a_dry_run_changes_nothing(buffer: Buffer, se
             assert change(address, **wrong)[0] == 400
     with serving("--url", server_url, "--run", buffer.run) as address:
         assert "only reads" in change(address)[1]["error"]
+
+
+def test_a_group_is_moved_by_hand_with_the_token_and_after_a_dry_run(buffer: Buffer, server_url: str) -> None:
+    world = World(buffer).start(math={})
+    fill(world, 3)
+    with serving("--url", server_url, "--run", buffer.run, token=TOKEN) as address:
+        assert change(address, "wrong", kind="group", name="math/1", order="drop")[0] == 403
+        for order in GroupOrder:
+            _, preview = change(address, kind="group", name="math/1", order=order)
+            assert (preview["is_possible"], preview["done"]) == (True, [])
+            assert preview["text"].startswith("completed -> ")
+        assert world.statuses() == {"completed": 3}
+        _, done = change(address, kind="group", name="math/1", order="quarantine", dry_run=False)
+        assert done["done"][0].startswith("math 1: completed -> failed.")
+        change(address, kind="group", name="math/2", order="drop", dry_run=False)
+        change(address, kind="group", name="math/1", order="requeue", dry_run=False)
+        assert world.statuses() == {"pending": 1, "completed": 1}
+        _, refused = change(address, kind="group", name="math/1", order="requeue", dry_run=False)
+        assert (refused["is_possible"], refused["done"][0][:24]) == (False, "math 1: Nothing changes:")
+        for wrong in ({"name": "none/1"}, {"name": "math"}, {"name": "math/x"}, {"order": "pause"}):
+            assert change(address, **{"kind": "group", "name": "math/1", "order": "drop", **wrong})[0] == 400
+    world.check()
+
+
+def test_a_change_without_a_length_is_bounded_too(buffer: Buffer, server_url: str) -> None:
+    World(buffer).start(math={})
+    with serving("--url", server_url, "--run", buffer.run, token=TOKEN) as address:
+        headers = {"Authorization": f"Bearer {TOKEN}", "Transfer-Encoding": "chunked"}
+        parts = (
+            b'{"order": "pause", ',
+            b" " * 9_000,
+            b" " * 9_000,
+            b'"kind": "task", "name": "math", "dry_run": false}',
+        )
+        asked = urllib.request.Request(f"{address}/api/changes", iter(parts), headers)
+        assert send(asked) == (413, {"error": "the request is too long"})
+        assert buffer.clock("math").control is Control.RUN
+
+
+def test_what_a_trainer_wrote_beside_the_archive_is_served_with_the_tokens(
+    buffer: Buffer, server_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "rollq.toml").write_text(
+        f'run = "{buffer.run}"\n[redis]\nbuffer_url = "{server_url}"\n[archive]\nurl = "{tmp_path / "archive"}"\n'
+        '[tasks.math]\nprompts = "p.jsonl"\njudge = "exact_match"\nbatch_groups = 2\ngroup_size = 2\n'
+        'max_tokens = 64\n[worker]\nengine = "simulated"\n'
+    )
+    world = World(buffer).start(math={"max_staleness": 4})
+    for at in range(3):
+        put(world, written("a" * 900, reward=at), written("short", reward=1))
+    step = train_annotated(server_url, buffer.run, tmp_path / "archive", tmp_path)
+    with serving(str(tmp_path / "rollq.toml")) as address:
+        _, group = ask(f"{address}/api/groups/math/1")
+        assert (group["annotations"], group["step"]) == ("", step)
+        (part,) = group["samples"][0]["parts"]
+        assert part["annotations"].keys() == {"mismatch", "trainer logprob", "ratio", "clipped"}
+        for column in part["annotations"].values():
+            assert [value is not None for value in column] == part["counts"]
+        trained, worker = part["annotations"]["trainer logprob"], part["logprobs"]
+        assert trained[599] == pytest.approx(worker[599] + MISMATCH)
+        assert part["annotations"]["clipped"][0] in (True, False)
+        assert group["samples"][0]["advantage"] < 0 < group["samples"][1]["advantage"]
+        (rest,) = ask(f"{address}/api/groups/math/1/tokens", sample=0, start=890)[1]["parts"]
+        assert rest["annotations"]["mismatch"] == [MISMATCH] * 10
+        assert "has not trained" in ask(f"{address}/api/groups/math/3")[1]["annotations"]
+        (file,) = (tmp_path / "archive").rglob("step-*.parquet")
+        file.write_bytes(b"not parquet")
+        _, broken = ask(f"{address}/api/groups/math/2")
+        assert "cannot be read" in broken["annotations"]
+        assert broken["samples"][0]["parts"][0]["annotations"] == {}
+    with serving("--url", server_url, "--run", buffer.run) as address:
+        assert "with url in [archive]" in ask(f"{address}/api/groups/math/1")[1]["annotations"]
+
+
+def test_an_archive_is_served_without_a_server(fresh_server: EmbeddedServer, tmp_path: Path) -> None:
+    (tmp_path / "archive").mkdir()
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        archive_many(buffer, tmp_path / "archive", 1000, 50)
+    fresh_server.stop()
+    with serving("--archive", str(tmp_path / "archive" / "sums")) as address:
+        _, about = ask(f"{address}/api/about")
+        assert (about["run"], about["may_change"], about["archive"]["tasks"]) == ("sums", False, ["math"])
+        found, pages = all_groups(address, limit=MOST_ROWS)
+        assert (len(set(found)), pages) == (1000, 5)
+        assert sorted(all_groups(address, step=3)[0]) == [("math", number) for number in range(101, 151)]
+        assert all_groups(address, q="answer 999")[0] == [("math", 999)]
+        _, group = ask(f"{address}/api/groups/math/7")
+        assert group["samples"][1]["text"] == "answer 7"
+        assert group["status"] == "archived"
+        assert "nothing that a trainer wrote" in group["annotations"]
+        assert ask(f"{address}/api/groups/math/5000")[0] == 404
+        assert ask(f"{address}/api/groups", status="running")[0] == 400
+        assert ask(f"{address}/api/status")[0] == 404
+    both = CliRunner().invoke(main, ["dashboard", "--archive", str(tmp_path), "--url", "redis://a", "--run", "b"])
+    assert (both.exit_code, "leave out the other options" in both.output) == (2, True)
 
 
 def test_a_request_in_anothers_name_gets_nothing(buffer: Buffer, server_url: str) -> None:

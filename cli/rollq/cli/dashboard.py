@@ -13,8 +13,11 @@ from rollq.cli.logs import log_options
 from rollq.cli.options import run_options
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from rollq.buffer.archive.annotations import AnnotationReader
     from rollq.buffer.buffer import Buffer
-    from rollq.buffer.steering import Order
+    from rollq.buffer.steering import GroupOrder, Order, Ordered
     from rollq.cli.run_location import RunLocation
     from rollq.cli.run_reader import RunReader
     from rollq.monitor.dashboard.groups import TokenTexts
@@ -39,24 +42,33 @@ T = TypeVar("T")
     type=click.Path(path_type=Path),
     help=f"File with the token that changes need, or set {TOKEN}; without one, the page only reads.",
 )
+@click.option("--archive", "archive_url", help="Show the archive at this folder or s3:// URL; no server is needed.")
 @log_options
 def dashboard(
-    file: Path | None, url: str | None, run_name: str | None, host: str, port: int, token_file: Path | None
+    file: Path | None,
+    url: str | None,
+    run_name: str | None,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    archive_url: str | None,
 ) -> None:
     """Show a run in a browser: how it is, charts, workers, and every rollout down to single tokens.
 
     Reads the run at most once a second for all pages that are open. Nobody needs a password to look: on other
-    addresses than 127.0.0.1, keep strangers away from it.
+    addresses than 127.0.0.1, keep strangers away from it. With --archive, FILE only names the tokenizer.
 
     \b
     Example:
       rollq dashboard rollq.toml
       rollq dashboard rollq.toml --token-file token.txt
       rollq dashboard --url redis://127.0.0.1:6379/0 --run sums --host 0.0.0.0
+      rollq dashboard rollq.toml --archive /mnt/shared/archive/sums
     """
     try:
         from rollq.monitor.dashboard.access import Guarded
-        from rollq.monitor.dashboard.app import Dashboard
+        from rollq.monitor.dashboard.app import BROWSED, Dashboard, LiveRollouts
+        from rollq.monitor.dashboard.browsing import Browsing
         from rollq.monitor.metrics.serving import serve
     except ModuleNotFoundError as error:
         message = f"`rollq dashboard` needs the package {error.name!r}: pip install 'rollq[dashboard]'"
@@ -64,15 +76,56 @@ def dashboard(
     from rollq.cli.run_location import find_run
     from rollq.cli.run_reader import RunReader
     from rollq.cli.signals import stop_on_signals
+    from rollq.monitor.dashboard.annotations import TrainedReader
     from rollq.monitor.metrics.reading import SharedReading
 
+    if archive_url is not None:
+        if url or run_name or token_file:
+            raise ConfigError("--archive: an archive has no server and cannot be changed: leave out the other options")
+        app = _archive(archive_url, token_texts(file))
+        stop_on_signals()
+        serve(Guarded(app, host), host, port)
+        return
     token = _token(token_file)
     location = find_run(file, url, run_name)
     stop_on_signals()  # a signal ends the server, and has no further effect
     with RunReader(location, location.to_look_at) as reader:
         shared = _Shared(reader)
-        page = Dashboard(location.run, shared, SharedReading(shared.read), token_texts(file), _Orders(location), token)
+        trained = TrainedReader(lambda: _annotations(file, shared))
+        browsing = Browsing(location.run, LiveRollouts(shared), BROWSED, trained, token_texts(file))
+        page = Dashboard(location.run, shared, SharedReading(shared.read), browsing, _Orders(location), token)
         serve(Guarded(page.app(), host), host, port, on_stop=page.events.stop)
+
+
+def _archive(url: str, texts: "TokenTexts") -> "Starlette":
+    """The app of an archive. Raises `ConfigError`, `ArchiveError`."""
+    from rollq.buffer.archive.annotations import AnnotationReader, root_of
+    from rollq.buffer.archive.pages import ArchivePages
+    from rollq.buffer.archive.reading import ARCHIVED_AS, Archive
+    from rollq.monitor.dashboard.annotations import TrainedReader
+    from rollq.monitor.dashboard.app import archive_app
+    from rollq.monitor.dashboard.browsing import Browsing
+
+    archive = Archive(url)
+    pages = ArchivePages(archive)
+    run, incarnation = pages.run, pages.incarnation
+    trained = TrainedReader(
+        lambda: AnnotationReader(root_of(archive.url, archive.names, run, incarnation), run, incarnation)
+    )
+    return archive_app(archive.url, pages.tasks(), Browsing(run, pages, ARCHIVED_AS, trained, texts))
+
+
+def _annotations(file: Path | None, reader: "_Shared") -> "AnnotationReader | str":
+    """What the trainer of a run writes beside its archive, or why there is nothing."""
+    from rollq.buffer.archive.annotations import AnnotationReader
+    from rollq.cli.settings_file import load_settings
+
+    wanted = "The trainer's logprob, mismatch, ratio and clipping of tokens come from the archive:"
+    if file is None:
+        return f"{wanted} give rollq.toml instead of --url, with url in [archive]."
+    if (url := load_settings(file).archive.url) is None:
+        return f"{wanted} set url in [archive]."
+    return AnnotationReader(url, *reader.call(lambda buffer: (buffer.run, buffer.incarnation)))
 
 
 class _Shared:
@@ -117,13 +170,23 @@ class _Orders:
         return Preview(f"{VERBS[order]} all tasks?", text, any(change.is_possible for change in changes))
 
     def make(self, order: "Order", kind: str, name: str) -> list[str]:
-        from rollq.buffer.store.connection import Patience
-        from rollq.cli.run_reader import UNANSWERED_S
         from rollq.cli.steering import steer_tasks, steer_workers
 
         steer = steer_workers if kind == "worker" else steer_tasks
-        with self._location.without_payloads(Patience(UNANSWERED_S, UNANSWERED_S)) as buffer:
+        with self._connect() as buffer:
             return list(steer(buffer, [name] if name else [], order))
+
+    def order_group(self, task: str, group_id: int, order: "GroupOrder", *, dry_run: bool) -> "Ordered":
+        with self._connect() as buffer:
+            if task not in (tasks := buffer.tasks()):
+                raise ConfigError(f"task {task!r}: the run has {', '.join(tasks) or 'none'}")
+            return buffer.order_group(task, group_id, order, dry_run=dry_run)
+
+    def _connect(self) -> "Buffer":
+        from rollq.buffer.store.connection import Patience
+        from rollq.cli.run_reader import UNANSWERED_S
+
+        return self._location.without_payloads(Patience(UNANSWERED_S, UNANSWERED_S))
 
 
 def _token(file: Path | None) -> str | None:
@@ -148,7 +211,7 @@ def token_texts(file: Path | None) -> "TokenTexts":
     from rollq.monitor.dashboard.groups import TokenTexts
 
     if file is None:
-        return TokenTexts(None, "Tokens are shown as ids: give rollq.toml instead of --url, to find the tokenizer.")
+        return TokenTexts(None, "Tokens are shown as ids: give rollq.toml, which names the tokenizer.")
     worker = load_settings(file).worker
     folder = worker.tokenizer or worker.options.get("model")
     if folder is None and worker.engine == "simulated":

@@ -7,33 +7,35 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.replies import Control
-from rollq.buffer.rollouts import Sample, SampleStatus
+from rollq.buffer.rollouts import Sample, SampleStatus, Status
 from rollq.buffer.store.server import EmbeddedServer
 from support.buffer_run import World
 from support.dashboard import HOSTILE, REPORT, TOKEN, fill, put, remember, serving, written
+from support.trained_run import MISMATCH, archive_many, train_annotated
 from support.waiting import PATIENCE_S, wait_until
 
 MANY = 10_000
 SCHEMES, WIDTHS = ("light", "dark"), (390, 1280)
 LONG = 30_000
-READ = re.compile("^(training|trainer gone):$")
-"""The state of a run whose trainer is not there, and may have been silent for long."""
+READ = re.compile("^(training|trainer gone|finished):$")
+"""The state of a run whose trainer is not there: it never was, has ended, or may have been silent for long."""
 expect.set_options(timeout=PATIENCE_S * 1000)
 
 
 @dataclass
 class Shown:
     """A run with many groups, and the address of its dashboard. `hostile`: the group whose texts are HTML; `long`: one
-    whose answers have `LONG` tokens."""
+    whose answers have `LONG` tokens; `trained`: one that a trainer has trained, and annotated."""
 
     buffer: Buffer
     address: str
     hostile: int
     long: int
+    trained: int
 
 
 @dataclass
@@ -49,19 +51,23 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     folder = tmp_path_factory.mktemp("dashboard")
     with EmbeddedServer(folder) as server, Buffer.connect(server.url, "sums") as buffer:
         world = World(buffer).start(math={"max_staleness": 4}, code={"max_staleness": 4})
+        trained = put(world, written("first", reward=0.25), written("second"))
         fill(world, MANY)
+        fill(world, 2, "code")
         put(world, *[Sample((), SampleStatus.FAILED, error=HOSTILE)] * 2)
         long = put(world, *[written("y" * LONG)] * 2)
         hostile = put(world, written(HOSTILE, talks=True), written(HOSTILE, reward=0.25))
+        (folder / "archive").mkdir()
+        train_annotated(server.url, "sums", folder / "archive", folder)
         for task in ("math", "code"):
             remember(buffer, task, 40)
         (folder / "rollq.toml").write_text(
             f'run = "sums"\n[redis]\nbuffer_url = "{server.url}"\n'
             '[tasks.math]\nprompts = "p.jsonl"\njudge = "exact_match"\nbatch_groups = 2\ngroup_size = 2\n'
-            'max_tokens = 64\n[worker]\nengine = "simulated"\n'
+            f'max_tokens = 64\n[worker]\nengine = "simulated"\n[archive]\nurl = "{folder / "archive"}"\n'
         )
         with serving(str(folder / "rollq.toml"), token=TOKEN) as address:
-            yield Shown(buffer, address, hostile, long)
+            yield Shown(buffer, address, hostile, long, trained)
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +121,74 @@ def test_a_token_is_two_clicks_away_among_ten_thousand_groups(page: Page, shown:
     assert (values["version"], values["loss mask"]) == ("0", "masked")
     assert -2.1 < float(values["logprob"]) < -1.9
     assert (values["reward"], values["part exact"], values["part format"]) == ("0.250", "0.250", "0.125")
+
+
+@dataclass
+class Clicks:
+    """Counts the clicks on a page."""
+
+    page: Page
+    count: int = 0
+
+    def on(self, locator: Locator) -> None:
+        locator.click()
+        self.count += 1
+
+
+def test_what_a_trainer_made_of_a_token_is_two_clicks_away_among_ten_thousand_groups(page: Page, shown: Shown) -> None:
+    assert shown.buffer.counts("math").statuses[Status.COMPLETED] >= MANY - 2
+    clicks = Clicks(page)
+    clicks.on(page.get_by_role("table", name="Latest rollouts").get_by_role("row", name=f"math {shown.trained} "))
+    clicks.on(page.locator(".sample").first.locator(".tokens span").last)
+    values = inspected(page)
+    assert clicks.count == 2
+    assert (values["version"], values["loss mask"], values["mismatch"]) == ("0", "counted", f"{MISMATCH:.4f}")
+    assert float(values["trainer logprob"]) == pytest.approx(float(values["logprob"]) + MISMATCH)
+    assert (values["reward"], values["part exact"], values["part format"]) == ("0.250", "0.250", "0.125")
+    assert values["clipped"] in ("yes", "no")
+    assert float(values["advantage"]) < 0
+
+
+def test_tokens_are_coloured_by_what_the_trainer_wrote(page: Page, shown: Shown) -> None:
+    page.goto(f"{shown.address}/#/rollouts/math/{shown.trained}")
+    spans = page.locator(".tokens").first.locator("span")
+    page.get_by_text("mismatch", exact=True).click()
+    expect(spans.first).to_have_class(re.compile(r"\bl3\b"))
+    expect(spans.nth(1)).to_have_class(re.compile(r"\bm0\b"))
+    expect(page.locator(".controls .legend")).to_contain_text("not trained")
+    for name in ("trainer logprob", "ratio", "clipped", "advantage"):
+        page.get_by_text(name, exact=True).first.click()
+        expect(spans.first).to_have_class(re.compile(r"\bt \w+"))
+    page.goto(f"{shown.address}/#/rollouts/math/{shown.hostile}")
+    expect(page.locator("#annotations")).to_contain_text("has not trained this group")
+    assert page.get_by_text("mismatch", exact=True).count() == 0
+
+
+def test_a_group_is_quarantined_released_and_dropped_in_the_browser(page: Page, shown: Shown) -> None:
+    number = 1234
+    page.goto(f"{shown.address}/#/rollouts/math/{number}")
+    dialog, status = page.get_by_role("dialog"), page.locator("#view-group .bar .pill")
+    for verb, said, then in (
+        ("Quarantine", "completed -> failed.", "failed"),
+        ("Requeue", "failed -> pending.", "pending"),
+    ):
+        page.get_by_role("button", name=f"{verb} group math {number}").click()
+        if verb == "Quarantine":
+            dialog.get_by_label("Token").fill(TOKEN)
+            page.keyboard.press("Enter")
+        expect(dialog).to_contain_text(said)
+        assert shown.buffer.inspect("math", number)["status"] == said.split()[0]
+        dialog.get_by_role("button", name=verb).click()
+        expect(status).to_have_text(then)
+    page.get_by_role("button", name=f"Quarantine group math {number}").click()
+    expect(dialog).to_contain_text("Nothing changes: it is pending")
+    expect(dialog.get_by_role("button", name="Quarantine")).to_be_hidden()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name=f"Drop group math {number}").click()
+    dialog.get_by_role("button", name="Drop").click()
+    expect(page.locator("#said")).to_contain_text("pending -> gone.")
+    expect(page.locator("#view-group")).to_contain_text("has left")
+    assert shown.buffer.counts("math").dropped == {"by_hand": 1}
 
 
 def test_the_run_is_shown_with_charts_tables_and_errors(page: Page, shown: Shown) -> None:
@@ -293,4 +367,37 @@ def test_a_server_that_goes_is_said_and_the_page_recovers(browser: Browser, fres
         fresh_server.start()
         expect(state).to_have_text(READ)
         expect(watched.page.locator("#age")).to_have_text("up to date")
+        context.close()
+
+
+def test_ten_thousand_archived_groups_are_browsed_without_a_server(
+    browser: Browser, fresh_server: EmbeddedServer, tmp_path: Path
+) -> None:
+    (tmp_path / "archive").mkdir()
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        archive_many(buffer, tmp_path / "archive", MANY, 1000)
+    fresh_server.stop()
+    with serving("--archive", str(tmp_path / "archive")) as address:
+        context, watched = opened(browser, address)
+        page = watched.page
+        expect(page.locator("#state")).to_have_text("archive:")
+        expect(page.locator("#view-run")).to_contain_text("there are no charts")
+        page.get_by_role("row", name="archived").first.click()
+        page.locator(".tokens span").first.click()
+        assert (inspected(page)["version"], inspected(page)["loss mask"]) == ("0", "counted")
+        expect(page.locator("#annotations")).to_contain_text("nothing that a trainer wrote")
+        assert page.get_by_role("button", name="Drop").count() == 0
+        page.get_by_role("link", name="Rollouts").click()
+        rows = page.get_by_role("table", name="Groups").locator("tbody tr")
+        expect(rows).to_have_count(50)
+        page.get_by_label("Step").fill("3")
+        page.get_by_label("In the answers").fill("answer 2999")
+        page.keyboard.press("Enter")
+        expect(rows).to_have_count(0)
+        while page.get_by_role("button", name="More").is_visible():
+            page.get_by_role("button", name="More").click()
+            expect(page.locator("#view-rollouts .note")).not_to_have_text("reading ...")
+        expect(rows).to_have_count(1)
+        expect(rows.first).to_contain_text("math 2999")
+        assert watched.problems == []
         context.close()

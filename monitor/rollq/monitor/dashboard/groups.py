@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from rollq.buffer.archive.annotations import Annotations
 from rollq.buffer.looking import FoundGroup
+from rollq.monitor.dashboard.annotations import Trained, values_of
 from rollq.monitor.dashboard.pieces import Decode, pieces
 from rollq.monitor.group_view import GroupView, SampleView, SegmentView, prompt_turns
 
@@ -35,30 +37,35 @@ def row_of(group: FoundGroup) -> dict[str, Any]:
         "reward": float(stored["reward"]) if stored.get("reward") and "c" in stored.get("letters", "") else None,
         "tokens": _number(stored.get("tokens")),
         "tries": _number(stored.get("tries")),
-        "worker": group.leases[-1].worker if group.leases else "",
+        "worker": group.leases[-1].worker if group.leases else stored.get("worker", ""),
         "at_ms": _number(stored.get("put_ms") or stored.get("admitted_ms")),
         "error": stored.get("error", "")[:ERROR_CHARACTERS],
         "prompt": turns[-1].text[:PROMPT_CHARACTERS] if turns else "",
     }
 
 
-def group_of(view: GroupView, texts: TokenTexts) -> dict[str, Any]:
+def group_of(view: GroupView, trained: Trained, texts: TokenTexts) -> dict[str, Any]:
     """A whole group, with the first `FIRST_TOKENS` tokens of each sample."""
     plain = _shallow(view)
-    plain["samples"] = [_sample(sample, texts) for sample in view.samples]
-    return plain
+    plain["samples"] = [_sample(sample, trained.annotations, texts) for sample in view.samples]
+    return {**plain, "texts": texts.note, "annotations": trained.note}
 
 
-def tokens_of(sample: SampleView, start: int, count: int, texts: TokenTexts) -> list[dict[str, Any]]:
+def tokens_of(
+    sample: SampleView, start: int, count: int, annotations: Annotations, texts: TokenTexts
+) -> list[dict[str, Any]]:
     """Tokens from `start` on, counted over all segments: for each segment that has some, columns of equal length.
 
-    `annotations` are further columns by name, such as those that a trainer adds later.
+    `annotations` are further columns by name: what the trainer has written about the tokens.
     """
     found, before, end = list[dict[str, Any]](), 0, start + min(count, MOST_TOKENS)
     for number, segment in enumerate(sample.segments):
         low, high = max(start - before, 0), min(end - before, len(segment.ids))
         if low < high:
-            found.append({"segment": number, "start": before + low, **_columns(segment, low, high, texts)})
+            values = values_of(segment, annotations.get((sample.index, number)))
+            columns = {name: column[low:high] for name, column in values.items()}
+            part = {"segment": number, "start": before + low, **_columns(segment, low, high, texts)}
+            found.append({**part, "annotations": columns})
         before += len(segment.ids)
     return found
 
@@ -71,14 +78,15 @@ def _columns(segment: SegmentView, low: int, high: int, texts: TokenTexts) -> di
         "versions": None if segment.versions is None else segment.versions[low:high],
         "counts": segment.counts[low:high],
         "logprobs": segment.logprobs[low:high],
-        "annotations": {},
     }
 
 
-def _sample(sample: SampleView, texts: TokenTexts) -> Mapping[str, Any]:
+def _sample(sample: SampleView, annotations: Annotations, texts: TokenTexts) -> Mapping[str, Any]:
     plain = _shallow(sample)
+    if sample.advantage is None and (first := annotations.get((sample.index, 0))):
+        plain["advantage"] = first.advantage
     plain["segments"] = len(sample.segments)
-    plain["parts"] = tokens_of(sample, 0, FIRST_TOKENS, texts)
+    plain["parts"] = tokens_of(sample, 0, FIRST_TOKENS, annotations, texts)
     return plain
 
 

@@ -1,9 +1,11 @@
-"""The changes that the page offers, and the part of the program that makes them."""
+"""The changes that the page offers, in words, and the part of the program that makes them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollq.buffer.steering import Order
+from rollq.buffer.rollouts import Status
+from rollq.buffer.steering import GroupOrder, Order, Ordered, Refusal
 from rollq.monitor.status import RunStatus
 
 
@@ -17,7 +19,7 @@ class Preview:
 
 
 class Steering(Protocol):
-    """Pauses, resumes and drains. `kind`: run, task or worker; `name`: "" for the run."""
+    """Pauses, resumes and drains, and moves single groups. `kind`: run, task or worker; `name`: "" for the run."""
 
     def preview(self, run: RunStatus, order: Order, kind: str, name: str) -> Preview:
         """The change that an order would make. Raises `ConfigError` for an unknown name."""
@@ -26,3 +28,53 @@ class Steering(Protocol):
     def make(self, order: Order, kind: str, name: str) -> list[str]:
         """Give the order; returns what has changed, a line each. Raises `RollqError`."""
         ...
+
+    def order_group(self, task: str, group_id: int, order: GroupOrder, *, dry_run: bool) -> Ordered:
+        """Move a group, or with `dry_run` find out whether it would be moved. Raises `RollqError`."""
+        ...
+
+
+def preview_of_group(task: str, group_id: int, order: GroupOrder, ordered: Ordered) -> Preview:
+    """The change that an order for a group would make, from its dry run. Pure."""
+    title = f"{order.value.capitalize()} {task} {group_id}?"
+    return Preview(title, change_of_group(order, ordered), ordered.refusal is None)
+
+
+def change_of_group(order: GroupOrder, ordered: Ordered) -> str:
+    """What an order for a group changes, or why it changes nothing. Pure."""
+    status = ordered.status
+    if ordered.refusal is not None or status is None:
+        found = "it has left the buffer" if status is None else f"it is {status.value}: {_WHY_NOT[status]}"
+        return f"Nothing changes: {_REFUSALS.get(ordered.refusal, found)}."
+    lease = " Its lease ends: what its worker puts later is refused." if status is Status.RUNNING else ""
+    return f"{status.value} -> {_EFFECTS[order]}{lease}"
+
+
+_EFFECTS: Mapping[GroupOrder, str] = {
+    GroupOrder.REQUEUE: "pending. Its samples are thrown away, and a worker samples its prompt again.",
+    GroupOrder.QUARANTINE: (
+        "failed. No trainer gets it. It is kept to look at as long as other groups that failed: the newest "
+        "audit_groups of its task. Requeue releases it."
+    ),
+    GroupOrder.DROP: "gone. It leaves the buffer with its samples, and is counted as dropped by hand.",
+}
+_REFUSALS: Mapping[Refusal | None, str] = {
+    Refusal.BATCH: "its batch or evaluation has not ended, and decides about it",
+    Refusal.SAVING: "the buffer is being saved, and nothing leaves it meanwhile; try again in a minute",
+    Refusal.ORDERED: "somebody else has just moved it; look at it again",
+}
+_WHY_NOT: Mapping[Status, str] = {
+    Status.PENDING: "it has nothing to keep, and a worker samples it anyway",
+    Status.RUNNING: "a worker samples it now",
+    Status.COMPLETED: "the trainer may take it",
+    Status.GATHERED: "its batch or evaluation has it",
+    Status.COOLING: "it is a copy that waits to be trained again",
+    Status.ABORTED: "a worker continues it anyway",
+    Status.EXPIRED: "a worker samples it again anyway",
+    Status.FILTERED: "no trainer gets it as it is",
+    Status.FAILED: "no trainer gets it as it is",
+    Status.CLAIMED: "the trainer has it in its batch",
+    Status.ARCHIVED: "it was trained, and waits for a checkpoint",
+    Status.LEAVING: "it waits for the archive",
+}
+"""Why an order is refused by a group's status."""

@@ -1,10 +1,11 @@
-// Pause, resume and drain: the dialog says what will change, and asks.
+// Changes of the run, of tasks, workers and groups: the dialog says what will change, and asks.
 
 import { post } from "./api.js";
 import { byId, h, setText } from "./dom.js";
 
 const KEPT = "rollq-token";
 const VERBS = { pause: "Pause", run: "Resume", drain: "Drain" };
+const GROUP_VERBS = { requeue: "Requeue", quarantine: "Quarantine", drop: "Drop" };
 let mayChange = false;
 
 export function allowChanges(may) {
@@ -13,26 +14,34 @@ export function allowChanges(may) {
 
 /** Buttons for one run, task or worker; nothing where the dashboard only reads. */
 export function buttons(kind, name = "") {
+  return orders(VERBS, { kind, name }, kind === "run" ? "all tasks" : `${kind} ${name}`);
+}
+
+/** Buttons for one group; `onDone` is called after a change. */
+export function groupButtons(task, number, onDone) {
+  return orders(GROUP_VERBS, { kind: "group", name: `${task}/${number}` }, `group ${task} ${number}`, onDone);
+}
+
+function orders(verbs, what, about, onDone) {
   if (!mayChange) return h("span");
-  const about = kind === "run" ? "all tasks" : `${kind} ${name}`;
-  return h(
-    "span",
-    { class: "orders" },
-    Object.entries(VERBS).map(([order, verb]) =>
-      h(
-        "button",
-        { type: "button", "aria-label": `${verb} ${about}`, onclick: () => ask({ order, kind, name }) },
-        verb,
-      ),
-    ),
-  );
+  const button = ([order, verb]) =>
+    h(
+      "button",
+      {
+        type: "button",
+        "aria-label": `${verb} ${about}`,
+        onclick: () => ask({ order, ...what }, { verb, about, onDone }),
+      },
+      verb,
+    );
+  return h("span", { class: "orders" }, Object.entries(verbs).map(button));
 }
 
 export function columns(kind, nameOf) {
   return mayChange ? [{ title: "", cell: (row) => buttons(kind, nameOf(row)) }] : [];
 }
 
-async function ask(change) {
+async function ask(change, { verb, about, onDone }) {
   const dialog = byId("dialog"),
     yes = byId("dialog-yes"),
     field = byId("dialog-token"),
@@ -55,7 +64,7 @@ async function ask(change) {
     byId("dialog-token-label").hidden = true;
     setText(byId("dialog-error"), "");
     show(found.title, found.text);
-    setText(yes, VERBS[change.order]);
+    setText(yes, verb);
     yes.hidden = !found.is_possible;
     previewed = true;
     (found.is_possible ? yes : no).focus();
@@ -70,13 +79,14 @@ async function ask(change) {
       const found = await send(false);
       setText(byId("said"), found.done.join("; ") || "nothing has changed");
       dialog.close();
+      onDone?.();
     } catch (error) {
       fail(error);
     }
   };
   field.value = "";
   setText(byId("dialog-error"), "");
-  show(`${VERBS[change.order]} ${change.name || "all tasks"}`, "The token shows what will change, before it does.");
+  show(`${verb} ${about}`, "The token shows what will change, before it does.");
   setText(yes, "Continue");
   yes.hidden = false;
   byId("dialog-token-label").hidden = Boolean(sessionStorage.getItem(KEPT));

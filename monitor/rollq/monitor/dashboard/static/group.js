@@ -1,6 +1,7 @@
 // One group: its life, its prompt, and its samples side by side, down to single tokens.
 
 import { get } from "./api.js";
+import { groupButtons } from "./changes.js";
 import { h, setText } from "./dom.js";
 import { clock, number, plural, seconds } from "./format.js";
 import { modesOf, Tokens } from "./tokens.js";
@@ -49,6 +50,7 @@ export class GroupView {
         h("span", { class: `pill status ${group.status}` }, group.status),
         h("span", null, group.reward === null ? "" : `reward ${number(group.reward, 3)}`),
         h("span", null, group.step === null ? "" : `step ${group.step}`),
+        groupButtons(group.task, group.group_id, () => this.show(group.task, group.group_id)),
       ),
       group.error ? h("p", { class: "problem" }, `error: ${group.error}`) : "",
       group.problem ? h("p", { class: "problem" }, `samples are not shown: ${group.problem}`) : "",
@@ -87,9 +89,10 @@ export class GroupView {
             )
           : "",
       ),
+      group.annotations ? h("p", { class: "note", id: "annotations" }, group.annotations) : "",
       this.inspector,
       this.cards,
-      h("p", { class: "note" }, group.tokens),
+      h("p", { class: "note" }, group.texts),
     );
     this.cards.dataset.shown = "tokens";
     const kept = sessionStorage.getItem(KEPT);
@@ -140,7 +143,7 @@ export class GroupView {
         Object.entries(sample.reward_parts).map(([name, value]) => [`part ${name}`, number(value, 3)]),
       ),
       ...(sample.advantage === null ? {} : { advantage: number(sample.advantage, 3) }),
-      ...Object.fromEntries(Object.entries(token.annotations).map(([name, value]) => [name, number(value, 4)])),
+      ...Object.fromEntries(Object.entries(token.annotations).map(([name, value]) => [name, annotated(value)])),
     };
     this.inspector.replaceChildren(
       ...Object.entries(shown).map(([name, value]) =>
@@ -148,6 +151,11 @@ export class GroupView {
       ),
     );
   }
+}
+
+function annotated(value) {
+  if (value === null || value === undefined) return "not trained";
+  return typeof value === "boolean" ? (value ? "yes" : "no") : number(value, 4);
 }
 
 function back() {

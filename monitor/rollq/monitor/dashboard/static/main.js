@@ -1,6 +1,7 @@
 // Starts the page: follows the run, and shows the view that the address names.
 
 import { follow, get } from "./api.js";
+import { ArchiveView } from "./archive.js";
 import { allowChanges } from "./changes.js";
 import { byId, setText, svg } from "./dom.js";
 import { GroupView } from "./group.js";
@@ -17,6 +18,7 @@ const ICONS = {
   "trainer gone": "M8 2l7 12H1zM8 6v4M8 12v.5",
   stopped: "M4 4h8v8H4z",
   finished: "M2 9l4 4 8-10",
+  archive: "M2 3h12v3H2zM3 6v7h10V6M6 9h4",
   lost: "M2 8c3-5 9-5 12 0M5 11c2-3 4-3 6 0M2 2l12 12",
 };
 
@@ -29,7 +31,7 @@ async function start() {
   allowChanges(about.may_change);
   setText(byId("run-name"), about.run);
   const views = {
-    run: new RunView(byId("view-run")),
+    run: about.archive ? new ArchiveView(byId("view-run"), about.archive) : new RunView(byId("view-run")),
     rollouts: new RolloutsView(byId("view-rollouts"), about.statuses),
     group: new GroupView(byId("view-group")),
   };
@@ -50,6 +52,13 @@ async function start() {
   window.addEventListener("hashchange", route);
   route();
 
+  document.addEventListener("keydown", onKey);
+  if (about.archive) {
+    const sentence = `what ${about.run} has trained or dropped, in ${about.archive.url}`;
+    diagnose({ state: "archive", sentence, remedies: [] }, about.run);
+    views.rollouts.tasks(about.archive.tasks.map((task) => ({ task })));
+    return;
+  }
   follow(
     (status) => {
       [heardMs, lost] = [Date.now(), ""];
@@ -68,19 +77,19 @@ async function start() {
     setText(byId("age"), heardMs ? (age < 3 && !lost ? "up to date" : `${age} s old`) : "");
     byId("age").classList.toggle("old", age >= 3);
   }, 500);
+}
 
-  document.addEventListener("keydown", (event) => {
-    const isTyping = event.target.matches?.("input, textarea, select");
-    if (event.key === "/" && !isTyping && !byId("dialog").open) {
-      event.preventDefault();
-      if (byId("view-rollouts").hidden) location.hash = "#/rollouts";
-      setTimeout(() => byId("search").focus());
-    }
-    if (event.key === "Escape" && !byId("dialog").open) {
-      if (isTyping) event.target.blur();
-      else if (!byId("view-group").hidden) history.back();
-    }
-  });
+function onKey(event) {
+  const isTyping = event.target.matches?.("input, textarea, select");
+  if (event.key === "/" && !isTyping && !byId("dialog").open) {
+    event.preventDefault();
+    if (byId("view-rollouts").hidden) location.hash = "#/rollouts";
+    setTimeout(() => byId("search").focus());
+  }
+  if (event.key === "Escape" && !byId("dialog").open) {
+    if (isTyping) event.target.blur();
+    else if (!byId("view-group").hidden) history.back();
+  }
 }
 
 function diagnose({ state, sentence, remedies }, run) {

@@ -83,7 +83,7 @@ export class RolloutsView {
     this.asked = 0;
   }
 
-  /** Offer the tasks of a status, with the number of groups of each status. */
+  /** Offer tasks, with the number of groups of each status where that is known. */
   tasks(tasks) {
     const names = tasks.map((task) => task.task);
     if (
@@ -100,6 +100,7 @@ export class RolloutsView {
       );
       this.task.value = chosen;
     }
+    if (!tasks.every((task) => task.statuses)) return;
     for (const option of [...this.status.options].slice(1)) {
       const groups = tasks
         .filter((task) => !this.task.value || task.task === this.task.value)

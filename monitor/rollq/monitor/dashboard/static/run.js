@@ -12,7 +12,7 @@ const HISTORY_MS = 10_000,
   LATEST_MS = 5_000,
   LATEST_TASKS = 4,
   MOST_POINTS = 360;
-const SHOWN = ["pending", "running", "completed", "claimed", "aborted", "expired", "gathered", "cooling"];
+const SHOWN = ["pending", "running", "completed", "claimed", "aborted", "expired", "gathered", "cooling", "leaving"];
 
 export class RunView {
   constructor(root) {
@@ -147,12 +147,8 @@ export class RunView {
     if (!this.isShown() || !this.status) return;
     const tasks = this.status.tasks.slice(0, LATEST_TASKS),
       limit = Math.ceil(8 / tasks.length);
-    const pages = await Promise.all(
-      tasks.map(({ task }) =>
-        get("api/groups", { task, limit, status: "completed,claimed,archived,failed" }).catch(() => null),
-      ),
-    );
-    if (pages.every(Boolean)) this.latest.show(pages.flatMap((page) => page.groups));
+    const found = await Promise.all(tasks.map(({ task }) => latest(task, limit).catch(() => null)));
+    if (found.every(Boolean)) this.latest.show(found.flat());
   }
 
   #draw() {
@@ -214,6 +210,13 @@ class Swaps {
     this.times = [...this.times, Date.now()].slice(-MOST_POINTS);
     this.means = [...this.means, count > 0 ? pauses / count : null].slice(-MOST_POINTS);
   }
+}
+
+/** The newest groups of a task: up to half of them trained, and others that are finished. */
+async function latest(task, limit) {
+  const read = async (status, most) => (await get("api/groups", { task, status, limit: most })).groups;
+  const trained = await read("claimed,archived,leaving", Math.ceil(limit / 2));
+  return [...(await read("completed,failed", limit - trained.length)), ...trained];
 }
 
 function facts(list, found) {

@@ -6,7 +6,13 @@ import { number } from "./format.js";
 
 const MORE_TOKENS = 4000,
   LEVELS = 6;
-const LOGPROBS = [-0.05, -0.3, -0.7, -1.5, -3];
+const LOGPROBS = [-0.05, -0.3, -0.7, -1.5, -3],
+  MISMATCHES = [0.01, 0.03, 0.1, 0.3, 1];
+const LOGPROB_LEGEND = [["l0", "certain"], ...LOGPROBS.map((bound, at) => [`l${at + 1}`, `< ${bound}${unit(at)}`])];
+
+function unit(at) {
+  return at === LEVELS - 2 ? " nats" : "";
+}
 
 /** Ways to colour tokens: which class a token has, and what the classes mean. A mode without values is not offered. */
 export function modesOf(group) {
@@ -36,14 +42,7 @@ export function modesOf(group) {
       id: "logprob",
       title: "logprob",
       of: (token) => (token.logprob === null ? "" : `l${level(token.logprob)}`),
-      legend: [
-        ["l0", "certain"],
-        ["l1", "< -0.05"],
-        ["l2", "< -0.3"],
-        ["l3", "< -0.7"],
-        ["l4", "< -1.5"],
-        ["l5", "< -3 nats"],
-      ],
+      legend: LOGPROB_LEGEND,
     },
   ];
   if (samples.some((sample) => sample.advantage !== null))
@@ -57,18 +56,43 @@ export function modesOf(group) {
       ],
     });
   for (const name of new Set(parts.flatMap((part) => Object.keys(part.annotations)))) {
-    const top = Math.max(1e-9, ...parts.flatMap((part) => (part.annotations[name] ?? []).map(Math.abs)));
+    const values = parts.flatMap((part) => part.annotations[name] ?? []).filter((value) => value !== null);
+    const { of, legend } = scaleOf(name, values);
     modes.push({
       id: `annotation-${name}`,
       title: name,
-      of: (token) => `l${Math.min(LEVELS - 1, Math.floor((Math.abs(token.annotations[name] ?? 0) / top) * LEVELS))}`,
-      legend: [
-        ["l0", "0"],
-        ["l5", `${top.toPrecision(2)}`],
-      ],
+      of: ({ annotations }) => (annotations[name] === null ? "m0" : of(annotations[name])),
+      legend: [...legend, ["m0", "not trained"]],
     });
   }
   return modes;
+}
+
+/** The classes of the values of a column that the trainer has written, and what they mean. */
+function scaleOf(name, values) {
+  if (name === "trainer logprob") return { of: (value) => `l${level(value)}`, legend: LOGPROB_LEGEND };
+  if (name === "mismatch")
+    return {
+      of: (value) => `l${MISMATCHES.filter((bound) => Math.abs(value) >= bound).length}`,
+      legend: [["l0", `< ${MISMATCHES[0]}`], ...MISMATCHES.map((bound, at) => [`l${at + 1}`, `from ${bound}${unit(at)}`])],
+    };
+  if (typeof values[0] === "boolean")
+    return {
+      of: (value) => (value ? "l5" : "l0"),
+      legend: [
+        ["l0", "no"],
+        ["l5", "yes"],
+      ],
+    };
+  const middle = name === "ratio" ? 1 : 0,
+    top = Math.max(1e-9, ...values.map((value) => Math.abs(value - middle)));
+  return {
+    of: (value) => `l${Math.min(LEVELS - 1, Math.floor((Math.abs(value - middle) / top) * LEVELS))}`,
+    legend: [
+      ["l0", `near ${middle}`],
+      ["l5", `${top.toPrecision(2)} away`],
+    ],
+  };
 }
 
 function level(logprob) {

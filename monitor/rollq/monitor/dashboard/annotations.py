@@ -1,0 +1,107 @@
+"""What the trainer has written about the tokens of a group. Pages wait for it briefly, or say why it is missing."""
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYet
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+from rollq.buffer.archive.annotations import Annotation, Annotations, Values
+from rollq.buffer.looking import FoundGroup
+from rollq.monitor.group_view import SegmentView
+
+WAIT_S = 2.0
+"""How long a page waits for the archive."""
+
+
+class Reader(Protocol):
+    """Reads annotations, in one thread."""
+
+    def of_group(self, task: str, group_id: int, step: int) -> Annotations:
+        """Annotations of a group that was trained at a step; empty without any."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a trainer has written about a group. `note`: why there is nothing, else ""."""
+
+    annotations: Annotations = field(default_factory=dict)
+    note: str = ""
+
+
+class _Asked(NamedTuple):
+    """A group whose annotations somebody waits for."""
+
+    group: FoundGroup
+    step: int
+    answer: "Future[Trained]"
+
+
+class TrainedReader:
+    """Annotations for a page, read by a thread of their own, so that an archive that hangs holds up nothing else."""
+
+    def __init__(self, open_reader: Callable[[], Reader | str], *, wait_s: float = WAIT_S) -> None:
+        """`open_reader` returns a reader, or why there is none. It is called in the thread, until it has succeeded."""
+        self._open, self._wait_s = open_reader, wait_s
+        self._reader: Reader | None = None
+        self._asked: SimpleQueue[_Asked] = SimpleQueue()
+        # a daemon: an archive that hangs keeps no process alive
+        threading.Thread(target=self._read_all, name="annotations", daemon=True).start()
+
+    def of(self, group: FoundGroup) -> Trained:
+        """The annotations of a group."""
+        if (step := trained_step(group)) is None:
+            return Trained(note="The trainer has not trained this group, and has no logprobs of its tokens.")
+        asked = _Asked(group, step, Future())
+        self._asked.put(asked)
+        try:
+            return asked.answer.result(self._wait_s)
+        except NotYet:
+            asked.answer.cancel()
+            return Trained(note=f"The archive does not answer within {self._wait_s:g} s: open this group again later.")
+
+    def _read_all(self) -> None:
+        while True:
+            asked = self._asked.get()
+            if asked.answer.set_running_or_notify_cancel():
+                asked.answer.set_result(self._read(asked.group, asked.step))
+
+    def _read(self, group: FoundGroup, step: int) -> Trained:
+        try:
+            if self._reader is None:
+                found = self._open()
+                if isinstance(found, str):
+                    return Trained(note=found)
+                self._reader = found
+            annotations = self._reader.of_group(group.task, group.group_id, step)
+        except Exception as error:  # noqa: BLE001  (whatever a file system, a bucket or a damaged file raises)
+            return Trained(note=f"The trainer's values of these tokens cannot be read: {error}")
+        if not annotations:
+            return Trained(note=f"The archive has nothing that a trainer wrote about this group at step {step}.")
+        return Trained(annotations)
+
+
+def trained_step(group: FoundGroup) -> int | None:
+    """The train step whose batch has, or had, the group; None for one that no trainer has taken."""
+    if group.batch is not None:
+        return group.batch.step
+    step = group.fields.get("trained_step")
+    return int(step) if step and group.fields.get("left") == "trained" else None
+
+
+def values_of(segment: SegmentView, annotation: Annotation | None) -> Mapping[str, Values]:
+    """The columns of a segment, an item for each token. The trainer's logprob is made from its mismatch, or the other
+    way round: mismatch is the trainer's logprob less that of the worker, in nats. Pure."""
+    if annotation is None:
+        return {}
+    named = {name: column for name, column in annotation.values.items() if len(column or ()) == len(segment.ids)}
+    logprob, mismatch = named.pop("logprob", None), named.pop("mismatch", None)
+    if logprob is None and mismatch is not None:
+        logprob = [None if one is None else old + one for one, old in zip(mismatch, segment.logprobs, strict=True)]
+    if mismatch is None and logprob is not None:
+        mismatch = [None if one is None else one - old for one, old in zip(logprob, segment.logprobs, strict=True)]
+    added = {"mismatch": mismatch, "trainer logprob": logprob}
+    return {**{name: column for name, column in added.items() if column is not None}, **named}

@@ -1,0 +1,55 @@
+"""Answers in JSON, also where something is wrong."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rollq.buffer.errors import ConfigError, QueryError, RollqError
+
+
+class Missing(RollqError):
+    """There is no such group."""
+
+
+class Unreadable(RollqError):
+    """The run cannot be read now."""
+
+
+def json_endpoint(do: Callable[[Request], Any]) -> Callable[[Request], Response]:
+    """An endpoint that answers with what `do` returns, or with why it cannot."""
+
+    def endpoint(request: Request) -> Response:
+        try:
+            return answer(do(request))
+        except Missing as error:
+            return answer({"error": str(error)}, 404)
+        except (ValueError, QueryError, ConfigError) as error:
+            return answer({"error": str(error)}, 400)
+        except (RollqError, OSError) as error:
+            return answer({"error": str(error)}, 503)
+
+    return endpoint
+
+
+def answer(found: Any, status: int = 200) -> Response:
+    """An answer that nobody keeps. `found`: a value, or bytes that are JSON already."""
+    body = found if isinstance(found, bytes) else dumps(found)
+    return Response(body, status, {"cache-control": "no-store"}, "application/json")
+
+
+def dumps(found: Any) -> bytes:
+    """A value as JSON."""
+    return orjson.dumps(found, default=str, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+
+
+def number_of(request: Request, name: str, default: Any, *, least: int = 0, most: int = 10**9) -> Any:
+    """A whole number of the query. Raises `ValueError`."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ValueError(f"{name}={text}: a whole number from {least} to {most} is needed")
+    return int(text)

@@ -1,0 +1,86 @@
+"""The rollout browser as JSON: pages of groups, one group, and more of its tokens, of a live run or of an archive."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.routing import Route
+
+from rollq.buffer.looking import FoundGroup
+from rollq.buffer.query.pages import Page, Selection
+from rollq.buffer.rollouts import Status
+from rollq.monitor.dashboard.annotations import TrainedReader
+from rollq.monitor.dashboard.answers import Missing, json_endpoint, number_of
+from rollq.monitor.dashboard.groups import TokenTexts, chosen, group_of, row_of, tokens_of
+from rollq.monitor.group_view import view_of
+
+
+class Rollouts(Protocol):
+    """Groups, read from any thread. All raise `RollqError` where they cannot be read."""
+
+    def tasks(self) -> list[str]:
+        """Names of the tasks, sorted."""
+        ...
+
+    def page(self, selection: Selection, *, after: str, limit: int) -> Page:
+        """Some groups of a selection."""
+        ...
+
+    def look(self, task: str, group_id: int) -> FoundGroup | None:
+        """A group with its samples; None where there is none."""
+        ...
+
+
+class Browsing:
+    """The endpoints of the rollout browser. They work in threads."""
+
+    def __init__(
+        self, run: str, rollouts: Rollouts, statuses: Sequence[Status], trained: TrainedReader, texts: TokenTexts
+    ) -> None:
+        """`statuses`: those that groups may have, in the order in which they are listed."""
+        self._run, self._rollouts, self._statuses = run, rollouts, statuses
+        self._trained, self._texts = trained, texts
+
+    def routes(self) -> list[Route]:
+        """The routes of all endpoints."""
+        return [
+            Route("/api/groups", json_endpoint(self._groups)),
+            Route("/api/groups/{task}/{group:int}", json_endpoint(self._group)),
+            Route("/api/groups/{task}/{group:int}/tokens", json_endpoint(self._tokens)),
+        ]
+
+    def about(self) -> dict[str, Any]:
+        """What the page needs to know before it asks for anything."""
+        statuses = [status.value for status in self._statuses]
+        return {"run": self._run, "rollq": version("rollq"), "statuses": statuses, "texts": self._texts.note}
+
+    def _groups(self, request: Request) -> Any:
+        given = request.query_params
+        statuses = [Status(one) for one in chosen(given.get("status", ""), self._statuses, "status")]
+        tasks = chosen(given.get("task", ""), self._rollouts.tasks(), "task")
+        step = number_of(request, "step", None, least=1)
+        selection = Selection(tasks, statuses, step, given.get("prompt", ""), given.get("q", ""))
+        limit = number_of(request, "limit", 50)
+        page = self._rollouts.page(selection, after=given.get("after", ""), limit=limit)
+        return {"groups": [row_of(group) for group in page.groups], "read": page.read, "after": page.after}
+
+    def _group(self, request: Request) -> Any:
+        group = self._look(request)
+        return group_of(view_of(group), self._trained.of(group), self._texts)
+
+    def _tokens(self, request: Request) -> Any:
+        """Further tokens of a sample."""
+        group = self._look(request)
+        samples, index = view_of(group).samples, number_of(request, "sample", 0)
+        if index >= len(samples):
+            raise ValueError(f"sample {index}: the group has {len(samples)}")
+        start, count = number_of(request, "start", 0), number_of(request, "count", 1000, least=1)
+        annotations = self._trained.of(group).annotations
+        return {"parts": tokens_of(samples[index], start, count, annotations, self._texts)}
+
+    def _look(self, request: Request) -> FoundGroup:
+        task, number = request.path_params["task"], request.path_params["group"]
+        if (group := self._rollouts.look(task, number)) is None:
+            raise Missing(f"group {number} of {task} is not here: it was never there, or has left")
+        return group
