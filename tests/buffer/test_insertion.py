@@ -17,6 +17,7 @@ from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import FinishedGroup, GroupResult, Prompt, SampleStatus, VersionSpan, unversioned
 from rollq.buffer.settings import PayloadSettings, TaskRules
 from rollq.buffer.store.server import EmbeddedServer
+from support.any_server import AnyServer
 from support.buffer_run import World, make_sample
 from support.finished_groups import finished_group, finished_groups, finished_sample
 
@@ -232,14 +233,14 @@ def test_logprobs_and_versions_cannot_be_absent_in_what_a_worker_puts(world: Wor
     assert "epoch and version count from 0" in errors[1]
 
 
-def test_a_full_buffer_takes_the_rest_later(world: World, server_url: str) -> None:
+def test_a_full_buffer_takes_the_rest_later(world: World, any_server: AnyServer) -> None:
     started(world)
     groups = [
         FinishedGroup(Prompt(f"prompt {number}"), (finished_sample(text="x" * MAX_CALL_BYTES),) * 2)
         for number in range(8)
     ]
     settings = PayloadSettings(max_buffer_bytes=2 * MAX_CALL_BYTES)
-    with Buffer.connect(server_url, world.buffer.run, payloads=settings) as buffer:
+    with Buffer.connect(any_server.url, world.buffer.run, payloads=settings) as buffer:
         with pytest.raises(ServerRefused, match=r"nothing more is inserted: raise payloads\.max_buffer_bytes"):
             buffer.insert("demos", groups, source="expert")
         assert 0 < buffer.inserted("demos", "expert") < 8
