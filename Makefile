@@ -103,6 +103,7 @@ lint: $(INSTALLED)  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/lua_style.py
+	$(BIN)/python tests/page_style.py
 
 type: $(INSTALLED)  ## types, strictly
 	$(BIN)/mypy $(SOURCES)

@@ -116,7 +116,7 @@ def _archive(url: str, texts: "TokenTexts") -> "Starlette":
 
 
 def _annotations(file: Path | None, reader: "_Shared") -> "AnnotationReader | str":
-    """What the trainer of a run writes beside its archive, or why there is nothing."""
+    """A reader of what a run's trainer writes beside the archive, or why there is none."""
     from rollq.buffer.archive.annotations import AnnotationReader
     from rollq.cli.settings_file import load_settings
 

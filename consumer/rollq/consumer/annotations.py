@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 4
 """Steps whose annotations may wait to be written; those of further ones are left out."""
 ROWS_PER_READ = 64
-"""Sequences that are read at least, by whoever wants one: a file may be larger than memory has room for."""
+"""Sequences that a reader of one must read: a whole file may be larger than memory has room for."""
 
 
 class _Annotation(NamedTuple):

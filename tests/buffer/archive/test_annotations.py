@@ -55,5 +55,5 @@ def test_the_archive_is_found_above_each_of_its_folders(root: str, depth: int) -
 
 
 def test_files_of_an_export_have_nothing_beside_them() -> None:
-    with pytest.raises(ArchiveError, match="is no archive with the folder of a run"):
+    with pytest.raises(ArchiveError, match="is not in an archive with a folder for each run"):
         root_of("/tmp/out", ["all.parquet"], "", "")

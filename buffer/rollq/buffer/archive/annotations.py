@@ -24,7 +24,7 @@ Values = Sequence[float | bool | None]
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """What a trainer has written about one segment of a sample.
+    """A trainer's values of one segment of a sample.
 
     `values` by name have an item for each response token, None for those that were not trained.
     """
@@ -50,7 +50,7 @@ class AnnotationReader:
         self._kept: OrderedDict[tuple[str, int, int], Annotations] = OrderedDict()
 
     def of_group(self, task: str, group_id: int, step: int) -> Annotations:
-        """What the trainer with the highest epoch that trained a step has written about a group; empty without any.
+        """The values of a group by the trainer that trained a step, the one with the highest epoch; empty without any.
 
         Raises `ArchiveError`, and what the file system or the bucket raises.
         """
@@ -104,5 +104,5 @@ def root_of(url: str, names: Sequence[str], run: str, incarnation: str) -> str:
     above = PurePosixPath(url.removeprefix("s3:/"))
     parts = [*above.parts, *path.parts]
     if parts[-3:-1] != [run, incarnation] or len(path.parts) > 3:
-        raise ArchiveError(f"{url} is no archive with the folder of a run, so nothing by its trainer is beside it")
+        raise ArchiveError(f"{url} is not in an archive with a folder for each run, where trainers write")
     return url if len(path.parts) == 3 else url.rstrip("/").rsplit("/", 3 - len(path.parts))[0]

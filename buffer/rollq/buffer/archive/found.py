@@ -13,7 +13,7 @@ from rollq.buffer.wire.prompts import decode_prompt
 
 
 def found_group(rows: Sequence[Mapping[str, Any]], *, with_samples: bool = False) -> FoundGroup:
-    """The group of these rows, all of its own. Without samples, columns of tokens and texts may be missing."""
+    """The group of all its rows. Without samples, columns of tokens and texts may be missing."""
     first = rows[0]
     record = first["prompt_record"].encode()
     return FoundGroup(

@@ -1,4 +1,4 @@
-"""What the trainer has written about the tokens of a group. Pages wait for it briefly, or say why it is missing."""
+"""A trainer's values of the tokens of a group. Pages wait for them briefly, or say why they are missing."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a trainer has written about a group. `note`: why there is nothing, else ""."""
+    """A trainer's values of the tokens of a group. `note`: why there are none, else ""."""
 
     annotations: Annotations = field(default_factory=dict)
     note: str = ""
@@ -41,7 +41,7 @@ class _Asked(NamedTuple):
 
 
 class TrainedReader:
-    """Annotations for a page, read by a thread of their own, so that an archive that hangs holds up nothing else."""
+    """Annotations for a page, read by one thread, so that an archive that hangs holds up nothing else."""
 
     def __init__(self, open_reader: Callable[[], Reader | str], *, wait_s: float = WAIT_S) -> None:
         """`open_reader` returns a reader, or why there is none. It is called in the thread, until it has succeeded."""

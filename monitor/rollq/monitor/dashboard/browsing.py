@@ -51,7 +51,7 @@ class Browsing:
         ]
 
     def about(self) -> dict[str, Any]:
-        """What the page needs to know before it asks for anything."""
+        """Facts that the page needs before it asks for anything."""
         statuses = [status.value for status in self._statuses]
         return {"run": self._run, "rollq": version("rollq"), "statuses": statuses, "texts": self._texts.note}
 

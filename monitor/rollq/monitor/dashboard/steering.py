@@ -41,7 +41,7 @@ def preview_of_group(task: str, group_id: int, order: GroupOrder, ordered: Order
 
 
 def change_of_group(order: GroupOrder, ordered: Ordered) -> str:
-    """What an order for a group changes, or why it changes nothing. Pure."""
+    """The effect of an order for a group, or why there is none. Pure."""
     status = ordered.status
     if ordered.refusal is not None or status is None:
         found = "it has left the buffer" if status is None else f"it is {status.value}: {_WHY_NOT[status]}"

@@ -11,7 +11,11 @@ export class ArchiveView {
     this.latest = groupTable("Newest rollouts");
     this.said = h("p", { class: "problem", role: "alert" });
     root.append(
-      h("p", { class: "note" }, `An archive holds groups alone, here of ${archive.tasks.join(", ")}: there are no charts.`),
+      h(
+        "p",
+        { class: "note" },
+        `An archive holds groups alone, here of ${archive.tasks.join(", ")}: there are no charts.`,
+      ),
       this.said,
       h("section", { class: "part" }, h("h2", null, "Newest rollouts"), this.latest.element),
     );

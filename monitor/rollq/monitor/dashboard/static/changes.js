@@ -17,7 +17,7 @@ export function buttons(kind, name = "") {
   return orders(VERBS, { kind, name }, kind === "run" ? "all tasks" : `${kind} ${name}`);
 }
 
-/** Buttons for one group; `onDone` is called after a change. */
+/** Buttons for one group; `onDone(order)` is called after a change. */
 export function groupButtons(task, number, onDone) {
   return orders(GROUP_VERBS, { kind: "group", name: `${task}/${number}` }, `group ${task} ${number}`, onDone);
 }
@@ -79,7 +79,7 @@ async function ask(change, { verb, about, onDone }) {
       const found = await send(false);
       setText(byId("said"), found.done.join("; ") || "nothing has changed");
       dialog.close();
-      onDone?.();
+      onDone?.(change.order);
     } catch (error) {
       fail(error);
     }

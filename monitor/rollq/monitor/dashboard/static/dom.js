@@ -63,7 +63,10 @@ export class Table {
     rows.forEach((row, at) => {
       const key = this.key(row);
       let element = this.rows.get(key);
-      if (!element) this.rows.set(key, (element = this.#made()));
+      if (!element) {
+        element = this.#made();
+        this.rows.set(key, element);
+      }
       element.data = row;
       this.columns.forEach((column, i) => {
         const cell = element.children[i],

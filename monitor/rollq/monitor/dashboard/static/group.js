@@ -2,15 +2,17 @@
 
 import { get } from "./api.js";
 import { groupButtons } from "./changes.js";
-import { h, setText } from "./dom.js";
+import { h } from "./dom.js";
 import { clock, number, plural, seconds } from "./format.js";
 import { modesOf, Tokens } from "./tokens.js";
 
 const KEPT = "rollq-colour";
 
 export class GroupView {
-  constructor(root) {
+  /** `onMoved` is called when a group was moved by hand. */
+  constructor(root, onMoved) {
     this.root = root;
+    this.onMoved = onMoved;
     this.asked = 0;
   }
 
@@ -50,7 +52,11 @@ export class GroupView {
         h("span", { class: `pill status ${group.status}` }, group.status),
         h("span", null, group.reward === null ? "" : `reward ${number(group.reward, 3)}`),
         h("span", null, group.step === null ? "" : `step ${group.step}`),
-        groupButtons(group.task, group.group_id, () => this.show(group.task, group.group_id)),
+        groupButtons(group.task, group.group_id, (order) => {
+          this.onMoved();
+          if (order === "drop") location.hash = "#/rollouts";
+          else this.show(group.task, group.group_id);
+        }),
       ),
       group.error ? h("p", { class: "problem" }, `error: ${group.error}`) : "",
       group.problem ? h("p", { class: "problem" }, `samples are not shown: ${group.problem}`) : "",
@@ -122,7 +128,7 @@ export class GroupView {
     const mode = this.modes.find((one) => one.id === id);
     sessionStorage.setItem(KEPT, id);
     this.root.querySelector(`input[value="${CSS.escape(id)}"]`).checked = true;
-    this.parts.forEach((part) => part.colour(mode));
+    for (const part of this.parts) part.colour(mode);
     this.legend.replaceChildren(
       ...mode.legend.map(([kind, name]) => h("li", null, h("span", { class: `t ${kind}` }, name))),
     );

@@ -33,7 +33,7 @@ async function start() {
   const views = {
     run: about.archive ? new ArchiveView(byId("view-run"), about.archive) : new RunView(byId("view-run")),
     rollouts: new RolloutsView(byId("view-rollouts"), about.statuses),
-    group: new GroupView(byId("view-group")),
+    group: new GroupView(byId("view-group"), () => views.rollouts.forget()),
   };
   let heardMs = 0,
     lost = "";

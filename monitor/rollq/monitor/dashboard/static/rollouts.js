@@ -119,6 +119,11 @@ export class RolloutsView {
     this.#read("");
   }
 
+  /** Read what is shown again when it is shown next. */
+  forget() {
+    this.wanted = null;
+  }
+
   #address() {
     const given = Object.fromEntries([...new FormData(this.form)].filter(([, value]) => value));
     this.wanted = null;

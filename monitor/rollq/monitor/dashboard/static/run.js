@@ -89,7 +89,8 @@ export class RunView {
 
   show(status) {
     const isFirst = !this.status,
-      { tasks, trainer, model } = (this.status = status);
+      { tasks, trainer, model } = status;
+    this.status = status;
     if (isFirst) this.#readLatest();
     this.swaps.note(status.workers);
     if (!this.isShown()) return;
@@ -223,7 +224,9 @@ function facts(list, found) {
   const names = Object.keys(found);
   if (names.join() !== [...list.querySelectorAll("dt")].map((one) => one.textContent).join())
     list.replaceChildren(...names.map((name) => h("div", null, h("dt", null, name), h("dd"))));
-  names.forEach((name, at) => setText(list.children[at].lastChild, String(found[name])));
+  names.forEach((name, at) => {
+    setText(list.children[at].lastChild, String(found[name]));
+  });
 }
 
 function trainerFacts(trainer) {

@@ -49,7 +49,7 @@ export function modesOf(group) {
     modes.push({
       id: "advantage",
       title: "advantage",
-      of: (token, sample) => (sample.advantage > 0 ? "plus" : sample.advantage < 0 ? "minus" : ""),
+      of: (_token, sample) => (sample.advantage > 0 ? "plus" : sample.advantage < 0 ? "minus" : ""),
       legend: [
         ["plus", "above 0"],
         ["minus", "below 0"],
@@ -74,7 +74,10 @@ function scaleOf(name, values) {
   if (name === "mismatch")
     return {
       of: (value) => `l${MISMATCHES.filter((bound) => Math.abs(value) >= bound).length}`,
-      legend: [["l0", `< ${MISMATCHES[0]}`], ...MISMATCHES.map((bound, at) => [`l${at + 1}`, `from ${bound}${unit(at)}`])],
+      legend: [
+        ["l0", `< ${MISMATCHES[0]}`],
+        ...MISMATCHES.map((bound, at) => [`l${at + 1}`, `from ${bound}${unit(at)}`]),
+      ],
     };
   if (typeof values[0] === "boolean")
     return {
@@ -155,10 +158,10 @@ export class Tokens {
 
   #mark() {
     this.marked?.classList.remove("current");
-    const span = (this.marked = this.spans[this.current]);
-    if (!span) return;
-    span.classList.add("current");
-    span.scrollIntoView({ block: "nearest" });
+    this.marked = this.spans[this.current];
+    if (!this.marked) return;
+    this.marked.classList.add("current");
+    this.marked.scrollIntoView({ block: "nearest" });
   }
 
   #point(target, isChosen) {
@@ -207,10 +210,9 @@ export class Tokens {
   }
 }
 
+/** The text of a token as it is drawn: characters that act on the text around them are shown, not obeyed. */
 function textOf(token) {
   if (token.piece === null) return String(token.id);
   if (token.piece === "") return "\u00b7";
-  return token.piece
-    .replaceAll("\n", "\u23ce\n")
-    .replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd");
+  return token.piece.replaceAll("\n", "\u23ce\n").replace(/(?![\t\n])\p{Cc}|\p{Bidi_Control}/gu, "\ufffd");
 }
