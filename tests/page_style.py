@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     if not tool.exists():
         quiet = ["--silent", "--no-audit", "--no-fund"]
         subprocess.run([npm, "install", *quiet, "--prefix", str(BIOME_FOLDER), BIOME], check=True)
-    command = [tool, "check", "--error-on-warnings", *(["--write"] if "--fix" in arguments else [])]
+    command = [str(tool), "check", "--error-on-warnings", *(["--write"] if "--fix" in arguments else [])]
     return subprocess.run(command, cwd=ROOT).returncode
 
 

@@ -37,7 +37,8 @@ def test_a_quarantined_group_keeps_its_samples_until_it_is_released_or_dropped(w
         assert world.buffer.order_group("math", group_id, GroupOrder.QUARANTINE).refusal is None
     (first,) = world.buffer.look("math", [1])
     assert (first.status, first.fields["error"], len(first.samples[0].segments)) == (Status.FAILED, QUARANTINED, 1)
-    assert world.buffer.counts("math").failed_in_a_row == 0
+    counts = world.buffer.counts("math")
+    assert (counts.failed_in_a_row, counts.last_error) == (0, None)
     assert world.buffer.order_group("math", 1, GroupOrder.QUARANTINE) == Ordered(Status.FAILED, Refusal.STATUS)
     world.buffer.order_group("math", 1, GroupOrder.REQUEUE)
     world.buffer.order_group("math", 2, GroupOrder.DROP)

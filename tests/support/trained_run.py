@@ -18,11 +18,14 @@ MISMATCH = 0.25
 
 
 def train_annotated(url: str, run: str, archive: Path, folder: Path) -> int:
-    """Train the next batch of a run, with annotations in `archive`; returns its step. `folder` is for weights."""
+    """Train a batch of two groups of math, with annotations in `archive`; returns its step. `folder` is for weights."""
     model = folder / "model"
     tiny_qwen3().save_pretrained(model)
     settings = ConsumerSettings(transport="path", weights_dir=folder / "weights", takeover=True)
-    with Consumer.connect(url, run=run, weights=model, settings=settings, archive=str(archive)) as consumer:
+    sizes = {"math": 2}
+    with Consumer.connect(
+        url, run=run, weights=model, settings=settings, batch=sizes, archive=str(archive)
+    ) as consumer:
         batch = next(consumer)
         sequences = np.repeat(np.arange(len(batch.sequences)), [one.loss_mask.sum() for one in batch.sequences])
         tokens = len(sequences)

@@ -33,14 +33,16 @@ local function refusal(clock, order, status, batch)
 end
 
 local function carry_out(clock, id, order, status)
+  local key = group_key(clock.prefix, id)
   if order == 'drop' then
     drop_group(clock, id, 'by_hand')
   elseif order == 'quarantine' then
-    if status == 'running' then note_lease(group_key(clock.prefix, id), 'quarantined', exact(now_ms())) end
-    file_for_audit(clock, id, 'failed', 'quarantined by hand')
+    if status == 'running' then note_lease(key, 'quarantined', exact(now_ms())) end
+    redis.call('HSET', key, 'error', 'quarantined by hand')
+    file_for_audit(clock, id, 'failed', '') -- it is not an error of the task
   else
-    local deaths = tonumber(group_fields(clock, id, 'deaths'))
-    redis.call('HDEL', group_key(clock.prefix, id), 'batch') -- it has ended
+    local deaths = tonumber(redis.call('HGET', key, 'deaths'))
+    redis.call('HDEL', key, 'batch') -- it has ended
     sample_anew(clock, id, math.min(deaths, clock.max_deaths - 1))
   end
 end
