@@ -107,6 +107,16 @@ def test_groups_that_left_untrained_say_how(found: ArchivePages) -> None:
     assert found.look("nobody", 1) is None
 
 
+def test_a_page_is_of_few_files(found: ArchivePages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "FILES_PER_PAGE", 2)
+    failed = Selection(found.tasks(), [ARCHIVED_AS[1]])
+    page = found.page(failed)
+    while not page.groups:
+        assert page.after is not None
+        page = found.page(failed, after=page.after)
+    assert len(list(every(found))) == 26
+
+
 def test_few_files_are_in_memory(found: ArchivePages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "FILES_KEPT", 2)
     assert len(list(every(found))) == 26

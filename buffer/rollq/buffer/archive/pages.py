@@ -22,6 +22,8 @@ from rollq.buffer.rollouts import Sample, SampleStatus
 
 FILES_KEPT = 8
 """Files whose groups are kept in memory, without their samples."""
+FILES_PER_PAGE = 32
+"""Files that are read for one page at most."""
 LISTED = (
     "task", "group_id", "sample", "outcome", "reason", "step", "status", "reward", "worker", "versions",
     "prompt_record", "tries", "admitted_at", "put_at", "claimed_at", "committed_at", "left_at", "generate_ms", "row",
@@ -69,17 +71,23 @@ class ArchivePages:
     def page(self, selection: Selection, *, after: str = "", limit: int = 50) -> Page:
         """Up to `limit` groups of a selection; see `Paging.page`. A search reads at most `MOST_READ` of them.
 
+        A page is of `FILES_PER_PAGE` files at most, so it may be empty and yet have a next one.
+
         Raises `QueryError`, `ArchiveError`.
         """
         place, rank = parse_after(after)
         most = MOST_READ if selection.prompt or selection.text else None
         limit = max(1, min(limit, MOST_ROWS))
         found: list[FoundGroup] = []
-        read = 0
+        read = files = 0
         with self._lock:
             for at in range(place, len(self._names)):
                 name = self._names[at]
-                listed = self._list(name.name) if _may_have(name, selection) else []
+                if not _may_have(name, selection):
+                    continue
+                if files == FILES_PER_PAGE:
+                    return Page(tuple(found), read, f"{at}.0")
+                listed, files = self._list(name.name), files + 1
                 for index in range(rank if at == place else 0, len(listed)):
                     if not _is_wanted(listed[index].group, selection):
                         continue
