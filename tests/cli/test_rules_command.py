@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,6 +16,10 @@ from support.buffer_run import World
 
 Ask = Callable[..., Result]
 SHARDS = ("math.1of2", "math.2of2")
+
+
+class Killed(Exception):
+    pass
 
 
 @pytest.fixture
@@ -65,6 +70,29 @@ def test_a_weight_shares_the_whole_batch_anew(ask: Ask, buffer: Buffer) -> None:
     assert sizes(buffer, 9) == {"code": 32, "math.1of2": 16, "math.2of2": 16}
     assert sizes(buffer, 10) == {"code": 48, "math.1of2": 8, "math.2of2": 8}
     assert (buffer.rules("code").weight, buffer.rules("math.1of2").weight) == (3, 1)
+
+
+def test_a_weight_that_was_interrupted_between_two_tasks_is_finished_by_a_repeat(
+    ask: Ask, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = Buffer.change_rules
+
+    def die_at_the_second(self: Buffer, task: str, *arguments: Any, **options: Any) -> Any:
+        if task == "math.1of2":
+            raise Killed
+        return change(self, task, *arguments, **options)
+
+    with monkeypatch.context() as dies:
+        dies.setattr(Buffer, "change_rules", die_at_the_second)
+        assert isinstance(ask("set", "code", "weight=3").exception, Killed)
+    assert sum(sizes(buffer, 2).values()) == 48 + 32
+    again = ask("set", "code", "weight=3")
+    assert again.output.splitlines()[0] == "a change of weights was interrupted: the batch has 64 groups again"
+    assert sizes(buffer, 2) == {"code": 48, "math.1of2": 8, "math.2of2": 8}
+    assert "interrupted" not in ask("set", "code", "weight=3").output
+    assert ask("set", "code", "batch_groups=80").exit_code == 0
+    assert "interrupted" not in ask("set", "code", "weight=1").output
+    assert sum(sizes(buffer, 2).values()) == 96, "what was changed by hand since counts"
 
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(ask: Ask, buffer: Buffer) -> None:

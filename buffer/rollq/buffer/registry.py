@@ -63,18 +63,26 @@ class Registry(BufferCore):
             )
         return clock, wanted
 
-    def change_rules(self, task: str, changes: Mapping[str, Any], *, batch_step: int | None = None) -> Revision | None:
+    def change_rules(
+        self,
+        task: str,
+        changes: Mapping[str, Any],
+        *,
+        batch_step: int | None = None,
+        batch: Mapping[str, int] | None = None,
+    ) -> Revision | None:
         """Change rules of a task (name -> value, also as text) for every claim from now on; None if they are so.
 
         `batch_groups` changes from train step `batch_step` on: `first_open_step`, by default and at least. All roles
-        follow without a restart. Raises `ConfigError` naming the rule that cannot be changed so.
+        follow without a restart. `batch`: the groups of all tasks whose sizes change together, for the record.
+        Raises `ConfigError` naming the rule that cannot be changed so.
         """
         replaced = False
         while not replaced:
             clock, wanted = self.plan_change(task, changes, batch_step=batch_step)
             if wanted == clock.rules:
                 return None
-            replaced = self._replace(task, clock, wanted)
+            replaced = self._replace(task, clock, wanted, batch=batch)
         return self.rule_revisions(task)[-1]
 
     def rule_revisions(self, task: str) -> list[Revision]:
@@ -119,11 +127,18 @@ class Registry(BufferCore):
             settled = self._replace(task, clock, wanted, file)
         log.warning("task %s: its settings were edited: %s", task, self.rule_revisions(task)[-1].text)
 
-    def _replace(self, task: str, clock: Clock, wanted: TaskRules, file: TaskRules | None = None) -> bool:
+    def _replace(
+        self,
+        task: str,
+        clock: Clock,
+        wanted: TaskRules,
+        file: TaskRules | None = None,
+        batch: Mapping[str, int] | None = None,
+    ) -> bool:
         """Replace the rules of `clock`; False when another role has changed them since it was read."""
         before, after = encode_rules(clock.rules), encode_rules(wanted)
         fields = [item for name, value in after.items() if before[name] != value for item in (name, value)]
-        record = _record(differences(clock.rules, wanted), file)
+        record = _record(differences(clock.rules, wanted), file, batch)
         if self.call_task("change_rules", task, clock.rules_revision, *record, *fields) == _RULES_MOVED:
             return False
         self.clock(task)
@@ -134,9 +149,12 @@ class Registry(BufferCore):
         return found
 
 
-def _record(changes: Mapping[str, tuple[str, str]], file: TaskRules | None) -> tuple[bytes, bytes, str]:
+def _record(
+    changes: Mapping[str, tuple[str, str]], file: TaskRules | None, batch: Mapping[str, int] | None = None
+) -> tuple[bytes, bytes, str]:
     """The arguments `record`, `file` and `digest` of the functions."""
-    record = orjson.dumps({"changes": changes, "by": f"{socket.gethostname()}:{os.getpid()}"})
+    shared = {"batch": dict(batch)} if batch else {}
+    record = orjson.dumps({"changes": changes, "by": f"{socket.gethostname()}:{os.getpid()}", **shared})
     return (record, orjson.dumps(encode_rules(file)), digest_of_rules(file)) if file else (record, b"", "")
 
 
@@ -146,5 +164,6 @@ def _revisions(records: Mapping[bytes, bytes]) -> list[Revision]:
         step, time_ms, record = records[b"%d" % number].split(b" ", 2)
         fields = orjson.loads(record)
         changes = {name: (before, after) for name, (before, after) in fields["changes"].items()}
-        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes))
+        batch = fields.get("batch", {})
+        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes, batch))
     return found

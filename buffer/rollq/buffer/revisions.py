@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -21,7 +21,8 @@ class Revision:
     """One revision of a task's rules, the first being those that it was created with.
 
     `step`: the first train step that was claimed, or can be, under these rules. `changes`: name of a rule -> its value
-    before and after, as text. `by`: the host and the process that asked for it.
+    before and after, as text. `by`: the host and the process that asked for it. `batch`: the groups of every task that
+    was to change with it, where a weight shared the whole batch anew.
     """
 
     number: int
@@ -29,6 +30,7 @@ class Revision:
     time_s: float
     by: str
     changes: Mapping[str, tuple[str, str]]
+    batch: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -135,6 +137,29 @@ def sizes_by_weight(
     except ValueError as error:
         raise ConfigError(f"weight: {error}") from None
     return {task: shares.get(task, 0) for task in tasks}
+
+
+def unfinished_batch(
+    tasks: Mapping[str, TaskRules], revisions: Mapping[str, Sequence[Revision]], step: int
+) -> Mapping[str, int]:
+    """The groups of each task that the last new weight was to give to the batch of `step`, if it was interrupted
+    between two tasks; empty if it was not.
+
+    `tasks`, `revisions`: the rules of all tasks, and how they changed. A task whose size was changed later counts as
+    finished.
+    """
+    shared = [revision for known in revisions.values() for revision in known if revision.batch]
+    if not shared:
+        return {}
+    last = max(shared, key=lambda revision: revision.time_s)
+    for task, groups in last.batch.items():
+        rules = tasks[task]
+        is_settled = any(
+            "schedule" in revision.changes and revision.time_s > last.time_s for revision in revisions[task]
+        )
+        if groups_at(rules.batch_groups, rules.schedule, step) != groups and not is_settled:
+            return last.batch
+    return {}
 
 
 def for_shards(changes: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

@@ -63,7 +63,8 @@ def set_rules(
         if changes:
             parsed = _parse(changes)
             _check_checkpoints(parsed, file, url)
-            _change(buffer, _wanted(buffer, task, parsed, from_step), from_step, dry_run=dry_run)
+            wanted = _wanted(buffer, task, parsed, from_step)
+            _change(buffer, wanted, from_step, dry_run=dry_run, shared="weight" in parsed)
         else:
             _show(buffer, task)
 
@@ -141,31 +142,39 @@ def _wanted(buffer: "Buffer", task: str, changes: Mapping[str, str], from_step: 
 
 
 def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | None) -> dict[str, int]:
-    from rollq.buffer.revisions import sizes_by_weight
+    from rollq.buffer.revisions import changed_by_hand, sizes_by_weight, unfinished_batch
     from rollq.buffer.shards import task_of
 
     rules = {name: buffer.rules(name) for name in buffer.train_tasks()}
+    step = from_step or buffer.first_open_step()
+    interrupted = unfinished_batch(rules, {name: buffer.rule_revisions(name) for name in rules}, step)
+    if interrupted:
+        click.echo(f"a change of weights was interrupted: the batch has {sum(interrupted.values())} groups again")
+        rules |= {
+            name: changed_by_hand(rules[name], {"batch_groups": groups}, step) for name, groups in interrupted.items()
+        }
     tasks = {task_of(name): [rules[shard] for shard in rules if task_of(shard) == task_of(name)] for name in rules}
     try:
         weights = {name: shards[0].weight for name, shards in tasks.items()} | {task: float(weight)}
     except ValueError:
         raise ConfigError(f"weight = {weight}: a number is needed") from None
-    return sizes_by_weight(tasks, weights, from_step or buffer.first_open_step())
+    return sizes_by_weight(tasks, weights, step)
 
 
-def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool) -> None:
-    """Change the rules. All changes are checked before the first is made."""
+def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run: bool, shared: bool = False) -> None:
+    """Change the rules. All changes are checked before the first is made. `shared`: they share the batch anew."""
     from rollq.buffer.revisions import Revision, differences
 
     step = from_step or buffer.first_open_step()
     planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
     _check_batch(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
+    batch = {task: int(changes["batch_groups"]) for task, changes in wanted.items()} if shared else None
     for task, (clock, rules) in planned.items():
         changes = differences(clock.rules, rules)
         if dry_run:
             revision = Revision(clock.rules_revision + 1, clock.claimed_step + 1, 0.0, "", changes)
             click.echo(f"task {task}: {revision.text} (not changed: --dry-run)" if changes else f"task {task}: is so")
-        elif made := buffer.change_rules(task, wanted[task], batch_step=step):
+        elif made := buffer.change_rules(task, wanted[task], batch_step=step, batch=batch):
             click.echo(f"task {task}: {made.text}")
         else:
             click.echo(f"task {task}: is so")
