@@ -140,6 +140,18 @@ def test_archivers_that_are_killed_leave_every_group_once(
     }
 
 
+def test_an_archiver_waits_for_the_first_role_of_the_run(fresh_server: EmbeddedServer, file: Path) -> None:
+    command = [sys.executable, "-m", "rollq.cli.main", "archive", str(file)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as archiver:
+        assert archiver.stderr is not None
+        assert b"waiting for run 'sums'" in archiver.stderr.readline()
+        with Buffer.connect(fresh_server.url, "sums") as buffer:
+            World(buffer).start(math={"archive": True})
+        assert b"archiving run 'sums'" in archiver.stderr.readline()
+        archiver.send_signal(signal.SIGINT)
+        assert archiver.wait(60) == 0
+
+
 def test_ctrl_c_stops_an_archiver(fresh_server: EmbeddedServer, file: Path) -> None:
     with Buffer.connect(fresh_server.url, "sums") as buffer:
         World(buffer).start(math={"archive": True})

@@ -29,7 +29,7 @@ def archive(file: Path, finish: bool) -> None:
     Example:
       rollq archive rollq.toml
     """
-    from rollq.buffer.archive.archiver import Archiver
+    from rollq.buffer.archive.archiver import Archiver, wait_for_run
     from rollq.cli.run_location import RunLocation
     from rollq.cli.settings_file import load_settings
 
@@ -38,6 +38,10 @@ def archive(file: Path, finish: bool) -> None:
         raise ConfigError(f"{file}: `rollq archive` needs url in [archive]")
     stop = stop_on_signals()
     with RunLocation.from_settings(settings).buffer(stop) as buffer:
+        if not finish:
+            wait_for_run(buffer, stop)
+            if stop.is_set():
+                return
         archiver = Archiver(buffer, settings.archive.url)
         log.info("archiving run %r in %s", settings.run, settings.archive.url)
         archiver.finish(stop) if finish else archiver.run(stop)

@@ -14,7 +14,8 @@ from typing import TypeVar
 from rollq.buffer.archive.rows import rows_of
 from rollq.buffer.archive.schema import parquet, write_rows
 from rollq.buffer.archiving import MAX_PORTION_GROUPS, Portion, StoredGroup
-from rollq.buffer.errors import ArchiveError, ConfigError, ServerError
+from rollq.buffer.errors import ArchiveError, ConfigError, ServerError, StoreLost
+from rollq.buffer.log_once import LogOnce
 from rollq.buffer.payloads.files import Bucket, Folder, Objects
 from rollq.buffer.roles import ArchiverBuffer
 from rollq.buffer.rollouts import Status
@@ -36,6 +37,18 @@ MARKER = "this+run"
 def open_archive(url: str) -> Objects:
     """The objects at `archive.url`. Raises `ConfigError` for one that is neither a folder that exists nor a bucket."""
     return Bucket(url, "archives") if url.startswith("s3:") else Folder(url, "archive.url", durable=True)
+
+
+def wait_for_run(buffer: ArchiverBuffer, stop: threading.Event) -> None:
+    """Wait until the first producer, worker or trainer has created the run, or `stop` is set."""
+    logged = LogOnce(log)
+    while not stop.is_set():
+        try:
+            buffer.incarnation  # noqa: B018 - read once
+            return
+        except StoreLost as error:
+            logged.warning("run", "waiting for run %r: %s", buffer.run, error)
+            stop.wait(POLL_S)
 
 
 class Archiver:
