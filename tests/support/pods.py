@@ -100,8 +100,9 @@ class Pods:
             folder = self.volumes.get(sources.get(mount["name"], mount["name"]), self.root / mount["name"])
             folder.mkdir(exist_ok=True)
             here[mount["mountPath"]] = str(folder)
-        if "metrics" in words:
-            words = [*words, "--port", str(self.ports[9464])]
+        if {"metrics", "dashboard"} & set(words):
+            (port,) = self._container(name)["ports"]
+            words = [*words, "--port", str(self.ports[port["containerPort"]])]
         return [swapped(word, here) for word in words]
 
 
