@@ -63,8 +63,9 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status("demos", {Status.COMPLETED: 1}, offline=True, producer_silent_s=None),
             trainer=waiting({"demos": (1, 16)}),
         ),
-        "starving: the trainer has waited 12 s for step 41: task demos has 1 of 16; task demos is empty: import more "
-        "(`rollq import`); 4 groups in generation on 1 worker",
+        "starving: the trainer has waited 12 s for step 41: task demos has 1 of 16; task demos is filled by "
+        "imports alone; 4 groups in generation on 1 worker\n"
+        "to do: import more into task demos: `rollq import`",
     ),
     "offline tasks alone need neither producers nor workers": (
         run_status(task_status("demos", {Status.COMPLETED: 90}, offline=True, producer_silent_s=None), workers={}),

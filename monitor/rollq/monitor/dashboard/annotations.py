@@ -100,8 +100,14 @@ def values_of(segment: SegmentView, annotation: Annotation | None) -> Mapping[st
     named = {name: column for name, column in annotation.values.items() if len(column or ()) == len(segment.ids)}
     logprob, mismatch = named.pop("logprob", None), named.pop("mismatch", None)
     if logprob is None and mismatch is not None:
-        logprob = [None if one is None else old + one for one, old in zip(mismatch, segment.logprobs, strict=True)]
+        logprob = _sums(mismatch, segment.logprobs, 1)
     if mismatch is None and logprob is not None:
-        mismatch = [None if one is None else one - old for one, old in zip(logprob, segment.logprobs, strict=True)]
+        mismatch = _sums(logprob, segment.logprobs, -1)
     added = {"mismatch": mismatch, "trainer logprob": logprob}
     return {**{name: column for name, column in added.items() if column is not None}, **named}
+
+
+def _sums(ones: Values, others: Values, sign: int) -> list[float | None]:
+    """`one + sign * other` of each pair, None where either is."""
+    pairs = zip(ones, others, strict=True)
+    return [None if one is None or other is None else one + sign * other for one, other in pairs]
