@@ -123,7 +123,11 @@ def functions_page() -> str:
 def archive_page() -> str:
     """The columns of the archive's files, with their meanings from the guide."""
     rows = re.findall(r"^\| (`.+?) \| (.+) \|$", GUIDE.read_text("utf-8").split("## Columns")[1], re.MULTILINE)
-    meanings = {name: meaning for names, meaning in rows for name in re.findall(r"`(\w+)`", names)}
+    meanings = {
+        name: re.sub(r"\]\((\w+\.md)", r"](../guide/\1", meaning)  # the page is in another folder
+        for names, meaning in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
     columns = [(code(field.name), code(str(field.type)), meanings[field.name]) for field in schema()]
     version, *others = (code(key.decode()) for key in (VERSION_KEY, RUN_KEY, INCARNATION_KEY))
     text = (

@@ -40,7 +40,7 @@ def test_the_fields_of_a_clock_are_the_ones_that_earlier_runs_have() -> None:
         "token_shift": "-4", "max_uses": "2", "cooldown": "3", "keep_window": "100", "prompt_stats": "1",
         "pass_reward": "0.75", "partial": "1", "min_valid": "3", "max_tries": "5", "max_deaths": "4",
         "lease_ms": "12345", "audit": "50", "max_uncheckpointed": "20", "resume": "fresh", "weight": "1.0",
-        "archive": "0",
+        "archive": "0", "offline": "0",
     }  # fmt: skip
 
 

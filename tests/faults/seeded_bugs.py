@@ -60,7 +60,7 @@ BUGS = (
     Bug("a late release frees the next batch", "  if claimed_round > up_to_round then return 0 end\n", "", by_copies),
     Bug(
         "a late claim takes a released batch",
-        "  if claim_round <= given_up then return { 'given_up', 0, 0 } end\n",
+        "  if claim_round <= given_up then return { 'given_up', 0, 0, 0 } end\n",
         "",
         by_copies,
     ),

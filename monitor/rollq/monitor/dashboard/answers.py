@@ -10,11 +10,11 @@ from starlette.responses import Response
 from rollq.buffer.errors import ConfigError, QueryError, RollqError
 
 
-class Missing(RollqError):
+class Missing(Exception):
     """There is no such group."""
 
 
-class Unreadable(RollqError):
+class Unreadable(Exception):
     """The run cannot be read now."""
 
 
@@ -28,7 +28,7 @@ def json_endpoint(do: Callable[[Request], Any]) -> Callable[[Request], Response]
             return answer({"error": str(error)}, 404)
         except (ValueError, QueryError, ConfigError) as error:
             return answer({"error": str(error)}, 400)
-        except (RollqError, OSError) as error:
+        except (Unreadable, RollqError, OSError) as error:
             return answer({"error": str(error)}, 503)
 
     return endpoint
