@@ -9,6 +9,7 @@ from rollq.buffer.replies import PutOutcome
 from rollq.buffer.rollouts import Prompt, Status
 from rollq.buffer.steering import GroupOrder, Ordered, Refusal
 from support.buffer_run import World
+from support.finished_groups import finished_groups
 
 QUARANTINED = "quarantined by hand"
 
@@ -92,6 +93,25 @@ def test_a_group_of_a_batch_stays_until_the_batch_has_ended(world: World) -> Non
     buffer.begin_finalize("math", batch.handle, "mine", lease_s=600)
     buffer.end_finalize("math", batch.handle, "mine", b"{}", {})
     assert buffer.order_group("math", 1, GroupOrder.DROP) == Ordered(Status.ABORTED, None)
+    world.check()
+
+
+def test_a_group_that_was_inserted_is_not_sampled_anew(buffer: Buffer) -> None:
+    world = World(buffer).start(demos={"offline": True})
+    buffer.insert("demos", finished_groups(1), source="expert")
+    assert buffer.order_group("demos", 1, GroupOrder.REQUEUE) == Ordered(Status.COMPLETED, Refusal.UNSAMPLED)
+    assert len(buffer.fetch(world.claim(1, demos=1).groups)) == 1
+
+
+def test_a_group_of_an_evaluation_that_has_ended_is_not_sampled_anew(buffer: Buffer) -> None:
+    world = World(buffer).start(test={"kind": "eval", "max_tries": 1})
+    batch = buffer.open_batch("test", "evaluation", "eval", step=0)
+    buffer.fill_batch("test", batch.handle, 0, [Prompt("one")], last=True)
+    buffer.hand_back(world.lease(1, "test"), counted=True, error="broken")
+    assert world.statuses("test") == {"failed": 1}
+    buffer.abort_batch("test", batch.handle, "an end")
+    assert buffer.order_group("test", 1, GroupOrder.REQUEUE) == Ordered(Status.FAILED, Refusal.UNSAMPLED)
+    assert buffer.order_group("test", 1, GroupOrder.DROP) == Ordered(Status.FAILED, None)
     world.check()
 
 

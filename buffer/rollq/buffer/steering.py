@@ -34,6 +34,7 @@ class Refusal(StrEnum):
     GONE = "gone"  # the group is not in the buffer
     STATUS = "status"  # a group with its status cannot be moved so
     BATCH = "batch"  # its batch or evaluation has not ended, and ends with all of its groups
+    UNSAMPLED = "unsampled"  # nobody would sample it again: its task is offline, or its evaluation has ended
     SAVING = "saving"  # while the buffer is saved, nothing leaves it
     ORDERED = "ordered"  # somebody else has given an order for it at the same time
 

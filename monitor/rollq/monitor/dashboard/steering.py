@@ -54,12 +54,13 @@ _EFFECTS: Mapping[GroupOrder, str] = {
     GroupOrder.REQUEUE: "pending. Its samples are thrown away, and a worker samples its prompt again.",
     GroupOrder.QUARANTINE: (
         "failed. No trainer gets it. It is kept to look at as long as other groups that failed: the newest "
-        "audit_groups of its task. Requeue releases it."
+        "audit_groups of its task. Requeue releases it, unless its task is offline."
     ),
     GroupOrder.DROP: "gone. It leaves the buffer with its samples, and is counted as dropped by hand.",
 }
 _REFUSALS: Mapping[Refusal | None, str] = {
     Refusal.BATCH: "its batch or evaluation has not ended, and decides about it",
+    Refusal.UNSAMPLED: "nobody would sample it again, because its task is offline or its evaluation has ended",
     Refusal.SAVING: "the buffer is being saved, and nothing leaves it meanwhile; try again in a minute",
     Refusal.ORDERED: "somebody else has just moved it; look at it again",
 }

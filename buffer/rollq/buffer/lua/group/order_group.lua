@@ -6,7 +6,8 @@
 --   order: drop|requeue|quarantine   dry_run: 1 to change nothing
 --   seen: the mark of the last order, as the caller has read it, '' for none   mark: of this order; no other has it
 -- Returns: `done`, or why nothing has changed: `gone`; `status`, which does not allow it; `batch`, which has not ended;
---   `saving` of the buffer; or `ordered` by somebody else since the caller read `seen`. Then the status that it had
+--   `saving` of the buffer; `unsampled`, a requeue where nobody would sample it: in a task that is offline, or after an
+--   evaluation; or `ordered` by somebody else since the caller read `seen`. Then the status that it had
 -- Caller: Steering.order_group; operators
 -- Repeat: finds its mark, or that of a later order, and moves nothing
 local OF_A_BATCH = { running = true, finalizing = true } -- states of one that has not ended
@@ -29,6 +30,7 @@ local function refusal(clock, order, status, batch)
   if not status then return 'gone' end
   if not FROM[order][status] then return 'status' end
   if batch and OF_A_BATCH[redis.call('HGET', batch_key(clock, batch), 'state')] then return 'batch' end
+  if order == 'requeue' and (clock.offline == 1 or clock.kind == 'eval') then return 'unsampled' end
   return is_saving(clock, now_ms()) and 'saving'
 end
 
