@@ -47,6 +47,7 @@ SHORT = Shortfall(5, ready={"math": 3}, wanted={"math": 8})
 LATE = Shortfall(5, ready={"math": 8}, wanted={"math": 8}, stragglers={"math": 2})
 MORE = Shortfall(5, ready={"math": 9}, wanted={"math": 8}, stragglers={"math": 2})
 UNARCHIVED = Shortfall(5, ready={"math": 3}, wanted={"math": 8}, unarchived={"math": 6})
+ONLY_UNARCHIVED = Shortfall(5, ready={"math": 8}, wanted={"math": 8}, unarchived={"math": 6})
 RUNNING, PENDING = {Status.RUNNING: 1}, {Status.PENDING: 1}
 
 
@@ -124,6 +125,12 @@ def test_xm03_the_outlook_of_a_step_that_is_short(
         (
             UNARCHIVED,
             counts({Status.LEAVING: 6}),
+            2,
+            "waits for the archive: 6 groups; start `rollq archive`, or raise max_uncheckpointed_steps",
+        ),
+        (
+            ONLY_UNARCHIVED,
+            counts({Status.LEAVING: 6}, control=Control.DONE, reason="enough"),
             2,
             "waits for the archive: 6 groups; start `rollq archive`, or raise max_uncheckpointed_steps",
         ),

@@ -101,6 +101,10 @@ def _failures(counts: Counts) -> str:
 def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
     clock = counts.clock
     pending, running = counts.statuses.get(Status.PENDING, 0), counts.statuses.get(Status.RUNNING, 0)
+    unarchived = shortfall.unarchived.get(counts.task, 0)
+    archive = f"waits for the archive: {unarchived} groups; start `rollq archive`, or raise max_uncheckpointed_steps"
+    if unarchived and shortfall.ready[counts.task] >= shortfall.wanted[counts.task]:
+        return archive
     if clock.control is Control.PAUSE:
         return "production is set to pause (`rollq resume`)"
     if clock.control is not Control.RUN:
@@ -109,8 +113,8 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
         return f"production is set to {clock.control.value}: {clock.control_reason}{stopped}"
     if _weights_too_old(shortfall.step, counts):
         return f"the live weights, version {clock.version}, are too old for it: publish newer ones"
-    if unarchived := shortfall.unarchived.get(counts.task, 0):
-        return f"waits for the archive: {unarchived} groups; start `rollq archive`, or raise max_uncheckpointed_steps"
+    if unarchived:
+        return archive
     if late := shortfall.stragglers.get(counts.task, 0):
         return f"waiting for {late} groups in generation that would be too old at the next step"
     if clock.rules.offline:
