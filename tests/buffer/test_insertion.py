@@ -210,7 +210,7 @@ def test_a_bad_group_is_named_and_nothing_is_inserted(world: World, problem: str
     assert world.statuses("demos") == {}
 
 
-def test_a_prompt_or_a_source_that_is_empty_is_refused(world: World) -> None:
+def test_arguments_that_make_no_sense_are_refused(world: World) -> None:
     started(world)
     with pytest.raises(InvalidGroup, match=r"^group 0: "):
         world.buffer.insert("demos", [FinishedGroup(Prompt(""), (finished_sample(),) * 2)], source="expert")
@@ -218,6 +218,9 @@ def test_a_prompt_or_a_source_that_is_empty_is_refused(world: World) -> None:
         world.buffer.insert("demos", finished_groups(1, 3), source="expert")
     with pytest.raises(ConfigError, match="source ''"):
         world.buffer.insert("demos", finished_groups(1), source="")
+    with pytest.raises(ConfigError, match="after = -1"):
+        world.buffer.insert("demos", finished_groups(2), source="expert", after=-1)
+    assert world.statuses("demos") == {}
 
 
 def test_logprobs_and_versions_cannot_be_absent_in_what_a_worker_puts(world: World) -> None:

@@ -42,6 +42,8 @@ class Insertion(Inspection):
             raise ConfigError(f"task {task!r} takes no insertions: it is sampled; only tasks with offline = true do")
         if not 0 < len(source) <= MOST_SOURCE_CHARACTERS:
             raise ConfigError(f"source {source!r}: 1 to {MOST_SOURCE_CHARACTERS} characters are needed")
+        if after < 0:
+            raise ConfigError(f"after = {after}: how many groups come before these; 0 for the first ones")
         encoded = [_encode_at(after + index, group, rules) for index, group in enumerate(groups)]
         done = self.inserted(task, source)
         if done < after:
