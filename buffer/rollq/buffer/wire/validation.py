@@ -23,6 +23,9 @@ LOGPROB_TOLERANCE = 1e-3
 MOST_VERSIONS = (1 << 31) - 1
 """Epochs and versions are int32 in batches."""
 
+MOST_REWARD = float(np.finfo(np.float32).max)
+"""Rewards are float32 in batches: a larger one would be infinite, and the advantages of its group NaN."""
+
 _INT32, _FLOAT32, _BOOL = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.bool_)
 
 
@@ -33,8 +36,8 @@ def check_group(
 
     Every sample: arrays of the dtype and shape that `Segment` states; logprobs, loss mask and version spans that cover
     the response ids; finite logprobs, not above 0; ids from 0 and below `vocab_size`; versions from 0; a reward that
-    is finite or absent; a temperature that is a number or absent. A completed sample also has response ids and a
-    reward.
+    is finite as a float32, or absent; a temperature that is a number or absent. A completed sample also has response
+    ids and a reward.
 
     The samples of an `inserted` group have all completed, and are `unversioned`; the logprobs of a segment may be
     absent, all of them NaN.
@@ -82,13 +85,13 @@ def _temperature_problem(sample: Sample) -> str | None:
 
 def _reward_problem(sample: Sample) -> str | None:
     if sample.reward is not None and not _is_finite(sample.reward):
-        return f"reward is {sample.reward!r}, a finite number is needed"
+        return f"reward is {sample.reward!r}, a finite number of 32 bits is needed"
     parts: Any = sample.reward_parts
     if not isinstance(parts, Mapping):
         return f"reward_parts is {parts!r}, a mapping is needed"
     for name, part in parts.items():
         if not _is_finite(part):
-            return f"reward_parts[{name!r}] is {part!r}, a finite number is needed"
+            return f"reward_parts[{name!r}] is {part!r}, a finite number of 32 bits is needed"
     return None
 
 
@@ -149,7 +152,7 @@ def _wrong_vector(**fields: tuple[Any, np.dtype[Any]]) -> str:
 
 def _is_finite(value: Any) -> bool:
     try:
-        return math.isfinite(value)
+        return math.isfinite(value) and abs(value) <= MOST_REWARD
     except (TypeError, ValueError, OverflowError):
         return False
 
