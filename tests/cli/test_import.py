@@ -197,6 +197,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "long": (row(responses=["a" * 20, "b"]), "sample 0: the response has 21 tokens, more than max_tokens = 20"),
     "long prompt": (row(prompt="a" * 5000), "the prompt has 5000 tokens, more than max_prompt_tokens = 4096"),
     "empty": (row(responses=[[], [1]]), "response 0"),
+    "large": (row(rewards=[1e308, 1e308]), "sample 0: reward is 1e+308, a finite number of 32 bits is needed"),
+    "half an export": (
+        row(prompt_record="{}", task="math", group_id=1, sample=0, response_ids=[1]),
+        "is not a whole row of `rollq export`: KeyError('arrays')",
+    ),
 }
 
 
@@ -229,6 +234,15 @@ def test_a_file_that_cannot_be_used_is_refused(settings: Path, content: bytes | 
     found = import_(data, settings)
     assert found.exit_code == 2
     assert message in found.output
+
+
+def test_a_torn_parquet_file_is_refused(settings: Path) -> None:
+    data = settings.parent / "expert.parquet"
+    parquet.write_table(pa.Table.from_pylist([row()]), data)
+    data.write_bytes(data.read_bytes()[:-4])
+    found = import_(data, settings)
+    assert found.exit_code == 2
+    assert f"file {str(data)!r} is damaged, or is not a Parquet file" in found.output
 
 
 def test_only_tasks_that_are_offline_take_imports(settings: Path) -> None:

@@ -164,7 +164,7 @@ def _rows(path: Path) -> Iterator[Placed]:
     try:
         if path.suffix == ".json":
             yield from _json_rows(path)
-        elif path.suffix == ".parquet" and VERSION_KEY in (parquet().read_metadata(path).metadata or {}):
+        elif path.suffix == ".parquet" and _is_exported_parquet(path):
             yield from _exported_parquet(path)
         else:
             yield from _table_rows(path)
@@ -178,9 +178,12 @@ def _table_rows(path: Path) -> Iterator[Placed]:
             place = table.place(number)
             try:
                 row = table.read(number)
-                yield place, read_lines_row(row) if _is_exported(row) else row
+                found = read_lines_row(row) if _is_exported(row) else row
             except ValueError as error:
                 raise InvalidGroup(f"{place}: {error}") from None
+            except (LookupError, TypeError) as error:
+                raise InvalidGroup(f"{place}: is not a whole row of `rollq export`: {error!r:.200}") from None
+            yield place, found
 
 
 def _json_rows(path: Path) -> Iterator[Placed]:
@@ -197,6 +200,13 @@ def _json_rows(path: Path) -> Iterator[Placed]:
         if not isinstance(row, dict):
             raise InvalidGroup(f"{path}[{number}]: a JSON object is expected, not {type(row).__name__}")
         yield f"{path}[{number}]", row
+
+
+def _is_exported_parquet(path: Path) -> bool:
+    try:
+        return VERSION_KEY in (parquet().read_metadata(path).metadata or {})
+    except ValueError as error:  # pyarrow's, of a file that is torn
+        raise ConfigError(f"file {str(path)!r} is damaged, or is not a Parquet file: {error}") from None
 
 
 def _exported_parquet(path: Path) -> Iterator[Placed]:
