@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Group
+from rollq.cli.demo.tiny_model import make_tokenizer
 from rollq.cli.importing import source_of
 from rollq.cli.main import main
 from rollq.cli.settings_file import load_settings
@@ -234,6 +235,18 @@ def test_a_file_that_cannot_be_used_is_refused(settings: Path, content: bytes | 
     found = import_(data, settings)
     assert found.exit_code == 2
     assert message in found.output
+
+
+def test_ids_of_another_vocabulary_are_refused(settings: Path) -> None:
+    model = settings.parent / "model"
+    make_tokenizer().save_pretrained(model)
+    (model / "config.json").write_text('{"vocab_size": 300}')
+    with settings.open("a") as file:
+        file.write(f'[trainer]\nmodel = "{model}"\noutput = "out"\nsteps = 1\n')
+    data = written(settings.parent, row(responses=[[299, 1], [300]]))
+    found = import_(data, settings, "--dry-run")
+    assert found.exit_code == 1
+    assert f"{data}:1: sample 1: response_ids[0] is 300; ids go from 0 to 299" in found.output
 
 
 def test_a_torn_parquet_file_is_refused(settings: Path) -> None:

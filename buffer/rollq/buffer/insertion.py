@@ -80,10 +80,14 @@ def _encode_at(index: int, group: FinishedGroup, rules: TaskRules) -> GroupArgs:
         raise InvalidGroup(f"group {index}: {error}") from None
 
 
-def encode_finished(group: FinishedGroup, rules: TaskRules) -> GroupArgs:
-    """A group as arguments of `insert`, in the order of `insert.lua`. Raises `InvalidPrompt` and `InvalidGroup`."""
+def encode_finished(group: FinishedGroup, rules: TaskRules, vocab_size: int | None = None) -> GroupArgs:
+    """A group as arguments of `insert`, in the order of `insert.lua`. Raises `InvalidPrompt` and `InvalidGroup`, also
+    for token ids from `vocab_size` on."""
     prompt, samples = encode_prompt(group.prompt), group.samples
-    frame = bytes(encode_whole(samples, group_size=rules.group_size, max_bytes=MAX_GROUP_BYTES, inserted=True))
+    whole = encode_whole(
+        samples, group_size=rules.group_size, vocab_size=vocab_size, max_bytes=MAX_GROUP_BYTES, inserted=True
+    )
+    frame = bytes(whole)
     reward = fmean(sample.reward for sample in samples if sample.reward is not None)
     tokens = sum(sample.response_tokens for sample in samples)
     rows = SampleRows.of(Samples.of(samples)).encode()

@@ -50,12 +50,14 @@ Placed = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class FinishedRows:
-    """The groups of the file at `path`, for `task`. `default_reward`: of samples that have none; None is an error."""
+    """The groups of the file at `path`, for `task`. `default_reward`: of samples that have none; None is an error.
+    `vocab_size`: how many token ids the model knows; None: any."""
 
     path: Path
     task: TaskSettings
     tokenizer: Tokenizer
     default_reward: float | None = None
+    vocab_size: int | None = None
 
     def groups(self) -> Iterator[tuple[str, FinishedGroup]]:
         """Each group, and where it is. Raises `InvalidGroup` with the file and the line or row; `ConfigError` for a
@@ -75,7 +77,7 @@ class FinishedRows:
         """Each group, after all that `Buffer.insert` checks. Raises what `groups` does."""
         for place, group in self.groups():
             try:
-                encode_finished(group, self.task)
+                encode_finished(group, self.task, self.vocab_size)
                 self._check_lengths(group)
             except ValueError as error:
                 raise InvalidGroup(f"{place}: {error}") from None

@@ -51,7 +51,7 @@ def import_(task: str, data: Path, settings_path: Path, reward: float | None, dr
     rules = _offline_task(settings, task, settings_path)
     folder = _tokenizer_folder(settings)
     tokenizer = make_tokenizer(settings.worker.model_copy(update={"tokenizer": folder}))
-    rows = FinishedRows(data, rules, tokenizer, reward)
+    rows = FinishedRows(data, rules, tokenizer, reward, _vocabulary(settings))
     stop = stop_on_signals()
     total = _check(rows, stop)
     if total is None or dry_run:
@@ -76,6 +76,15 @@ def _tokenizer_folder(settings: "RollqSettings") -> Path | None:
     """The tokenizer that workers use; the trainer's, where the settings name no model for workers."""
     folder: Path | None = settings.worker.tokenizer or settings.worker.options.get("model")
     return settings.trainer.model if folder is None and settings.trainer else folder
+
+
+def _vocabulary(settings: "RollqSettings") -> int | None:
+    """How many token ids the trainer's model knows, or else the workers'; None without a model."""
+    from rollq.workers.tokenizers.hugging_face import model_vocabulary
+
+    served = settings.worker.options.get("model")
+    folder = settings.trainer.model if settings.trainer else served and Path(served)
+    return model_vocabulary(folder) if folder else None
 
 
 def _check(rows: "FinishedRows", stop: threading.Event) -> int | None:

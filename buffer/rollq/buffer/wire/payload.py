@@ -50,11 +50,16 @@ def encode_payload(
 
 
 def encode_whole(
-    samples: Sequence[Sample], *, group_size: int, max_bytes: int | None = None, inserted: bool = False
+    samples: Sequence[Sample],
+    *,
+    group_size: int,
+    vocab_size: int | None = None,
+    max_bytes: int | None = None,
+    inserted: bool = False,
 ) -> Pieces:
     """The frame of a group that is whole, as `encode_payload` makes it, without a copy of its arrays. `inserted`: see
     `check_group`."""
-    check_group(samples, group_size=group_size, inserted=inserted)
+    check_group(samples, group_size=group_size, vocab_size=vocab_size, inserted=inserted)
     frame = encode_in_pieces(samples)
     _check_size(len(frame), max_bytes)
     return frame

@@ -127,6 +127,16 @@ def model_fingerprint(folder: Path) -> str:
     return _digest({key: value for key, value in config.items() if key not in NOT_ARCHITECTURE})
 
 
+def model_vocabulary(folder: Path) -> int | None:
+    """How many token ids the model in a folder knows, by config.json; None where that does not say.
+
+    Raises `ConfigError` for a folder without a model.
+    """
+    config = _read(folder, CONFIG_FILE)
+    found: int | None = config.get("text_config", config).get("vocab_size")
+    return found
+
+
 def _digest(content: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
