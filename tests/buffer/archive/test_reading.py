@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import duckdb
 import orjson
 import pyarrow.parquet as parquet
 import pytest
@@ -15,9 +16,11 @@ from rollq.buffer.archive.export import export, groups_in
 from rollq.buffer.archive.reading import Archive
 from rollq.buffer.errors import ArchiveError, ConfigError, QueryError
 from support.buffer_run import World
+from support.documented_commands import ROOT, code_with
 
 pytestmark = pytest.mark.any_server
 
+GUIDE = ROOT / "docs" / "guide" / "archive.md"
 VOLATILE = {"outcome", "left_at", "epoch"}
 
 
@@ -65,6 +68,19 @@ def test_a_query_chooses_among_the_archived_groups(world: World, folder: Path, t
     assert [rows[0]["group_id"] for rows in found.groups({"status": "failed"})] == []
     with pytest.raises(QueryError):
         list(found.groups({"colour": 1}))
+
+
+def test_the_code_of_the_page_reads_the_folder_of_a_run(world: World, folder: Path) -> None:
+    archive(trained(world, folder), folder, 2)
+    shown = {language: code_with(GUIDE, words).replace("/mnt/shared/archive/sums", str(folder / world.buffer.run))
+             for language, words in (("python", "read_parquet"), ("sql", "group by step"))}  # fmt: skip
+    names: dict[str, Any] = {}
+    exec(compile(shown["python"], "a page", "exec"), names)  # noqa: S102 - it is ours
+    of_pandas = list(names["trained"].items())
+    assert [step for step, _ in of_pandas] == [1, 2]
+    found = duckdb.sql(shown["sql"])
+    assert found is not None
+    assert sorted(found.fetchall()) == of_pandas
 
 
 def test_parquet_is_an_archive_too(world: World, folder: Path, tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ WAIT_S = 60.0
 """How long groups that were dropped wait for others of the same step."""
 PORTION_BYTES = 256 << 20
 """The frames of a portion take about as much as this at most; a file is made in memory."""
-MARKER = "this+run"
-"""A name that a task cannot have. Without it, the folder of a run is not there."""
+MARKER = "_this+run"
+"""A name that a task cannot have, and that pandas skips. Without it, the folder of a run is not there."""
 
 
 def open_archive(url: str) -> Objects:
