@@ -347,7 +347,7 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
         assert refused.exit_code == 2
         assert "is a checkpoint of step 3: `rollq train` resumes from it" in refused.output
         shutil.rmtree(chosen.output / "checkpoints")
-        with pytest.raises(HistoryGone):
+        with pytest.raises(HistoryGone, match="if its checkpoint is lost, `rollq recover` makes one from weights"):
             train(server_url, run_name, settings(steps=5))
 
         wrong = recover("--weights", weights, "--step", 9)
