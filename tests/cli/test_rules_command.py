@@ -38,6 +38,16 @@ def sizes(buffer: Buffer, step: int) -> dict[str, int]:
     return {name: groups_at(rules.batch_groups, rules.schedule, step) for name, rules in found.items()}
 
 
+@pytest.mark.parametrize("command", [["set", "math"], ["show", "math", "1"], ["query", "{}"]], ids=" ".join)
+def test_without_a_file_in_this_folder_the_run_must_be_named(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2
+    assert "there is no rollq.toml in this folder: name the file of the run, or give --url and --run" in done.output
+
+
 def test_rules_of_a_task_change_in_all_of_its_shards(ask: Ask, buffer: Buffer) -> None:
     result = ask("set", "math", "max_staleness=3", "batch_groups=9")
     assert result.exit_code == 0, result.output

@@ -89,9 +89,9 @@ def retire(
 
 
 def _open(file: Path | None, url: str | None, run_name: str | None) -> "Buffer":
-    from rollq.cli.run_location import find_run
+    from rollq.cli.run_location import find_run_here
 
-    return find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name).without_payloads()
+    return find_run_here(file, url, run_name).without_payloads()
 
 
 def _check_checkpoints(changes: Mapping[str, str], file: Path | None, url: str | None) -> None:

@@ -17,6 +17,7 @@ from rollq.buffer.shards import check_shards
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.redis_url import complete_url
 from rollq.buffer.tickets import open_queue
+from rollq.cli.options import DEFAULT_FILE
 from rollq.cli.settings import RollqSettings
 from rollq.cli.settings_file import load_settings, payloads_from, redis_from
 
@@ -93,6 +94,15 @@ def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation
     if file is None and url and run:
         return RunLocation.at(url, run)
     raise ConfigError("give either FILE (rollq.toml), or both --url and --run")
+
+
+def find_run_here(file: Path | None, url: str | None, run: str | None) -> RunLocation:
+    """As `find_run`, where without all three the file is the rollq.toml of this folder. Raises `ConfigError`."""
+    if not (file or url or run) and not DEFAULT_FILE.exists():
+        raise ConfigError(
+            f"there is no {DEFAULT_FILE} in this folder: name the file of the run, or give --url and --run"
+        )
+    return find_run(file or (None if url or run else DEFAULT_FILE), url, run)
 
 
 def fingerprints(model: Path | None, tokenizer: Path | None) -> dict[str, str]:

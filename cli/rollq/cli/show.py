@@ -10,7 +10,7 @@ import click
 
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.rollouts import Status
-from rollq.cli.options import DEFAULT_FILE, url_options
+from rollq.cli.options import url_options
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
@@ -54,12 +54,12 @@ def show(
       rollq show math --last failed rollq.toml
       rollq show math --step 3 --url redis://127.0.0.1:6379/0 --run sums
     """
-    from rollq.cli.run_location import find_run
+    from rollq.cli.run_location import find_run_here
 
     group_id, file = _read(words)
     if (group_id is not None) + (step is not None) + (last is not None) != 1:
         raise ConfigError("say which groups to show: give one of GROUP, --step and --last")
-    location = find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)
+    location = find_run_here(file, url, run_name)
     with location.to_look_at() as buffer:
         names = _tasks(buffer, task)
         if step is not None:

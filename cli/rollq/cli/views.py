@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from rollq.buffer.errors import ConfigError
-from rollq.cli.options import DEFAULT_FILE, run_options
+from rollq.cli.options import run_options
 
 QUERY_HELP = """Find groups. QUERY is a JSON object; FILE is rollq.toml, by default the one in this folder. Changes
 nothing.
@@ -87,12 +87,12 @@ def query(
     from tqdm import tqdm
 
     from rollq.buffer.query.language import parse_query
-    from rollq.cli.run_location import find_run
+    from rollq.cli.run_location import find_run_here
     from rollq.monitor.queries import as_lines, as_table
 
     conditions = parse_query_text(query)
     searches_texts = parse_query(conditions).searches_texts
-    location = find_run(file or (None if url or run_name else DEFAULT_FILE), url, run_name)
+    location = find_run_here(file, url, run_name)
     with (
         location.buffer() if searches_texts else location.without_payloads() as buffer,
         tqdm(desc="searched", unit=" groups", leave=False, disable=not (searches_texts and sys.stderr.isatty())) as bar,
