@@ -13,6 +13,7 @@ from rollq.buffer.archive.schema import INCARNATION_KEY, RUN_KEY, VERSION, VERSI
 from rollq.buffer.store import keys
 from rollq.cli.main import COMMANDS, main
 from rollq.monitor.metrics.catalogue import METRICS
+from rollq_docs.links import rewritten
 from rollq_docs.markdown import cell, code, table
 from rollq_docs.moves import heads
 from rollq_docs.python_pages import PACKAGES, python_page
@@ -122,12 +123,9 @@ def functions_page() -> str:
 
 def archive_page() -> str:
     """The columns of the archive's files, with their meanings from the guide."""
-    rows = re.findall(r"^\| (`.+?) \| (.+) \|$", GUIDE.read_text("utf-8").split("## Columns")[1], re.MULTILINE)
-    meanings = {
-        name: re.sub(r"\]\((\w+\.md)", r"](../guide/\1", meaning)  # the page is in another folder
-        for names, meaning in rows
-        for name in re.findall(r"`(\w+)`", names)
-    }
+    guide = rewritten(GUIDE.read_text("utf-8"), "docs/guide/archive.md", "reference/archive.md")
+    rows = re.findall(r"^\| (`.+?) \| (.+) \|$", guide.split("## Columns")[1], re.MULTILINE)
+    meanings = {name: meaning for names, meaning in rows for name in re.findall(r"`(\w+)`", names)}
     columns = [(code(field.name), code(str(field.type)), meanings[field.name]) for field in schema()]
     version, *others = (code(key.decode()) for key in (VERSION_KEY, RUN_KEY, INCARNATION_KEY))
     text = (
