@@ -17,7 +17,14 @@ from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.store.servers import OneServer
 from rollq.buffer.wire.payload import MOST_INLINE_BYTES
 from rollq.buffer.wire.samples import encode_samples
-from rollq.monitor.doctor.examine import Sizing, Weights, examine_sizing, measured_tasks, read_sizing
+from rollq.monitor.doctor.examine import (
+    Sizing,
+    Weights,
+    examine_sizing,
+    measured_tasks,
+    read_sizing,
+    with_payload,
+)
 from rollq.monitor.doctor.facts import read_facts
 from rollq.monitor.doctor.findings import Level
 from rollq.monitor.doctor.sizing import (
@@ -37,6 +44,7 @@ from rollq.monitor.doctor.sizing import (
 from rollq.workers.engines.protocol import REPORT_TOKENS, Sampling
 from support.any_server import AnyServer
 from support.buffer_run import OUTSIDE_BYTES, World, make_sample, payloads_in
+from support.finished_groups import finished_groups
 from support.parts import in_parts
 from support.waiting import wait_until
 
@@ -266,3 +274,11 @@ def test_groups_with_payloads_outside_take_less_than_the_formula_says(
         )
         formula = 100 * group_bytes(size.payload_bytes - size.outside_bytes)
         assert 0.4 * formula < taken < formula
+
+
+def test_groups_that_were_inserted_are_counted_beyond_the_bound(buffer: Buffer) -> None:
+    World(buffer).start(demos={"offline": True})
+    buffer.insert("demos", finished_groups(50), source="expert")
+    stored = measured_tasks(buffer)["demos"]
+    planned = with_payload(replace(stored, surplus_groups=0), stored)
+    assert (stored.surplus_groups, planned.surplus_groups) == (50, 50)

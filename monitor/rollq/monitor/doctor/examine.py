@@ -125,12 +125,13 @@ def _stored_tasks(servers: Servers, run: str) -> dict[str, TaskSize]:
 
 
 def with_payload(planned: TaskSize, stored: TaskSize | None) -> TaskSize:
-    """`planned` with the payload that was measured, where there is one."""
+    """`planned` with the payload that was measured, and the groups that were inserted, where there are some."""
     if stored is None:
         return planned
     return replace(
         planned,
         payload_bytes=stored.payload_bytes,
+        surplus_groups=max(planned.surplus_groups, stored.surplus_groups),
         spread_bytes=stored.spread_bytes,
         outside_bytes=stored.outside_bytes,
     )
@@ -142,10 +143,12 @@ def measured_tasks(buffer: MonitorBuffer) -> dict[str, TaskSize]:
     for task in buffer.train_tasks():
         rules = buffer.rules(task)
         payload_bytes, away_bytes = _measured_payload(buffer, task)
+        waiting = buffer.counts(task).statuses.get(Status.COMPLETED, 0)
         sizes[task] = TaskSize(
             rules,
             payload_bytes,
             checkpoint_steps=rules.max_uncheckpointed_steps,
+            surplus_groups=waiting if rules.offline else 0,  # no bound holds for insertions
             spread_bytes=away_bytes[cluster.PLACE],
             outside_bytes=away_bytes[objects.PLACE],
         )

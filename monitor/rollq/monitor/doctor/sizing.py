@@ -36,7 +36,7 @@ class TaskSize:
     rules: TaskRules
     payload_bytes: int  # of one finished group, encoded
     checkpoint_steps: int  # train steps between two checkpoints
-    surplus_groups: int = 0  # scheduled beyond the bound
+    surplus_groups: int = 0  # scheduled beyond the bound, or inserted
     audited_groups: int = 0  # kept after a filter rejected them
     spread_bytes: int = 0
     outside_bytes: int = 0
