@@ -170,3 +170,12 @@ def test_a_search_in_texts_needs_the_folder_of_payloads(ask: Ask, monkeypatch: p
     refused = ask('{"text": {"$contains": "x"}}')
     assert (refused.exit_code, "/not/on/this/machine" in refused.output) == (2, True)
     assert ask('{"error": {"$contains": "x"}}').exit_code == 0
+
+
+def test_a_task_that_the_run_does_not_have_is_refused(server_url: str, run_name: str) -> None:
+    with Buffer.connect(server_url, run_name) as buffer:
+        World(buffer).start(math={})
+    arguments = ["query", '{"task": "maths"}', "--url", server_url, "--run", run_name]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert "task 'maths': the run has math" in done.output

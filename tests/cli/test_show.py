@@ -272,7 +272,7 @@ def test_a_group_that_is_not_there_is_one_line_with_the_reason(world: World, sho
     assert gone.exit_code == 1
     assert "error: group 1 of math has left the buffer" in gone.output
     assert "2 trained" in gone.output
-    assert "`rollq checkpoint` saves" in gone.output
+    assert "`rollq archive` keeps such groups" in gone.output
     assert gone.output.count("\n") == 1
     assert "was never admitted: the task has had groups 1 to 2" in show("math", 3).output
     assert "step 7 has not been claimed yet: the last one is 1" in show("math", "--step", 7).output
@@ -349,3 +349,29 @@ def test_a_frame_that_is_damaged_or_gone_is_a_problem_of_its_group(world: World,
 )
 def test_only_characters_that_could_act_are_escaped(text: str, shown: str) -> None:
     assert escaped(text) == shown
+
+
+def test_groups_that_have_left_are_shown_from_the_archive(world: World, server_url: str, tmp_path: Path) -> None:
+    world.start(math={"archive": True})
+    world.complete(3)
+    world.train(1)
+    world.buffer.checkpoint(world.held, 1)
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "rollq.toml").write_text(
+        f'run = "{world.buffer.run}"\n[redis]\nbuffer_url = "{server_url}"\n[archive]\nurl = "{tmp_path / "archive"}"\n'
+        '[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\n'
+    )
+
+    def shown(*words: str) -> Result:
+        return CliRunner().invoke(main, ["show", "math", *words, str(tmp_path / "rollq.toml")])
+
+    assert "waits for the archiver" in shown("1").output
+    done = CliRunner().invoke(main, ["archive", str(tmp_path / "rollq.toml"), "--finish"])
+    assert done.exit_code == 0, done.output
+    assert not world.buffer.look("math", [1])
+    group, step = shown("1"), shown("--step", "1")
+    assert group.exit_code == step.exit_code == 0, group.output + step.output
+    assert "trained: step 1 was committed" in group.output
+    assert [line.split()[:2] for line in step.output.splitlines()[1:3]] == [["1", "math"], ["2", "math"]]
+    elsewhere = CliRunner().invoke(main, ["show", "math", "1", "--url", server_url, "--run", world.buffer.run])
+    assert "with url in [archive], `rollq archive` keeps such groups" in elsewhere.output

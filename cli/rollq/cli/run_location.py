@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -26,18 +26,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunLocation:
-    """The servers and the name of a run. Its repr holds no password."""
+    """The servers, the name and the archive of a run. Its repr holds no password."""
 
     run: str
     buffer_url: str = field(repr=False)
     queue_url: str = field(repr=False)
     password: str | None = field(repr=False)
     payloads: PayloadSettings
+    archive_url: str | None = None
 
     @classmethod
     def from_settings(cls, settings: RollqSettings) -> Self:
         """The location that `rollq.toml` names."""
-        return cls._of(settings.run, settings.redis, settings.payloads)
+        found = cls._of(settings.run, settings.redis, settings.payloads)
+        return replace(found, archive_url=settings.archive.url)
 
     @classmethod
     def at(cls, url: str, run: str, environment: Mapping[str, str] = os.environ) -> Self:

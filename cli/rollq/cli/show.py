@@ -3,16 +3,18 @@
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rollq.buffer.errors import ConfigError, RollqError
+from rollq.buffer.errors import ArchiveError, ConfigError, RollqError
 from rollq.buffer.rollouts import Status
 from rollq.cli.options import url_options
 
 if TYPE_CHECKING:
+    from rollq.buffer.archive.pages import ArchivePages
     from rollq.buffer.buffer import Buffer
     from rollq.buffer.looking import FoundGroup
 
@@ -47,6 +49,7 @@ def show(
     """Show the life of a group and its samples. FILE is rollq.toml, by default the one in this folder. Changes nothing.
 
     GROUP is the number of a group, as `rollq query` prints it. Of a task with shards, TASK is the name of a shard.
+    Groups that have left the buffer are shown from the archive, if FILE has url in [archive].
 
     \b
     Example:
@@ -61,13 +64,13 @@ def show(
         raise ConfigError("say which groups to show: give one of GROUP, --step and --last")
     location = find_run_here(file, url, run_name)
     with location.to_look_at() as buffer:
-        names = _tasks(buffer, task)
+        names, left = _tasks(buffer, task), _Archived(buffer, location.archive_url)
         if step is not None:
-            groups = _of_step(buffer, names, step)
+            groups = _of_step(buffer, left, names, step)
         elif last is not None:
             groups = _newest(buffer, names, Status(last))
         else:
-            groups = _numbered(buffer, names, group_id or 0)
+            groups = _numbered(buffer, left, names, group_id or 0)
     _print(groups, full=full, as_json=as_json, as_rows=step is not None and not full)
 
 
@@ -91,7 +94,46 @@ def _tasks(buffer: "Buffer", task: str) -> list[str]:
     return names
 
 
-def _numbered(buffer: "Buffer", tasks: Sequence[str], group_id: int) -> "list[FoundGroup]":
+class _Archived:
+    """The groups of a run that have left the buffer, in its archive; none without one."""
+
+    def __init__(self, buffer: "Buffer", url: str | None) -> None:
+        self._folder = f"{url}/{buffer.run}/{buffer.incarnation}" if url else None
+        self.where = (
+            f"; it is not in {url} either" if url else "; with url in [archive], `rollq archive` keeps such groups"
+        )
+
+    def look(self, task: str, group_id: int) -> "list[FoundGroup]":
+        """A group."""
+        return [found] if (pages := self._found) and (found := pages.look(task, group_id)) else []
+
+    def of_step(self, tasks: Sequence[str], step: int) -> "list[FoundGroup]":
+        """The batch of a step."""
+        from rollq.buffer.query.pages import Selection
+
+        if (pages := self._found) is None:
+            return []
+        listed: list[FoundGroup] = []
+        after = ""
+        while True:
+            page = pages.page(Selection(tasks, [Status.ARCHIVED], step), after=after)
+            listed += page.groups
+            if page.after is None:
+                return [found for one in listed for found in self.look(one.task, one.group_id)]
+            after = page.after
+
+    @cached_property
+    def _found(self) -> "ArchivePages | None":
+        from rollq.buffer.archive.pages import ArchivePages
+        from rollq.buffer.archive.reading import Archive
+
+        try:
+            return ArchivePages(Archive(self._folder)) if self._folder else None
+        except (ConfigError, ArchiveError):
+            return None  # nothing of this run is archived yet
+
+
+def _numbered(buffer: "Buffer", left: _Archived, tasks: Sequence[str], group_id: int) -> "list[FoundGroup]":
     if len(tasks) > 1:
         raise ConfigError(f"each shard has a group {group_id}: give the shard as TASK: {', '.join(tasks)}")
     if found := buffer.look(tasks[0], [group_id]):
@@ -100,10 +142,12 @@ def _numbered(buffer: "Buffer", tasks: Sequence[str], group_id: int) -> "list[Fo
     admitted = int(counts.progress.get("admitted", 0))
     if not 1 <= group_id <= admitted:
         raise RollqError(f"group {group_id} of {tasks[0]} was never admitted: the task has had groups 1 to {admitted}")
-    left = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items() if count) or "none"
+    if found := left.look(tasks[0], group_id):
+        return found
+    dropped = ", ".join(f"{count} {reason}" for reason, count in counts.dropped.items() if count) or "none"
     raise RollqError(
         f"group {group_id} of {tasks[0]} has left the buffer, as groups do that are trained or dropped "
-        f"(so far: {left}); `rollq checkpoint` saves what is there now, audit_groups keeps more that failed"
+        f"(so far: {dropped}){left.where}"
     )
 
 
@@ -115,16 +159,16 @@ def _newest(buffer: "Buffer", tasks: Sequence[str], status: Status) -> "list[Fou
     return [max(found, key=lambda group: int(group.fields.get("admitted_ms", 0)))]
 
 
-def _of_step(buffer: "Buffer", tasks: Sequence[str], step: int) -> "list[FoundGroup]":
+def _of_step(buffer: "Buffer", left: _Archived, tasks: Sequence[str], step: int) -> "list[FoundGroup]":
     found = [group for task in tasks for group in buffer.look(task, buffer.groups_of_step(task, step))]
-    if found:
+    if found := found or left.of_step(tasks, step):
         return found
     claimed = max(buffer.clock(task).claimed_step for task in tasks)
     if step > claimed:
         raise RollqError(f"step {step} has not been claimed yet: the last one is {claimed}")
     raise RollqError(
         f"the batch of step {step} has left the buffer: batches stay until a checkpoint covers them, and with "
-        'resume = "fresh" until they are trained'
+        f'resume = "fresh" until they are trained{left.where}'
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from rollq.buffer.errors import QueryError
 from rollq.buffer.looking import GROUPS_PER_TRIP, Looking
 from rollq.buffer.query.language import Condition, GroupRecord, parse_query
 from rollq.buffer.query.plan import Reach, ReadPlan, plan_reads, reach_of
@@ -22,6 +23,11 @@ _NUMBERS = ("status", "arrival", "letters", "versions", "token_versions", "rewar
 log = logging.getLogger(__name__)
 
 
+def _check_task(named: Any, tasks: Sequence[str]) -> None:
+    if isinstance(named, str) and named not in tasks:
+        raise QueryError(f"task {named!r}: the run has {', '.join(sorted(tasks)) or 'no tasks'}")
+
+
 class Querying(Looking):
     """Calls that search the buffer."""
 
@@ -32,7 +38,8 @@ class Querying(Looking):
 
         Reads only the ranges of sets that the query leaves (see `rollq.buffer.query.plan`), all of a task at one
         instant, and then a few numbers of each group: one that moves in between is reported with its new
-        status, and one that leaves is left out. With `limit`, at most that many. Raises `QueryError`, `StoreLost`.
+        status, and one that leaves is left out. With `limit`, at most that many. Raises `QueryError`, also when the run
+        does not have the task, and `StoreLost`.
 
         A search in prompts or texts reads the samples of every group for which the rest of the query may hold, until
         the limit is reached; `on_searched` is called with the number of groups that were read. Groups whose samples
@@ -40,8 +47,9 @@ class Querying(Looking):
 
         >>> [group.uid for group in buffer.query({"status": "completed", "staleness": {"$gte": 1}}, limit=10)]
         """
-        condition = parse_query(query)
-        reach = reach_of(condition, frozenset(self.tasks()))
+        condition, tasks = parse_query(query), self.tasks()
+        _check_task(query.get("task"), tasks)
+        reach = reach_of(condition, frozenset(tasks))
         looked_at = (
             record
             for task in (() if reach.is_empty else sorted(reach.tasks))
