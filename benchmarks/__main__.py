@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from benchmarks import (
+    archive,
     bystanders,
     claim_at_size,
     cluster,
@@ -36,6 +37,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "ranks": ranks.measure,
     "watching": watching.measure,
     "bystanders": bystanders.measure,
+    "archive": archive.measure,
     "production": production.measure,
     "sustained": sustained.measure,
     "cluster": cluster.measure,
@@ -43,7 +45,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "throughput": throughput.measure,
     "salvage": salvage.measure,
 }
-BY_NAME = frozenset({"bystanders", "sustained", "cluster", "stores", "throughput", "salvage"})
+BY_NAME = frozenset({"archive", "bystanders", "sustained", "cluster", "stores", "throughput", "salvage"})
 """Benchmarks that run only with `--only`: they take ten minutes, or need vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")

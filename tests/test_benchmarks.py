@@ -43,6 +43,7 @@ def check_figures(results: Path) -> None:
         "ranks",
         "watching",
         "bystanders",
+        "archive",
         "production",
         "sustained",
         "cluster",

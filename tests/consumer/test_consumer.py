@@ -703,3 +703,14 @@ def test_shards_may_change_their_sizes_at_different_steps(connect: Connect, buff
     buffer.change_rules("sums.1of2", {"batch_groups": 2})
     with connect(batch={"sums": 4}):
         pass
+
+
+def test_a_loop_that_neither_commits_nor_releases_is_warned_once(
+    connect: Connect, worker: HandWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect() as consumer:
+        worker.produce(2)
+        batch = next(consumer)
+        assert [ids(next(consumer)) for _ in range(3)] == [ids(batch)] * 3
+        assert caplog.text.count("was asked for again, and is the same") == 1
+        consumer.commit(batch)
