@@ -194,7 +194,7 @@ def test_a_run_that_is_not_there_cannot_be_saved(here: Path, tmp_path: Path) -> 
 
 def test_the_place_is_either_a_file_or_a_url_with_a_run(here: Path, tmp_path: Path) -> None:
     for command in ("checkpoint", "restore"):
-        for place in ([], [here, "--run", "x"], ["--url", "redis://127.0.0.1:1"]):
+        for place in ([here, "--run", "x"], ["--url", "redis://127.0.0.1:1"]):
             result = rollq(command, tmp_path / "saved", *place)
             assert (result.exit_code, "give either FILE" in result.output) == (2, True)
 

@@ -28,10 +28,16 @@ def ask(server_url: str, run_name: str, buffer: Buffer) -> Ask:
 def test_a_drained_task_admits_nothing_more_and_finishes_what_it_has(ask: Ask, buffer: Buffer) -> None:
     world = World(buffer)
     world.admit(1)
-    assert ask("drain", "--task", "math").output == "task math: run -> done\n"
+    assert (
+        ask("drain", "--task", "math").output
+        == "task math: run -> done; production has ended, until `rollq resume --task math`\n"
+    )
     assert world.admit(1) == 0
     assert len(world.lease(1)) == 1
-    assert ask("resume").output == "task code: run -> run\ntask math: stays done\n"
+    assert (
+        ask("resume").output
+        == "task code: run -> run\ntask math: stays done; `rollq resume --task math` begins production again\n"
+    )
     assert ask("resume", "--task", "math").output == "task math: done -> run\n"
 
 

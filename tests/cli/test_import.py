@@ -329,7 +329,9 @@ def test_producers_and_workers_leave_offline_tasks_out(settings: Path) -> None:
 
 
 def test_a_group_of_one_needs_a_baseline_of_the_batch(settings: Path) -> None:
-    trainer = '[trainer]\nmodel = "m"\noutput = "o"\nsteps = 1\n'
+    make_tokenizer().save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text('{"vocab_size": 300, "model_type": "qwen3"}')
+    trainer = f'[trainer]\nmodel = "{tmp_path / "m"}"\noutput = "o"\nsteps = 1\n'
     text = settings.read_text().replace("group_size = 2", "group_size = 1") + trainer
     settings.write_text(text)
     with pytest.raises(ConfigError, match=r"group_size = 1: with trainer\.advantages\.baseline"):
@@ -349,3 +351,17 @@ def test_status_and_show_name_the_source_and_no_version(settings: Path, world: W
     plain = orjson.loads(CliRunner().invoke(main, ["show", "demos", "1", str(settings), "--json"]).output)
     segment = plain["samples"][0]["segments"][0]
     assert (segment["versions"], segment["logprobs"]) == (None, [None] * 4)
+
+
+def test_rows_that_the_loss_will_refuse_are_a_warning(tmp_path: Path, settings: Path) -> None:
+    data = written(tmp_path, row(), row(1, responses=[[1], [2]], logprobs=[[-1.0], [-2.0]]))
+    make_tokenizer().save_pretrained(tmp_path / "m")
+    (tmp_path / "m" / "config.json").write_text('{"vocab_size": 300, "model_type": "qwen3"}')
+    trainer = f'[trainer]\nmodel = "{tmp_path / "m"}"\noutput = "o"\nsteps = 1\n'
+    assert "warning" not in import_(data, settings, "--dry-run").output
+    settings.write_text(settings.read_text() + trainer)
+    warned = import_(data, settings, "--dry-run")
+    assert warned.exit_code == 0
+    assert warned.output.startswith("warning: 1 of 2 groups have no logprobs, which the loss of `rollq train` refuses")
+    settings.write_text(settings.read_text() + '[trainer.loss]\nabsent_logprobs = "current"\n')
+    assert "warning" not in import_(data, settings, "--dry-run").output

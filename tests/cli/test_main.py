@@ -105,13 +105,27 @@ def test_a_role_that_makes_no_sense_is_not_started(args: list[str], more: str, m
 
 
 @pytest.mark.parametrize("command", ["status", "rq-info"])
-@pytest.mark.parametrize("args", [[], ["--url", "redis://x"], ["--run", "r"], ["a.toml", "--run", "r"]])
+@pytest.mark.parametrize("args", [["--url", "redis://x"], ["--run", "r"], ["a.toml", "--run", "r"]])
 def test_a_view_wants_either_a_file_or_a_url_with_a_run(command: str, args: list[str]) -> None:
     result = rollq(command, *args)
     assert (result.exit_code, result.stderr) == (
         2,
         "error: give either FILE (rollq.toml), or both --url and --run\n",
     )
+
+
+@pytest.mark.parametrize("command", ["status", "rq-info", "pause"])
+def test_without_a_place_the_file_of_this_folder_is_meant(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = rollq(command)
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: there is no rollq.toml in this folder: name the file of the run, or give --url and --run\n",
+    )
+    (tmp_path / "rollq.toml").write_text('run = "r"\n[redis]\nbuffer_url = 7\n')
+    assert "redis.buffer_url" in rollq(command).stderr
 
 
 @pytest.mark.parametrize("view", ["status", "rq-info"])

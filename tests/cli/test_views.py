@@ -30,9 +30,15 @@ def test_production_is_paused_and_goes_on(ask, buffer: Buffer) -> None:  # type:
 def test_an_end_outlives_a_pause_and_the_one_that_a_hook_wanted_a_resume_of_all_tasks(ask, buffer: Buffer) -> None:  # type: ignore[no-untyped-def]
     buffer.set_control("code", Control.STOPPED, "too little is kept")
     buffer.set_control("math", Control.DONE, "its hook said so")
-    assert ask("pause").output == "task code: stays stopped\ntask math: stays done\n"
+    assert (
+        ask("pause").output
+        == "task code: stays stopped\ntask math: stays done; `rollq resume --task math` begins production again\n"
+    )
     assert buffer.clock("code").control_reason == "too little is kept"
-    assert ask("resume").output == "task code: stopped -> run\ntask math: stays done\n"
+    assert (
+        ask("resume").output
+        == "task code: stopped -> run\ntask math: stays done; `rollq resume --task math` begins production again\n"
+    )
     assert ask("resume", "--task", "math").output == "task math: done -> run\n"
 
 

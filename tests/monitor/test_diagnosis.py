@@ -209,7 +209,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     "a trainer that failed": (
         run_status(trainer=trainer_state(TrainerPhase.FAILED, error="ValueError: " + "x" * 500, silent_s=900.0)),
         f"trainer gone: the trainer has ended at step 41 with ValueError: {'x' * (MOST_ERROR - 15)}...\n"
-        "to do: start the trainer again: `rollq train` continues from its last checkpoint",
+        "to do: 1. mend what the error names, or it comes again; 2. start the trainer again: `rollq train` continues "
+        "from its last checkpoint",
     ),
     "a trainer that was stopped": (
         run_status(trainer=trainer_state(TrainerPhase.STOPPED, lease_left_s=0.0)),

@@ -76,7 +76,7 @@ def export(
     from rollq.buffer.archive.export import export as write
     from rollq.buffer.archive.export import groups_in
     from rollq.buffer.archive.reading import Archive
-    from rollq.cli.run_location import find_run_here
+    from rollq.cli.run_location import find_run
     from rollq.cli.views import parse_query_text
 
     conditions = parse_query_text(query)
@@ -85,7 +85,7 @@ def export(
             raise ConfigError("--archive: give either an archive, or a run by FILE or --url and --run")
         count = write(Archive(archive_url).groups(conditions), path, form)
     else:
-        location = find_run_here(file, url, run_name)
+        location = find_run(file, url, run_name)
         with location.buffer() as buffer:
             count = write(groups_in(buffer, conditions), path, form)
     click.echo(f"wrote {count} groups to {path}")

@@ -53,7 +53,7 @@ def import_(task: str, data: Path, settings_path: Path, reward: float | None, dr
     tokenizer = make_tokenizer(settings.worker.model_copy(update={"tokenizer": folder}))
     rows = FinishedRows(data, rules, tokenizer, reward, _vocabulary(settings))
     stop = stop_on_signals()
-    total = _check(rows, stop)
+    total = _check(rows, stop, settings)
     if total is None or dry_run:
         click.echo("stopped; nothing was imported" if total is None else f"{total} groups of {data} can be imported")
         return
@@ -87,19 +87,27 @@ def _vocabulary(settings: "RollqSettings") -> int | None:
     return model_vocabulary(folder) if folder else None
 
 
-def _check(rows: "FinishedRows", stop: threading.Event) -> int | None:
-    """Check the whole file, and return how many groups it has; None when stopped."""
+def _check(rows: "FinishedRows", stop: threading.Event, settings: "RollqSettings") -> int | None:
+    """Check the whole file, and return how many groups it has; None when stopped. Warns of what the loss refuses."""
+    import numpy as np
     from tqdm import tqdm
 
-    total = 0
+    total = bare = 0
     with tqdm(desc="check", unit=" groups", delay=QUIET_S) as bar:
-        for _ in rows.check():
+        for group in rows.check():
             total += 1
+            bare += any(np.isnan(part.logprobs).any() for sample in group.samples for part in sample.segments)
             bar.update()
             if stop.is_set():
                 return None
     if not total:
         raise ConfigError(f"file {str(rows.path)!r} has no rows")
+    if bare and settings.trainer and settings.trainer.loss.absent_logprobs == "refuse":
+        click.echo(
+            f"warning: {bare} of {total} groups have no logprobs, which the loss of `rollq train` refuses: set "
+            'absent_logprobs = "current" in [trainer.loss] for ratios of 1, or train with a custom loss',
+            err=True,
+        )
     return total
 
 

@@ -89,9 +89,9 @@ def retire(
 
 
 def _open(file: Path | None, url: str | None, run_name: str | None) -> "Buffer":
-    from rollq.cli.run_location import find_run_here
+    from rollq.cli.run_location import find_run
 
-    return find_run_here(file, url, run_name).without_payloads()
+    return find_run(file, url, run_name).without_payloads()
 
 
 def _check_checkpoints(changes: Mapping[str, str], file: Path | None, url: str | None) -> None:
@@ -112,7 +112,11 @@ def _parse(changes: Sequence[str]) -> dict[str, str]:
     for change in changes:
         name, equals, value = change.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"{change!r}: write it as RULE=VALUE, such as max_staleness=2")
+            is_file = change.endswith(".toml")
+            raise ConfigError(
+                f"{change!r}: "
+                + (f"a file is --file {change}" if is_file else "write it as RULE=VALUE, such as max_staleness=2")
+            )
         if name in parsed:
             raise ConfigError(f"{name} is given twice")
         parsed[name] = value

@@ -90,21 +90,21 @@ class RunLocation:
 
 
 def find_run(file: Path | None, url: str | None, run: str | None) -> RunLocation:
-    """The location given by a command's FILE, or by its --url and --run. Raises `ConfigError` for neither or both."""
+    """The location given by a command's FILE, by default the rollq.toml of this folder, or by its --url and --run.
+
+    Raises `ConfigError` for both, for a part, and without any.
+    """
+    if not (file or url or run):
+        if not DEFAULT_FILE.exists():
+            raise ConfigError(
+                f"there is no {DEFAULT_FILE} in this folder: name the file of the run, or give --url and --run"
+            )
+        file = DEFAULT_FILE
     if file is not None and not url and not run:
         return RunLocation.from_settings(load_settings(file))
     if file is None and url and run:
         return RunLocation.at(url, run)
     raise ConfigError("give either FILE (rollq.toml), or both --url and --run")
-
-
-def find_run_here(file: Path | None, url: str | None, run: str | None) -> RunLocation:
-    """As `find_run`, where without all three the file is the rollq.toml of this folder. Raises `ConfigError`."""
-    if not (file or url or run) and not DEFAULT_FILE.exists():
-        raise ConfigError(
-            f"there is no {DEFAULT_FILE} in this folder: name the file of the run, or give --url and --run"
-        )
-    return find_run(file or (None if url or run else DEFAULT_FILE), url, run)
 
 
 def fingerprints(model: Path | None, tokenizer: Path | None) -> dict[str, str]:

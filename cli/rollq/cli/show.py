@@ -57,12 +57,12 @@ def show(
       rollq show math --last failed rollq.toml
       rollq show math --step 3 --url redis://127.0.0.1:6379/0 --run sums
     """
-    from rollq.cli.run_location import find_run_here
+    from rollq.cli.run_location import find_run
 
     group_id, file = _read(words)
     if (group_id is not None) + (step is not None) + (last is not None) != 1:
         raise ConfigError("say which groups to show: give one of GROUP, --step and --last")
-    location = find_run_here(file, url, run_name)
+    location = find_run(file, url, run_name)
     with location.to_look_at() as buffer:
         names, left = _tasks(buffer, task), _Archived(buffer, location.archive_url)
         if step is not None:

@@ -37,10 +37,12 @@ def steer_tasks(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[
         if before is Control.SLEEP:
             raise ConfigError(f"task {task!r} sleeps while the trainer uses the GPUs; the trainer will wake it")
         if stays(before, order, named=bool(names)):
-            yield f"task {task}: stays {before.value}"
+            again = f"; `rollq resume --task {task}` begins production again" if before is Control.DONE else ""
+            yield f"task {task}: stays {before.value}{again}"
         else:
             buffer.set_control(task, control, reason)
-            yield f"task {task}: {before.value} -> {control.value}"
+            ends = f"; production has ended, until `rollq resume --task {task}`" if control is Control.DONE else ""
+            yield f"task {task}: {before.value} -> {control.value}{ends}"
 
 
 def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[str]:

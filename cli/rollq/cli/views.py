@@ -87,12 +87,12 @@ def query(
     from tqdm import tqdm
 
     from rollq.buffer.query.language import parse_query
-    from rollq.cli.run_location import find_run_here
+    from rollq.cli.run_location import find_run
     from rollq.monitor.queries import as_lines, as_table
 
     conditions = parse_query_text(query)
     searches_texts = parse_query(conditions).searches_texts
-    location = find_run_here(file, url, run_name)
+    location = find_run(file, url, run_name)
     with (
         location.buffer() if searches_texts else location.without_payloads() as buffer,
         tqdm(desc="searched", unit=" groups", leave=False, disable=not (searches_texts and sys.stderr.isatty())) as bar,

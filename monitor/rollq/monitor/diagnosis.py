@@ -14,7 +14,7 @@ LEAST_OUTCOMES = 4
 """Finished groups from which on none worth training is a failure, and not chance."""
 LONG_WAIT_S = 5.0
 RESTART = "start the trainer again: `rollq train` continues from its last checkpoint"
-MOST_ERROR = 200
+MOST_ERROR = 400
 """Characters of an error that are shown."""
 
 
@@ -73,6 +73,7 @@ def diagnose(run: RunStatus) -> Diagnosis:
         remedies.add_restart(trainer)
         return Diagnosis(State.FAILING, _join([*failures, _describe(trainer)]), remedies.found)
     if trainer.phase is TrainerPhase.FAILED:
+        remedies.add("mend what the error names, or it comes again")
         remedies.add_restart(trainer)
         why = f" with {shortened(trainer.error)}" if trainer.error else ""
         return Diagnosis(State.TRAINER_GONE, f"{_work(trainer)}{why}", remedies.found)

@@ -12,6 +12,7 @@ from rollq.buffer.query.language import Condition, GroupRecord, parse_query
 from rollq.buffer.query.plan import Reach, ReadPlan, plan_reads, reach_of
 from rollq.buffer.query.texts import texts_of
 from rollq.buffer.rollouts import Status
+from rollq.buffer.shards import shards_among
 from rollq.buffer.staleness import staleness
 from rollq.buffer.store.keys import task_keys
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def _check_task(named: Any, tasks: Sequence[str]) -> None:
-    if isinstance(named, str) and named not in tasks:
+    if isinstance(named, str) and not shards_among(tasks, named):
         raise QueryError(f"task {named!r}: the run has {', '.join(sorted(tasks)) or 'no tasks'}")
 
 

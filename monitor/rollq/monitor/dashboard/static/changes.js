@@ -17,9 +17,10 @@ export function buttons(kind, name = "") {
   return orders(VERBS, { kind, name }, kind === "run" ? "all tasks" : `${kind} ${name}`);
 }
 
-/** Buttons for one group; `onDone(order)` is called after a change. */
-export function groupButtons(task, number, onDone) {
-  return orders(GROUP_VERBS, { kind: "group", name: `${task}/${number}` }, `group ${task} ${number}`, onDone);
+/** Buttons for one group, none where a trainer has it; `onDone(order)` is called after a change. */
+export function groupButtons({ task, group_id, status }, onDone) {
+  if (["claimed", "archived", "leaving"].includes(status)) return h("span");
+  return orders(GROUP_VERBS, { kind: "group", name: `${task}/${group_id}` }, `group ${task} ${group_id}`, onDone);
 }
 
 function orders(verbs, what, about, onDone) {

@@ -52,7 +52,7 @@ export class GroupView {
         h("span", { class: `pill status ${group.status}` }, group.status),
         h("span", null, group.reward === null ? "" : `reward ${number(group.reward, 3)}`),
         h("span", null, group.step === null ? "" : `step ${group.step}`),
-        groupButtons(group.task, group.group_id, (order) => {
+        groupButtons(group, (order) => {
           this.onMoved();
           if (order === "drop") location.hash = "#/rollouts";
           else this.show(group.task, group.group_id);

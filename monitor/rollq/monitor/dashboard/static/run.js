@@ -217,7 +217,8 @@ class Swaps {
 async function latest(task, limit) {
   const read = async (status, most) => (await get("api/groups", { task, status, limit: most })).groups;
   const trained = await read("claimed,archived,leaving", Math.ceil(limit / 2));
-  return [...(await read("completed,failed", limit - trained.length)), ...trained];
+  const others = await read("completed,failed", limit - trained.length);
+  return [...others, ...trained].sort((one, other) => (other.at_ms ?? 0) - (one.at_ms ?? 0));
 }
 
 function facts(list, found) {
@@ -251,6 +252,7 @@ function taskTable() {
     h("a", { href: `#/rollouts?task=${encodeURIComponent(task)}&status=${status}` }, number(count));
   const counted = (status) => ({
     title: status,
+    wide: status === "claimed",
     number: true,
     redraw: true,
     cell: (task) => (task.statuses[status] ? link(task.task, status, task.statuses[status]) : "0"),
@@ -269,7 +271,7 @@ function taskTable() {
         spare: true,
       },
       ...["pending", "running", "completed", "claimed", "failed"].map(counted),
-      { title: "groups/s", cell: (task) => (task.rates ? short(task.rates.groups) : "-"), number: true },
+      { title: "groups/s", wide: true, cell: (task) => (task.rates ? short(task.rates.groups) : "-"), number: true },
       { title: "tokens/s", cell: (task) => (task.rates ? short(task.rates.tokens) : "-"), number: true },
       { title: "kept", cell: (task) => (task.outcomes ? percent(task.kept / task.outcomes) : "-"), number: true },
       {
