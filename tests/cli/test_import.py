@@ -329,9 +329,7 @@ def test_producers_and_workers_leave_offline_tasks_out(settings: Path) -> None:
 
 
 def test_a_group_of_one_needs_a_baseline_of_the_batch(settings: Path) -> None:
-    make_tokenizer().save_pretrained(tmp_path / "m")
-    (tmp_path / "m" / "config.json").write_text('{"vocab_size": 300, "model_type": "qwen3"}')
-    trainer = f'[trainer]\nmodel = "{tmp_path / "m"}"\noutput = "o"\nsteps = 1\n'
+    trainer = '[trainer]\nmodel = "m"\noutput = "o"\nsteps = 1\n'
     text = settings.read_text().replace("group_size = 2", "group_size = 1") + trainer
     settings.write_text(text)
     with pytest.raises(ConfigError, match=r"group_size = 1: with trainer\.advantages\.baseline"):

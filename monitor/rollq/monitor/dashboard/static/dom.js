@@ -33,7 +33,7 @@ export function byId(id) {
 
 /** A table whose rows are updated in place, so that focus and selection stay. */
 export class Table {
-  /** columns: [{title, cell: (row) => text or element, number, spare, wide}]; key: row => text; open: what Enter does. */
+  /** columns: [{title, cell: (row) => text or element, number, spare, roomy}]; key: row => text; open: what Enter does. */
   constructor(label, columns, key, { open = null, empty = "none" } = {}) {
     Object.assign(this, { columns, key, open, empty });
     this.rows = new Map();
@@ -100,7 +100,7 @@ function classOf(column) {
   return [
     column.number ? "number" : "",
     column.spare ? "spare" : "",
-    column.wide ? "wide" : "",
+    column.roomy ? "roomy" : "",
     column.long ? "long" : "",
   ]
     .join(" ")

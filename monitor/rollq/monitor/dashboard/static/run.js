@@ -252,7 +252,7 @@ function taskTable() {
     h("a", { href: `#/rollouts?task=${encodeURIComponent(task)}&status=${status}` }, number(count));
   const counted = (status) => ({
     title: status,
-    wide: status === "claimed",
+    roomy: status === "claimed",
     number: true,
     redraw: true,
     cell: (task) => (task.statuses[status] ? link(task.task, status, task.statuses[status]) : "0"),
@@ -271,7 +271,7 @@ function taskTable() {
         spare: true,
       },
       ...["pending", "running", "completed", "claimed", "failed"].map(counted),
-      { title: "groups/s", wide: true, cell: (task) => (task.rates ? short(task.rates.groups) : "-"), number: true },
+      { title: "groups/s", roomy: true, cell: (task) => (task.rates ? short(task.rates.groups) : "-"), number: true },
       { title: "tokens/s", cell: (task) => (task.rates ? short(task.rates.tokens) : "-"), number: true },
       { title: "kept", cell: (task) => (task.outcomes ? percent(task.kept / task.outcomes) : "-"), number: true },
       {
