@@ -12,6 +12,7 @@ from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
+from rollq.monitor.diagnosis import MOST_ERROR
 from rollq.monitor.rq_info import rq_lines
 from rollq.monitor.screen import as_json, as_table
 from rollq.monitor.status import RunStatus, read_status
@@ -67,7 +68,7 @@ def test_the_last_error_of_a_task_is_shown_with_its_age(buffer: Buffer, server_u
     status = look(buffer, server_url)
     (line,) = [line for line in as_table(status).splitlines() if "last error" in line]
     assert re.fullmatch(r"math: last error \([\d.]+ m?s ago\): Traceback: ValueError: no reward", line), "then it wraps"
-    assert as_table(status).count("x") < 300, "and is cut"
+    assert as_table(status).count("x") < MOST_ERROR, "and is cut"
     code, math = orjson.loads(as_json(status))["tasks"]
     assert code["last_error"] is None
     assert math["last_error"]["text"].startswith("Traceback:\nValueError: no reward")
