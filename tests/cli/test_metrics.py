@@ -1,12 +1,8 @@
 """`rollq metrics`: what Prometheus gets from a real run, and from one that is not there, or whose server went away."""
 
 import re
-import signal
-import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from click.testing import CliRunner
@@ -16,28 +12,10 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import main
 from support.buffer_run import World
-from support.waiting import PATIENCE_S, wait_until
+from support.dashboard import serving
+from support.waiting import wait_until
 
 ACCEPT = "application/openmetrics-text;version=1.0.0"
-
-
-@contextmanager
-def serving(url: str, run: str) -> Iterator[str]:
-    """`rollq metrics` at a free port; it must end cleanly by SIGTERM."""
-    command = [sys.executable, "-m", "rollq.cli.main", "metrics", "--url", url, "--run", run, "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            found = re.search(r"serving at (http://127\.0\.0\.1:\d+)", line)
-            assert found, line + process.stderr.read()
-            yield found[1]
-            process.send_signal(signal.SIGTERM)
-            _, rest = process.communicate(timeout=PATIENCE_S)
-            assert process.returncode == 0, rest
-            assert "Traceback" not in rest
-        finally:
-            process.kill()
 
 
 def get(address: str) -> tuple[int, str]:
@@ -64,7 +42,7 @@ def test_a_run_is_served(buffer: Buffer, server_url: str) -> None:
     world.complete(3)
     world.admit(2)
     buffer.report_worker("worker-1", {"state": "serving", "in_flight": 2, "groups": 3})
-    with serving(server_url, buffer.run) as address:
+    with serving("--url", server_url, "--run", buffer.run, name="metrics") as address:
         found = scraped(address)
         task = {("run", buffer.run), ("task", "math")}
         assert found["rollq_up", frozenset({("run", buffer.run)})] == 1
@@ -77,7 +55,7 @@ def test_a_run_is_served(buffer: Buffer, server_url: str) -> None:
 
 
 def test_a_run_that_comes_and_a_server_that_goes_are_up_and_down(fresh_server: EmbeddedServer) -> None:
-    with serving(fresh_server.url, "sums") as address:
+    with serving("--url", fresh_server.url, "--run", "sums", name="metrics") as address:
         assert scraped(address) == {("rollq_up", frozenset({("run", "sums")})): 0}
         with Buffer.connect(fresh_server.url, "sums") as buffer:
             World(buffer).start(math={})

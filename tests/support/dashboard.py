@@ -26,9 +26,9 @@ LEASED = 200
 
 
 @contextmanager
-def serving(*arguments: str, token: str = "") -> Iterator[str]:
-    """`rollq dashboard` at a free port; it must end cleanly by SIGTERM."""
-    command = [sys.executable, "-m", "rollq.cli.main", "dashboard", *arguments, "--port", "0"]
+def serving(*arguments: str, token: str = "", name: str = "dashboard") -> Iterator[str]:
+    """`rollq dashboard`, or another command that serves pages, at a free port; it must end cleanly by SIGTERM."""
+    command = [sys.executable, "-m", "rollq.cli.main", name, *arguments, "--port", "0"]
     environment = {**os.environ, "ROLLQ_DASHBOARD_TOKEN": token}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
