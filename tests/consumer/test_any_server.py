@@ -37,7 +37,7 @@ def test_two_ranks_train_and_publish_through_the_server(
             assert batches[0].counts == batches[1].counts
             assert sum(len(batch.share) for batch in batches) == len(batches[0].lengths)
             for rank, batch in zip(ranks, batches, strict=True):
-                rank.publish(tiny_qwen3(step + 1).state_dict())
+                rank.publish(tiny_qwen3(step + 1).state_dict(), step=batch.step)
                 rank.commit(batch)
             ranks[0].checkpoint(step)
         assert buffer.clock("math").committed == 3

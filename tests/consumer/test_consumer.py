@@ -24,6 +24,7 @@ from rollq.buffer.errors import (
     ServerUnavailable,
     StoreLost,
     TrainerHeld,
+    VersionFalls,
     WeightsError,
 )
 from rollq.buffer.rollouts import Status
@@ -125,12 +126,29 @@ def test_initial_weights_are_live_and_published_ones_follow(
         assert worker.live.version == 0
         batch = next(consumer)
         changed = tiny_qwen3(seed=9)
-        consumer.publish(changed.state_dict())
+        consumer.publish(changed.state_dict(), step=batch.step)
         consumer.commit(batch)
         worker.swap()
         assert worker.live.version == 1
         for mine, theirs in zip(worker.model.parameters(), changed.parameters(), strict=True):
             assert mine.equal(theirs)
+
+
+def test_a_trainer_that_has_taken_the_next_batch_publishes_the_step_that_it_trained(
+    connect: Connect, worker: HandWorker, buffer: Buffer
+) -> None:
+    with connect() as consumer:
+        worker.produce(4)
+        consumer.commit(next(consumer))
+        assert next(consumer).step == 2
+        consumer.publish(tiny_qwen3(seed=9).state_dict(), step=1)
+        live = buffer.live_model()
+        assert live is not None
+        assert live.version == 1
+        with pytest.raises(ConfigError, match=r"^publish\(step=3\): the last batch that was taken is that of step 2"):
+            consumer.publish(tiny_qwen3(seed=9).state_dict(), step=3)
+        with pytest.raises(VersionFalls):
+            consumer.publish(tiny_qwen3(seed=9).state_dict(), step=0)
 
 
 def test_a_restarted_trainer_gets_the_batches_after_its_checkpoint_again(connect: Connect, worker: HandWorker) -> None:
@@ -140,7 +158,7 @@ def test_a_restarted_trainer_gets_the_batches_after_its_checkpoint_again(connect
             seen[batch.step] = ids(batch)
             if batch.step == 3:
                 break  # dies before it commits
-            consumer.publish(tiny_qwen3(batch.step).state_dict())
+            consumer.publish(tiny_qwen3(batch.step).state_dict(), step=batch.step)
             consumer.commit(batch)
             if batch.step == 1:
                 consumer.checkpoint(1)
@@ -165,7 +183,7 @@ def test_every_rank_gets_its_share_of_one_batch_and_only_rank_0_moves_the_run(
         assert [micro.loss_scale for batch in batches for micro in batch.micro_batches(10_000)] == [2.0, 1.0]
         assert buffer.client.llen(buffer.keys.weights_held) == 1
         assert sorted(batches[0].share + batches[1].share) == list(range(8))
-        last.publish(tiny_qwen3(2).state_dict())
+        last.publish(tiny_qwen3(2).state_dict(), step=1)
         last.commit(batches[0])
         last.checkpoint(1)
         assert statuses(buffer) == {"completed": 2, "claimed": 2}
@@ -209,7 +227,7 @@ def test_a_second_trainer_is_refused_or_takes_over_and_the_first_one_is_fenced(
             assert ids(next(second)) == ids(batch)
             for act in (
                 lambda: first.commit(batch),
-                lambda: first.publish(tiny_qwen3(3).state_dict()),
+                lambda: first.publish(tiny_qwen3(3).state_dict(), step=1),
                 lambda: first.release(batch, "drop"),
                 lambda: next(first),
             ):
@@ -457,7 +475,7 @@ def train_twice(connect: Connect, worker: HandWorker) -> None:
         for step in (1, 2, 3):
             worker.produce(2)
             batch = next(consumer)
-            consumer.publish({"w": torch.full((1,), float(step))})
+            consumer.publish({"w": torch.full((1,), float(step))}, step=step)
             consumer.commit(batch)
 
 
@@ -470,7 +488,7 @@ def test_a_replay_is_announced_and_other_weights_are_noticed_once(
         assert consumer.replayed_through == 3
         consumer.commit(next(consumer))
         batch = next(consumer)
-        consumer.publish({"w": torch.full((1,), 2.0)})
+        consumer.publish({"w": torch.full((1,), 2.0)}, step=2)
         assert "were published as version" not in caplog.text, "these are the weights that were recorded"
         consumer.commit(batch)
         consumer.commit(next(consumer))
@@ -478,7 +496,7 @@ def test_a_replay_is_announced_and_other_weights_are_noticed_once(
     with caplog.at_level("INFO"), connect(weights={"w": torch.zeros(1)}) as consumer:
         for step in (1, 2):
             batch = next(consumer)
-            consumer.publish({"w": torch.full((1,), 100.0 + step)})
+            consumer.publish({"w": torch.full((1,), 100.0 + step)}, step=step)
             consumer.commit(batch)
     (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert "weights of version 1 are not those" in warning
@@ -492,7 +510,7 @@ def test_batches_of_other_weights_are_sampled_again_where_that_is_set(
     with connect(weights={"w": torch.zeros(1)}, on_replay_mismatch="regenerate") as consumer:
         batch = next(consumer)
         assert ids(batch) == [1, 2]
-        consumer.publish({"w": torch.full((1,), 101.0)})
+        consumer.publish({"w": torch.full((1,), 101.0)}, step=1)
         consumer.commit(batch)
         assert statuses(buffer) == {"archived": 2, "pending": 4}
         worker.produce(4)
@@ -548,7 +566,7 @@ def test_a_replay_to_other_weights_fails_where_that_is_set(
     with connect(weights={"w": torch.zeros(1)}, on_replay_mismatch="fail") as consumer:
         next(consumer)
         with pytest.raises(ReplayMismatch, match=r"version 1 .*steps 2 to 3"):
-            consumer.publish({"w": torch.full((1,), 101.0)})
+            consumer.publish({"w": torch.full((1,), 101.0)}, step=1)
         live = buffer.live_model()
         assert live is not None
         assert live.version == 0
@@ -569,7 +587,7 @@ def test_settings_refuse_ranks_that_make_no_sense() -> None:
 def test_stale_tokens_count_by_their_floor_after_a_rewind(connect: Connect, worker: HandWorker) -> None:
     with connect() as consumer:
         for batch in consumer_steps(consumer, worker, last=2):
-            consumer.publish(tiny_qwen3(batch.step).state_dict())
+            consumer.publish(tiny_qwen3(batch.step).state_dict(), step=batch.step)
             consumer.commit(batch)
         worker.produce(2)  # version 2 of an epoch that is about to die
     with connect(resume_from=0, mode="return") as consumer:
@@ -584,7 +602,7 @@ def test_weights_by_path_stay_for_slow_workers_and_no_longer(
     (shared / "not-ours").mkdir(parents=True)
     with connect(transport="path", weights_dir=shared) as consumer:
         for batch in consumer_steps(consumer, worker, last=5):
-            consumer.publish(tiny_qwen3(batch.step).state_dict())
+            consumer.publish(tiny_qwen3(batch.step).state_dict(), step=batch.step)
             consumer.commit(batch)
         live = buffer.live_model()
         assert live is not None
@@ -593,7 +611,7 @@ def test_weights_by_path_stay_for_slow_workers_and_no_longer(
         assert (shared / "not-ours").exists()
         worker.swap()
     with connect(resume_from=0, transport="path") as consumer, pytest.raises(ConfigError, match="weights_dir"):
-        consumer.publish(tiny_qwen3().state_dict())
+        consumer.publish(tiny_qwen3().state_dict(), step=0)
 
 
 def test_folders_of_weights_stay_when_they_are_live_or_of_another_run(buffer: Buffer, tmp_path: Path) -> None:
@@ -636,26 +654,26 @@ def test_a_running_trainer_follows_changed_rules_and_takes_an_added_task(
     with connect() as consumer:
         worker.produce(8)
         first = next(consumer)
-        consumer.publish(tiny_qwen3(1).state_dict())
+        consumer.publish(tiny_qwen3(1).state_dict(), step=1)
         consumer.commit(first)
         buffer.change_rules("math", {"batch_groups": 3})
         second = next(consumer)
         assert len(second.groups) == 2, "the trainer might have planned it before the change"
-        consumer.publish(tiny_qwen3(2).state_dict())
+        consumer.publish(tiny_qwen3(2).state_dict(), step=2)
         consumer.commit(second)
         buffer.register_task("code", TaskRules(batch_groups=1, group_size=4))
         worker.produce(1, "code")
         worker.produce(3)
         third = next(consumer)
         assert sorted(group.task for group in third.groups) == ["code", "math", "math", "math"]
-        consumer.publish(tiny_qwen3(3).state_dict())
+        consumer.publish(tiny_qwen3(3).state_dict(), step=3)
         consumer.commit(third)
         assert consumer.take_production().keys() == {"math", "code"}
         buffer.change_rules("code", {"batch_groups": 0}, batch_step=5)
         worker.produce(3)
         worker.produce(1, "code")
         fourth = next(consumer)
-        consumer.publish(tiny_qwen3(4).state_dict())
+        consumer.publish(tiny_qwen3(4).state_dict(), step=4)
         consumer.commit(fourth)
         worker.produce(3)
         assert {group.task for group in next(consumer).groups} == {"math"}
@@ -674,7 +692,7 @@ def test_a_replayed_batch_has_the_same_masks_when_the_bound_is_lower_now(
             assert batch.step == step
             found = [sequence.loss_mask.tolist() for sequence in batch.sequences]
             assert masks.setdefault(step, found) == found
-            consumer.publish(tiny_qwen3(step).state_dict())
+            consumer.publish(tiny_qwen3(step).state_dict(), step=step)
             consumer.commit(batch)
 
     with connect() as consumer:

@@ -96,7 +96,7 @@ def recorded(any_server: AnyServer, run_name: str, folder: Path, model_folder: P
                     batch = next(consumer)
                     batch.content.make_sequences(range(len(batch.groups)))
                     list(batch.groups)
-                    consumer.publish(model_folder)
+                    consumer.publish(model_folder, step=batch.step)
                     consumer.commit(batch)
                     batches.append(batch)
                 consumer.checkpoint(last)

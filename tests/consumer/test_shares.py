@@ -195,7 +195,7 @@ def test_a_group_that_one_rank_cannot_read_is_masked_and_the_counts_stay(
         check_masked_sequences_need_no_array(batch)
     with pytest.raises(CorruptGroup, match="group 3 of task 'math'"):
         other.groups[2]
-    consumers[0].publish(tiny_qwen3(seed=2).state_dict())
+    consumers[0].publish(tiny_qwen3(seed=2).state_dict(), step=1)
     for consumer, batch in zip(consumers, batches, strict=True):
         consumer.commit(batch)
 

@@ -57,7 +57,7 @@ def test_xm03_weights_that_are_too_old_are_an_error_at_once_when_newer_ones_exis
         consumer.commit(next(consumer))
         with pytest.raises(SyncFirst, match="too old for step 2; publish those of step 1"):
             next(consumer)
-        consumer.publish(model_folder)
+        consumer.publish(model_folder, step=1)
         worker.produce(2)
         assert next(consumer).step == 2, "the same step again"
 
@@ -174,7 +174,7 @@ def test_a_task_that_was_paused_before_engines_slept_is_paused_when_they_wake(
         buffer.set_control("math", Control.PAUSE, "by hand")
         next(consumer)
         assert buffer.clock("math").control is Control.SLEEP
-        consumer.publish(model_folder)
+        consumer.publish(model_folder, step=1)
         clock = buffer.clock("math")
         assert (clock.control, clock.control_reason) == (Control.PAUSE, "by hand")
 

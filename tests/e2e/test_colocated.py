@@ -94,7 +94,7 @@ def test_xm04_one_batch_is_generated_then_engines_sleep_while_it_is_trained_then
                 stack.enter_context(role(folder, "work"))
                 wait_for_workers(buffer, len(reports) + 1)
                 assert buffer.counts("math").progress["produced"] == counts.progress["produced"]
-            consumer.publish({})
+            consumer.publish({}, step=batch.step)
             assert buffer.clock("math").control is Control.RUN
             consumer.commit(batch)
 

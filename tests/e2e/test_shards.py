@@ -50,7 +50,7 @@ def train(consumer: Consumer, folder: Path) -> Batch:
     """One step, after which the weights are published, as they are."""
     batch = next(consumer)
     batch.groups[:]  # read while the groups are there
-    consumer.publish(folder / "model")
+    consumer.publish(folder / "model", step=batch.step)
     consumer.commit(batch)
     return batch
 

@@ -177,7 +177,7 @@ class _Rank:
 
     def _finish(self, batch: Batch) -> None:
         with self._call("publish", version=batch.step) as call:
-            self._consumer.publish(_weights(self._launch.folder, self._weights))
+            self._consumer.publish(_weights(self._launch.folder, self._weights), step=batch.step)
             call.ok()
         with self._call("commit", step=batch.step) as call:
             self._consumer.commit(batch)

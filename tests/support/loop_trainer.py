@@ -16,7 +16,7 @@ def main() -> None:
     with Consumer.connect(url, run=run, weights=Path(model), settings=settings) as consumer:
         for batch in consumer:
             time.sleep(STEP_S)
-            consumer.publish(Path(model))
+            consumer.publish(Path(model), step=batch.step)
             consumer.commit(batch)
             consumer.checkpoint(batch.step)
             if batch.step == int(steps):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.claiming import ReleaseMode
-from rollq.buffer.errors import CorruptGroup, NotClaimed
+from rollq.buffer.errors import ConfigError, CorruptGroup, NotClaimed
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import Claimed, Production, TrainerEpoch
 from rollq.buffer.roles import TrainerBuffer
@@ -39,6 +39,7 @@ from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.trainer_lease import TrainerLease
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
+from rollq.consumer.weights.sharded import gather_model
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Consumer(Iterator[Batch]):
         `archive`: the url of the run's archive, for `annotate`.
         `batch` maps tasks to groups in a batch; by default each task's rules decide. Setting `stop` ends the iteration,
         also during a server outage; leaving the consumer sets it. Ranks other than 0 wait here until rank 0 has taken
-        over; their `weights` are not used.
+        over; of their `weights` only the shards of a model that FSDP has sharded are used.
 
         A trainer that was killed on this machine is replaced at once. One that may still live elsewhere is waited for
         until its lease of 30 s expires. Leaving the consumer ends its lease.
@@ -134,6 +135,7 @@ class Consumer(Iterator[Batch]):
         """
         settings = settings or ConsumerSettings()
         stop = stop or threading.Event()
+        weights, probe = gather_model(weights, probe, rank=settings.rank)
         buffer = Buffer.connect(
             url, run, password=password, patience=Patience(closed=stop), payloads=payloads or PayloadSettings()
         )
@@ -279,29 +281,39 @@ class Consumer(Iterator[Batch]):
             self._lease.buffer.check_epoch(self._lease.epoch)
         return replace(batch, prefetched=reader.prefetched, unreadable=tuple(reader.unreadable))
 
-    def publish(self, weights: Weights, *, probe: Probe | None = None) -> int:
-        """Publish new weights; returns the bytes that were stored for them. Groups that are now too old expire.
+    def publish(self, weights: Weights, *, step: int, probe: Probe | None = None) -> int:
+        """Publish the weights that step `step` has trained, as version `step`; returns the bytes stored for them.
+
+        Groups that are now too old expire.
 
         `weights` is a `transformers.PreTrainedModel`, published under the names and shapes that `save_pretrained`
         writes; a state dict (name -> torch tensor), published as it is: convert one of a model with
         `to_checkpoint_format`; or a folder with model.safetensors, shards and their index, or a LoRA adapter. Dtypes
-        are kept.
+        are kept. A model that FSDP has sharded is gathered on rank 0, tensor by tensor, while all ranks are in this
+        call.
 
         `probe` holds the trainer's logprobs of a few prompts under these weights: workers compare their engines' with
         them before they lease a group. A model's is computed here; for other weights see `probe_of`.
 
-        Their version is the step of the last batch that was returned. With transport `nccl` the call returns when the
-        workers have the weights; workers that failed get them later. Raises `WeightsError`, also for a state
-        dict whose names or shapes are not those of the weights given to `connect`, such as one with fused experts;
-        `FencedError`; and `ReplayMismatch` with `on_replay_mismatch = "fail"`.
+        With transport `nccl` the call returns when the workers have the weights; workers that failed get them later.
+        Raises `WeightsError`, also for a state dict whose names or shapes are not those of the weights given to
+        `connect`, such as one with fused experts, and for one that is sharded; `ConfigError` for a step whose batch
+        was not taken yet; `VersionFalls` for one before the live version; `FencedError`; and `ReplayMismatch` with
+        `on_replay_mismatch = "fail"`.
         """
+        if step > self._last_batch:
+            raise ConfigError(
+                f"publish(step={step!r}): the last batch that was taken is that of step {self._last_batch}; "
+                "pass the step of the batch that these weights have learned from last"
+            )
+        weights, probe = gather_model(weights, probe, rank=self._settings.rank)
         if self._settings.rank != 0:
             return 0
         before = self._publisher.stored_bytes
         with self._activity.during(TrainerPhase.PUBLISHING):
-            stored = self._publisher.announce(weights, self._last_batch, probe)
-            self._replay.check(self._last_batch, stored.digest)
-            self._lease.buffer.publish(self._lease.epoch, self._last_batch, uri=stored.uri, digest=stored.digest)
+            stored = self._publisher.announce(weights, step, probe)
+            self._replay.check(step, stored.digest)
+            self._lease.buffer.publish(self._lease.epoch, step, uri=stored.uri, digest=stored.digest)
             self._publisher.send()
             self._engines.wake()
         return self._publisher.stored_bytes - before

@@ -156,7 +156,7 @@ class Trainer:
 
     def _publish(self, step: int) -> int:
         """Publish the weights; returns the bytes that were stored for them."""
-        stored_bytes = self._consumer.publish(self._learner.model)
+        stored_bytes = self._consumer.publish(self._learner.model, step=step)
         self._published = step
         self._record_weights(step)
         return stored_bytes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
@@ -22,50 +22,10 @@ from rollq.consumer.weights.sender import Sender
 from support.gloo_group import ADDRESS, GlooRendezvous
 from support.manual_worker import make_run
 from support.tiny_qwen3 import tiny_qwen3
+from support.untrained_models import FAMILIES, FUSED, make_model
 
-SIZES: Mapping[str, Any] = {
-    "vocab_size": 99,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-}
-ROUTED: Mapping[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-DENSE: Mapping[str, Mapping[str, Any]] = {
-    "llama": {"tie_word_embeddings": False},
-    "llama tied": {"tie_word_embeddings": True},
-    "qwen2": {"tie_word_embeddings": True},
-    "gemma2": {"sliding_window": 32},
-    "gemma3_text": {"sliding_window": 32},
-    "phi3": {},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 32},  # fused in files, too
-}
-FUSED: Mapping[str, Mapping[str, Any]] = {
-    "qwen3_moe": {**ROUTED, "num_experts": 4, "tie_word_embeddings": True},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "deepseek_v3": {
-        **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1,
-        "topk_group": 1, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16,
-        "v_head_dim": 16, "num_key_value_heads": 4,
-    },
-    "olmoe": {**ROUTED, "num_experts": 4},
-}  # fmt: skip
-FAMILIES = {**DENSE, **FUSED}
 every_family = pytest.mark.parametrize("family", FAMILIES)
 every_fused_family = pytest.mark.parametrize("family", FUSED)
-
-
-def make_model(family: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> PreTrainedModel:
-    torch.manual_seed(3)
-    config = AutoConfig.for_model(family.split()[0], **{**SIZES, **FAMILIES[family]})
-    with torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model
 
 
 def saved(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
@@ -132,7 +92,7 @@ def test_sharded_tensors_are_refused() -> None:
     model = tiny_qwen3()
     state = gathered(model)
     state["model.norm.weight"].full_tensor = None  # type: ignore[attr-defined]  # what a DTensor has
-    with pytest.raises(WeightsError, match=r"^tensor 'model.norm.weight' is sharded over ranks: gather"):
+    with pytest.raises(WeightsError, match=r"^tensor 'model.norm.weight' is sharded over ranks: publish the model"):
         to_checkpoint_format(model, state)
 
 
@@ -166,9 +126,9 @@ def test_a_state_dict_with_fused_experts_is_refused_where_it_is_published(
     expected = saved(model, tmp_path / "model")
     with Consumer.connect(server_url, run=buffer.run, weights=tmp_path / "model") as consumer:
         with pytest.raises(WeightsError, match=r"^these weights do not match .* they lack '.*experts.*to_checkpoint_f"):
-            consumer.publish(model.state_dict())
+            consumer.publish(model.state_dict(), step=0)
         for weights in (model, to_checkpoint_format(model, gathered(model))):
-            consumer.publish(weights)
+            consumer.publish(weights, step=0)
             live = buffer.live_model()
             assert live is not None
             check_equal(published(buffer, StoredWeights(live.uri, live.digest), tmp_path / "worker"), expected)

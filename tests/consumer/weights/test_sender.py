@@ -136,11 +136,11 @@ def test_all_workers_take_the_weights_from_the_trainer(
         until_served(buffer, "a 0", "b 0")
         check(tmp_path, "a 0", 0, "file")
         batch = next(consumer)
-        consumer.publish(tensors(1))
+        consumer.publish(tensors(1), step=1)
         check(tmp_path, "a 1", 1, "round")
         check(tmp_path, "b 1", 1, "round")
         assert the_round(buffer).took == {"a", "b"}
-        consumer.publish(tensors(1))
+        consumer.publish(tensors(1), step=1)
         live = buffer.live_model()
         assert live is not None
         assert live.uri == "nccl:1", "the same version has one round"
@@ -164,7 +164,7 @@ def test_who_was_not_there_gets_the_weights_while_the_trainer_waits(
         until_served(buffer, "a 0", "dead 0")
         batch = next(consumer)
         weights = tensors(1)
-        consumer.publish(weights)
+        consumer.publish(weights, step=1)
         for tensor in weights.values():
             tensor.zero_()  # the next step's update
         consumer.commit(batch)
@@ -197,7 +197,7 @@ def test_a_member_that_dies_ends_the_attempt_in_time_and_the_others_take_part_in
         start("dead", behaviour)
         until_served(buffer, "a 0", "dead 0")
         batch = next(consumer)
-        consumer.publish(tensors(1))
+        consumer.publish(tensors(1), step=1)
         consumer.commit(batch)
         first = the_round(buffer).attempts[0]
         assert set(first.members or ()) == {"a", "dead"}
@@ -216,7 +216,7 @@ def test_weights_that_do_not_fit_are_refused_and_nobody_waits_for_that_worker(
         start("other", "has another model")
         until_served(buffer, "a 0", "other 0")
         next(consumer)
-        consumer.publish(tensors(1))
+        consumer.publish(tensors(1), step=1)
         until_served(buffer, "a 1")
         found = the_round(buffer)
         assert found.attempts[0].broken == {"other": "they lack 'bias'"}
@@ -230,7 +230,7 @@ def test_a_folder_is_announced_as_ever(
         start("a")
         until_served(buffer, "a 0")
         batch = next(consumer)
-        consumer.publish(tmp_path / "initial")
+        consumer.publish(tmp_path / "initial", step=1)
         consumer.commit(batch)
         until_served(buffer, "a 1")
         check(tmp_path, "a 1", 0, "file")

@@ -32,18 +32,28 @@ def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]
     from transformers.core_model_loading import revert_weight_conversion
 
     kept = {name: tensor for name, tensor in state_dict.items() if name not in (model._keys_to_ignore_on_save or ())}
-    for name, tensor in kept.items():
-        if hasattr(tensor, "full_tensor"):  # a DTensor, of FSDP or tensor parallelism
-            raise WeightsError(
-                f"tensor {name!r} is sharded over ranks: gather a full state dict on all ranks, and publish "
-                "to_checkpoint_format(model, state_dict)"
-            )
+    _check_whole(kept)
     for name, source in model.all_tied_weights_keys.items():
         tensor = kept.pop(name, None)
         if tensor is not None and not kept.setdefault(source, tensor).equal(tensor):
             raise WeightsError(f"{name!r} differs from {source!r}, to which the model ties it: gather both again")
     converted: dict[str, Any] = revert_weight_conversion(model, kept)
     return converted
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether this is a DTensor, of which each rank holds a part, as of FSDP or tensor parallelism."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _check_whole(state_dict: Mapping[str, Any]) -> None:
+    """Raise `WeightsError` for a tensor that is sharded."""
+    for name, tensor in state_dict.items():
+        if is_sharded(tensor):
+            raise WeightsError(
+                f"tensor {name!r} is sharded over ranks: publish the model itself, on all ranks; or gather a full "
+                "state dict on all ranks, and publish to_checkpoint_format(model, state_dict)"
+            )
 
 
 def is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
@@ -55,9 +65,12 @@ def is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
 def publishable(weights: Weights) -> Path | Mapping[str, Any]:
     """Convert a model to a state dict in checkpoint format; return a folder or a state dict as it is.
 
-    Raises `WeightsError` for anything else.
+    Raises `WeightsError` for anything else, and for sharded tensors.
     """
-    if isinstance(weights, Path | Mapping):
+    if isinstance(weights, Path):
+        return weights
+    if isinstance(weights, Mapping):
+        _check_whole(weights)
         return weights
     if not is_model(weights):
         raise WeightsError(
