@@ -11,7 +11,7 @@ import torch
 from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.rollouts import Group, Segment, VersionSpan
 from rollq.buffer.staleness import Floors
-from rollq.consumer import AdvantageSettings, Batch
+from rollq.consumer import AdvantageSettings, Batch, BatchCounts
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 
 
@@ -128,6 +128,61 @@ def test_every_rank_has_as_many_micro_batches_and_their_loss_tokens_add_up() -> 
     assert len({len(share) for share in shares}) == 1
     counts = shares[0][0].counts
     assert sum(int(micro.loss_mask.sum()) for share in shares for micro in share) == counts.loss_tokens
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_parts_of_a_batch_train_each_group_once_with_counts_of_their_own(ranks: int) -> None:
+    groups = [*random_groups(2), *(replace(group, task="code") for group in random_groups(3, 4))]
+    batches = [Batch.build(1, groups, rank=rank, world_size=ranks) for rank in range(ranks)]
+    whole = batches[0]
+    for parts in (1, 2, 3, 10):
+        split = [batch.split(parts) for batch in batches]
+        assert sorted(index for mine in split for part in mine for index in part.share) == list(
+            range(len(whole.lengths))
+        )
+        for number in range(parts):
+            micro_batches = [micro for mine in split for micro in mine[number].micro_batches(60)]
+            counts = micro_batches[0].counts
+            assert sum(int(micro.loss_mask.sum()) for micro in micro_batches) == counts.loss_tokens
+            trained = set(whole.sample_groups[whole.valid].tolist())
+            assert counts.groups == len(trained & set(range(number, 10, parts)))
+            assert all(micro.task_counts == split[0][number].task_counts for micro in micro_batches)
+        for name, counts in whole.task_counts.items():
+            assert sum((part.task_counts.get(name, BatchCounts()) for part in split[0]), BatchCounts()) == counts
+    for parts in (0, 11):
+        with pytest.raises(ConfigError, match=rf"^split\({parts}\): the batch of step 1 has 10 groups, and every part"):
+            whole.split(parts)
+
+
+def test_tokens_know_their_sample_and_their_task() -> None:
+    groups = [*random_groups(2, 2), *(replace(group, task="code") for group in random_groups(3, 2))]
+    batch = Batch.build(1, groups)
+    assert list(batch.task_counts) == ["code", "math"]
+    for micro in (batch.to_torch(), *batch.micro_batches(60)):
+        for row, column in (micro.sequence_index >= 0).nonzero().tolist():
+            sequence = batch.sequences[int(micro.sequence_index[row, column])]
+            assert int(micro.sample_index[row, column]) == sequence.sample
+            assert list(micro.task_counts)[int(micro.task_index[row, column])] == sequence.task
+        assert bool(((micro.sequence_index < 0) == (micro.task_index < 0)).all())
+
+
+def test_tokens_may_have_advantages_of_their_own() -> None:
+    batch = Batch.build(1, random_groups(2))
+    length = int(batch.lengths[3])
+    changed = batch.with_token_advantages({3: np.arange(length)})
+    for micro in changed.micro_batches(60):
+        for row, column in (micro.sequence_index >= 0).nonzero().tolist():
+            index = int(micro.sequence_index[row, column])
+            expected = (
+                float(micro.position_ids[row, column])
+                if index == 3
+                else batch.advantages[batch.sequences[index].sample]
+            )
+            assert float(micro.advantages[row, column]) == pytest.approx(float(expected))
+    for wrong in (np.ones(length + 1), np.ones((length, 1)), np.full(length, np.nan)):
+        with pytest.raises(ValueError, match=f"^sequence 3 needs {length} finite advantages, one per token"):
+            batch.with_token_advantages({3: wrong})
+    assert not changed.with_rewards(batch.rewards).token_advantages
 
 
 def test_a_rank_without_sequences_gets_one_masked_token() -> None:

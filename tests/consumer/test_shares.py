@@ -163,8 +163,8 @@ def check_masked_sequences_need_no_array(batch: Batch) -> None:
     micro = assemble(
         given,
         range(len(given)),
-        batch.advantages,
-        batch.counts,
+        [np.ones(len(row.ids), np.float32) for row in given],
+        batch.task_counts,
         padded=False,
         arrays=["gain"],
         loss_scale=batch.loss_scale,

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.advantages import AdvantageSettings, advantages
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import ClaimedGroup
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
 from rollq.buffer.shards import task_of
@@ -32,6 +33,9 @@ class Batch:
     `sequence_groups` int64 [n], index into `groups`. `share` and `micro_batches` select those of `rank`. `group_ids`
     are the task, or the shard of one, and the id of each group. `claim_round` names this batch when it is released.
 
+    `group_counts` are the counts of each group, and `part` the indices of the groups that are trained: all of them,
+    except in what `split` returns. `token_advantages` are by index into `sequences`, see `with_token_advantages`.
+
     `reduction` is how the ranks combine their gradients, see `loss_scale`.
 
     A rank has read its share. Other items of `groups`, `samples` and `sequences` are read when they are asked for,
@@ -47,8 +51,10 @@ class Batch:
     rewards: Float32Array
     valid: BoolArray
     advantages: Float32Array
-    counts: BatchCounts
+    group_counts: tuple[BatchCounts, ...]
+    part: tuple[int, ...]
     advantage_settings: AdvantageSettings
+    token_advantages: Mapping[int, Float32Array] = field(default_factory=dict)
     rank: int = 0
     world_size: int = 1
     reduction: Reduction = "sum"
@@ -98,11 +104,10 @@ class Batch:
             rewards=trained,
             valid=valid,
             advantages=_pipeline_advantages(computed, groups, content.sample_groups, valid),
-            counts=BatchCounts(
-                loss_tokens=sum([_loss_tokens(one, staleness[of.task]) for of, one in zip(groups, rows, strict=True)]),
-                samples=int(valid.sum()),
-                groups=len(np.unique(content.sample_groups[valid])),
+            group_counts=tuple(
+                [_counts(mine, staleness[group.task]) for group, mine in zip(groups, rows, strict=True)]
             ),
+            part=tuple(range(len(groups))),
             advantage_settings=settings,
             rank=rank,
             world_size=world_size,
@@ -136,6 +141,20 @@ class Batch:
         return self.content.sequence_groups
 
     @property
+    def counts(self) -> BatchCounts:
+        """The counts of what is trained, over all ranks."""
+        return sum([self.group_counts[index] for index in self.part], BatchCounts())
+
+    @property
+    def task_counts(self) -> dict[str, BatchCounts]:
+        """The counts by task, in the order of their names: the denominators where tasks have losses of their own."""
+        found: dict[str, BatchCounts] = {}
+        for index in self.part:
+            task = task_of(self.group_ids[index][0])
+            found[task] = found.get(task, BatchCounts()) + self.group_counts[index]
+        return dict(sorted(found.items()))
+
+    @property
     def loss_scale(self) -> float:
         """The factor of the loss with which the gradients of all ranks, combined by `reduction`, are those of the
         whole batch: 1 where they are summed, `world_size` where they are averaged."""
@@ -159,14 +178,54 @@ class Batch:
         return tuple(np.unique(self.sequence_groups[list(self.share)]).tolist())
 
     def _shares(self) -> list[list[int]]:
-        return packing.share_out(self.lengths.tolist(), self.sequence_groups.tolist(), self.world_size)
+        shares = packing.share_out(
+            self.lengths.tolist(),
+            self.content.sequence_samples.tolist(),
+            self.sequence_groups.tolist(),
+            self.world_size,
+        )
+        if len(self.part) == len(self.group_ids):
+            return shares
+        trained, owners = set(self.part), self.sequence_groups.tolist()
+        return [[sequence for sequence in share if owners[sequence] in trained] for share in shares]
+
+    def split(self, parts: int) -> "list[Batch]":
+        """Divide the batch for several optimizer steps: `parts` batches that train a part of the groups each.
+
+        Part k trains the groups k, k + parts, ..., with the counts of its own groups and the advantages of the whole
+        batch. A rank has the same groups as before. All are the batch of this step: compute the old logprobs of all
+        parts before the first update, publish and commit once, after the last. Indices are those of the whole batch.
+
+        Raises `ConfigError` for fewer groups than parts.
+        """
+        if not 1 <= parts <= len(self.part):
+            raise ConfigError(
+                f"split({parts!r}): the batch of step {self.step} has {len(self.part)} groups, and every part needs one"
+            )
+        return [replace(self, part=self.part[first::parts]) for first in range(parts)]
+
+    def with_token_advantages(self, advantages: Mapping[int, npt.ArrayLike]) -> "Batch":
+        """A copy in which tokens of these sequences have advantages of their own; others keep those of their samples.
+
+        `advantages` maps an index into `sequences` to one advantage per token of the sequence, prompt included,
+        float32 [L]. Raises `ValueError` for another shape, and for one that is not finite.
+        """
+        added = {index: np.asarray(values, dtype=np.float32) for index, values in advantages.items()}
+        for index, values in added.items():
+            if values.shape != (self.lengths[index],) or not np.isfinite(values).all():
+                raise ValueError(
+                    f"sequence {index} needs {self.lengths[index]} finite advantages, one per token of prompt and "
+                    f"response, not an array of shape {values.shape}"
+                )
+        return replace(self, token_advantages={**self.token_advantages, **added})
 
     def with_rewards(self, rewards: npt.ArrayLike) -> "Batch":
-        """A copy with other `rewards` [S] and the advantages that follow from them."""
+        """A copy with other `rewards` [S] and the advantages that follow from them, the same for all tokens."""
         changed = np.asarray(rewards, dtype=np.float32)
         return replace(
             self,
             rewards=changed,
+            token_advantages={},
             advantages=advantages(
                 changed,
                 self.sample_groups,
@@ -176,18 +235,40 @@ class Batch:
             ),
         )
 
-    def micro_batches(self, max_tokens: int, *, padded: bool = False, arrays: Sequence[str] = ()) -> "list[MicroBatch]":
+    def micro_batches(
+        self,
+        max_tokens: int,
+        *,
+        count: int | None = None,
+        padded: bool = False,
+        arrays: Sequence[str] = (),
+        whole_samples: bool = False,
+    ) -> "list[MicroBatch]":
         """Split this rank's share into micro-batches of at most `max_tokens` tokens, equally many on every rank.
+
+        With `count`, there are exactly so many, for trainers that accumulate gradients a fixed number of times.
 
         Packed, all sequences of a micro-batch share one row; with `padded`, each has a row, and the number of rows
         times the longest sequence is at most `max_tokens`. `arrays` names the named arrays that hold one value per
         token, see `MicroBatch.arrays`; references among them are loaded. A rank that runs out of sequences gets
         micro-batches of a single masked token.
 
-        Raises `ConfigError` for a sequence longer than `max_tokens`, `InvalidGroup` for a missing or misshapen array,
-        `ArrayError` for a reference whose file is missing or was changed.
+        The segments of a sample are in one micro-batch if they fit. Ratios of whole samples need that: `whole_samples`
+        refuses a sample that does not fit.
+
+        Raises `ConfigError` for a sequence, or a sample, longer than `max_tokens`, and if `count` is too small;
+        `InvalidGroup` for a missing or misshapen array, `ArrayError` for a reference whose file is missing or was
+        changed.
         """
-        plan = packing.plan_micro_batches(self.lengths.tolist(), self._shares(), max_tokens, padded=padded)
+        plan = packing.plan_micro_batches(
+            self.lengths.tolist(),
+            self.content.sequence_samples.tolist(),
+            self._shares(),
+            max_tokens,
+            padded=padded,
+            count=count,
+            whole_samples=whole_samples,
+        )
         return [self._assemble(chosen, padded=padded, arrays=arrays) for chosen in plan[self.rank]]
 
     def to_torch(self, *, arrays: Sequence[str] = ()) -> "MicroBatch":
@@ -198,9 +279,20 @@ class Batch:
         from rollq.consumer.micro_batch import assemble  # needs torch
 
         return assemble(
-            self.sequences, chosen, self.advantages, self.counts, padded=padded, arrays=arrays,
+            self.sequences,
+            chosen,
+            [self._advantages_of(index) for index in chosen],
+            self.task_counts,
+            padded=padded,
+            arrays=arrays,
             loss_scale=self.loss_scale,
-        )  # fmt: skip
+        )
+
+    def _advantages_of(self, sequence: int) -> Float32Array:
+        """The advantages of the tokens of a sequence, float32 [L]."""
+        if (found := self.token_advantages.get(sequence)) is not None:
+            return found
+        return np.full(self.lengths[sequence], self.advantages[self.content.sequence_samples[sequence]], np.float32)
 
 
 def _task_staleness(
@@ -221,6 +313,11 @@ def _task_numbers(group_ids: Sequence[tuple[str, int]]) -> npt.NDArray[np.int64]
 def _rewards(group: Group | ClaimedGroup, rows: SampleRows) -> Sequence[float | None]:
     """The rewards of a group's samples: the pipeline's if it set any, otherwise the judge's."""
     return group.shaped.rewards if group.shaped else rows.rewards
+
+
+def _counts(rows: SampleRows, staleness: TokenStaleness) -> BatchCounts:
+    samples = sum(reward is not None for reward in rows.rewards)
+    return BatchCounts(_loss_tokens(rows, staleness), samples, int(samples > 0))
 
 
 def _loss_tokens(rows: SampleRows, staleness: TokenStaleness) -> int:

@@ -67,7 +67,8 @@ class OnDemand(Sequence[T]):
 class BatchContent:
     """The groups of a batch, their flat samples and their sequences.
 
-    `sample_groups` int64 [S] and `sequence_groups` int64 [n] are the group of each flat sample and of each sequence.
+    `sample_groups` int64 [S] and `sequence_groups` int64 [n] are the group of each flat sample and of each sequence,
+    `sequence_samples` int64 [n] the flat sample of each sequence.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class BatchContent:
         self._first_sample, self._first_sequence = _starts(samples), _starts(sequences)
         self.sample_groups: npt.NDArray[np.int64] = np.repeat(np.arange(len(rows)), samples)
         self.sequence_groups: npt.NDArray[np.int64] = np.repeat(np.arange(len(rows)), sequences)
+        segments = [len(lengths) for mine in rows for lengths in mine.lengths]
+        self.sequence_samples: npt.NDArray[np.int64] = np.repeat(np.arange(len(segments)), segments)
         self.groups = OnDemand(len(rows), self._groups_at)
         self.samples = OnDemand(sum(samples), self._samples_at)
         self.sequences = OnDemand(sum(sequences), self._sequences_at)

@@ -10,6 +10,7 @@ import torch
 
 from rollq.buffer.errors import InvalidGroup
 from rollq.buffer.rollouts import Float32Array
+from rollq.buffer.shards import task_of
 from rollq.buffer.wire.arrays import load_array
 from rollq.consumer.sequences import BatchCounts, TokenSequence
 
@@ -28,14 +29,17 @@ class MicroBatch:
                                         inserted samples have none
     versions           int32    [B, T]  -1 where nothing was sampled, and in inserted samples
     staleness          int32    [B, T]  0 where nothing was sampled
-    advantages         float32  [B, T]  of the token's sample, the same in all its segments
+    advantages         float32  [B, T]  of the token: its sample's, unless the batch has some for each token
     temperature        float32  [B, T]  of the token's sample; 1 on padding
     sample_loss_tokens float32  [B, T]  loss tokens of the token's sample, over all its segments
     sequence_index     int64    [B, T]  index into `Batch.sequences`; -1 on padding
+    sample_index       int64    [B, T]  index into `Batch.samples`; -1 on padding
+    task_index         int64    [B, T]  index into `task_counts`, by order; -1 on padding
     arrays             any      [B, T, ...] named arrays per token, 0 where they have no entry
     inputs             any      any     further inputs of the model, by name: the pixels of images
 
-    `sequences` are the indices into `Batch.sequences` in order; `counts` are those of the whole batch over all ranks.
+    `sequences` are the indices into `Batch.sequences` in order. `task_counts` are the counts of each task of the whole
+    batch over all ranks, and `counts` those of all tasks.
     `loss_scale` multiplies the loss, see `Batch.loss_scale`.
     `lacks_images`: some have images, which `rollq.consumer.ImageInputs` adds.
     """
@@ -52,12 +56,19 @@ class MicroBatch:
     temperature: torch.Tensor
     sample_loss_tokens: torch.Tensor
     sequence_index: torch.Tensor
+    sample_index: torch.Tensor
+    task_index: torch.Tensor
     arrays: Mapping[str, torch.Tensor]
     sequences: tuple[int, ...]
-    counts: BatchCounts
+    task_counts: Mapping[str, BatchCounts]
     loss_scale: float = 1.0
     inputs: Mapping[str, torch.Tensor] = field(default_factory=dict)
     lacks_images: bool = False
+
+    @property
+    def counts(self) -> BatchCounts:
+        """The counts of the whole batch over all ranks."""
+        return sum(self.task_counts.values(), BatchCounts())
 
     def to(self, device: torch.device | str) -> "MicroBatch":
         """A copy with all tensors on `device`."""
@@ -74,8 +85,8 @@ class MicroBatch:
 def assemble(
     sequences: Sequence[TokenSequence],
     chosen: Sequence[int],
-    advantages: Float32Array,
-    counts: BatchCounts,
+    advantages: Sequence[Float32Array],
+    task_counts: Mapping[str, BatchCounts],
     *,
     padded: bool,
     arrays: Sequence[str],
@@ -83,11 +94,12 @@ def assemble(
 ) -> MicroBatch:
     """Lay out the `chosen` ones of a batch's `sequences` as tensors; a single masked token if none is chosen.
 
-    `advantages` float32 [S] are those of the batch's flat samples. Raises `InvalidGroup` for a missing or misshapen
+    `advantages` are those of the tokens of each of them, float32 [L]. Raises `InvalidGroup` for a missing or misshapen
     named array, `ArrayError` for a reference that cannot be loaded.
     """
     rows = [sequences[index] for index in chosen] or [_BLANK]
-    row_advantages = [advantages[row.sample] for row in rows] if chosen else [0.0]
+    row_advantages = advantages if chosen else [np.zeros(1, np.float32)]
+    tasks = list(task_counts)
     layout = _Layout(rows, padded)
     return MicroBatch(
         input_ids=layout.tensor(_joined(rows, "ids").astype(np.int64)),
@@ -98,13 +110,15 @@ def assemble(
         behaviour_logprobs=layout.tensor(_joined(rows, "logprobs")),
         versions=layout.tensor(_joined(rows, "versions"), fill=-1),
         staleness=layout.tensor(_joined(rows, "staleness")),
-        advantages=layout.spread(row_advantages, np.float32),
+        advantages=layout.tensor(np.concatenate(row_advantages)),
         temperature=layout.spread(_values(rows, "temperature"), np.float32, fill=1),
         sample_loss_tokens=layout.spread(_values(rows, "sample_loss_tokens"), np.float32),
         sequence_index=layout.spread(list(chosen) or [-1], np.int64, fill=-1),
+        sample_index=layout.spread(_values(rows, "sample"), np.int64, fill=-1),
+        task_index=layout.spread([tasks.index(task_of(row.task)) if chosen else -1 for row in rows], np.int64, fill=-1),
         arrays={} if all(row.is_masked for row in rows) else {n: layout.tensor(_named_array(rows, n)) for n in arrays},
         sequences=tuple(chosen),
-        counts=counts,
+        task_counts=task_counts,
         loss_scale=loss_scale,
         lacks_images=any(row.images for row in rows),
     )

@@ -1,11 +1,12 @@
 """Assigns sequences to ranks and micro-batches: pure decisions over their lengths.
 
-Invariant: every rank computes the same plan from the same lengths, each sequence is in exactly one micro-batch, and
-every rank has the same number of micro-batches (some may be empty), so that collective operations line up.
+Invariant: every rank computes the same plan from the same lengths, each sequence is in exactly one micro-batch, with
+the others of its sample if they fit, and every rank has the same number of micro-batches (some may be empty), so that
+collective operations line up.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rollq.buffer.errors import ConfigError
 
@@ -27,46 +28,73 @@ def balance(lengths: Sequence[int], bins: int) -> list[list[int]]:
     return shares
 
 
-def share_out(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
-    """The sequences of each rank, where sequence i has `lengths[i]` tokens and belongs to group `groups[i]`.
+def share_out(lengths: Sequence[int], samples: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
+    """The sequences of each rank, where sequence i has `lengths[i]` tokens and belongs to sample `samples[i]`, a number
+    within the batch, of group `groups[i]`.
 
     A rank gets whole groups, so that it reads no others, unless that makes the heaviest share too heavy (see
-    `MOST_IMBALANCE`), as with fewer groups than ranks.
+    `MOST_IMBALANCE`), as with fewer groups than ranks. Then it gets whole samples.
     """
-    members: dict[int, list[int]] = {}
-    for sequence, group in enumerate(groups):
-        members.setdefault(group, []).append(sequence)
-    found = list(members.values())
-    by_group = balance([sum(lengths[sequence] for sequence in mine) for mine in found], ranks)
-    whole = [[sequence for index in share for sequence in found[index]] for share in by_group]
-    heaviest = _heaviest(whole, lengths)
+    shares = _share_units(lengths, groups, ranks)
+    heaviest = _heaviest(shares, lengths)
     if heaviest * ranks > MOST_IMBALANCE * sum(lengths):
-        divided = balance(lengths, ranks)
+        divided = _share_units(lengths, samples, ranks)
         if heaviest > MOST_IMBALANCE * _heaviest(divided, lengths):
-            whole = divided
-    return [sorted(share) for share in whole]
+            shares = divided
+    return [sorted(share) for share in shares]
+
+
+def _share_units(lengths: Sequence[int], owners: Sequence[int], ranks: int) -> list[list[int]]:
+    """The sequences of each rank, which gets all those of an owner or none."""
+    units = _units(range(len(lengths)), owners)
+    shares = balance([sum(lengths[sequence] for sequence in unit) for unit in units], ranks)
+    return [[sequence for index in share for sequence in units[index]] for share in shares]
+
+
+def _units(sequences: Iterable[int], owners: Sequence[int]) -> list[list[int]]:
+    """The sequences of each owner, in the order in which owners appear."""
+    members: dict[int, list[int]] = {}
+    for sequence in sequences:
+        members.setdefault(owners[sequence], []).append(sequence)
+    return list(members.values())
 
 
 def _heaviest(shares: Sequence[Sequence[int]], lengths: Sequence[int]) -> int:
     return max(sum(lengths[sequence] for sequence in share) for share in shares)
 
 
-def groups_of_share(lengths: Sequence[Sequence[int]], rank: int, ranks: int) -> list[int]:
-    """The groups of which a rank has sequences, where `lengths[g]` are those of the sequences of group g."""
-    groups = [group for group, mine in enumerate(lengths) for _ in mine]
-    share = share_out([length for mine in lengths for length in mine], groups, ranks)[rank]
-    return sorted({groups[sequence] for sequence in share})
+def groups_of_share(lengths: Sequence[Sequence[Sequence[int]]], rank: int, ranks: int) -> list[int]:
+    """The groups of which a rank has sequences, where `lengths[g][s]` are those of the sequences of sample s of g."""
+    flat = [
+        (length, sample, group)
+        for group, mine in enumerate(lengths)
+        for sample, of_sample in enumerate(mine, start=sum(map(len, lengths[:group])))
+        for length in of_sample
+    ]
+    share = share_out([one[0] for one in flat], [one[1] for one in flat], [one[2] for one in flat], ranks)[rank]
+    return sorted({flat[sequence][2] for sequence in share})
 
 
 def plan_micro_batches(
-    lengths: Sequence[int], shares: Sequence[Sequence[int]], max_tokens: int, *, padded: bool = False
+    lengths: Sequence[int],
+    samples: Sequence[int],
+    shares: Sequence[Sequence[int]],
+    max_tokens: int,
+    *,
+    padded: bool = False,
+    count: int | None = None,
+    whole_samples: bool = False,
 ) -> list[list[list[int]]]:
     """Micro-batches as sequence indices, `[rank][micro_batch][...]`, each of at most `max_tokens` tokens.
 
-    `shares` are the sequences of each rank.
+    `shares` are the sequences of each rank. With `count`, each rank has exactly so many micro-batches.
 
-    Packed, a micro-batch takes the sum of its lengths; padded, its number of rows times its longest sequence.
-    Raises `ConfigError` if a single sequence is longer than `max_tokens`.
+    Packed, a micro-batch takes the sum of its lengths; padded, its number of rows times its longest sequence. The
+    sequences of a sample, `samples[i]` for sequence i, are in one micro-batch. A sample that does not fit in one is
+    divided, unless `whole_samples` is set.
+
+    Raises `ConfigError` if a single sequence is longer than `max_tokens`, or a sample with `whole_samples`; and if
+    more than `count` micro-batches are needed.
     """
     longest = max(range(len(lengths)), key=lengths.__getitem__, default=None)
     if longest is not None and lengths[longest] > max_tokens:
@@ -74,43 +102,83 @@ def plan_micro_batches(
             f"sequence {longest} has {lengths[longest]} tokens, more than max_tokens={max_tokens!r} of a micro-batch: "
             f"raise max_tokens to at least {lengths[longest]}, or generate shorter samples"
         )
-    fill = _fill_padded if padded else _fill_packed
-    ranked = [fill(share, lengths, max_tokens) for share in shares]
-    count = max(1, *(len(bins) for bins in ranked))
-    return [_split_to(bins, count) for bins in ranked]
+    ranked = []
+    for share in shares:
+        units: list[list[int]] = []
+        for unit in _units(share, samples):
+            if (tokens := _tokens(unit, lengths, padded)) <= max_tokens:
+                units.append(unit)
+            elif whole_samples:
+                raise ConfigError(
+                    f"sample {samples[unit[0]]} has {len(unit)} segments of {tokens} tokens together, more than "
+                    f"max_tokens={max_tokens!r} of a micro-batch: raise max_tokens to at least {tokens}"
+                )
+            else:
+                units += [[sequence] for sequence in unit]
+        ranked.append(_fill(units, lengths, max_tokens, padded))
+    needed = max(1, *(len(bins) for bins in ranked))
+    if count is not None and needed > count:
+        raise ConfigError(
+            f"the batch needs {needed} micro-batches of at most max_tokens={max_tokens!r} tokens, more than "
+            f"count={count!r}: raise max_tokens or count"
+        )
+    return [
+        [[sequence for unit in units for sequence in unit] for units in _split_to(bins, count or needed)]
+        for bins in ranked
+    ]
 
 
 def _longest_first(sequences: Sequence[int], lengths: Sequence[int]) -> list[int]:
     return sorted(sequences, key=lambda index: (-lengths[index], index))
 
 
-def _fill_packed(share: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Fill bins greedily, longest sequence first; the lightest bin takes the next one, which keeps bins even."""
+def _tokens(sequences: Sequence[int], lengths: Sequence[int], padded: bool) -> int:
+    """What the sequences take of a micro-batch."""
+    mine = [lengths[sequence] for sequence in sequences]
+    return len(mine) * max(mine) if padded else sum(mine)
+
+
+def _fill(units: list[list[int]], lengths: Sequence[int], max_tokens: int, padded: bool) -> list[list[list[int]]]:
+    """Put units of sequences, each of which fits, into bins of at most `max_tokens`."""
+    sizes = [max(lengths[sequence] for sequence in unit) if padded else _tokens(unit, lengths, False) for unit in units]
+    order = _longest_first(range(len(units)), sizes)
+    if padded:
+        bins = _fill_padded(order, sizes, [len(unit) for unit in units], max_tokens)
+    else:
+        bins = _fill_packed(order, sizes, max_tokens)
+    return [[units[index] for index in one] for one in bins]
+
+
+def _fill_packed(order: Sequence[int], sizes: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Fill bins greedily, largest first; the lightest bin takes the next one, which keeps bins even."""
     bins: list[list[int]] = []
     heap: list[tuple[int, int]] = []
-    for sequence in _longest_first(share, lengths):
-        if heap and heap[0][0] + lengths[sequence] <= max_tokens:
+    for unit in order:
+        if heap and heap[0][0] + sizes[unit] <= max_tokens:
             load, index = heapq.heappop(heap)
         else:
             load, index = 0, len(bins)
             bins.append([])
-        bins[index].append(sequence)
-        heapq.heappush(heap, (load + lengths[sequence], index))
+        bins[index].append(unit)
+        heapq.heappush(heap, (load + sizes[unit], index))
     return bins
 
 
-def _fill_padded(share: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Put runs of similar lengths together: a bin is as wide as its first sequence."""
+def _fill_padded(order: Sequence[int], widths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Put runs of similar widths together, widest first: a bin is as wide as its first unit."""
     bins: list[list[int]] = []
-    for sequence in _longest_first(share, lengths):
-        if not bins or (len(bins[-1]) + 1) * lengths[bins[-1][0]] > max_tokens:
+    filled = 0
+    for unit in order:
+        if not bins or (filled + rows[unit]) * widths[bins[-1][0]] > max_tokens:
             bins.append([])
-        bins[-1].append(sequence)
+            filled = 0
+        bins[-1].append(unit)
+        filled += rows[unit]
     return bins
 
 
-def _split_to(bins: list[list[int]], count: int) -> list[list[int]]:
-    """Spread the bins over exactly `count`: the fullest are halved, then empty ones are added."""
+def _split_to(bins: list[list[list[int]]], count: int) -> list[list[list[int]]]:
+    """Spread the bins over exactly `count`: those of the most units are halved, then empty ones are added."""
     bins = list(bins)
     while len(bins) < count:
         fullest = max(range(len(bins)), key=lambda index: len(bins[index]), default=None)

@@ -183,8 +183,7 @@ class Prefetch:
             return [group for group in groups if group.rows]
         if len(groups) < sum(sizes.values()) or not all(group.rows for group in groups):
             return []  # the shares would be others
-        rows = map(decode_rows, groups)
-        lengths = [[length for sample in mine.lengths for length in sample] for mine in rows]
+        lengths = [mine.lengths for mine in map(decode_rows, groups)]
         return [groups[index] for index in packing.groups_of_share(lengths, self._rank, self._world_size)]
 
 

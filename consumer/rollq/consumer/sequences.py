@@ -67,9 +67,15 @@ class TokenSequence:
 class BatchCounts:
     """The denominators of the loss: counts over all ranks. Only completed samples count."""
 
-    loss_tokens: int
-    samples: int
-    groups: int
+    loss_tokens: int = 0
+    samples: int = 0
+    groups: int = 0
+
+    def __add__(self, other: "BatchCounts") -> "BatchCounts":
+        """The counts of two parts of a batch together."""
+        return BatchCounts(
+            self.loss_tokens + other.loss_tokens, self.samples + other.samples, self.groups + other.groups
+        )
 
 
 @dataclass(frozen=True, slots=True)
