@@ -4,6 +4,8 @@ Invariant: a sequence's logits are those of a plain forward pass over its own to
 it is batched with. Rows are padded on the left; the mask hides the padding and positions do not count it.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -231,10 +233,9 @@ def prefill(model: Any, rows: Sequence[tuple[int, ...]], inputs: Mapping[str, to
         input_ids=ids,
         attention_mask=mask,
         position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
-        **(inputs or {}),
+        **{_cache_argument(type(model)): cache, **(inputs or {})},
     ).logits[:, -1]
     return _State(cache, mask, logits)
 
@@ -246,9 +247,15 @@ def decode(model: Any, state: _State, ids: torch.Tensor) -> None:
         input_ids=ids[:, None],
         attention_mask=state.mask,
         position_ids=state.mask.sum(dim=-1, keepdim=True) - 1,
-        past_key_values=state.cache,
         use_cache=True,
+        **{_cache_argument(type(model)): state.cache},
     ).logits[:, -1]
+
+
+@functools.cache
+def _cache_argument(model: type) -> str:
+    """The name of the cache in calls of a model of this class: transformers 5.24 has renamed it."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
 
 
 def select(state: _State, rows: torch.Tensor) -> _State:
