@@ -235,7 +235,7 @@ def prefill(model: Any, rows: Sequence[tuple[int, ...]], inputs: Mapping[str, to
         position_ids=(mask.cumsum(dim=-1) - 1).clamp(min=0),
         use_cache=True,
         logits_to_keep=1,
-        **{_cache_argument(type(model)): cache, **(inputs or {})},
+        **{_cache_argument(model.__class__): cache, **(inputs or {})},
     ).logits[:, -1]
     return _State(cache, mask, logits)
 
@@ -248,7 +248,7 @@ def decode(model: Any, state: _State, ids: torch.Tensor) -> None:
         attention_mask=state.mask,
         position_ids=state.mask.sum(dim=-1, keepdim=True) - 1,
         use_cache=True,
-        **{_cache_argument(type(model)): state.cache},
+        **{_cache_argument(model.__class__): state.cache},
     ).logits[:, -1]
 
 
