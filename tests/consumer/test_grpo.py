@@ -10,9 +10,10 @@ import torch
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import AdvantageSettings, Batch
-from rollq.consumer.grpo import grpo_loss, token_logprobs
+from rollq.consumer.grpo import grpo_loss
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.settings import GrpoSettings
+from rollq.consumer.token_logprobs import token_logprobs
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 from support.gloo_rank import MAX_TOKENS, train_share
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
@@ -150,7 +151,7 @@ def test_tokens_far_off_policy_have_no_effective_sample_size_and_do_not_stop_the
         versions=torch.zeros(3, dtype=torch.int32),
     )
     assert np.isnan(metrics.result()["effective_sample_size"]["0"])
-    total = metrics.mismatch.total()
+    total = metrics.mismatch.labelled(Batch.build(1, random_groups(1))).total()
     assert total is not None
     assert np.isnan(total.effective_sample_size)
     assert total.mean == abs(nats)

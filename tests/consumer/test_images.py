@@ -14,8 +14,8 @@ from rollq.buffer.image_processor import ImageProcessor, Images, model_class
 from rollq.buffer.rollouts import Group, ImageRef, Prompt
 from rollq.buffer.wire.images import digest_of_image, inline_image
 from rollq.consumer import Batch, ImageInputs
-from rollq.consumer.grpo import token_logprobs
 from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.token_logprobs import token_logprobs
 from support.consumer_groups import make_group, make_sample, make_segment
 from support.pictures import picture
 from support.vision_families import PLACEHOLDERS, make_vision_model

@@ -21,11 +21,13 @@ from rollq.buffer.store.scores import NO_TOKENS
 from rollq.consumer import Batch
 from rollq.consumer.annotations import rows_of
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
-from rollq.consumer.grpo import check_logprobs, grpo_loss, token_logprobs
+from rollq.consumer.grpo import check_logprobs, grpo_loss
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import METRICS_FILE
+from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import GrpoSettings, TrainerSettings
-from rollq.consumer.step_metrics import describe_batch, find_idle_tasks
+from rollq.consumer.step_metrics import StepMetrics, find_idle_tasks
+from rollq.consumer.token_logprobs import token_logprobs
 from rollq.consumer.trainer import train
 from support.buffer_run import World
 from support.consumer_groups import make_group, make_sample, make_segment
@@ -105,11 +107,12 @@ def test_inserted_tokens_are_counted_and_in_no_measure_of_the_engines(with_logpr
     assert (other["tokens"], other["inserted_tokens"]) == (14, 6)
     for name in ("mismatch_kl", "on_policy_error", "staleness_tokens", "effective_sample_size"):
         assert other[name] == pytest.approx(one[name]), name
-    assert mixed.mismatch.total() == alone.mismatch.total()
-    assert mixed.mismatch.by(batch).keys() == {"task", "worker", "version"}
-    assert set(mixed.mismatch.by(batch)["version"]) == {"4"}
+    found = mixed.mismatch.labelled(batch)
+    assert found.total() == alone.mismatch.labelled(batch).total()
+    assert found.by().keys() == {"task", "worker", "version"}
+    assert set(found.by()["version"]) == {"4"}
     assert np.isfinite([other["loss"], other["ratio"], other["clip_fraction"]]).all()
-    assert describe_batch(batch)["workers"] == {"w": 2}
+    assert StepMetrics.gather(batch, mixed, Ranks()).workers == {"w": 2}
 
 
 def test_a_task_whose_inserted_groups_have_equal_rewards_is_idle() -> None:
@@ -119,12 +122,12 @@ def test_a_task_whose_inserted_groups_have_equal_rewards_is_idle() -> None:
 
 
 def test_a_batch_of_inserted_groups_alone_has_plain_numbers() -> None:
-    metrics = LossMetrics()
-    grpo_loss(tiny_qwen3(), Batch.build(5, [inserted()]).to_torch(), CURRENT, metrics=metrics)
+    metrics, batch = LossMetrics(), Batch.build(5, [inserted()])
+    grpo_loss(tiny_qwen3(), batch.to_torch(), CURRENT, metrics=metrics)
     found = metrics.result()
     assert (found["tokens"], found["inserted_tokens"], found["mismatch_kl"]) == (6, 6, 0)
     assert found["ratio"] == pytest.approx(1.0)
-    assert (found["staleness_tokens"], metrics.mismatch.total()) == ({}, None)
+    assert (found["staleness_tokens"], metrics.mismatch.labelled(batch).total()) == ({}, None)
 
 
 def test_arrays_and_annotations_of_inserted_samples_are_aligned_with_their_response() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from rollq.buffer.rollouts import FinishReason, Group, Prompt, Sample, SampleStatus, Segment, VersionSpan
 from rollq.consumer.batch import Batch
-from rollq.consumer.mismatch import Mismatch, MismatchGauge
+from rollq.consumer.mismatch import LabelledMismatch, Mismatch, MismatchGauge
 
 
 def group(number: int, task: str, worker: str, version: int) -> Group:
@@ -27,11 +27,12 @@ def test_a_worker_and_a_version_that_are_off_stand_out() -> None:
     for number, off in offs.items():
         version = 4 if number < 2 else 3
         gauge.add(torch.full((3,), off), torch.full((3,), number), torch.full((3,), version))
-    total = gauge.total()
+    found = gauge.labelled(batch)
+    total = found.total()
     assert total is not None
     assert (total.tokens, total.max) == (12, 4.0)
     assert total.mean == pytest.approx((0.1 + 0.1 + 2 + 4) / 4)
-    by = gauge.by(batch)
+    by = found.by()
     assert by["worker"].keys() == {"w0", "w1"}
     assert by["worker"]["w0"].mean == pytest.approx(0.1)
     assert by["worker"]["w1"].mean == pytest.approx(3.0)
@@ -48,5 +49,20 @@ def test_the_values_follow_their_formulas() -> None:
 
 def test_nothing_is_said_of_no_tokens() -> None:
     gauge = MismatchGauge()
-    assert gauge.total() is None
-    assert gauge.by(Batch.build(5, [group(1, "math", "w0", 4)])) == {"task": {}, "worker": {}, "version": {}}
+    found = gauge.labelled(Batch.build(5, [group(1, "math", "w0", 4)]))
+    assert found.total() is None
+    assert found.by() == {"task": {}, "worker": {}, "version": {}}
+
+
+def test_the_mismatch_of_several_ranks_is_that_of_one() -> None:
+    batch = Batch.build(5, [group(1, "math", "w0", 4), group(2, "code", "w1", 3)])
+    gauges = [MismatchGauge() for _ in range(3)]  # of both ranks, of the first, of the second
+    for number in range(4):
+        off, sequence = torch.full((3,), 0.1 * number), torch.full((3,), number)
+        for gauge in (gauges[0], gauges[1 + number // 2]):
+            gauge.add(off, sequence, torch.full((3,), 4 - number // 2))
+    whole, *parts = (gauge.labelled(batch) for gauge in gauges)
+    together = LabelledMismatch.together([LabelledMismatch.decode(part.encode()) for part in parts])
+    assert together.total() == whole.total()
+    assert together.by() == whole.by()
+    assert LabelledMismatch.decode(MismatchGauge().labelled(batch).encode()).total() is None

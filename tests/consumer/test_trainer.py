@@ -159,10 +159,10 @@ def test_a_restart_trains_the_same_batch_to_the_same_weights(
     """Step 3 is trained twice, the second time from the checkpoint of step 2 with the optimizer's state of then."""
     real = Learner.gradients
 
-    def crash(learner: Learner, batch: Any, stop: threading.Event) -> Any:
+    def crash(learner: Learner, batch: Any, *rest: Any) -> Any:
         if batch.step == 4:
             raise KeyboardInterrupt
-        return real(learner, batch, stop)
+        return real(learner, batch, *rest)
 
     record = tmp_path / "record"
     chosen = settings(checkpoint_every=2, record_dir=record)
@@ -208,11 +208,11 @@ def test_a_stop_between_micro_batches_leaves_the_batch_to_the_next_start(
     stop = threading.Event()
     real, calls = Learner.gradients, []
 
-    def interrupted(learner: Learner, batch: Any, asked: threading.Event) -> Any:
+    def interrupted(learner: Learner, batch: Any, *rest: Any) -> Any:
         calls.append([group.group_id for group in batch.groups])
         if batch.step == 3 and len(calls) == 3:
             stop.set()
-        return real(learner, batch, asked)
+        return real(learner, batch, *rest)
 
     monkeypatch.setattr(Learner, "gradients", interrupted)
     with working(server_url, run_name, tmp_path) as buffer:
@@ -234,8 +234,8 @@ def test_a_stop_during_an_outage_still_saves_what_was_trained(
     stop = threading.Event()
     real = Trainer._report
 
-    def cut_off(trainer: Trainer, line: dict[str, Any]) -> None:
-        real(trainer, line)
+    def cut_off(trainer: Trainer, line: dict[str, Any], batch: Any) -> None:
+        real(trainer, line, batch)
         fresh_server.kill()
         threading.Timer(0.3, stop.set).start()
 
@@ -257,18 +257,18 @@ def test_a_batch_without_a_finite_loss_is_quarantined_and_replaced(
     real = Learner.gradients
     spoiled: list[int] = []
 
-    def spoil_once(learner: Learner, batch: Any, stop: threading.Event) -> Any:
-        metrics = real(learner, batch, stop)
+    def spoil_once(learner: Learner, batch: Any, *rest: Any) -> Any:
+        went_on = real(learner, batch, *rest)
         if batch.step == 2 and not spoiled:
             spoiled.extend(group.group_id for group in batch.groups if group.task == "math")
             next(learner.model.parameters()).grad.fill_(float("nan"))
-        return metrics
+        return went_on
 
     saved: list[int] = []
 
-    def save(output: Path, step: int, *rest: Any) -> Checkpoint:
+    def save(output: Path, step: int, *rest: Any, **options: Any) -> Checkpoint:
         saved.append(step)
-        return save_checkpoint(output, step, *rest)
+        return save_checkpoint(output, step, *rest, **options)
 
     monkeypatch.setattr(Learner, "gradients", spoil_once)
     monkeypatch.setattr("rollq.consumer.trainer.save_checkpoint", save)
@@ -290,7 +290,7 @@ def test_batches_that_are_all_bad_end_the_training(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Learner, "update", lambda learner: None)
+    monkeypatch.setattr(Learner, "update", lambda learner, step: None)
     with working(server_url, run_name, tmp_path), pytest.raises(InvalidGroup, match=r"step 1.*for 2 batches in a row"):
         train(server_url, run_name, settings(max_bad_batches=2))
 

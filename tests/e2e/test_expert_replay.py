@@ -14,6 +14,8 @@ from rollq.buffer.wire.samples import encode_samples
 from rollq.cli.settings_file import load_settings
 from rollq.consumer import Batch, Consumer
 from rollq.consumer.learner import Learner
+from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import TrainerSettings
 from support.consumer_groups import make_group, make_sample, make_segment
 from support.model_families import make_model
@@ -71,7 +73,7 @@ def test_replay_brings_the_trainers_logprobs_closer_to_the_engines(
         for name in ("produce", "work"):
             stack.enter_context(role(folder, name, "rollq.toml"))
         consumer = stack.enter_context(
-            Consumer.connect(server_url, run=run_name, weights=settings.model, settings=settings.consumer)
+            Consumer.connect(server_url, run=run_name, weights=settings.model, settings=settings.consumer())
         )
         batch = next(consumer)
         found = {
@@ -84,9 +86,9 @@ def test_replay_brings_the_trainers_logprobs_closer_to_the_engines(
 
 
 def mean_mismatch(settings: TrainerSettings, batch: Batch) -> float:
-    metrics = Learner(settings, None).gradients(batch, threading.Event())
-    assert metrics is not None
-    total = metrics.mismatch.total()
+    metrics = LossMetrics()
+    assert Learner(settings, None, Ranks()).gradients(batch, metrics, None, threading.Event())
+    total = metrics.mismatch.labelled(batch).total()
     assert total is not None
     return total.mean
 
@@ -112,11 +114,13 @@ def test_the_whole_trainer_replays(folder: Path) -> None:
 def test_a_model_without_experts_is_refused_at_the_start(tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", "llama", seed=0)
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM has no experts.* \[trainer\] replay_experts = false"):
-        Learner(TrainerSettings(model=model, output=tmp_path, steps=1, replay_experts=True), None)
+        Learner(TrainerSettings(model=model, output=tmp_path, steps=1, replay_experts=True), None, Ranks())
 
 
 def test_a_batch_without_experts_names_the_setting_of_the_worker(folder: Path) -> None:
-    learner = Learner(TrainerSettings(model=folder / "model", output=folder, steps=1, replay_experts=True), None)
+    learner = Learner(
+        TrainerSettings(model=folder / "model", output=folder, steps=1, replay_experts=True), None, Ranks()
+    )
     batch = Batch.build(1, [make_group(make_sample(make_segment([5], [6])))])
     with pytest.raises(InvalidGroup, match=r"no array 'routed_experts'.* return_routed_experts = true"):
-        learner.gradients(batch, threading.Event())
+        learner.gradients(batch, LossMetrics(), None, threading.Event())

@@ -19,7 +19,7 @@ from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.weights.probe import Probe, tolerance_of
 from rollq.consumer import Batch, MicroBatch, replay_experts
-from rollq.consumer.grpo import token_logprobs
+from rollq.consumer.token_logprobs import token_logprobs
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.probe import probe_of

@@ -138,7 +138,7 @@ def weights_of(settings: "RollqSettings") -> "Weights | None":
     trainer = settings.trainer
     if trainer is None or trainer.transport in ("s3", "nccl"):
         return None
-    folder = trainer.consumer.weights_dir if trainer.transport == "path" else None
+    folder = trainer.consumer().weights_dir if trainer.transport == "path" else None
     return Weights(folder, _size(trainer.model.glob("*.safetensors")), trainer.keep_versions)
 
 

@@ -1,12 +1,14 @@
 """The reference trainer on a recorded run."""
 
 import threading
+from contextlib import nullcontext
 
 from rollq.buffer.archive.reading import Archive
 from rollq.buffer.errors import ArchiveError
 from rollq.consumer.learner import start_learner
 from rollq.consumer.metrics_files import cut
 from rollq.consumer.output_lock import locked
+from rollq.consumer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.recorded import RecordedRun, lineage_of
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trackers.trackers import Trackers, check_packages
@@ -22,19 +24,22 @@ def train_from_archive(
     `ConfigError` if `settings.output` cannot be created or another trainer uses it.
     """
     check_packages(settings)
-    with locked(settings.output):
-        return _train(archive, settings, seed, stop or threading.Event())
+    with join_ranks(settings.device) as ranks, locked(settings.output) if ranks.is_first else nullcontext():
+        check_same(ranks, {**settings.model_dump(mode="json"), "seed": seed})
+        return _train(archive, settings, ranks, seed, stop or threading.Event())
 
 
-def _train(archive: Archive, settings: TrainerSettings, seed: int, stop: threading.Event) -> int:
-    checkpoint, learner = start_learner(settings, seed)
+def _train(archive: Archive, settings: TrainerSettings, ranks: Ranks, seed: int, stop: threading.Event) -> int:
+    checkpoint, learner = start_learner(settings, seed, ranks)
     if checkpoint is not None and checkpoint.lineage != lineage_of(archive):
         raise ArchiveError(
             f"[trainer] output: {str(settings.output)!r} has checkpoints that were not trained on this archive: name "
             "another folder"
         )
     step = 0 if checkpoint is None else checkpoint.step
-    recorded = RecordedRun(archive, resume_from=step, settings=settings.consumer, stop=stop)
-    with Trackers(settings, archive.run()[0], recorded.step, seed) as trackers:
-        cut(settings.output, -1 if checkpoint is None else checkpoint.step)
-        return Trainer(recorded, learner, settings, seed, stop, trackers).run()
+    client = settings.consumer(rank=ranks.rank, world_size=ranks.world_size, launch_id=ranks.launch_id)
+    recorded = RecordedRun(archive, resume_from=step, settings=client, stop=stop)
+    with Trackers(settings, archive.run()[0], recorded.step, seed, on=ranks.is_first) as trackers:
+        if ranks.is_first:
+            cut(settings.output, -1 if checkpoint is None else checkpoint.step)
+        return Trainer(recorded, learner, settings, ranks, seed, stop, trackers).run()

@@ -5,18 +5,22 @@ buffer's guarantee that no batch is trained twice depends on it.
 """
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import orjson
 import torch
-from safetensors.torch import load_file, save
+from safetensors import safe_open
+from safetensors.torch import save
 
 from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
+from rollq.consumer.sharding import like
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.safetensors import copy_config, to_safetensors
+from rollq.consumer.weights.sharded import gather
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,14 +54,22 @@ def save_checkpoint(
     model: "PreTrainedModel",
     optimizer: torch.optim.Optimizer,
     config_from: Path,
+    *,
+    rank: int = 0,
 ) -> Checkpoint:
-    """Write the checkpoint of `step`, with the configuration files of `config_from`; only the last `KEPT` stay."""
+    """Write the checkpoint of `step`, with the configuration files of `config_from`; only the last `KEPT` stay.
+
+    The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
+    """
     folder = _folders(output) / f"step-{step:08d}"
+    weights = dict(gather(model.state_dict().items(), rank=rank))
+    state = dict(gather(_optimizer_tensors(model, optimizer), rank=rank))
+    if rank != 0:
+        return Checkpoint(step, folder, lineage)
     with atomic_folder(folder) as unfinished:
         copy_config(config_from, unfinished)
-        tensors = to_checkpoint_format(model, model.state_dict())
-        (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(tensors))
-        (unfinished / OPTIMIZER_FILE).write_bytes(save(_optimizer_tensors(model, optimizer)))
+        (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(to_checkpoint_format(model, weights)))
+        (unfinished / OPTIMIZER_FILE).write_bytes(save(state))
         (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
     for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)
@@ -90,27 +102,30 @@ def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> 
 
 
 def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Restore the optimizer's state for each parameter of `model`.
+    """Restore the optimizer's state for each parameter of `model`, or this rank's part of it.
 
-    Raises `WeightsError` if the checkpoint has parameters that the model lacks.
+    Raises `WeightsError` if the checkpoint has parameters that the model lacks, or of other shapes.
     """
     parameters = dict(model.named_parameters())
-    for key, tensor in load_file(folder / OPTIMIZER_FILE).items():
-        name, _, slot = key.rpartition(".")
-        if name not in parameters:
-            raise WeightsError(f"checkpoint {str(folder)!r} is of another model: it has optimizer state for {name!r}")
-        parameter = parameters[name]
-        # scalars (the count of updates) stay on the CPU, where the optimizer keeps them
-        optimizer.state[parameter][slot] = tensor.to(parameter.device) if tensor.ndim else tensor
+    with safe_open(folder / OPTIMIZER_FILE, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118 - it is no mapping
+            name, _, slot = key.rpartition(".")
+            tensor = file.get_tensor(key)
+            parameter = parameters.get(name)
+            if parameter is None or (tensor.ndim and tensor.shape != parameter.shape):
+                raise WeightsError(
+                    f"checkpoint {str(folder)!r} is of another model: it has optimizer state for {name!r} of shape "
+                    f"{tuple(tensor.shape)}"
+                )
+            # scalars (the count of updates) stay on the CPU, where the optimizer keeps them
+            optimizer.state[parameter][slot] = like(tensor, parameter) if tensor.ndim else tensor
 
 
 def _folders(output: Path) -> Path:
     return output / "checkpoints"
 
 
-def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    return {
-        f"{name}.{key}": value.contiguous()
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }
+def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            yield f"{name}.{key}", value.contiguous()

@@ -6,7 +6,7 @@ them (`sum_gradients`), or average them, as DDP and FSDP do.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,42 +17,7 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.settings import GrpoSettings
-
-
-class TokenLogprobs(NamedTuple):
-    """Values of the n loss tokens of a micro-batch in row order, in nats: `logprobs` and `entropy`, float32 [n]."""
-
-    logprobs: torch.Tensor
-    entropy: torch.Tensor | None
-
-
-def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False) -> TokenLogprobs:
-    """Compute the logprobs of the loss tokens of `micro` under logits / temperature, as the engine sampled them.
-
-    `model` is a Hugging Face causal LM, or a callable with its signature. For packed rows it must find the sequence
-    boundaries in `position_ids`; transformers >= 5 builds the block-diagonal mask if neither an attention mask nor a
-    cache is given. `entropy` also computes the entropy of each token's distribution. Raises `ConfigError` for
-    images that were not added.
-    """
-    if micro.lacks_images:
-        raise ConfigError("the prompts have images: add them with rollq.consumer.ImageInputs before the forward pass")
-    logits = model(
-        input_ids=micro.input_ids,
-        position_ids=None if micro.inputs else micro.position_ids,  # with images, some models count otherwise
-        attention_mask=micro.attention_mask,
-        use_cache=False,
-        **micro.inputs,
-    ).logits
-    row, column = micro.loss_mask.nonzero(as_tuple=True)
-    # only the loss tokens in float32: most tokens are prompts, and the vocabulary is large
-    picked = logits[row, column - 1].float() / micro.temperature[row, column, None]
-    chosen = picked.gather(-1, micro.input_ids[row, column, None]).squeeze(-1)
-    normaliser = picked.logsumexp(-1)
-    if not entropy:
-        return TokenLogprobs(chosen - normaliser, None)
-    with torch.no_grad():
-        spread = normaliser - (picked.softmax(-1) * picked).sum(-1)
-    return TokenLogprobs(chosen - normaliser, spread)
+from rollq.consumer.token_logprobs import token_logprobs
 
 
 def grpo_loss(
@@ -62,6 +27,7 @@ def grpo_loss(
     *,
     old_logprobs: torch.Tensor | None = None,
     reference_logprobs: torch.Tensor | None = None,
+    chunk: int = 0,
     metrics: LossMetrics | None = None,
 ) -> torch.Tensor:
     """Compute the micro-batch's part of the batch's loss, a scalar, times `micro.loss_scale`.
@@ -72,14 +38,16 @@ def grpo_loss(
     `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
     update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
     float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. Both are ordered as in
-    `token_logprobs`. `metrics`, if given, is updated. Raises `ConfigError` if the reference logprobs are missing, and
-    `InvalidGroup` if inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
+    `token_logprobs`, which explains `chunk`. `metrics`, if given, is updated.
+
+    Raises `ConfigError` if the reference logprobs are missing, and `InvalidGroup` if inserted samples have no logprobs
+    and `settings.absent_logprobs` is `refuse`.
 
     The surrogate is PPO's clipped one (Schulman et al. 2017, arXiv:1707.06347); the KL is the k3 estimator
     exp(d) - d - 1 with d = reference - new (Schulman 2020, "Approximating KL divergence").
     """
     settings = settings or GrpoSettings()
-    new, entropy = token_logprobs(model, micro, entropy=settings.entropy)
+    new, entropy = token_logprobs(model, micro, entropy=settings.entropy, chunk=chunk)
     behaviour = _behaviour_logprobs(micro, new, settings)
     advantages = micro.advantages[micro.loss_mask]
     if settings.old_logprobs == "behaviour":
@@ -99,7 +67,7 @@ def grpo_loss(
             loss=loss.detach() / micro.loss_scale,
             ratio=ratio.detach(),
             was_clipped=(clipped * advantages < ratio * advantages).detach(),
-            mismatch=(new.detach() - behaviour),
+            mismatch=(new.detach() if old_logprobs is None else old_logprobs) - behaviour,
             staleness=micro.staleness[micro.loss_mask],
             entropy=entropy,
             sequences=micro.sequence_index[micro.loss_mask],

@@ -2,11 +2,14 @@
 
 import math
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint as run_again
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.image_processor import ImageProcessor, model_class
@@ -14,56 +17,97 @@ from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
-from rollq.consumer.grpo import check_logprobs, grpo_loss, token_logprobs
+from rollq.consumer.grpo import check_logprobs, grpo_loss
 from rollq.consumer.images import ImageInputs
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.ranks import Ranks
+from rollq.consumer.schedule import learning_rate
 from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.sharding import decoder_layers, shard, whole_number
+from rollq.consumer.token_logprobs import check_chunks, token_logprobs
+
+OldLogprobs = Sequence[torch.Tensor]
+"""Of each micro-batch of a batch, those of its loss tokens, float32 [n], in nats."""
 
 
 class Learner:
-    """The model and its optimizer: computes gradients of batches and applies them."""
+    """The model and its optimizer: computes gradients of batches and applies them. All ranks call the same."""
 
-    def __init__(self, settings: TrainerSettings, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, settings: TrainerSettings, checkpoint: Checkpoint | None, ranks: Ranks) -> None:
         self._settings = settings
-        source = settings.model if checkpoint is None else checkpoint.folder
-        self.model = _load_model(source, settings)
+        self._ranks = ranks
+        self.model = _load(settings.model if checkpoint is None else checkpoint.folder, settings, ranks)
         if settings.replay_experts:
             routers_of(self.model)  # raises if it has none
+        if settings.logprob_chunk:
+            check_chunks(self.model)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
         if checkpoint is not None:
             load_optimizer(checkpoint.folder, self.model, self.optimizer)
-        self._reference = _load_model(settings.model, settings) if settings.loss.kl_coefficient > 0 else None
+        self._reference = _load(settings.model, settings, ranks) if settings.loss.kl_coefficient > 0 else None
 
-    def gradients(self, batch: Batch, stop: threading.Event) -> LossMetrics | None:
-        """Accumulate the gradients of all micro-batches; None if `stop` was set before the last one.
+    def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
+        """The parts of a batch, one for each update, with the logprobs of the weights before the first update.
+
+        These are None where the current ones are the same. Raises `ConfigError` for fewer groups than updates.
+        """
+        parts = batch.split(self._settings.updates_per_batch)
+        if len(parts) == 1 or self._settings.loss.old_logprobs == "behaviour":
+            return [(part, None) for part in parts]
+        return [(part, self._old_logprobs(part)) for part in parts]
+
+    def gradients(
+        self, batch: Batch, metrics: LossMetrics, old_logprobs: OldLogprobs | None, stop: threading.Event
+    ) -> bool:
+        """Accumulate the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
 
         Raises `InvalidGroup` for inserted samples without the logprobs that the loss needs.
         """
         check_logprobs(batch, self._settings.loss)
-        metrics = LossMetrics()
         self.optimizer.zero_grad()
-        for micro in self._micro_batches(batch):
-            if stop.is_set():
-                return None
-            micro = self._with_images(micro, batch).to(self._settings.device)
-            reference_logprobs = self._reference_logprobs(micro)
+        for index, micro in enumerate(self._micro_batches(batch)):
+            if self._ranks.any(stop.is_set()):
+                return False
+            micro = self._on_device(micro, batch)
             with self._routing(micro):
                 loss = grpo_loss(
-                    self.model, micro, self._settings.loss, reference_logprobs=reference_logprobs, metrics=metrics
+                    self.model,
+                    micro,
+                    self._settings.loss,
+                    old_logprobs=None if old_logprobs is None else old_logprobs[index],
+                    reference_logprobs=None if self._reference is None else self._logprobs(self._reference, micro),
+                    chunk=self._settings.logprob_chunk,
+                    metrics=metrics,
                 )
                 loss.backward()  # type: ignore[no-untyped-call]
-        return metrics
+        return True
 
-    def update(self) -> float | None:
-        """Apply the clipped gradient and return its norm before clipping; None, without an update, if not finite."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip))
+    def update(self, step: int) -> float | None:
+        """Apply the clipped gradient with the learning rate of `step`; returns its norm before clipping.
+
+        Returns None, without an update, if the norm is not finite.
+        """
+        norm = whole_number(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip))
         if not math.isfinite(norm):
             return None
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
         self.optimizer.step()
         return norm
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of `step`."""
+        settings = self._settings
+        return learning_rate(
+            step,
+            largest=settings.learning_rate,
+            schedule=settings.schedule,
+            warmup_steps=settings.warmup_steps,
+            steps=settings.steps,
+        )
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
         padded, tokens = self._settings.layout == "padded", self._settings.micro_batch_tokens
@@ -72,9 +116,9 @@ class Learner:
         check_recorded(batch)
         return batch.micro_batches(tokens, padded=padded, arrays=[ROUTED_EXPERTS])
 
-    def _with_images(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
+    def _on_device(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
         has_images = any(batch.groups[index].prompt.images for index in batch.share_groups)
-        return self._images.add(micro, batch) if has_images else micro
+        return (self._images.add(micro, batch) if has_images else micro).to(self._settings.device)
 
     @cached_property
     def _images(self) -> ImageInputs:
@@ -83,23 +127,56 @@ class Learner:
     def _routing(self, micro: MicroBatch) -> AbstractContextManager[None]:
         return replay_experts(self.model, micro) if self._settings.replay_experts else nullcontext()
 
+    def _old_logprobs(self, batch: Batch) -> OldLogprobs:
+        found = []
+        for micro in self._micro_batches(batch):
+            micro = self._on_device(micro, batch)
+            with self._routing(micro):
+                found.append(self._logprobs(self.model, micro))
+        return found
+
     @torch.no_grad()
-    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
-        return None if self._reference is None else token_logprobs(self._reference, micro).logprobs
+    def _logprobs(self, model: Any, micro: MicroBatch) -> torch.Tensor:
+        return token_logprobs(model, micro, chunk=self._settings.logprob_chunk).logprobs
 
 
-def start_learner(settings: TrainerSettings, seed: int) -> tuple[Checkpoint | None, Learner]:
-    """The newest checkpoint, and a learner that starts from it, or from the model."""
+def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[Checkpoint | None, Learner]:
+    """The newest checkpoint, and a learner that starts from it, or from the model.
+
+    Raises `ConfigError` for settings that need several ranks, `WeightsError` for a checkpoint of another model.
+    """
+    if settings.compute_dtype and not ranks.are_several:
+        raise ConfigError(
+            f"[trainer] compute_dtype = {settings.compute_dtype!r} needs several ranks: start `rollq train` with "
+            '--ranks, or set dtype = "bfloat16"'
+        )
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     torch.manual_seed(seed)
-    checkpoint = newest_checkpoint(settings.output)
-    return checkpoint, Learner(settings, checkpoint)
+    newest = newest_checkpoint(settings.output)
+    return newest, Learner(settings, newest, ranks)
 
 
-def _load_model(folder: Any, settings: TrainerSettings) -> Any:
-    """Load a model in `eval` mode: without dropout, its forward pass is that of the engines."""
+def _load(folder: Path, settings: TrainerSettings, ranks: Ranks) -> Any:
+    """The model of a folder in `eval` mode: without dropout, its forward pass is that of the engines.
+
+    With several ranks it is sharded, and those of one machine load it one after the other.
+    """
+    if not ranks.are_several:
+        return _read(folder, settings)
+    for mine in ranks.take_turns():
+        if mine:
+            model = _read(folder, settings)
+            compute = settings.compute_dtype and getattr(torch, settings.compute_dtype)
+            shard(model, world_size=ranks.world_size, device=settings.device, compute_dtype=compute)
+    return model
+
+
+def _read(folder: Path, settings: TrainerSettings) -> Any:
     model: Any = model_class(folder).from_pretrained(folder, dtype=getattr(torch, settings.dtype))
+    if settings.checkpoint_activations:
+        for layer in decoder_layers(model):
+            layer.forward = partial(run_again, layer.forward, use_reentrant=False)
     try:
         return model.to(settings.device).eval()
     except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -88,6 +89,23 @@ class LossMetrics:
         on_policy = mismatch[(staleness == 0) & ~inserted]
         if len(on_policy):
             self._on_policy_error = max(self._on_policy_error, float(on_policy.abs().max()))
+
+    def sums(self) -> dict[str, Any]:
+        """The sums as JSON, for `add_sums` of another rank."""
+        return {
+            "loss": self._loss,
+            "on_policy_error": self._on_policy_error,
+            "has_entropy": self._has_entropy,
+            "by_staleness": [[age, *astuple(sums)] for age, sums in self._by_staleness.items()],
+        }
+
+    def add_sums(self, sums: Mapping[str, Any]) -> None:
+        """Add the sums of another rank. What is not finite has become None on the way."""
+        self._loss += sums["loss"]
+        self._on_policy_error = max(self._on_policy_error, sums["on_policy_error"])
+        self._has_entropy |= sums["has_entropy"]
+        for age, *values in sums["by_staleness"]:
+            self._by_staleness[age] += TokenSums(*(math.nan if value is None else value for value in values))
 
     def of_tokens(self) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[Any]]:
         """`mismatch`, `ratio` and `clipped` of each loss token, [n] each, and its index into `Batch.sequences`."""

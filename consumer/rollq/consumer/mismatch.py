@@ -4,12 +4,15 @@ Without faults only rounding, and the updates since a token's version, set them 
 that serves other weights than it says are much further apart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import torch
+from safetensors.numpy import load, save
 
 from rollq.buffer.rollouts import Float32Array
 from rollq.buffer.shards import task_of
@@ -65,27 +68,64 @@ class MismatchGauge:
         self._sequences.append(sequences.cpu().numpy())
         self._versions.append(versions.cpu().numpy())
 
-    def total(self) -> Mismatch | None:
-        """Of all tokens; None without any."""
+    def labelled(self, batch: Batch) -> "LabelledMismatch":
+        """The differences with the task, the worker and the version of each token of the batch that was gauged."""
         differences = np.concatenate([*self._differences, np.zeros(0, np.float32)])
-        return Mismatch.of(differences) if len(differences) else None
-
-    def by(self, batch: Batch) -> Mapping[str, Mapping[str, Mismatch]]:
-        """Of the tokens of each `task`, `worker` and `version` of the batch that was gauged."""
-        found: dict[str, dict[str, Mismatch]] = {"task": {}, "worker": {}, "version": {}}
-        if not any(map(len, self._differences)):
-            return found
-        differences, sequences = np.concatenate(self._differences), np.concatenate(self._sequences)
-        versions = np.concatenate(self._versions)
+        sequences = np.concatenate([*self._sequences, np.zeros(0, np.int64)])
+        versions = np.concatenate([*self._versions, np.zeros(0, np.int64)])
         gauged, index = np.unique(sequences, return_inverse=True)  # those of this rank
-        rows = [batch.sequences[one] for one in gauged]
+        rows = [batch.sequences[int(one)] for one in gauged]
         workers = [str(batch.samples[row.sample].extra.get("worker", "?")) for row in rows]
         labels = {
-            "task": np.array([task_of(row.task) for row in rows])[index],
-            "worker": np.array(workers)[index],
-            "version": versions.astype(str),
+            "task": np.array([task_of(row.task) for row in rows], np.str_)[index],
+            "worker": np.array(workers, np.str_)[index],
+            "version": versions.astype(np.str_),
         }
-        for kind, names in labels.items():
-            for name in np.unique(names):
-                found[kind][str(name)] = Mismatch.of(differences[names == name])
-        return found
+        return LabelledMismatch(differences, labels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LabelledMismatch:
+    """Differences float32 [n] of loss tokens, in nats, and their labels: arrays of strings [n] by kind."""
+
+    differences: Float32Array
+    labels: Mapping[str, npt.NDArray[np.str_]]
+
+    @classmethod
+    def together(cls, parts: Sequence[Self]) -> Self:
+        """Those of several ranks as one."""
+        return cls(
+            np.concatenate([part.differences for part in parts]),
+            {kind: np.concatenate([part.labels[kind] for part in parts]) for kind in parts[0].labels},
+        )
+
+    def encode(self) -> bytes:
+        """The bytes that `decode` reads."""
+        arrays, names = {"differences": self.differences}, {}
+        for kind, labels in self.labels.items():
+            found, index = np.unique(labels, return_inverse=True)
+            arrays[kind] = index.astype(np.int32)
+            names[kind] = orjson.dumps(found.tolist()).decode()
+        return save(arrays, names)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read what `encode` wrote."""
+        header = orjson.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        arrays = load(data)
+        names = header["__metadata__"]
+        return cls(
+            arrays.pop("differences"),
+            {kind: np.array(orjson.loads(names[kind]), np.str_)[index] for kind, index in arrays.items()},
+        )
+
+    def total(self) -> Mismatch | None:
+        """Of all tokens; None without any."""
+        return Mismatch.of(self.differences) if len(self.differences) else None
+
+    def by(self) -> Mapping[str, Mapping[str, Mismatch]]:
+        """Of the tokens of each `task`, `worker` and `version`."""
+        return {
+            kind: {str(name): Mismatch.of(self.differences[labels == name]) for name in np.unique(labels)}
+            for kind, labels in self.labels.items()
+        }

@@ -17,6 +17,7 @@ from rollq.buffer.durable import atomic_file
 from rollq.consumer.batch import Batch
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.safetensors import to_safetensors, write_model
+from rollq.consumer.weights.sharded import gather
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,7 +40,15 @@ def record_batch(folder: Path, batch: Batch) -> None:
     atomic_file(path, save(arrays, {"tasks": tasks}))
 
 
-def record_weights(folder: Path, epoch: int, version: int, model: "PreTrainedModel", config_from: Path) -> None:
-    """Write the weights of a version as a complete Hugging Face folder, with configuration from `config_from`."""
-    tensors = to_checkpoint_format(model, model.state_dict())
+def record_weights(
+    folder: Path, epoch: int, version: int, model: "PreTrainedModel", config_from: Path, *, rank: int = 0
+) -> None:
+    """Write the weights of a version as a complete Hugging Face folder, with configuration from `config_from`.
+
+    All ranks of a sharded model call it, and rank 0 writes.
+    """
+    whole = dict(gather(model.state_dict().items(), rank=rank))
+    if rank != 0:
+        return
+    tensors = to_checkpoint_format(model, whole)
     write_model(folder / "weights" / f"epoch-{epoch}-version-{version}", to_safetensors(tensors), config_from)

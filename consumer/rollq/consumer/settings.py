@@ -156,9 +156,16 @@ class TrainerSettings(ClientSettings):
     model: Path = Field(description="Hugging Face folder of the initial model, which is also the reference model")
     output: Path = Field(description="folder for checkpoints, shared weights and metrics.jsonl")
     steps: int = Field(gt=0, description="train until this step")
-    learning_rate: float = Field(default=1e-6, gt=0, description="constant learning rate of AdamW")
+    learning_rate: float = Field(default=1e-6, gt=0, description="largest learning rate of AdamW")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="how the learning rate falls after the warm-up: not at all, or to 0 at `steps`"
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="train steps in which the learning rate rises from 0")
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay of AdamW")
     gradient_clip: float = Field(default=1.0, gt=0, description="largest norm of the gradient")
+    updates_per_batch: int = Field(
+        default=1, gt=0, description="optimizer steps on each batch, each on a part of its groups"
+    )
     loss: GrpoSettings = Field(default=GrpoSettings(), description="settings of the GRPO loss")
     micro_batch_tokens: int = Field(default=16_384, gt=0, description="tokens in one forward and backward pass")
     layout: Literal["packed", "padded"] = Field(
@@ -166,6 +173,16 @@ class TrainerSettings(ClientSettings):
     )
     device: str = Field(default="cpu", description="torch device of the model, such as cpu or cuda")
     dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="dtype of the model's weights")
+    compute_dtype: Literal["bfloat16"] | None = Field(
+        default=None,
+        description="dtype of forward and backward passes with several ranks; the optimizer keeps `dtype`, the default",
+    )
+    logprob_chunk: int = Field(
+        default=1024, ge=0, description="tokens whose logits are in memory at a time; 0: those of a whole micro-batch"
+    )
+    checkpoint_activations: bool = Field(
+        default=False, description="compute activations again in the backward pass, which saves most of their memory"
+    )
     threads: int | None = Field(default=None, gt=0, description="CPU threads used by torch; default: torch's choice")
     checkpoint_every: int = Field(default=10, gt=0, description="train steps between two checkpoints")
     evaluate_every: int = Field(default=0, ge=0, description="train steps between two evaluations; 0: never")
@@ -212,8 +229,20 @@ class TrainerSettings(ClientSettings):
             raise ValueError(f"transport 'nccl' sends from a GPU: set device = 'cuda', not {self.device!r}")
         return self
 
-    @property
-    def consumer(self) -> ConsumerSettings:
-        """Settings of the trainer's consumer. Weights for transport `path` go to a folder inside `output`."""
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> Self:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps = {self.warmup_steps} must be less than steps = {self.steps}")
+        return self
+
+    def consumer(self, *, rank: int = 0, world_size: int = 1, launch_id: str | None = None) -> ConsumerSettings:
+        """Settings of the consumer of a rank. Weights for transport `path` go to a folder inside `output`."""
         shared = {name: getattr(self, name) for name in ClientSettings.model_fields}
-        return ConsumerSettings(weights_dir=self.output / "weights", **shared)
+        return ConsumerSettings(
+            weights_dir=self.output / "weights",
+            rank=rank,
+            world_size=world_size,
+            launch_id=launch_id,
+            reduction="mean" if world_size > 1 else "sum",  # as FSDP combines gradients
+            **shared,
+        )

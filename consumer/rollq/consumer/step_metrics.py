@@ -1,15 +1,18 @@
-"""Describes the batch of a step, for its line of metrics."""
+"""Describes what a step has trained, for its line of metrics: that of all ranks together."""
 
 import time
 from collections import Counter
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
 from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.mismatch import LabelledMismatch
+from rollq.consumer.ranks import Ranks
 
 
 def find_truncation(batch: Batch) -> str | None:
@@ -38,9 +41,43 @@ def find_idle_tasks(batch: Batch) -> list[str]:
     return [task for task, found in largest.items() if not found]
 
 
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """What all ranks have measured on the batch of a step. `workers`: how many samples each made; nobody of the run has
+    made those that were inserted."""
+
+    loss: LossMetrics
+    mismatch: LabelledMismatch
+    workers: Mapping[str, int]
+
+    @classmethod
+    def gather(cls, batch: Batch, mine: LossMetrics, ranks: Ranks) -> Self:
+        """Put together what the ranks have measured on their shares. All ranks call it."""
+        sampled = [sample for sample in batch.share_samples if not sample.is_inserted]
+        workers = Counter(str(sample.extra.get("worker", "?")) for sample in sampled)
+        loss, everywhere = LossMetrics(), Counter[str]()
+        for sums, counted in ranks.gather([mine.sums(), workers]):
+            loss.add_sums(sums)
+            everywhere.update(counted)
+        encoded = ranks.gather_bytes(mine.mismatch.labelled(batch).encode())
+        return cls(loss, LabelledMismatch.together([LabelledMismatch.decode(data) for data in encoded]), everywhere)
+
+    def result(self) -> dict[str, Any]:
+        """Plain numbers. `mismatch` is how far the trainer's logprobs are from the engines'; see `Mismatch`."""
+        total = self.mismatch.total()
+        by = {
+            f"by_{kind}": {name: asdict(one) for name, one in found.items()}
+            for kind, found in self.mismatch.by().items()
+        }
+        return {
+            "workers": dict(self.workers),
+            **self.loss.result(),
+            "mismatch": {**({} if total is None else asdict(total)), **by},
+        }
+
+
 def describe_batch(batch: Batch) -> dict[str, Any]:
-    """Describe a batch for the metrics of its step. `workers`: how many samples of the share each made; nobody of the
-    run has made those that were inserted."""
+    """Describe a batch for the metrics of its step."""
     group_tasks = [task_of(name) for name, _ in batch.group_ids]
     tasks = np.array([group_tasks[index] for index in batch.sample_groups])
     rewards = batch.rewards
@@ -56,17 +93,4 @@ def describe_batch(batch: Batch) -> dict[str, Any]:
         "groups": batch.counts.groups,
         "samples": batch.counts.samples,
         "prefetched": batch.prefetched,
-        "workers": dict(
-            Counter(str(sample.extra.get("worker", "?")) for sample in batch.share_samples if not sample.is_inserted)
-        ),
     }
-
-
-def describe_mismatch(batch: Batch, metrics: LossMetrics) -> dict[str, Any]:
-    """Describe how far the trainer's logprobs are from the engines', for the metrics of a step; see `Mismatch`."""
-    total = metrics.mismatch.total()
-    by = {
-        f"by_{kind}": {name: asdict(one) for name, one in found.items()}
-        for kind, found in metrics.mismatch.by(batch).items()
-    }
-    return {**({} if total is None else asdict(total)), **by}

@@ -1,13 +1,18 @@
-"""The reference GRPO trainer: one process, one model, one update per batch. Copy it and change it.
+"""The reference GRPO trainer, in one process or in several ranks that share the model. Copy it and change it.
 
 A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if it is due. After an interruption, training
 resumes from the last checkpoint and repeats the steps after it on the same batches.
+
+All ranks run the same steps; what gathers the model, or sums gradients, is called by all. Rank 0 leads: what it alone
+knows, such as that no batch is there because weights are due, it tells the others in `Ranks.lead`. A failure of any
+rank ends its process, and the launcher ends the others.
 """
 
 import logging
 import math
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,10 +30,11 @@ from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.output_lock import locked
 from rollq.consumer.production import describe_production
+from rollq.consumer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.recorded import BatchSource
 from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.step_metrics import describe_batch, describe_mismatch, find_idle_tasks, find_truncation
+from rollq.consumer.step_metrics import StepMetrics, describe_batch, find_idle_tasks, find_truncation
 from rollq.consumer.trackers.trackers import Trackers, check_packages
 from rollq.consumer.weights.probe import probe_of
 
@@ -55,16 +61,31 @@ def train(
     """
     stop = stop or threading.Event()
     check_packages(settings)
-    with locked(settings.output):
-        with Buffer.connect(url, run, password=password) as buffer:
-            wait_for_holder(buffer, settings.consumer, stop)  # before the model is loaded, which may take minutes
-        return _train(url, run, settings, password=password, payloads=payloads, archive=archive, seed=seed, stop=stop)
+    with join_ranks(settings.device) as ranks:
+        check_same(ranks, {**settings.model_dump(mode="json"), "run": run, "seed": seed})
+        with locked(settings.output) if ranks.is_first else nullcontext():
+            if ranks.is_first:
+                with Buffer.connect(url, run, password=password) as buffer:
+                    wait_for_holder(buffer, settings.consumer(), stop)  # before the model is loaded, which takes long
+            ranks.gather(None)
+            return _train(
+                url,
+                run,
+                settings,
+                ranks,
+                password=password,
+                payloads=payloads,
+                archive=archive,
+                seed=seed,
+                stop=stop,
+            )
 
 
 def _train(
     url: str,
     run: str,
     settings: TrainerSettings,
+    ranks: Ranks,
     *,
     password: str | None,
     payloads: PayloadSettings | None,
@@ -72,7 +93,7 @@ def _train(
     seed: int,
     stop: threading.Event,
 ) -> int:
-    checkpoint, learner = start_learner(settings, seed)
+    checkpoint, learner = start_learner(settings, seed, ranks)
     consumer = Consumer.connect(
         url,
         run=run,
@@ -80,15 +101,16 @@ def _train(
         resume_from=0 if checkpoint is None else checkpoint.step,
         lineage=None if checkpoint is None else checkpoint.lineage,
         probe=probe_of(learner.model),
-        settings=settings.consumer,
+        settings=settings.consumer(rank=ranks.rank, world_size=ranks.world_size, launch_id=ranks.launch_id),
         password=password,
         payloads=payloads,
         archive=archive,
         stop=stop,
     )
-    with Trackers(settings, run, consumer.step, seed) as trackers, consumer:
-        cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the initial weights are evaluated again
-        return Trainer(consumer, learner, settings, seed, stop, trackers).run()
+    with Trackers(settings, run, consumer.step, seed, on=ranks.is_first) as trackers, consumer:
+        if ranks.is_first:
+            cut(settings.output, -1 if checkpoint is None else checkpoint.step)  # the first weights are evaluated again
+        return Trainer(consumer, learner, settings, ranks, seed, stop, trackers).run()
 
 
 class Trainer:
@@ -99,17 +121,21 @@ class Trainer:
         consumer: BatchSource,
         learner: Learner,
         settings: TrainerSettings,
+        ranks: Ranks,
         seed: int,
         stop: threading.Event,
         trackers: Trackers,
     ) -> None:
         self._consumer = consumer
+        self._ranks = ranks
         self._trackers = trackers
         self._learner = learner
         self._settings = settings
         self._seed = seed
         self._stop = stop
         self._bad_batches = 0
+        self._claimed: Batch | None = None
+        self._ended: ProductionStopped | None = None
         self._log_once = LogOnce(log)
         self._trained = self._saved = self._published = consumer.step - 1
 
@@ -136,19 +162,37 @@ class Trainer:
         """
         while True:
             started_s = time.monotonic()
-            try:
-                return next(self._consumer, None), time.monotonic() - started_s
-            except SyncFirst as error:
-                log.warning("%s", error)
-                self._publish(self._trained)
-            except ProductionStalled as error:
-                if self._trained == self._saved:
-                    raise
-                log.warning("a checkpoint may free memory: %s", error)
-                self._checkpoint()
-            except ProductionStopped:
-                self._checkpoint_the_rest()
+            match self._ranks.lead(self._ask):
+                case "publish":
+                    self._publish(self._trained)
+                case "checkpoint":
+                    self._checkpoint()
+                case "end":
+                    self._checkpoint_the_rest()
+                    if self._ended is not None:
+                        raise self._ended
+                    return None, 0.0
+                case _:
+                    batch = self._claimed if self._ranks.is_first else next(self._consumer, None)
+                    is_stopped = self._ranks.any(batch is None)
+                    return None if is_stopped else batch, time.monotonic() - started_s
+
+    def _ask(self) -> str:
+        """Ask for the next batch, on rank 0: what all ranks do now."""
+        try:
+            self._claimed = next(self._consumer, None)
+        except SyncFirst as error:
+            log.warning("%s", error)
+            return "publish"
+        except ProductionStalled as error:
+            if self._trained == self._saved:
                 raise
+            log.warning("a checkpoint may free memory: %s", error)
+            return "checkpoint"
+        except ProductionStopped as error:
+            self._ended = error
+            return "end"
+        return "train"
 
     def _checkpoint_the_rest(self) -> None:
         if self._trained > self._saved:
@@ -187,18 +231,30 @@ class Trainer:
                 batch.step,
                 task,
             )
-        metrics = learner.gradients(self._shuffled(batch), self._stop)
-        if metrics is None:
-            return False
-        if is_finite := math.isfinite(metrics.loss):
-            self._verify(batch, metrics)
-        norm = learner.update() if is_finite else None
-        if norm is None:
+        metrics = LossMetrics()
+        norms: list[float] = []
+        for part, old_logprobs in learner.parts(self._shuffled(batch)):
+            # a batch that has changed the weights is trained to its end: the checkpoint must have all of it or nothing
+            stop = threading.Event() if norms else self._stop
+            if not learner.gradients(part, metrics, old_logprobs, stop):
+                return False
+            is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
+            if is_finite:
+                found = StepMetrics.gather(batch, metrics, self._ranks)
+                if not norms:
+                    self._verify(batch.step, found)
+            norm = learner.update(batch.step) if is_finite else None
+            if norm is None:
+                if norms:
+                    log.error("step %d: update %d is not finite, and left out", batch.step, len(norms) + 1)
+                break
+            norms.append(norm)
+        if not norms:
             self._quarantine(batch)
             return True
         self._bad_batches = 0
         trained_s = time.monotonic()
-        if self._settings.record_dir is not None:
+        if self._settings.record_dir is not None and self._ranks.is_first:
             record_batch(self._settings.record_dir, batch)
         consumer.annotate(batch, *metrics.of_tokens())
         is_due = batch.step % consumer.sync_weights_interval == 0
@@ -210,21 +266,22 @@ class Trainer:
             "train_s": trained_s - arrived_s,
             "publish_s": time.monotonic() - trained_s,
         }
-        produced = {task: describe_production(production) for task, production in consumer.take_production().items()}
-        facts = {**describe_batch(batch), "replayed": batch.step <= consumer.replayed_through}
-        line = {
-            **facts,
-            **metrics.result(),
-            "mismatch": describe_mismatch(batch, metrics),
-            "gradient_norm": norm,
-            **seconds,
-            "weights_bytes": weights_bytes,
-            "produced": produced,
-        }
-        if lost := self._trackers.lost:
-            line["trackers"] = lost
-        self._report(line)
-        self._trackers.log_step(line, batch)
+        if self._ranks.is_first:
+            produced = {task: describe_production(made) for task, made in consumer.take_production().items()}
+            self._report(
+                {
+                    **describe_batch(batch),
+                    "replayed": batch.step <= consumer.replayed_through,
+                    **found.result(),
+                    "gradient_norm": norms[0],
+                    "learning_rate": learner.learning_rate(batch.step),
+                    **({"updates": len(norms)} if self._settings.updates_per_batch > 1 else {}),
+                    **seconds,
+                    "weights_bytes": weights_bytes,
+                    "produced": produced,
+                },
+                batch,
+            )
         self._evaluate(batch.step)
         return True
 
@@ -236,19 +293,19 @@ class Trainer:
         rewards[batch.valid] = np.random.default_rng([self._seed, batch.step]).permutation(rewards[batch.valid])
         return batch.with_rewards(rewards)
 
-    def _verify(self, batch: Batch, metrics: LossMetrics) -> None:
-        limit = self._settings.verify_logprobs
-        if limit is not None and metrics.on_policy_error > limit:
+    def _verify(self, step: int, metrics: StepMetrics) -> None:
+        limit, error = self._settings.verify_logprobs, metrics.loss.on_policy_error
+        if limit is not None and error > limit:
             raise InvalidGroup(
-                f"step {batch.step}: logprobs of staleness 0 differ by up to {metrics.on_policy_error:.2g} from the "
+                f"step {step}: logprobs of staleness 0 differ by up to {error:.2g} from the "
                 f"engine's, more than verify_logprobs = {limit!r}: weights, temperature or masks differ"
             )
         total, most = metrics.mismatch.total(), self._settings.max_mismatch
         if total is not None and most is not None and total.mean > most:
-            workers = metrics.mismatch.by(batch)["worker"]
+            workers = metrics.mismatch.by()["worker"]
             worst = max(workers, key=lambda name: workers[name].mean)
             raise InvalidGroup(
-                f"step {batch.step}: logprobs differ from the engines' by {total.mean:.2g} nats in the mean, more than "
+                f"step {step}: logprobs differ from the engines' by {total.mean:.2g} nats in the mean, more than "
                 f"max_mismatch = {most!r}, and those of worker {worst!r} by {workers[worst].mean:.2g}: the engines "
                 "serve other weights than they say, or the learning rate is far too high"
             )
@@ -270,8 +327,15 @@ class Trainer:
         settings, learner = self._settings, self._learner
         with self._consumer.saving():
             save_checkpoint(
-                settings.output, self._trained, self._consumer.lineage, learner.model, learner.optimizer, settings.model
+                settings.output,
+                self._trained,
+                self._consumer.lineage,
+                learner.model,
+                learner.optimizer,
+                settings.model,
+                rank=self._ranks.rank,
             )
+        self._ranks.gather(None)  # no rank goes on, and is killed with it, before the folder is there
         self._saved = self._trained
         try:
             self._consumer.checkpoint(self._trained)
@@ -282,9 +346,12 @@ class Trainer:
 
     def _record_weights(self, version: int) -> None:
         if (folder := self._settings.record_dir) is not None:
-            record_weights(folder, self._consumer.epoch, version, self._learner.model, self._settings.model)
+            epoch, learner = self._consumer.epoch, self._learner
+            record_weights(folder, epoch, version, learner.model, self._settings.model, rank=self._ranks.rank)
 
-    def _report(self, line: dict[str, Any]) -> None:
+    def _report(self, line: dict[str, Any], batch: Batch) -> None:
+        if lost := self._trackers.lost:
+            line["trackers"] = lost
         append(self._settings.output, METRICS_FILE, line)
         self._consumer.report(line)
         log.info(
@@ -292,3 +359,4 @@ class Trainer:
             "trained %(train_s).2f s, published %(publish_s).2f s",
             line,
         )
+        self._trackers.log_step(line, batch)

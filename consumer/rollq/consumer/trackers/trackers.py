@@ -25,12 +25,12 @@ CLOSE_WITHIN_S = 20.0
 class Trackers:
     """Reports to the trackers of `[trainer] trackers`. The end of `with` closes them, in bounded time."""
 
-    def __init__(self, settings: TrainerSettings, run: str, first_step: int, seed: int) -> None:
-        """`first_step` is trained first; `seed` decides which rollouts are shown."""
+    def __init__(self, settings: TrainerSettings, run: str, first_step: int, seed: int, *, on: bool = True) -> None:
+        """`first_step` is trained first; `seed` decides which rollouts are shown. Without `on`, nothing is reported."""
         self._rollouts, self._seed = settings.tracked_rollouts, seed
         self._log_once = LogOnce(log)
         makers = _makers(settings, run, first_step)
-        self._hosts = [TrackerHost(name, makers[name]) for name in settings.trackers]
+        self._hosts = [TrackerHost(name, makers[name]) for name in (settings.trackers if on else ())]
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,142 @@
+"""The ranks of a trainer: the processes of one launch, each with a GPU, that train as one.
+
+Rank 0 leads: it waits for batches, talks to the server, and says what all do next. torch is imported only where there
+is more than one rank.
+"""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import orjson
+
+from rollq.buffer.errors import ConfigError
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(days=365)
+"""How long ranks wait for rank 0: batches may take days. A rank that dies ends the launch, and so the wait."""
+
+
+class Ranks:
+    """One rank of several, or the only one. What ranks tell each other is JSON."""
+
+    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0, launch_id: str | None = None) -> None:
+        """Use `join_ranks`. `local_rank` is the number of this rank on its machine; `launch_id` names the launch."""
+        self.rank = rank
+        self.world_size = world_size
+        self.local_rank = local_rank
+        self.launch_id = launch_id
+        self._group: Any = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more than one rank."""
+        return self.world_size > 1
+
+    def join(self) -> None:
+        """Open the group in which ranks talk. All ranks call it, once torch's default group exists."""
+        import torch.distributed as dist
+
+        self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.launch_id = self.lead(lambda: secrets.token_hex(8))
+
+    def lead(self, decide: Callable[[], T]) -> T:
+        """Return on every rank what `decide` returns on rank 0, where alone it is called. All ranks wait for it."""
+        if not self.are_several:
+            return decide()
+        found = self.gather(decide() if self.is_first else None)
+        decided: T = found[0]
+        return decided
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank. All ranks call it."""
+        return any(self.gather(flag))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the JSON values of all ranks, in their order. All ranks call it."""
+        return [orjson.loads(data) for data in self.gather_bytes(orjson.dumps(value))]
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return what all ranks pass, in their order. All ranks call it."""
+        if not self.are_several:
+            return [data]
+        import torch
+        import torch.distributed as dist
+
+        mine = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)[: len(data)]
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        dist.all_gather_into_tensor(sizes, torch.tensor([len(data)]), group=self._group)
+        longest = int(sizes.max())
+        padded = torch.nn.functional.pad(mine, (0, longest - len(data)))
+        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        dist.all_gather(found, padded, group=self._group)
+        return [bytes(one[:size].numpy()) for one, size in zip(found, sizes.tolist(), strict=True)]
+
+    def take_turns(self) -> Iterator[bool]:
+        """Yield whether it is this rank's turn, once for each rank of a machine: so one after the other uses memory."""
+        turns = max(self.gather(self.local_rank)) + 1
+        for turn in range(turns):
+            yield turn == self.local_rank
+            self.gather(None)
+
+
+@contextmanager
+def join_ranks(device: str) -> Iterator[Ranks]:
+    """The ranks of this launch: those that `rollq train --ranks` or torchrun has started, or this process alone.
+
+    `device` is the torch device of the model: `cpu`, or `cuda` for the GPU of the local rank. Raises `ConfigError` for
+    a variable of the launcher that is no number, and for another device.
+    """
+    world_size = _number("WORLD_SIZE", 1)
+    if world_size == 1:
+        yield Ranks()
+        return
+    import torch
+    import torch.distributed as dist
+
+    ranks = Ranks(_number("RANK", 0), world_size, _number("LOCAL_RANK", 0))
+    if device not in ("cpu", "cuda"):
+        raise ConfigError(
+            f"[trainer] device = {device!r}: with several ranks it is 'cpu' or 'cuda', and each rank has its GPU"
+        )
+    if device == "cuda":
+        if ranks.local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"rank {ranks.rank} needs GPU {ranks.local_rank}, and this machine has {torch.cuda.device_count()}: "
+                "start as many ranks as there are GPUs"
+            )
+        torch.cuda.set_device(ranks.local_rank)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    try:
+        ranks.join()
+        yield ranks
+    finally:
+        dist.destroy_process_group()
+
+
+def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError`, naming the setting, on a rank that was started with other `settings` than rank 0."""
+    everywhere = ranks.gather(settings)
+    for name, first in everywhere[0].items():
+        mine = everywhere[ranks.rank].get(name)
+        if mine != first:
+            raise ConfigError(
+                f"rank {ranks.rank} has [trainer] {name} = {mine!r}, and rank 0 has {first!r}: start all ranks with "
+                "the same settings"
+            )
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not text.isdecimal():
+        raise ConfigError(f"the environment variable {name} = {text!r} of the launcher is no number")
+    return int(text)

@@ -1,0 +1,43 @@
+"""A model whose parameters are sharded over ranks by FSDP2. Needs torch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def shard(model: Any, *, world_size: int, device: str, compute_dtype: torch.dtype | None) -> None:
+    """Shard a model of transformers in place: each decoder layer is gathered when it runs, and the rest at once.
+
+    With `compute_dtype`, parameters have that dtype in forward and backward passes; gradients are still reduced in
+    float32, and the optimizer keeps the parameters' own.
+    """
+    mesh = init_device_mesh(device, (world_size,))
+    policy = MixedPrecisionPolicy()
+    if compute_dtype is not None:
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    for module in (*decoder_layers(model), model):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def decoder_layers(model: Any) -> Iterator[torch.nn.Module]:
+    """The layers that transformers says are not to be divided, such as `Qwen3DecoderLayer`."""
+    names = set(model._no_split_modules or ())
+    return (module for module in model.modules() if type(module).__name__ in names)
+
+
+def like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A whole tensor placed as `parameter` is: on its device, and this rank's shard of it where it is sharded."""
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(
+            tensor.to(parameter.to_local().device), parameter.device_mesh, parameter.placements, src_data_rank=None
+        )
+    return tensor.to(parameter.device)
+
+
+def whole_number(value: torch.Tensor) -> float:
+    """The value of a scalar, which may be sharded as norms of sharded gradients are. All ranks call it."""
+    return float(value.full_tensor() if isinstance(value, DTensor) else value)
