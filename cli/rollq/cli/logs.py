@@ -64,3 +64,9 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
         command(*args, **options)
 
     return with_logs
+
+
+def log_arguments() -> list[str]:
+    """The options `--log-level` and `--log-format` of the command that runs, for a process that it starts."""
+    given = click.get_current_context().params
+    return ["--log-level", given["log_level"], "--log-format", given["log_format"]]

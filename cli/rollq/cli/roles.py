@@ -1,6 +1,7 @@
 """Commands that run a role in this process: `rollq produce`, `rollq work` and `rollq train`."""
 
 import logging
+import os
 import sys
 import threading
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rollq.buffer.errors import ConfigError, RollqError
-from rollq.cli.logs import log_options
+from rollq.cli.logs import log_arguments, log_options
 from rollq.cli.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -87,17 +88,21 @@ def work(file: Path, name: str | None) -> None:
 @click.command()
 @settings_file
 @click.option("--from-archive", "archive_url", help="Train on the recorded run in this folder or at this s3:// URL.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Train in N processes that share the model, one per GPU.")
 @log_options
-def train(file: Path, archive_url: str | None) -> None:
+def train(file: Path, archive_url: str | None, ranks: int | None) -> None:
     """Train on batches of groups with the reference GRPO trainer, and publish the weights.
 
     Training resumes from the newest checkpoint in the output folder. SIGTERM or Ctrl-C saves one and stops. With
-    --from-archive, no server is needed: the batches are those that the recorded run trained, as they were.
+    --from-archive, no server is needed: the batches are those that the recorded run trained, as they were. With
+    --ranks, or under torchrun, the ranks share the model; a checkpoint can be resumed by any number of them.
 
     \b
     Example:
       rollq train rollq.toml
+      rollq train rollq.toml --ranks 8
       rollq train other.toml --from-archive /mnt/shared/archive/sums
+      torchrun --nnodes 2 --nproc-per-node 8 ... -m rollq.consumer.launch rollq.toml
     """
     from rollq.cli.run_location import RunLocation, fingerprints, open_run
     from rollq.cli.settings_file import load_settings
@@ -106,6 +111,15 @@ def train(file: Path, archive_url: str | None) -> None:
     trainer = settings.trainer
     if trainer is None:
         raise ConfigError(f"{file}: `rollq train` needs a table [trainer]")
+    if ranks is not None and ranks > 1:
+        from rollq.cli.ranks import run_ranks
+
+        run_ranks(
+            ranks, [str(file), *([] if archive_url is None else ["--from-archive", archive_url]), *log_arguments()]
+        )
+        return
+    if os.environ.get("RANK", "0") != "0":
+        logging.getLogger("rollq").setLevel(logging.WARNING)  # the ranks do the same, and rank 0 says it
     try:
         from rollq.consumer.archive_trainer import train_from_archive
         from rollq.consumer.trainer import train as run_trainer

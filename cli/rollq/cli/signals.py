@@ -4,9 +4,10 @@ import _thread
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -33,6 +34,23 @@ def stop_on_signals() -> threading.Event:
     for number in STOP_SIGNALS:
         signal.signal(number, ask)
     return stop
+
+
+@contextlib.contextmanager
+def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[None]:
+    """Pass SIGTERM and SIGINT on to the processes, instead of ending."""
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        for process in processes:
+            if process.returncode is None:
+                os.kill(process.pid, number)
+
+    before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

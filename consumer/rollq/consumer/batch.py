@@ -147,7 +147,7 @@ class Batch:
 
     @property
     def task_counts(self) -> dict[str, BatchCounts]:
-        """The counts by task, in the order of their names: the denominators where tasks have losses of their own."""
+        """The counts by task, in the order of their names: the denominators where tasks have different losses."""
         found: dict[str, BatchCounts] = {}
         for index in self.part:
             task = task_of(self.group_ids[index][0])
@@ -192,7 +192,7 @@ class Batch:
     def split(self, parts: int) -> "list[Batch]":
         """Divide the batch for several optimizer steps: `parts` batches that train a part of the groups each.
 
-        Part k trains the groups k, k + parts, ..., with the counts of its own groups and the advantages of the whole
+        Part k trains the groups k, k + parts, ..., with the counts of these groups and the advantages of the whole
         batch. A rank has the same groups as before. All are the batch of this step: compute the old logprobs of all
         parts before the first update, publish and commit once, after the last. Indices are those of the whole batch.
 
@@ -205,7 +205,7 @@ class Batch:
         return [replace(self, part=self.part[first::parts]) for first in range(parts)]
 
     def with_token_advantages(self, advantages: Mapping[int, npt.ArrayLike]) -> "Batch":
-        """A copy in which tokens of these sequences have advantages of their own; others keep those of their samples.
+        """A copy in which each token of these sequences has an advantage; others keep those of their samples.
 
         `advantages` maps an index into `sequences` to one advantage per token of the sequence, prompt included,
         float32 [L]. Raises `ValueError` for another shape, and for one that is not finite.
@@ -246,7 +246,7 @@ class Batch:
     ) -> "list[MicroBatch]":
         """Split this rank's share into micro-batches of at most `max_tokens` tokens, equally many on every rank.
 
-        With `count`, there are exactly so many, for trainers that accumulate gradients a fixed number of times.
+        With `count`, there are exactly `count`, for trainers that accumulate gradients a fixed number of times.
 
         Packed, all sequences of a micro-batch share one row; with `padded`, each has a row, and the number of rows
         times the longest sequence is at most `max_tokens`. `arrays` names the named arrays that hold one value per

@@ -108,7 +108,7 @@ def load_optimizer(folder: Path, model: torch.nn.Module, optimizer: torch.optim.
     """
     parameters = dict(model.named_parameters())
     with safe_open(folder / OPTIMIZER_FILE, framework="pt") as file:
-        for key in file.keys():  # noqa: SIM118 - it is no mapping
+        for key in file.keys():  # noqa: SIM118 - not a mapping
             name, _, slot = key.rpartition(".")
             tensor = file.get_tensor(key)
             parameter = parameters.get(name)

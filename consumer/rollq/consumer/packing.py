@@ -87,7 +87,7 @@ def plan_micro_batches(
 ) -> list[list[list[int]]]:
     """Micro-batches as sequence indices, `[rank][micro_batch][...]`, each of at most `max_tokens` tokens.
 
-    `shares` are the sequences of each rank. With `count`, each rank has exactly so many micro-batches.
+    `shares` are the sequences of each rank. With `count`, each rank has exactly `count` micro-batches.
 
     Packed, a micro-batch takes the sum of its lengths; padded, its number of rows times its longest sequence. The
     sequences of a sample, `samples[i]` for sequence i, are in one micro-batch. A sample that does not fit in one is
@@ -133,7 +133,7 @@ def _longest_first(sequences: Sequence[int], lengths: Sequence[int]) -> list[int
 
 
 def _tokens(sequences: Sequence[int], lengths: Sequence[int], padded: bool) -> int:
-    """What the sequences take of a micro-batch."""
+    """The tokens that the sequences take of a micro-batch."""
     mine = [lengths[sequence] for sequence in sequences]
     return len(mine) * max(mine) if padded else sum(mine)
 

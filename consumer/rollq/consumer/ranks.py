@@ -22,7 +22,7 @@ PATIENCE = timedelta(days=365)
 
 
 class Ranks:
-    """One rank of several, or the only one. What ranks tell each other is JSON."""
+    """One rank of several, or the only one. Values that ranks exchange are JSON."""
 
     def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0, launch_id: str | None = None) -> None:
         """Use `join_ranks`. `local_rank` is the number of this rank on its machine; `launch_id` names the launch."""
@@ -94,7 +94,7 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     """The ranks of this launch: those that `rollq train --ranks` or torchrun has started, or this process alone.
 
     `device` is the torch device of the model: `cpu`, or `cuda` for the GPU of the local rank. Raises `ConfigError` for
-    a variable of the launcher that is no number, and for another device.
+    a variable of the launcher that is not a number, and for another device.
     """
     world_size = _number("WORLD_SIZE", 1)
     if world_size == 1:
@@ -138,5 +138,5 @@ def check_same(ranks: Ranks, settings: Mapping[str, Any]) -> None:
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not text.isdecimal():
-        raise ConfigError(f"the environment variable {name} = {text!r} of the launcher is no number")
+        raise ConfigError(f"the environment variable {name} = {text!r} of the launcher is not a number")
     return int(text)

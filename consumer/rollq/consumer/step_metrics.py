@@ -43,8 +43,10 @@ def find_idle_tasks(batch: Batch) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What all ranks have measured on the batch of a step. `workers`: how many samples each made; nobody of the run has
-    made those that were inserted."""
+    """The metrics of all ranks on the batch of a step.
+
+    `workers`: how many samples each made. Inserted samples have no worker.
+    """
 
     loss: LossMetrics
     mismatch: LabelledMismatch

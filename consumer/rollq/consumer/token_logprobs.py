@@ -26,8 +26,9 @@ def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False, chun
     boundaries in `position_ids`; transformers >= 5 builds the block-diagonal mask if neither an attention mask nor a
     cache is given. `entropy` also computes the entropy of each token's distribution.
 
-    With `chunk`, the logits of so many loss tokens are in memory at a time, and are computed again in the backward
-    pass: the same values for less memory and more time. It needs a model of transformers that passes `check_chunks`.
+    With `chunk`, the logits of at most `chunk` loss tokens are in memory at a time. They are computed again in the
+    backward pass: the same values for less memory and more time. It needs a model of transformers that passes
+    `check_chunks`.
     Raises `ConfigError` for images that were not added.
     """
     if micro.lacks_images:
@@ -94,7 +95,7 @@ def _of_hidden(
 
 
 def _last_hidden(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    """What the head of `model` is given, [B, T, H]: it is caught on the way, and the head runs on one position."""
+    """The hidden states that the head of `model` is given, [B, T, H]. The head itself runs on one position."""
     caught: list[torch.Tensor] = []
 
     def catch(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -3,9 +3,9 @@
 A step is: claim -> gradients -> update -> publish -> commit -> checkpoint if it is due. After an interruption, training
 resumes from the last checkpoint and repeats the steps after it on the same batches.
 
-All ranks run the same steps; what gathers the model, or sums gradients, is called by all. Rank 0 leads: what it alone
-knows, such as that no batch is there because weights are due, it tells the others in `Ranks.lead`. A failure of any
-rank ends its process, and the launcher ends the others.
+All ranks run the same steps, and all call what gathers the model or sums gradients. Rank 0 leads: the others follow the
+answer of `Ranks.lead`, such as that weights are due before a batch can come. A failure of any rank ends its process,
+and the launcher ends the others.
 """
 
 import logging
@@ -172,6 +172,8 @@ class Trainer:
                     if self._ended is not None:
                         raise self._ended
                     return None, 0.0
+                case "stop":
+                    return None, 0.0
                 case _:
                     batch = self._claimed if self._ranks.is_first else next(self._consumer, None)
                     is_stopped = self._ranks.any(batch is None)
@@ -180,7 +182,9 @@ class Trainer:
     def _ask(self) -> str:
         """Ask for the next batch, on rank 0: what all ranks do now."""
         try:
-            self._claimed = next(self._consumer, None)
+            self._claimed = next(self._consumer)
+        except StopIteration:
+            return "stop"
         except SyncFirst as error:
             log.warning("%s", error)
             return "publish"
@@ -335,7 +339,7 @@ class Trainer:
                 settings.model,
                 rank=self._ranks.rank,
             )
-        self._ranks.gather(None)  # no rank goes on, and is killed with it, before the folder is there
+        self._ranks.gather(None)  # no rank may end, and be killed with the launch, before the folder is there
         self._saved = self._trained
         try:
             self._consumer.checkpoint(self._trained)

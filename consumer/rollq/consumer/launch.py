@@ -1,0 +1,21 @@
+"""One rank of `rollq train`: `torchrun --nproc-per-node 8 -m rollq.consumer.launch rollq.toml`.
+
+It takes the arguments of `rollq train`, and ends with its launcher, however that ends.
+"""
+
+import signal
+import sys
+from importlib.metadata import entry_points
+
+from rollq.buffer.store.server_guard import die_with_parent
+
+
+def main() -> None:
+    """Run the command `rollq train` with the arguments of this process."""
+    die_with_parent(signal.SIGKILL)
+    sys.argv[1:1] = ["train"]
+    entry_points(group="console_scripts")["rollq"].load()()
+
+
+if __name__ == "__main__":
+    main()
