@@ -24,7 +24,7 @@ from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.ranks import Ranks
 from rollq.consumer.schedule import learning_rate
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.sharding import decoder_layers, shard, whole_number
+from rollq.consumer.sharding import decoder_layers, reshard, shard, whole_number
 from rollq.consumer.token_logprobs import check_chunks, token_logprobs
 
 OldLogprobs = Sequence[torch.Tensor]
@@ -42,6 +42,7 @@ class Learner:
             routers_of(self.model)  # raises if it has none
         if settings.logprob_chunk:
             check_chunks(self.model)
+            reshard(self.model)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
@@ -133,6 +134,7 @@ class Learner:
             micro = self._on_device(micro, batch)
             with self._routing(micro):
                 found.append(self._logprobs(self.model, micro))
+        reshard(self.model)
         return found
 
     @torch.no_grad()

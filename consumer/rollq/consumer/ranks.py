@@ -73,13 +73,13 @@ class Ranks:
         import torch.distributed as dist
 
         mine = torch.frombuffer(bytearray(data or b" "), dtype=torch.uint8)[: len(data)]
-        sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        dist.all_gather_into_tensor(sizes, torch.tensor([len(data)]), group=self._group)
-        longest = int(sizes.max())
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=self._group)
+        longest = max(map(int, sizes))
         padded = torch.nn.functional.pad(mine, (0, longest - len(data)))
         found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(found, padded, group=self._group)
-        return [bytes(one[:size].numpy()) for one, size in zip(found, sizes.tolist(), strict=True)]
+        return [bytes(one[: int(size)].numpy()) for one, size in zip(found, sizes, strict=True)]
 
     def take_turns(self) -> Iterator[bool]:
         """Yield whether it is this rank's turn, once for each rank of a machine: so one after the other uses memory."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -21,6 +21,15 @@ def shard(model: Any, *, world_size: int, device: str, compute_dtype: torch.dtyp
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     for module in (*decoder_layers(model), model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
+
+
+def reshard(model: Any) -> None:
+    """Free the parameters that a pass without gradients has left gathered, those outside of the decoder layers.
+
+    Until then `model.parameters()` are the gathered ones, which no optimizer may be given.
+    """
+    if isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def decoder_layers(model: Any) -> Iterator[torch.nn.Module]:

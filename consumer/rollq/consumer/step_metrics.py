@@ -55,7 +55,8 @@ class StepMetrics:
     @classmethod
     def gather(cls, batch: Batch, mine: LossMetrics, ranks: Ranks) -> Self:
         """Put together what the ranks have measured on their shares. All ranks call it."""
-        sampled = [sample for sample in batch.share_samples if not sample.is_inserted]
+        mine_alone = {batch.sequences[index].sample for index in batch.share}  # a group may be shared by ranks
+        sampled = [batch.samples[index] for index in sorted(mine_alone) if not batch.samples[index].is_inserted]
         workers = Counter(str(sample.extra.get("worker", "?")) for sample in sampled)
         loss, everywhere = LossMetrics(), Counter[str]()
         for sums, counted in ranks.gather([mine.sums(), workers]):

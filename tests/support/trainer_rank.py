@@ -1,0 +1,107 @@
+"""Ranks of the reference trainer, each in a process that can be made to kill itself at a chosen moment.
+
+`python -m support.trainer_rank URL RUN SETTINGS [MOMENT CALLS]`: SETTINGS as JSON. MOMENT is a key of `MOMENTS` with
+`before` or `after`, such as `before publish`; the process dies at the call with the number CALLS.
+"""
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rollq.consumer import checkpoints, trainer
+from rollq.consumer.consumer import Consumer
+from rollq.consumer.learner import Learner
+from rollq.consumer.settings import TrainerSettings
+
+TESTS = Path(__file__).parents[1]
+
+MOMENTS: dict[str, tuple[Any, str]] = {
+    "claim": (Consumer, "__next__"),
+    "gradients": (Learner, "gradients"),
+    "update": (Learner, "update"),
+    "publish": (Consumer, "publish"),
+    "commit": (Consumer, "commit"),
+    "save": (trainer, "save_checkpoint"),
+    "gather": (checkpoints, "gather"),
+    "checkpoint": (Consumer, "checkpoint"),
+}
+"""Name -> the function that every rank calls then."""
+
+
+class Kill(NamedTuple):
+    """The rank `rank` dies at its call number `calls` of `moment`, such as `before publish`."""
+
+    rank: int
+    moment: str
+    calls: int
+
+
+def run_ranks(world_size: int, url: str, run: str, settings: TrainerSettings, kill: Kill | None = None) -> list[int]:
+    """Run all ranks; when one fails, kill the others. Returns their exit statuses."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    common = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+    }
+    ranks = []
+    for rank in range(world_size):
+        words = [url, run, settings.model_dump_json()]
+        if kill is not None and kill.rank == rank:
+            words += [kill.moment, str(kill.calls)]
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "support.trainer_rank", *words],
+                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+        )
+    running = {os.pidfd_open(rank.pid): rank for rank in ranks}
+    while running:
+        for descriptor in select.select(running, [], [])[0]:
+            os.close(descriptor)
+            if running.pop(descriptor).wait():
+                for rank in running.values():
+                    rank.kill()
+    return [rank.returncode for rank in ranks]
+
+
+def _arm(moment: str, calls: int) -> None:
+    when, name = moment.split()
+    owner, attribute = MOMENTS[name]
+    real: Callable[..., Any] = getattr(owner, attribute)
+    seen = 0
+
+    def dying(*args: Any, **options: Any) -> Any:
+        nonlocal seen
+        seen += 1
+        if seen == calls and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*args, **options)
+        if seen == calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(owner, attribute, dying)
+
+
+def main() -> None:
+    """Train as one rank."""
+    url, run, settings, *kill = sys.argv[1:]
+    if kill:
+        _arm(kill[0], int(kill[1]))
+    trainer.train(url, run, TrainerSettings.model_validate_json(settings))
+
+
+if __name__ == "__main__":
+    main()
