@@ -1,0 +1,27 @@
+"""How the terms of tokens become the loss of a batch: the weight of each token. Pure functions of tensors.
+
+Invariant: the weight of a token depends on counts of the whole batch, so that losses of micro-batches and ranks add up.
+Tokens that a correction or a mask leaves out are counted.
+"""
+
+import torch
+
+from rollq.consumer.losses.kinds import Aggregation
+
+
+def token_weights(
+    sample_tokens: torch.Tensor, aggregation: Aggregation, *, tokens: int, samples: int, constant: int
+) -> torch.Tensor:
+    """The weight of each loss token in the batch's loss, [n]: the loss is the sum of weight * term.
+
+    `sample_tokens` [n] is the number of loss tokens of the token's sample, over all its segments; `tokens` and
+    `samples` are those of the whole batch over all ranks. `token`: 1 / tokens. `sequence`: 1 / (sample_tokens *
+    samples). `constant`: 1 / (constant * samples).
+    """
+    match aggregation:
+        case "token":
+            return torch.full_like(sample_tokens, 1 / max(tokens, 1))
+        case "sequence":
+            return 1 / (sample_tokens * samples)
+        case "constant":
+            return torch.full_like(sample_tokens, 1 / (constant * max(samples, 1)))

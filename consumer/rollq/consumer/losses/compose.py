@@ -1,0 +1,144 @@
+"""A loss as its settings compose it: surrogate, importance weights, mask and KL. Pure functions of tensors."""
+
+from typing import NamedTuple
+
+import torch
+
+from rollq.buffer.errors import ConfigError
+from rollq.consumer.losses import kl
+from rollq.consumer.losses.corrections import masked, sequence_importance, token_importance, truncated
+from rollq.consumer.losses.masks import geometric_mask, off_policy_mask
+from rollq.consumer.losses.ratios import sequence_ratio, token_ratio
+from rollq.consumer.losses.settings import LossSettings
+from rollq.consumer.losses.surrogates import Surrogate, cispo, clipped, geometric, sapo, topr, unclipped
+from rollq.consumer.losses.trust_regions import dppo_kl, dppo_tv, ipo
+
+
+class PolicyTerms(NamedTuple):
+    """The terms of n loss tokens under a loss, and how they came about, each [n].
+
+    `terms` to minimise; the loss is the sum of weight * term, with weights as of `token_weights`. Without gradients:
+    the `ratio` that the surrogate used; whether the token `was_clipped`, or `was_masked`, which means that a mask or a
+    weight of 0 leaves it out, bool; and its `importance` weight, 1 without a correction.
+    """
+
+    terms: torch.Tensor
+    ratio: torch.Tensor
+    was_clipped: torch.Tensor
+    was_masked: torch.Tensor
+    importance: torch.Tensor
+
+
+def policy_terms(
+    settings: LossSettings,
+    *,
+    new: torch.Tensor,
+    behaviour: torch.Tensor,
+    advantages: torch.Tensor,
+    samples: torch.Tensor,
+    old: torch.Tensor | None = None,
+    reference: torch.Tensor | None = None,
+    keep: torch.Tensor | None = None,
+) -> PolicyTerms:
+    """Compute the terms of n loss tokens, without aggregation.
+
+    All are [n]: `new`, `behaviour`, `old` and `reference` logprobs in nats, of the policy that is trained, of the
+    engine, of the weights before the first update on the batch (default: the current ones), and of the reference model;
+    `advantages`; `samples` int64, equal for tokens of one sample, whose tokens must all be there if
+    `settings.needs_whole_samples`; `keep` bool, tokens that a mask of the caller keeps (default: all). `old` is used
+    with `settings.old_logprobs = "recomputed"`.
+
+    Raises `ConfigError` if `settings.kl_coefficient` > 0 and there are no reference logprobs.
+    """
+    before = new.detach() if old is None else old
+    old = before if settings.takes_old_logprobs and settings.old_logprobs == "recomputed" else behaviour
+    if settings.kl_coefficient > 0 and settings.kl == "reward":
+        coefficient = settings.kl_coefficient
+        advantages = kl.kl_in_reward(advantages, new, _needed(reference), coefficient=coefficient)
+    surrogate = _surrogate(settings, new, old, behaviour, advantages, samples)
+    terms, kept, importance = surrogate.terms, keep, torch.ones_like(behaviour)
+    if settings.is_corrected:
+        importance = _importance(settings, old, behaviour, samples)
+        if settings.correction == "masked":
+            kept = _both(kept, importance > 0)
+        terms = importance * terms
+    if settings.mask == "geometric":
+        bounds = {"low": settings.mask_low, "high": settings.mask_high}
+        kept = _both(kept, geometric_mask(before, behaviour, samples, **bounds))
+    elif settings.mask == "opsm":
+        kept = _both(kept, off_policy_mask(new, behaviour, advantages, samples, most=settings.mask_divergence))
+    if kept is not None:
+        terms = torch.where(kept, terms, 0.0)
+    if settings.kl_coefficient > 0 and settings.kl != "reward":
+        terms = terms + settings.kl_coefficient * _divergence(settings, new, old, _needed(reference))
+    was_masked = torch.zeros_like(surrogate.was_clipped) if kept is None else ~kept
+    return PolicyTerms(terms, surrogate.ratio, surrogate.was_clipped, was_masked, importance)
+
+
+def _surrogate(
+    settings: LossSettings,
+    new: torch.Tensor,
+    old: torch.Tensor,
+    behaviour: torch.Tensor,
+    advantages: torch.Tensor,
+    samples: torch.Tensor,
+) -> Surrogate:
+    trust = {"low": settings.trust_low, "high": settings.trust_high}
+    match settings.surrogate:
+        case "dppo_tv":
+            return dppo_tv(new, behaviour, advantages, **trust, cap=settings.ratio_cap)
+        case "dppo_kl":
+            return dppo_kl(new, behaviour, advantages, **trust, cap=settings.ratio_cap)
+        case "ipo":
+            return ipo(new, behaviour, advantages, **trust, pull=settings.pull)
+        case "topr":
+            return topr(new, behaviour, advantages, samples)
+        case "gmpo":
+            return geometric(new, old, advantages, samples, low=settings.clip_low, high=settings.clip_high)
+    ratio = token_ratio(new, old) if settings.ratio == "token" else sequence_ratio(new, old, samples)
+    match settings.surrogate:
+        case "clipped":
+            bounds = {"low": settings.clip_low, "high": settings.clip_high}
+            return clipped(ratio, advantages, **bounds, dual=settings.dual_clip)
+        case "cispo":
+            return cispo(new, ratio, advantages, cap=settings.ratio_cap)
+        case "sapo":
+            return sapo(ratio, advantages, positive=settings.sapo_positive, negative=settings.sapo_negative)
+        case "unclipped":
+            return unclipped(ratio, advantages)
+
+
+def _importance(
+    settings: LossSettings, old: torch.Tensor, behaviour: torch.Tensor, samples: torch.Tensor
+) -> torch.Tensor:
+    is_token = settings.correction_level == "token"
+    found = token_importance(old, behaviour) if is_token else sequence_importance(old, behaviour, samples)
+    if settings.correction == "truncated":
+        return truncated(found, cap=settings.importance_cap)
+    if settings.correction == "masked":
+        return masked(found, low=settings.importance_floor, high=settings.importance_cap)
+    return found
+
+
+def _divergence(settings: LossSettings, new: torch.Tensor, old: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    match settings.kl:
+        case "k2":
+            return kl.k2(new, reference)
+        case "k3_unbiased":
+            return kl.k3_unbiased(new, reference, token_ratio(new, old))
+        case "k3_by_k2":
+            return kl.k3_by_k2(new, reference)
+        case _:
+            return kl.k3(new, reference)
+
+
+def _needed(reference: torch.Tensor | None) -> torch.Tensor:
+    if reference is None:
+        raise ConfigError(
+            "kl_coefficient > 0 needs reference_logprobs: token_logprobs(reference_model, micro).logprobs"
+        )
+    return reference
+
+
+def _both(first: torch.Tensor | None, second: torch.Tensor) -> torch.Tensor:
+    return second if first is None else first & second

@@ -1,0 +1,214 @@
+"""Settings of the loss: a preset by name, and what differs from it.
+
+Invariant: a setting that was given is used by the loss. One that the loss does not use is refused.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic.functional_validators import ModelWrapValidatorHandler
+
+from rollq.buffer.settings import Settings
+from rollq.consumer.losses.kinds import Aggregation, Correction, Kl, Mask, OldLogprobs, RatioLevel, Surrogate
+from rollq.consumer.losses.presets import PRESETS
+
+_ALWAYS = ("preset", "surrogate", "mask", "aggregation", "kl_coefficient", "absent_logprobs", "entropy", "sft")
+_OF_SURROGATE: Mapping[str, tuple[str, ...]] = {
+    "clipped": ("ratio", "clip_low", "clip_high", "dual_clip", "old_logprobs"),
+    "gmpo": ("clip_low", "clip_high", "old_logprobs"),
+    "cispo": ("ratio", "ratio_cap", "old_logprobs"),
+    "sapo": ("ratio", "sapo_positive", "sapo_negative", "old_logprobs"),
+    "unclipped": ("ratio", "old_logprobs"),
+    "dppo_tv": ("trust_low", "trust_high", "ratio_cap"),
+    "dppo_kl": ("trust_low", "trust_high", "ratio_cap"),
+    "ipo": ("trust_low", "trust_high", "pull"),
+    "topr": (),
+}
+_OF_CORRECTION: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "full": ("correction_level",),
+    "truncated": ("correction_level", "importance_cap"),
+    "masked": ("correction_level", "importance_floor", "importance_cap"),
+}
+_OF_MASK: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "geometric": ("mask_low", "mask_high"),
+    "opsm": ("mask_divergence",),
+}
+_NEEDS: Mapping[str, str] = {
+    "constant_tokens": 'aggregation = "constant"',
+    "correction": 'old_logprobs = "recomputed"',
+    "correction_level": 'old_logprobs = "recomputed"',
+    "importance_floor": 'old_logprobs = "recomputed" and correction = "masked"',
+    "importance_cap": 'old_logprobs = "recomputed" and correction = "truncated" or "masked"',
+    "kl": "kl_coefficient > 0",
+    "mask_low": 'mask = "geometric"',
+    "mask_high": 'mask = "geometric"',
+    "mask_divergence": 'mask = "opsm"',
+}
+"""Setting -> other settings with which it is used."""
+
+
+class LossSettings(Settings):
+    """The loss: `loss = "dapo"` in `[trainer]`, or a table with `preset = "dapo"` and what differs from it.
+
+    Tokens are compared with `old_logprobs`: with `behaviour`, those that the engine reported; with `recomputed`, those
+    of the trainer's own weights before the first update on the batch. The `correction` is for what lies between the
+    two. A setting that the loss does not use is refused.
+    """
+
+    preset: str = Field(default="ppo", description="the loss whose values the other settings have by default")
+    surrogate: Surrogate = Field(default="clipped", description="what is minimised for each token")
+    ratio: RatioLevel = Field(
+        default="token", description="whether new and old policy are compared token by token, or over a sample"
+    )
+    aggregation: Aggregation = Field(default="token", description="how token losses are averaged over a batch")
+    constant_tokens: int = Field(
+        default=1024, gt=0, description="divisor of aggregation constant; usually the token limit of a sample"
+    )
+    clip_low: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="ratios below 1 - clip_low are clipped; of gmpo, log ratios below -clip_low",
+    )
+    clip_high: float = Field(
+        default=0.2, ge=0, description="ratios above 1 + clip_high are clipped; with gmpo, log ratios above clip_high"
+    )
+    dual_clip: float | None = Field(
+        default=None, gt=1, description="largest ratio of tokens with negative advantages; default: no limit"
+    )
+    ratio_cap: float = Field(default=5.0, gt=0, description="largest ratio that weighs a token")
+    sapo_positive: float = Field(default=1.0, gt=0, description="temperature of sapo where the advantage is positive")
+    sapo_negative: float = Field(default=1.05, gt=0, description="temperature of sapo where it is not")
+    trust_low: float = Field(
+        default=0.15,
+        ge=0,
+        description="how far a token's probability may fall, or its divergence rise, until it is cut",
+    )
+    trust_high: float = Field(default=0.15, ge=0, description="how far it may rise, or its divergence, until it is cut")
+    pull: float = Field(
+        default=1e-3, ge=0, description="weight of the squared log ratio, which pulls towards the engine's policy"
+    )
+    old_logprobs: OldLogprobs = Field(
+        default="behaviour", description="whose logprobs the ratios are taken against: the engine's, or the trainer's"
+    )
+    correction: Correction = Field(
+        default="truncated",
+        description="how terms are weighed by the trainer's probability over the engine's: not at all, in full, "
+        "truncated at importance_cap, or 0 outside of importance_floor and importance_cap",
+    )
+    correction_level: RatioLevel = Field(
+        default="token", description="whether these weights are those of tokens or of whole samples"
+    )
+    importance_floor: float = Field(default=0.5, ge=0, description="smallest importance weight that is kept")
+    importance_cap: float = Field(default=2.0, gt=0, description="largest importance weight")
+    mask: Mask = Field(
+        default="none",
+        description="which samples are left out: those whose mean importance weight is outside of mask_low and "
+        "mask_high, or those that are bad and further than mask_divergence off policy",
+    )
+    mask_low: float = Field(default=0.999, ge=0, description="smallest geometric mean of a sample's importance weights")
+    mask_high: float = Field(default=1.002, gt=0, description="largest geometric mean of a sample's importance weights")
+    mask_divergence: float = Field(
+        default=0.1, ge=0, description="largest mean log ratio of engine to trainer of a bad sample, in nats"
+    )
+    kl: Kl = Field(
+        default="k3", description="estimator of the KL divergence from the initial model; reward: as part of the reward"
+    )
+    kl_coefficient: float = Field(default=0.0, ge=0, description="weight of the KL divergence from the initial model")
+    absent_logprobs: Literal["refuse", "current"] = Field(
+        default="refuse",
+        description="how to train inserted samples without logprobs: not at all, or with the logprobs of the trainer",
+    )
+    sft: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={}, description="tasks whose samples are imitated, whatever their reward, with the weight of each"
+    )
+    entropy: bool = Field(
+        default=False, description="measure the policy's entropy; costs one more pass over the logits"
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _by_preset(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fill in the values of the preset; refuse what was given in vain."""
+        if not isinstance(data, str | dict):
+            return handler(data)
+        given = {} if isinstance(data, str) else data
+        name = data if isinstance(data, str) else data.get("preset", "ppo")
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(_unknown(name, is_text=isinstance(data, str)))
+        settings = handler({**PRESETS[name], **given, "preset": name})
+        settings._check(given)
+        return settings
+
+    @model_serializer(mode="wrap")
+    def _used_alone(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The settings that the loss uses: a dump can be validated again."""
+        used = self.used
+        return {name: value for name, value in handler(self).items() if name in used}
+
+    @property
+    def used(self) -> frozenset[str]:
+        """The settings that this loss uses."""
+        found = [*_ALWAYS, *_OF_SURROGATE[self.surrogate], *_OF_MASK[self.mask]]
+        if self.takes_old_logprobs and self.old_logprobs == "recomputed":
+            found += ("correction", *_OF_CORRECTION[self.correction])
+        if self.aggregation == "constant":
+            found.append("constant_tokens")
+        if self.kl_coefficient > 0:
+            found.append("kl")
+        return frozenset(found)
+
+    @property
+    def takes_old_logprobs(self) -> bool:
+        """Whether the surrogate has an old policy beside the one that sampled."""
+        return "old_logprobs" in _OF_SURROGATE[self.surrogate]
+
+    @property
+    def is_corrected(self) -> bool:
+        """Whether terms have importance weights."""
+        return self.takes_old_logprobs and self.old_logprobs == "recomputed" and self.correction != "none"
+
+    @property
+    def needs_whole_samples(self) -> bool:
+        """Whether all segments of a sample must be in one micro-batch: ratios, weights or masks are those of
+        samples."""
+        return (
+            ("ratio" in _OF_SURROGATE[self.surrogate] and self.ratio == "sequence")
+            or self.surrogate in ("gmpo", "topr")
+            or self.mask != "none"
+            or (self.is_corrected and self.correction_level == "sequence")
+        )
+
+    def _check(self, given: Mapping[str, Any]) -> None:
+        """Raise `ValueError` if settings that were `given` contradict each other, or have no effect."""
+        if PRESETS[self.preset].get("old_logprobs") == "recomputed" and self.old_logprobs == "behaviour":
+            raise ValueError(
+                f'old_logprobs = "behaviour": loss {self.preset!r} corrects for the difference of trainer and engine, '
+                'which needs old_logprobs = "recomputed"; leave it out, or choose another preset'
+            )
+        for name in given:
+            if name in type(self).model_fields and name not in self.used:
+                raise ValueError(self._unused(name, given[name]))
+        for low, high in (("importance_floor", "importance_cap"), ("mask_low", "mask_high")):
+            if {low, high} <= self.used and getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} = {getattr(self, low)}: must not exceed {high} = {getattr(self, high)}")
+
+    def _unused(self, name: str, value: object) -> str:
+        needs = _NEEDS.get(name)
+        possible = needs is not None and (self.takes_old_logprobs or "old_logprobs" not in needs)
+        remedy = f"set {needs} too, or leave it out" if possible else "leave it out"
+        return (
+            f"{name} = {value!r}: loss {self.preset!r} with surrogate = {self.surrogate!r} does not use it; {remedy}. "
+            f"It uses {', '.join(one for one in type(self).model_fields if one in self.used)}"
+        )
+
+
+def _unknown(name: object, *, is_text: bool) -> str:
+    close = get_close_matches(str(name), PRESETS, n=1)
+    hint = f", did you mean {close[0]!r}?" if close else ";"
+    key = "" if is_text else f"preset = {name!r}: "
+    return f"{key}there is no such loss{hint} rollq has {', '.join(PRESETS)}"
