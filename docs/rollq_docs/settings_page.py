@@ -18,7 +18,8 @@ from rollq.buffer.advantages import AdvantageSettings
 from rollq.buffer.settings import ArchiveSettings, PayloadSettings, RedisSettings
 from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.shared_batch import BatchSettings, BatchStep
-from rollq.consumer.settings import GrpoSettings, NcclSettings, TrainerSettings
+from rollq.consumer.losses.settings import LossSettings
+from rollq.consumer.settings import NcclSettings, TrainerSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.agents.multi_turn import EnvironmentSettings
@@ -50,7 +51,7 @@ TABLES: Mapping[str, type[BaseModel]] = {
     "[worker]": WorkerSettings,
     "[worker.pools.NAME]": PoolSettings,
     "[trainer]": TrainerSettings,
-    "[trainer.loss]": GrpoSettings,
+    "[trainer.loss]": LossSettings,
     "[trainer.advantages]": AdvantageSettings,
     "[trainer.nccl]": NcclSettings,
     "[trainer.tensorboard]": TensorBoardSettings,

@@ -14,7 +14,8 @@ from rollq.buffer.settings import ArchiveSettings, PayloadSettings, RedisSetting
 from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.settings_file import load_settings
 from rollq.cli.shared_batch import BatchSettings
-from rollq.consumer.settings import GrpoSettings, TrainerSettings
+from rollq.consumer.losses.settings import LossSettings
+from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.http.pools import PoolSettings
@@ -29,7 +30,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "producer": ProducerSettings,
     "worker": WorkerSettings,
     "trainer": TrainerSettings,
-    "trainer.loss": GrpoSettings,
+    "trainer.loss": LossSettings,
     "trainer.advantages": AdvantageSettings,
     "trainer.tensorboard": TensorBoardSettings,
     "trainer.wandb": WandbSettings,

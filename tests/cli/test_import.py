@@ -361,5 +361,7 @@ def test_rows_that_the_loss_will_refuse_are_a_warning(tmp_path: Path, settings: 
     warned = import_(data, settings, "--dry-run")
     assert warned.exit_code == 0
     assert warned.output.startswith("warning: 1 of 2 groups have no logprobs, which the loss of `rollq train` refuses")
-    settings.write_text(settings.read_text() + '[trainer.loss]\nabsent_logprobs = "current"\n')
-    assert "warning" not in import_(data, settings, "--dry-run").output
+    before = settings.read_text()
+    for loss in ('absent_logprobs = "current"', "sft = { demos = 0.1 }"):
+        settings.write_text(f"{before}[trainer.loss]\n{loss}\n")
+        assert "warning" not in import_(data, settings, "--dry-run").output

@@ -47,7 +47,7 @@ def killed(server_url: str, buffer: Buffer, run_name: str) -> None:
     make_run(buffer)
     here, there = multiprocessing.Pipe()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rollq.consumer.grpo", "transformers.models.qwen3.modeling_qwen3"])  # once
+    context.set_forkserver_preload(["rollq.consumer.loss", "transformers.models.qwen3.modeling_qwen3"])  # once
     process = context.Process(target=hold, args=(server_url, run_name, there))
     process.start()
     assert here.recv()

@@ -21,11 +21,12 @@ from rollq.buffer.store.scores import NO_TOKENS
 from rollq.consumer import Batch
 from rollq.consumer.annotations import rows_of
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
-from rollq.consumer.grpo import check_logprobs, grpo_loss
+from rollq.consumer.loss import check_logprobs, policy_loss
+from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.ranks import Ranks
-from rollq.consumer.settings import GrpoSettings, TrainerSettings
+from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.step_metrics import StepMetrics, find_idle_tasks
 from rollq.consumer.token_logprobs import token_logprobs
 from rollq.consumer.trainer import train
@@ -36,7 +37,7 @@ from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 from support.waiting import PATIENCE_S
 
-CURRENT = GrpoSettings(absent_logprobs="current")
+CURRENT = LossSettings(absent_logprobs="current")
 
 
 def inserted(*, with_logprobs: bool = False, group_id: int = 9) -> Group:
@@ -76,19 +77,19 @@ def test_inserted_tokens_have_no_version_and_count_at_every_step() -> None:
 def test_a_loss_that_needs_absent_logprobs_is_refused_with_the_task_and_the_remedy() -> None:
     batch = Batch.build(5, [sampled(), inserted()])
     with pytest.raises(InvalidGroup, match=r"step 5: group 9 of task 'demos' was inserted without logprobs.*current"):
-        check_logprobs(batch, GrpoSettings())
+        check_logprobs(batch, LossSettings())
     with pytest.raises(InvalidGroup, match="inserted without logprobs"):
-        grpo_loss(tiny_qwen3(), batch.to_torch())
+        policy_loss(tiny_qwen3(), batch.to_torch())
     check_logprobs(batch, CURRENT)
-    check_logprobs(Batch.build(5, [sampled(), inserted(with_logprobs=True)]), GrpoSettings())
+    check_logprobs(Batch.build(5, [sampled(), inserted(with_logprobs=True)]), LossSettings())
 
 
 @pytest.mark.parametrize("old_logprobs", ["behaviour", "recomputed"])
 def test_absent_logprobs_as_the_current_ones_give_ratios_of_1(old_logprobs: str) -> None:
     batch = Batch.build(5, [inserted()])
-    settings = GrpoSettings.model_validate({"absent_logprobs": "current", "old_logprobs": old_logprobs})
+    settings = LossSettings.model_validate({"absent_logprobs": "current", "old_logprobs": old_logprobs})
     model, micro = tiny_qwen3(), batch.to_torch()
-    grpo_loss(model, micro, settings).backward()  # type: ignore[no-untyped-call]
+    policy_loss(model, micro, settings).backward()  # type: ignore[no-untyped-call]
     expected = tiny_qwen3()
     logprobs = token_logprobs(expected, micro).logprobs
     (-(logprobs * micro.advantages[micro.loss_mask]).sum() / batch.counts.loss_tokens).backward()  # type: ignore[no-untyped-call]
@@ -99,9 +100,9 @@ def test_absent_logprobs_as_the_current_ones_give_ratios_of_1(old_logprobs: str)
 @pytest.mark.parametrize("with_logprobs", [False, True])
 def test_inserted_tokens_are_counted_and_in_no_measure_of_the_engines(with_logprobs: bool) -> None:
     alone, mixed = LossMetrics(), LossMetrics()
-    grpo_loss(tiny_qwen3(), Batch.build(5, [sampled()]).to_torch(), metrics=alone)
+    policy_loss(tiny_qwen3(), Batch.build(5, [sampled()]).to_torch(), metrics=alone)
     batch = Batch.build(5, [sampled(), inserted(with_logprobs=with_logprobs)])
-    grpo_loss(tiny_qwen3(), batch.to_torch(), CURRENT, metrics=mixed)
+    policy_loss(tiny_qwen3(), batch.to_torch(), CURRENT, metrics=mixed)
     one, other = alone.result(), mixed.result()
     assert "inserted_tokens" not in one
     assert (other["tokens"], other["inserted_tokens"]) == (14, 6)
@@ -123,7 +124,7 @@ def test_a_task_whose_inserted_groups_have_equal_rewards_is_idle() -> None:
 
 def test_a_batch_of_inserted_groups_alone_has_plain_numbers() -> None:
     metrics, batch = LossMetrics(), Batch.build(5, [inserted()])
-    grpo_loss(tiny_qwen3(), batch.to_torch(), CURRENT, metrics=metrics)
+    policy_loss(tiny_qwen3(), batch.to_torch(), CURRENT, metrics=metrics)
     found = metrics.result()
     assert (found["tokens"], found["inserted_tokens"], found["mismatch_kl"]) == (6, 6, 0)
     assert found["ratio"] == pytest.approx(1.0)
@@ -203,6 +204,17 @@ def test_the_trainer_mixes_an_online_and_an_offline_task(
     assert all(set(line["rewards"]) == {"math", "demos"} for line in lines)
     assert all(sum(line["workers"].values()) == 8 for line in lines)
     assert all(line["mismatch"]["by_task"].keys() == {"math"} for line in lines)
+
+
+def test_the_trainer_imitates_an_offline_task(
+    server_url: str, run_name: str, model_folder: Path, tmp_path: Path
+) -> None:
+    settings = trainer_settings(model_folder, tmp_path / "out", loss={"sft": {"demos": 0.5}}, steps=2)
+    with online_and_offline(server_url, run_name, tmp_path, demos=2) as buffer:
+        assert train(server_url, run_name, settings) == 2
+        assert buffer.counts("demos").progress["consumed"] == 2
+    lines = [orjson.loads(line) for line in (settings.output / METRICS_FILE).read_bytes().splitlines()]
+    assert [line["inserted_tokens"] for line in lines] == [12, 12]
 
 
 def test_the_trainer_refuses_absent_logprobs_before_any_update_and_can_be_started_again(

@@ -324,6 +324,18 @@ def test_shuffled_rewards_and_a_reference_change_the_gradient_but_not_what_is_re
         assert line["entropy"] > 0
 
 
+@pytest.mark.parametrize("loss", ["gspo", "mis"])
+def test_the_trainer_takes_a_loss_by_its_name(
+    server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path, loss: str
+) -> None:
+    with working(server_url, run_name, tmp_path):
+        train(server_url, run_name, settings(steps=2, loss=loss))
+    for line in metrics(settings().output):
+        assert line["gradient_norm"] > 0
+        assert 0 <= line["masked_fraction"] < (1 if loss == "mis" else 1e-9)
+        assert ("importance" in line) == (loss == "mis")
+
+
 def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path
 ) -> None:

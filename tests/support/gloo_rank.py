@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rollq.consumer import Batch
-from rollq.consumer.grpo import grpo_loss, sum_gradients
+from rollq.consumer.loss import policy_loss, sum_gradients
 from rollq.consumer.metrics import LossMetrics
 from support.consumer_groups import random_groups
 from support.tiny_qwen3 import tiny_qwen3
@@ -32,7 +32,7 @@ def train_share(rank: int, world_size: int, folder: Path, how: str) -> None:
     micro_batches = batch.micro_batches(MAX_TOKENS)
     assert len(micro_batches) > 1
     for micro in micro_batches:
-        grpo_loss(called, micro, metrics=metrics).backward()  # type: ignore[no-untyped-call]
+        policy_loss(called, micro, metrics=metrics).backward()  # type: ignore[no-untyped-call]
     if how == "sum_gradients":
         sum_gradients(model.parameters())
     np.save(folder / f"gradient{rank}.npy", torch.cat([_whole(p.grad).flatten() for p in model.parameters()]).numpy())

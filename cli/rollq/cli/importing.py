@@ -53,7 +53,7 @@ def import_(task: str, data: Path, settings_path: Path, reward: float | None, dr
     tokenizer = make_tokenizer(settings.worker.model_copy(update={"tokenizer": folder}))
     rows = FinishedRows(data, rules, tokenizer, reward, _vocabulary(settings))
     stop = stop_on_signals()
-    total = _check(rows, stop, settings)
+    total = _check(rows, stop, settings, task)
     if total is None or dry_run:
         click.echo("stopped; nothing was imported" if total is None else f"{total} groups of {data} can be imported")
         return
@@ -87,7 +87,7 @@ def _vocabulary(settings: "RollqSettings") -> int | None:
     return model_vocabulary(folder) if folder else None
 
 
-def _check(rows: "FinishedRows", stop: threading.Event, settings: "RollqSettings") -> int | None:
+def _check(rows: "FinishedRows", stop: threading.Event, settings: "RollqSettings", task: str) -> int | None:
     """Check the whole file, and return how many groups it has; None when stopped. Warns of what the loss refuses."""
     import numpy as np
     from tqdm import tqdm
@@ -102,10 +102,11 @@ def _check(rows: "FinishedRows", stop: threading.Event, settings: "RollqSettings
                 return None
     if not total:
         raise ConfigError(f"file {str(rows.path)!r} has no rows")
-    if bare and settings.trainer and settings.trainer.loss.absent_logprobs == "refuse":
+    loss = settings.trainer and settings.trainer.loss
+    if bare and loss and loss.absent_logprobs == "refuse" and task not in loss.sft:
         click.echo(
             f"warning: {bare} of {total} groups have no logprobs, which the loss of `rollq train` refuses: set "
-            'absent_logprobs = "current" in [trainer.loss] for ratios of 1, or train with a custom loss',
+            'absent_logprobs = "current" in [trainer.loss] for ratios of 1, or name the task in sft to imitate it',
             err=True,
         )
     return total

@@ -269,12 +269,20 @@ def _samples_fit_into_a_micro_batch(settings: RollqSettings) -> Iterator[str]:
 
 def _groups_have_a_baseline(settings: RollqSettings) -> Iterator[str]:
     for name, task in settings.tasks.items():
-        if settings.trainer and task.group_size == 1 and settings.trainer.advantages.baseline != "batch":
+        if settings.trainer is None or name in settings.trainer.loss.sft:
+            continue
+        if task.group_size == 1 and settings.trainer.advantages.baseline != "batch":
             baseline = settings.trainer.advantages.baseline
             yield (
                 f'tasks.{name}.group_size = 1: with trainer.advantages.baseline = "{baseline}" every advantage is 0, '
                 'so nothing is trained; use groups of 2 or more, or baseline = "batch" with scale = "batch" or "none"'
             )
+
+
+def _imitated_tasks_exist(settings: RollqSettings) -> Iterator[str]:
+    for name in settings.trainer.loss.sft if settings.trainer else ():
+        if name not in settings.tasks:
+            yield f"trainer.loss.sft: {name!r} is not a task; there are {', '.join(settings.tasks)}"
 
 
 RULES = (
@@ -292,5 +300,6 @@ RULES = (
     _checkpoints_come_in_time,
     _samples_fit_into_a_micro_batch,
     _groups_have_a_baseline,
+    _imitated_tasks_exist,
 )
 """Rules that involve several sections; each yields one sentence per violation, and the first one is reported."""

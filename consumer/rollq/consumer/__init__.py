@@ -1,7 +1,7 @@
 """Groups to batches: what a trainer imports.
 
 `Consumer` takes each step's batch from the replay buffer, hands weights to the workers and records how far the trainer
-has come; `Batch` turns groups into micro-batches; `grpo_loss` is a loss for them, and `rollq.consumer.trainer` the
+has come; `Batch` turns groups into micro-batches; `policy_loss` is a loss for them, and `rollq.consumer.trainer` the
 reference trainer. Names are imported when they are used: only what needs gradients imports torch.
 """
 
@@ -16,13 +16,13 @@ __all__ = [
     "BatchCounts",
     "Consumer",
     "ConsumerSettings",
-    "GrpoSettings",
     "ImageInputs",
     "ImageProcessor",
+    "LossSettings",
     "MicroBatch",
     "RecordedRun",
     "TokenSequence",
-    "grpo_loss",
+    "policy_loss",
     "probe_of",
     "replay_experts",
     "to_checkpoint_format",
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     from rollq.consumer.batch import Batch
     from rollq.consumer.consumer import Consumer
     from rollq.consumer.expert_replay import replay_experts
-    from rollq.consumer.grpo import grpo_loss
     from rollq.consumer.images import ImageInputs
+    from rollq.consumer.loss import policy_loss
+    from rollq.consumer.losses.settings import LossSettings
     from rollq.consumer.micro_batch import MicroBatch
     from rollq.consumer.recorded import RecordedRun
     from rollq.consumer.sequences import BatchCounts, TokenSequence
-    from rollq.consumer.settings import ConsumerSettings, GrpoSettings
+    from rollq.consumer.settings import ConsumerSettings
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
     from rollq.consumer.weights.probe import probe_of
 else:
@@ -53,12 +54,13 @@ else:
             "rollq.consumer.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",
             "rollq.consumer.expert_replay": "replay_experts",
-            "rollq.consumer.grpo": "grpo_loss",
             "rollq.consumer.images": "ImageInputs",
+            "rollq.consumer.loss": "policy_loss",
+            "rollq.consumer.losses.settings": "LossSettings",
             "rollq.consumer.micro_batch": "MicroBatch",
             "rollq.consumer.recorded": "RecordedRun",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
-            "rollq.consumer.settings": "ConsumerSettings GrpoSettings",
+            "rollq.consumer.settings": "ConsumerSettings",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
             "rollq.consumer.weights.probe": "probe_of",
         },

@@ -17,8 +17,8 @@ from rollq.buffer.routed_experts import ROUTED_EXPERTS
 from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
-from rollq.consumer.grpo import check_logprobs, grpo_loss
 from rollq.consumer.images import ImageInputs
+from rollq.consumer.loss import check_logprobs, policy_loss
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.ranks import Ranks
@@ -74,7 +74,7 @@ class Learner:
                 return False
             micro = self._on_device(micro, batch)
             with self._routing(micro):
-                loss = grpo_loss(
+                loss = policy_loss(
                     self.model,
                     micro,
                     self._settings.loss,
@@ -111,11 +111,15 @@ class Learner:
         )
 
     def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
-        padded, tokens = self._settings.layout == "padded", self._settings.micro_batch_tokens
-        if not self._settings.replay_experts:
-            return batch.micro_batches(tokens, padded=padded)
-        check_recorded(batch)
-        return batch.micro_batches(tokens, padded=padded, arrays=[ROUTED_EXPERTS])
+        arrays = [ROUTED_EXPERTS] if self._settings.replay_experts else []
+        if arrays:
+            check_recorded(batch)
+        return batch.micro_batches(
+            self._settings.micro_batch_tokens,
+            padded=self._settings.layout == "padded",
+            arrays=arrays,
+            whole_samples=self._settings.loss.needs_whole_samples,
+        )
 
     def _on_device(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
         has_images = any(batch.groups[index].prompt.images for index in batch.share_groups)

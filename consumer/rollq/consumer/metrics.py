@@ -28,6 +28,9 @@ class TokenSums:
     ratio: float = 0.0
     clipped: float = 0.0
     entropy: float = 0.0
+    masked: float = 0.0
+    importance: float = 0.0
+    importance_squared: float = 0.0
 
     def __add__(self, other: "TokenSums") -> "TokenSums":
         return TokenSums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -35,9 +38,18 @@ class TokenSums:
     @property
     def effective_sample_size(self) -> float:
         """(sum w)^2 / (n sum w^2), in (0, 1] (Kong 1992); NaN when the weights are too large or small for a float64."""
-        if not 0 < self.w_squared < math.inf:
-            return math.nan
-        return self.w / self.tokens * (self.w / self.w_squared)
+        return _effective_sample_size(self.tokens, self.w, self.w_squared)
+
+    @property
+    def importance_sample_size(self) -> float:
+        """The effective sample size of the importance weights that the loss multiplied by."""
+        return _effective_sample_size(self.tokens, self.importance, self.importance_squared)
+
+
+def _effective_sample_size(tokens: float, total: float, total_squared: float) -> float:
+    if not 0 < total_squared < math.inf:
+        return math.nan
+    return total / tokens * (total / total_squared)
 
 
 class LossMetrics:
@@ -49,6 +61,7 @@ class LossMetrics:
         self._loss = 0.0
         self._on_policy_error = 0.0
         self._has_entropy = False
+        self._has_importance = False
         self._by_staleness: dict[int, TokenSums] = defaultdict(TokenSums)
 
     def add(
@@ -62,12 +75,15 @@ class LossMetrics:
         entropy: torch.Tensor | None,
         sequences: torch.Tensor,
         versions: torch.Tensor,
+        was_masked: torch.Tensor | None = None,
+        importance: torch.Tensor | None = None,
     ) -> None:
         """Add a micro-batch: `loss` is a scalar, the others are [n] per loss token. `mismatch` = new - behaviour;
-        `sequences` are indices into `Batch.sequences`. The mismatch of inserted tokens is that to no engine: it is in
-        no sum."""
+        `sequences` are indices into `Batch.sequences`; `importance` are the weights of a correction, if the loss has
+        one. The mismatch of inserted tokens is that to no engine: it is in no sum."""
         self._loss += float(loss)
         self._has_entropy = entropy is not None
+        self._has_importance = importance is not None
         inserted = versions == NO_VERSION
         self.mismatch.add(mismatch[~inserted], sequences[~inserted], versions[~inserted])
         self._tokens.append(tuple([value.cpu().numpy() for value in (mismatch, ratio, was_clipped, sequences)]))
@@ -80,6 +96,9 @@ class LossMetrics:
             "ratio": ratio.double(),
             "clipped": was_clipped.double(),
             "entropy": torch.zeros_like(w) if entropy is None else entropy.double(),
+            "masked": torch.zeros_like(w) if was_masked is None else was_masked.double(),
+            "importance": torch.zeros_like(w) if importance is None else importance.double(),
+            "importance_squared": torch.zeros_like(w) if importance is None else importance.double() ** 2,
         }
         # one transfer from the device
         values, ages = torch.stack(list(per_token.values())).cpu(), staleness.masked_fill(inserted, _INSERTED).cpu()
@@ -96,6 +115,7 @@ class LossMetrics:
             "loss": self._loss,
             "on_policy_error": self._on_policy_error,
             "has_entropy": self._has_entropy,
+            "has_importance": self._has_importance,
             "by_staleness": [[age, *astuple(sums)] for age, sums in self._by_staleness.items()],
         }
 
@@ -104,6 +124,7 @@ class LossMetrics:
         self._loss += sums["loss"]
         self._on_policy_error = max(self._on_policy_error, sums["on_policy_error"])
         self._has_entropy |= sums["has_entropy"]
+        self._has_importance |= sums["has_importance"]
         for age, *values in sums["by_staleness"]:
             self._by_staleness[age] += TokenSums(*(math.nan if value is None else value for value in values))
 
@@ -127,8 +148,9 @@ class LossMetrics:
     def result(self) -> dict[str, Any]:
         """Plain numbers: means over the loss tokens; tokens and effective sample size also by staleness.
 
-        There is no `entropy` where it was not measured. `inserted_tokens` are among `tokens`, but not in `mismatch_kl`,
-        nor by staleness; there is no such number where none were inserted.
+        There is no `entropy` where it was not measured, and no `importance`, the weights of a correction, where the
+        loss has none. `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among
+        `tokens`, but not in `mismatch_kl`, nor by staleness; there is no such number where none were inserted.
         """
         by_staleness = sorted((age, sums) for age, sums in self._by_staleness.items() if age != _INSERTED)
         sampled = sum((sums for _, sums in by_staleness), TokenSums())
@@ -142,6 +164,15 @@ class LossMetrics:
             "mismatch_kl": sampled.mismatch_kl / max(sampled.tokens, 1.0),
             "ratio": total.ratio / tokens,
             "clip_fraction": total.clipped / tokens,
+            "masked_fraction": total.masked / tokens,
+            **(
+                {
+                    "importance": total.importance / tokens,
+                    "importance_effective_sample_size": total.importance_sample_size,
+                }
+                if self._has_importance and total.tokens
+                else {}
+            ),
             **({"entropy": total.entropy / tokens} if self._has_entropy else {}),
             "on_policy_error": self._on_policy_error,
             "staleness_tokens": {str(age): int(sums.tokens) for age, sums in by_staleness},

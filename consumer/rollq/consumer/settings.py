@@ -10,6 +10,7 @@ from rollq.buffer.s3 import URL
 from rollq.buffer.settings import Settings
 from rollq.buffer.training import ResumeMode
 from rollq.buffer.weights.chain import MAX_DELTAS
+from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, TrackerName, WandbSettings
 
 OnReplayMismatch = Literal["warn", "regenerate", "fail"]
@@ -113,45 +114,8 @@ class ConsumerSettings(ClientSettings):
         return self
 
 
-class GrpoSettings(Settings):
-    """Variants of the loss.
-
-    aggregation `token`: every loss token of the batch counts the same (DAPO, Yu et al. 2025, arXiv:2503.14476).
-    aggregation `sequence`: mean over a sample's tokens, then over samples (GRPO, Shao et al. 2024, arXiv:2402.03300).
-    aggregation `constant`: sum over a sample's tokens divided by the constant `constant_tokens`, then mean over samples
-    (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783).
-    old_logprobs `behaviour`: ratios against the logprobs that the engine reported.
-    old_logprobs `recomputed`: ratios against the trainer's own weights before the update, times the truncated
-    importance weight min(old / behaviour, `importance_cap`) (Yao et al. 2025, "Your Efficient RL Framework Secretly
-    Brings You Off-Policy RL Training").
-    absent_logprobs `current`: samples that were inserted without logprobs are taken as if the trainer's own weights had
-    made them, so that their ratios are 1. Their loss is then -advantage * logprob, up to its gradient.
-    """
-
-    aggregation: Literal["token", "sequence", "constant"] = Field(
-        default="token", description="how token losses are averaged over a batch"
-    )
-    constant_tokens: int = Field(
-        default=1024, gt=0, description="divisor of aggregation constant; usually the token limit of a sample"
-    )
-    clip_low: float = Field(default=0.2, ge=0, lt=1, description="ratios below 1 - clip_low are clipped")
-    clip_high: float = Field(default=0.2, ge=0, description="ratios above 1 + clip_high are clipped")
-    kl_coefficient: float = Field(default=0.0, ge=0, description="weight of the KL divergence from the initial model")
-    old_logprobs: Literal["behaviour", "recomputed"] = Field(
-        default="behaviour", description="whose logprobs the ratios are taken against: the engine's, or the trainer's"
-    )
-    absent_logprobs: Literal["refuse", "current"] = Field(
-        default="refuse",
-        description="how to train inserted samples without logprobs: not at all, or with the logprobs of the trainer",
-    )
-    importance_cap: float = Field(default=2.0, gt=0, description="largest truncated importance weight")
-    entropy: bool = Field(
-        default=False, description="measure the policy's entropy; costs one more pass over the logits"
-    )
-
-
 class TrainerSettings(ClientSettings):
-    """The reference GRPO trainer. Batch sizes and the sync interval come from the tasks."""
+    """The reference trainer. Batch sizes and the sync interval come from the tasks."""
 
     model: Path = Field(description="Hugging Face folder of the initial model, which is also the reference model")
     output: Path = Field(description="folder for checkpoints, shared weights and metrics.jsonl")
@@ -166,7 +130,9 @@ class TrainerSettings(ClientSettings):
     updates_per_batch: int = Field(
         default=1, gt=0, description="optimizer steps on each batch, each on a part of its groups"
     )
-    loss: GrpoSettings = Field(default=GrpoSettings(), description="settings of the GRPO loss")
+    loss: LossSettings = Field(
+        default=LossSettings(), description="name of the loss, or a table with its settings; default: clipped PPO"
+    )
     micro_batch_tokens: int = Field(default=16_384, gt=0, description="tokens in one forward and backward pass")
     layout: Literal["packed", "padded"] = Field(
         default="padded", description="how sequences form micro-batches; packed is faster only with flash attention"

@@ -227,11 +227,12 @@ class Trainer:
         arrived_s = time.monotonic()
         if truncation := find_truncation(batch):
             self._log_once.warning("truncation", "%s", truncation)
-        for task in find_idle_tasks(batch):
+        for task in set(find_idle_tasks(batch)) - set(self._settings.loss.sft):
             self._log_once.warning(
                 f"idle {task}",
                 "step %d: the inserted groups of task %r have equal rewards each, so all their advantages are 0, and "
-                "nothing is learned from them: insert responses of different rewards, or train with a custom loss",
+                "nothing is learned from them: insert responses of different rewards, or name the task in sft of "
+                "[trainer.loss] to imitate it",
                 batch.step,
                 task,
             )

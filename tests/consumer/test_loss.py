@@ -10,9 +10,9 @@ import torch
 
 from rollq.buffer.errors import ConfigError
 from rollq.consumer import AdvantageSettings, Batch
-from rollq.consumer.grpo import grpo_loss
+from rollq.consumer.loss import policy_loss
+from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.metrics import LossMetrics
-from rollq.consumer.settings import GrpoSettings
 from rollq.consumer.token_logprobs import token_logprobs
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
 from support.gloo_rank import MAX_TOKENS, train_share
@@ -20,23 +20,23 @@ from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 from support.waiting import PATIENCE_S
 
 VARIANTS = [
-    GrpoSettings(),
-    GrpoSettings(aggregation="sequence", clip_high=0.28),
-    GrpoSettings(aggregation="constant", constant_tokens=12, old_logprobs="recomputed", importance_cap=1.1),
+    LossSettings(),
+    LossSettings(aggregation="sequence", clip_high=0.28),
+    LossSettings(aggregation="constant", constant_tokens=12, old_logprobs="recomputed", importance_cap=1.1),
 ]
 
 
-def gradient(batch: Batch, settings: GrpoSettings, *, max_tokens: int = 0, padded: bool = False) -> torch.Tensor:
+def gradient(batch: Batch, settings: LossSettings, *, max_tokens: int = 0, padded: bool = False) -> torch.Tensor:
     """Gradient of the whole batch; `max_tokens` 0 means one padded micro-batch."""
     model = tiny_qwen3()
     micro_batches = batch.micro_batches(max_tokens, padded=padded) if max_tokens else [batch.to_torch()]
     for micro in micro_batches:
-        grpo_loss(model, micro, settings).backward()  # type: ignore[no-untyped-call]
+        policy_loss(model, micro, settings).backward()  # type: ignore[no-untyped-call]
     return flat_gradient(model)
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
-def test_packed_and_padded_give_the_same_gradient(settings: GrpoSettings) -> None:
+def test_packed_and_padded_give_the_same_gradient(settings: LossSettings) -> None:
     batch = Batch.build(1, random_groups(5))
     reference = gradient(batch, settings)
     assert reference.abs().max() > 1e-3
@@ -81,12 +81,13 @@ def test_token_aggregation_weighs_tokens_and_sequence_aggregation_weighs_samples
     micro = batch.to_torch()
     # on policy the ratio is 1 and the loss is minus the weighted advantages (0.5 and -0.5)
     for aggregation, expected in {"token": -0.5 * 3 / 5, "sequence": 0.0, "constant": -0.5 * 3 / (2 * 10)}.items():
-        settings = GrpoSettings.model_validate(
-            {"aggregation": aggregation, "constant_tokens": 10, "old_logprobs": "recomputed", "importance_cap": 1e9}
+        constant = {"constant_tokens": 10} if aggregation == "constant" else {}
+        settings = LossSettings.model_validate(
+            {"aggregation": aggregation, **constant, "old_logprobs": "recomputed", "importance_cap": 1e9}
         )
         on_policy = token_logprobs(model, micro).logprobs.detach()
         micro.behaviour_logprobs[micro.loss_mask] = on_policy
-        assert grpo_loss(model, micro, settings).item() == pytest.approx(expected, abs=1e-6)
+        assert policy_loss(model, micro, settings).item() == pytest.approx(expected, abs=1e-6)
 
 
 def one_token(reward: float, behaviour_minus_new: float) -> tuple[torch.nn.Module, Batch]:
@@ -104,7 +105,7 @@ def one_token(reward: float, behaviour_minus_new: float) -> tuple[torch.nn.Modul
 def test_the_clip_stops_the_gradient_of_what_went_far_enough() -> None:
     model, batch = one_token(reward=1.0, behaviour_minus_new=-np.log(1.5))  # ratio 1.5 for both samples
     metrics = LossMetrics()
-    loss = grpo_loss(model, batch.to_torch(), GrpoSettings(clip_low=0.2, clip_high=0.3), metrics=metrics)
+    loss = policy_loss(model, batch.to_torch(), LossSettings(clip_low=0.2, clip_high=0.3), metrics=metrics)
     assert loss.item() == pytest.approx(-(1.3 - 1.5) / 2, abs=1e-5)  # clipped where good, not where bad
     result = metrics.result()
     assert result["clip_fraction"] == pytest.approx(0.5)
@@ -114,12 +115,12 @@ def test_the_clip_stops_the_gradient_of_what_went_far_enough() -> None:
 def test_recomputed_logprobs_bring_a_truncated_importance_weight_in_place_of_the_ratio() -> None:
     model, batch = one_token(reward=1.0, behaviour_minus_new=-np.log(3.0))
     weighted = LossMetrics()
-    settings = GrpoSettings(old_logprobs="recomputed", importance_cap=2.0)
+    settings = LossSettings(old_logprobs="recomputed", importance_cap=2.0)
     model.zero_grad()
-    grpo_loss(model, batch.to_torch(), settings, metrics=weighted).backward()  # type: ignore[no-untyped-call]
+    policy_loss(model, batch.to_torch(), settings, metrics=weighted).backward()  # type: ignore[no-untyped-call]
     capped = flat_gradient(model)
     model.zero_grad()
-    grpo_loss(model, batch.to_torch(), GrpoSettings(old_logprobs="recomputed", importance_cap=1.0)).backward()  # type: ignore[no-untyped-call]
+    policy_loss(model, batch.to_torch(), LossSettings(old_logprobs="recomputed", importance_cap=1.0)).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(capped, 2 * flat_gradient(model))
     assert weighted.result()["clip_fraction"] == 0.0
 
@@ -127,13 +128,13 @@ def test_recomputed_logprobs_bring_a_truncated_importance_weight_in_place_of_the
 def test_kl_to_the_reference_is_zero_at_the_reference_and_positive_away_from_it() -> None:
     model, batch = one_token(reward=0.0, behaviour_minus_new=0.0)
     micro = batch.to_torch()
-    settings = GrpoSettings(kl_coefficient=0.5)
+    settings = LossSettings(kl_coefficient=0.5)
     same = token_logprobs(model, micro).logprobs.detach()
-    assert grpo_loss(model, micro, settings, reference_logprobs=same).item() == pytest.approx(0.0, abs=1e-6)
-    away = grpo_loss(model, micro, settings, reference_logprobs=same + 0.3).item()
+    assert policy_loss(model, micro, settings, reference_logprobs=same).item() == pytest.approx(0.0, abs=1e-6)
+    away = policy_loss(model, micro, settings, reference_logprobs=same + 0.3).item()
     assert away == pytest.approx(0.5 * (np.exp(0.3) - 1.3), abs=1e-5)
     with pytest.raises(ConfigError, match="reference_logprobs"):
-        grpo_loss(model, micro, settings)
+        policy_loss(model, micro, settings)
 
 
 @pytest.mark.parametrize("nats", [-400.0, 400.0])
@@ -195,7 +196,7 @@ def test_a_micro_batch_without_loss_tokens_has_a_zero_gradient() -> None:
     model = tiny_qwen3()
     batch = Batch.build(1, [make_group(make_sample(make_segment([1], [2])))], rank=1, world_size=2)
     [micro] = batch.micro_batches(8)
-    grpo_loss(model, micro, GrpoSettings()).backward()  # type: ignore[no-untyped-call]
+    policy_loss(model, micro, LossSettings()).backward()  # type: ignore[no-untyped-call]
     assert flat_gradient(model).abs().max() == 0
 
 
@@ -205,7 +206,7 @@ def test_ranks_over_gloo_get_the_gradient_and_the_loss_of_one_process(
 ) -> None:
     context = multiprocessing.get_context("forkserver")
     # what is slow to import is imported once, not once per rank
-    context.set_forkserver_preload(["rollq.consumer.grpo", "transformers.models.qwen3.modeling_qwen3"])
+    context.set_forkserver_preload(["rollq.consumer.loss", "transformers.models.qwen3.modeling_qwen3"])
     ranks = [context.Process(target=train_share, args=(rank, world_size, tmp_path, how)) for rank in range(world_size)]
     for rank in ranks:
         rank.start()
@@ -214,7 +215,7 @@ def test_ranks_over_gloo_get_the_gradient_and_the_loss_of_one_process(
     assert [rank.exitcode for rank in ranks] == [0] * world_size
     metrics, model = LossMetrics(), tiny_qwen3()
     for micro in Batch.build(1, random_groups(7)).micro_batches(MAX_TOKENS):
-        grpo_loss(model, micro, metrics=metrics).backward()  # type: ignore[no-untyped-call]
+        policy_loss(model, micro, metrics=metrics).backward()  # type: ignore[no-untyped-call]
     reference = flat_gradient(model)
     for index in range(world_size):
         got = torch.from_numpy(np.load(tmp_path / f"gradient{index}.npy"))
@@ -225,7 +226,7 @@ def test_ranks_over_gloo_get_the_gradient_and_the_loss_of_one_process(
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
-def test_a_batch_whose_samples_are_all_masked_trains_nothing_and_breaks_nothing(settings: GrpoSettings) -> None:
+def test_a_batch_whose_samples_are_all_masked_trains_nothing_and_breaks_nothing(settings: LossSettings) -> None:
     """What the overlong filter leaves of groups in which every answer ran into its limit."""
     segments = [make_segment([1], [2, 3, 4]), make_segment([1], [5])]
     masked = [replace(one, loss_mask=np.zeros(len(one.response_ids), np.bool_)) for one in segments]
@@ -235,5 +236,5 @@ def test_a_batch_whose_samples_are_all_masked_trains_nothing_and_breaks_nothing(
         assert gradient(batch, settings, max_tokens=64, padded=padded).abs().max() == 0
         metrics = LossMetrics()
         for micro in batch.micro_batches(64, padded=padded):
-            assert grpo_loss(tiny_qwen3(), micro, settings, metrics=metrics).item() == 0
+            assert policy_loss(tiny_qwen3(), micro, settings, metrics=metrics).item() == 0
         assert all(np.isfinite(value) for value in metrics.result().values() if isinstance(value, float))

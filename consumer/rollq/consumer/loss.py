@@ -1,0 +1,175 @@
+"""The policy loss of a micro-batch. Needs torch.
+
+Invariant: each token's weight depends on the counts of the whole batch, so the gradient does not depend on how the
+batch was split into micro-batches and among ranks. Ranks combine theirs as `ConsumerSettings.reduction` says: they sum
+them (`sum_gradients`), or average them, as DDP and FSDP do.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from rollq.buffer.errors import ConfigError, InvalidGroup
+from rollq.buffer.shards import task_of
+from rollq.consumer.batch import Batch
+from rollq.consumer.losses.aggregation import token_weights
+from rollq.consumer.losses.components import imitation
+from rollq.consumer.losses.compose import policy_terms
+from rollq.consumer.losses.samples import sample_sums
+from rollq.consumer.losses.settings import LossSettings
+from rollq.consumer.metrics import LossMetrics
+from rollq.consumer.micro_batch import MicroBatch
+from rollq.consumer.sequences import BatchCounts
+from rollq.consumer.token_logprobs import token_logprobs
+
+
+def policy_loss(
+    model: Any,
+    micro: MicroBatch,
+    settings: LossSettings | None = None,
+    *,
+    old_logprobs: torch.Tensor | None = None,
+    reference_logprobs: torch.Tensor | None = None,
+    keep: torch.Tensor | None = None,
+    chunk: int = 0,
+    metrics: LossMetrics | None = None,
+) -> torch.Tensor:
+    """Compute the micro-batch's part of the batch's loss, a scalar, times `micro.loss_scale`.
+
+    The parts of all micro-batches of a rank add up. Those of the ranks do, too, or have the batch's loss as their mean,
+    as the consumer's `reduction` says. `rollq.consumer.losses.policy_terms` has the formula that `settings` compose;
+    tokens of the tasks in `settings.sft` are imitated instead, with a denominator for each of these tasks.
+
+    `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
+    update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
+    float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. `keep` bool [n] are the
+    tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the others stay in the
+    denominators. All are ordered as in `token_logprobs`, which explains `chunk`. `metrics`, if given, is updated.
+
+    Raises `ConfigError` if the reference logprobs are missing, or if segments of a sample are in other micro-batches
+    and the loss needs all (`Batch.micro_batches(whole_samples=True)` keeps them together), and `InvalidGroup` if
+    inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
+    """
+    settings = settings or LossSettings()
+    mask = micro.loss_mask
+    new, entropy = token_logprobs(model, micro, entropy=settings.entropy, chunk=chunk)
+    is_imitated = _is_imitated(micro, settings.sft)
+    behaviour = _behaviour_logprobs(micro, new, settings, is_imitated)
+    samples = micro.sample_index[mask]
+    if settings.needs_whole_samples:
+        _check_whole(micro, samples)
+    terms, ratio, was_clipped, was_masked, importance = policy_terms(
+        settings,
+        new=new,
+        behaviour=behaviour,
+        advantages=micro.advantages[mask],
+        samples=samples,
+        old=old_logprobs,
+        reference=reference_logprobs,
+        keep=keep,
+    )
+    weights = _weights(micro, settings)
+    if is_imitated is not None:
+        terms = torch.where(is_imitated, imitation(new), terms)
+        weights = torch.where(is_imitated, _imitation_weights(micro, settings.sft), weights)
+        was_clipped, was_masked = was_clipped & ~is_imitated, was_masked & ~is_imitated
+    # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that backward() works
+    loss = (terms * weights).sum() * micro.loss_scale + new.sum() * 0
+    if metrics is not None:
+        metrics.add(
+            loss=loss.detach() / micro.loss_scale,
+            ratio=ratio,
+            was_clipped=was_clipped,
+            was_masked=was_masked,
+            importance=importance if settings.is_corrected else None,
+            mismatch=(new.detach() if old_logprobs is None else old_logprobs) - behaviour,
+            staleness=micro.staleness[mask],
+            entropy=entropy,
+            sequences=micro.sequence_index[mask],
+            versions=micro.versions[mask],
+        )
+    return loss
+
+
+def check_logprobs(batch: Batch, settings: LossSettings) -> None:
+    """Raise `InvalidGroup`, naming the task, when sequences of this rank's share lack logprobs that the loss needs."""
+    if settings.absent_logprobs == "current":
+        return
+    for sequence in (batch.sequences[index] for index in batch.share):
+        if task_of(sequence.task) not in settings.sft and np.isnan(sequence.logprobs).any():
+            raise InvalidGroup(
+                f"step {batch.step}: group {sequence.group_id} of task {sequence.task!r} was inserted {_REMEDY}"
+            )
+
+
+_REMEDY = (
+    "without logprobs, and the loss compares with them: insert samples that have some, set absent_logprobs = "
+    '"current" in [trainer.loss] for ratios of 1, name the task in sft there to imitate it, or train with a custom loss'
+)
+
+
+def _behaviour_logprobs(
+    micro: MicroBatch, new: torch.Tensor, settings: LossSettings, is_imitated: torch.Tensor | None
+) -> torch.Tensor:
+    """The behaviour logprobs of the loss tokens, float32 [n]; where they are absent, the detached `new` ones."""
+    behaviour = micro.behaviour_logprobs[micro.loss_mask]
+    absent = behaviour.isnan()
+    needed = absent if is_imitated is None else absent & ~is_imitated
+    if settings.absent_logprobs == "refuse" and needed.any():
+        raise InvalidGroup(f"the micro-batch has samples that were inserted {_REMEDY}")
+    return torch.where(absent, new.detach(), behaviour)
+
+
+def _check_whole(micro: MicroBatch, samples: torch.Tensor) -> None:
+    """Raise `ConfigError` if loss tokens of a sample are not in the micro-batch; `samples` [n] are those of its
+    tokens."""
+    expected = micro.sample_loss_tokens[micro.loss_mask]
+    if len(samples) and (sample_sums(torch.ones_like(expected), samples) != expected).any():
+        raise ConfigError(
+            "the loss compares whole samples, and segments of some are in other micro-batches: make these with "
+            "Batch.micro_batches(..., whole_samples=True)"
+        )
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Add up the gradients of all ranks in place (all-reduce over the default process group), for reduction `sum`."""
+    for parameter in parameters:
+        if parameter.requires_grad:
+            if parameter.grad is None:  # every rank must take part
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+
+
+def _is_imitated(micro: MicroBatch, sft: Mapping[str, float]) -> torch.Tensor | None:
+    """Whether the loss tokens belong to tasks that are imitated, bool [n]; None if there are no such tasks."""
+    if not sft:
+        return None
+    return _of_tasks(micro, [float(task in sft) for task in micro.task_counts]) > 0
+
+
+def _weights(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:
+    """The weight of each loss token in the batch's loss, float32 [n], where the tasks in `sft` do not count."""
+    counted = [counts for task, counts in micro.task_counts.items() if task not in settings.sft]
+    counts = sum(counted, BatchCounts())
+    return token_weights(
+        micro.sample_loss_tokens[micro.loss_mask],
+        settings.aggregation,
+        tokens=counts.loss_tokens,
+        samples=max(counts.samples, 1),
+        constant=settings.constant_tokens,
+    )
+
+
+def _imitation_weights(micro: MicroBatch, sft: Mapping[str, float]) -> torch.Tensor:
+    """The weight of each loss token of a task that is imitated, float32 [n]: the mean over the task's tokens."""
+    counts = micro.task_counts
+    return _of_tasks(micro, [sft.get(task, 0.0) / max(one.loss_tokens, 1) for task, one in counts.items()])
+
+
+def _of_tasks(micro: MicroBatch, values: list[float]) -> torch.Tensor:
+    """For each loss token the value of its task, float32 [n]; `values` are by index into `task_counts`."""
+    table = torch.tensor(values, dtype=torch.float32, device=micro.loss_mask.device)
+    return table[micro.task_index[micro.loss_mask]]
