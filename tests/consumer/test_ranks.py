@@ -1,37 +1,18 @@
 """The reference trainer in several ranks: the same gradients, and the same weights whoever dies when."""
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pytest
 from safetensors.torch import load_file
 
-from rollq.buffer.buffer import Buffer
-from rollq.consumer import Consumer
 from rollq.consumer.checkpoints import OPTIMIZER_FILE, newest_checkpoint
-from rollq.consumer.metrics_files import METRICS_FILE
-from rollq.consumer.settings import ConsumerSettings, TrainerSettings
-from support.manual_worker import HandWorker, make_run
-from support.tiny_qwen3 import tiny_qwen3
-from support.trainer_rank import MOMENTS, Kill, run_ranks
+from rollq.consumer.settings import TrainerSettings
+from support.trainer_rank import MOMENTS, Kill, filled, metrics, run_ranks
 from support.waiting import PATIENCE_S
 
 FILES = ("model.safetensors", OPTIMIZER_FILE)
-
-
-@contextmanager
-def filled(url: str, run: str, model: Path, folder: Path, steps: int) -> Iterator[Buffer]:
-    """A run with the groups of `steps` steps, all of version 0, so that its batches do not depend on who dies when."""
-    rules = {"max_staleness": steps, "max_uncheckpointed_steps": steps}
-    with Buffer.connect(url, run) as buffer:
-        make_run(buffer, **rules)
-        with Consumer.connect(url, run=run, weights=model, settings=ConsumerSettings(transport="redis")):
-            HandWorker(buffer, tiny_qwen3(), folder).produce(2 * steps)
-        yield buffer
 
 
 @pytest.fixture
@@ -53,10 +34,6 @@ def settings(model_folder: Path, tmp_path: Path) -> Callable[..., TrainerSetting
         return TrainerSettings.model_validate({**values, **changed})
 
     return make
-
-
-def metrics(settings: TrainerSettings) -> list[dict[str, Any]]:
-    return [orjson.loads(line) for line in (settings.output / METRICS_FILE).read_bytes().splitlines()]
 
 
 def trained(settings: TrainerSettings) -> tuple[int, list[bytes]]:
@@ -132,7 +109,7 @@ ALL = [(when, name) for name in MOMENTS for when in ("before", "after")]
 def test_whoever_is_killed_the_weights_are_those_of_an_undisturbed_run(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], model_folder: Path, tmp_path: Path
 ) -> None:
-    """Three kills at random moments, from a seed; the slow test has them all."""
+    """Two kills at random moments, from a seed; the slow test has them all."""
     choose = random.Random(7)
     kills = [Kill(rank, " ".join(choose.choice(ALL)), 1) for rank in (0, 1)]
     expected = undisturbed(server_url, f"{run_name}u", model_folder, tmp_path / "u", 4, settings)

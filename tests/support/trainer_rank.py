@@ -10,14 +10,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
+
+from rollq.buffer.buffer import Buffer
 from rollq.consumer import checkpoints, trainer
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.learner import Learner
-from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.metrics_files import METRICS_FILE
+from rollq.consumer.settings import ConsumerSettings, TrainerSettings
+from support.manual_worker import HandWorker, make_run
+from support.tiny_qwen3 import tiny_qwen3
 
 TESTS = Path(__file__).parents[1]
 
@@ -71,9 +78,23 @@ def run_ranks(world_size: int, url: str, run: str, settings: TrainerSettings, ki
         for descriptor in select.select(running, [], [])[0]:
             os.close(descriptor)
             if running.pop(descriptor).wait():
-                for rank in running.values():
-                    rank.kill()
-    return [rank.returncode for rank in ranks]
+                for other in running.values():
+                    other.kill()
+    return [process.returncode for process in ranks]
+
+
+@contextmanager
+def filled(url: str, run: str, model: Path, folder: Path, steps: int) -> Iterator[Buffer]:
+    """A run with the groups of `steps` steps, all of version 0, so that its batches do not depend on who dies when."""
+    with Buffer.connect(url, run) as buffer:
+        make_run(buffer, max_staleness=steps, max_uncheckpointed_steps=steps)
+        with Consumer.connect(url, run=run, weights=model, settings=ConsumerSettings(transport="redis")):
+            HandWorker(buffer, tiny_qwen3(), folder).produce(2 * steps)
+        yield buffer
+
+
+def metrics(settings: TrainerSettings) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in (settings.output / METRICS_FILE).read_bytes().splitlines()]
 
 
 def _arm(moment: str, calls: int) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
+from rollq.consumer.lora import adapter_tensors, has_adapter, write_adapter
 from rollq.consumer.sharding import like
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.safetensors import copy_config, to_safetensors
@@ -62,13 +63,17 @@ def save_checkpoint(
     The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
     """
     folder = _folders(output) / f"step-{step:08d}"
-    weights = dict(gather(model.state_dict().items(), rank=rank))
+    lora = has_adapter(model)  # then the checkpoint has the adapter alone
+    weights = adapter_tensors(model, rank=rank) if lora else dict(gather(model.state_dict().items(), rank=rank))
     state = dict(gather(_optimizer_tensors(model, optimizer), rank=rank))
     if rank != 0:
         return Checkpoint(step, folder, lineage)
     with atomic_folder(folder) as unfinished:
         copy_config(config_from, unfinished)
-        (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(to_checkpoint_format(model, weights)))
+        if lora:
+            write_adapter(unfinished, model, weights)
+        else:
+            (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(to_checkpoint_format(model, weights)))
         (unfinished / OPTIMIZER_FILE).write_bytes(save(state))
         (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
     for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
@@ -127,5 +132,5 @@ def _folders(output: Path) -> Path:
 
 def _optimizer_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
+        for key, value in optimizer.state.get(parameter, {}).items():
             yield f"{name}.{key}", value.contiguous()

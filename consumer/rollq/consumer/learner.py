@@ -1,6 +1,7 @@
 """The learner of the reference trainer: a model, its optimizer, and the gradients of a batch."""
 
 import math
+import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,14 +19,16 @@ from rollq.consumer.batch import Batch
 from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkpoint
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
 from rollq.consumer.images import ImageInputs
+from rollq.consumer.lora import add_adapter, load_adapter, save_adapter, without_adapter
 from rollq.consumer.loss import check_logprobs, policy_loss
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.ranks import Ranks
 from rollq.consumer.schedule import learning_rate
-from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.settings import LoraSettings, TrainerSettings
 from rollq.consumer.sharding import decoder_layers, reshard, shard, whole_number
 from rollq.consumer.token_logprobs import check_chunks, token_logprobs
+from rollq.consumer.weights.checkpoint_format import Weights
 
 OldLogprobs = Sequence[torch.Tensor]
 """Of each micro-batch of a batch, those of its loss tokens, float32 [n], in nats."""
@@ -37,18 +40,46 @@ class Learner:
     def __init__(self, settings: TrainerSettings, checkpoint: Checkpoint | None, ranks: Ranks) -> None:
         self._settings = settings
         self._ranks = ranks
-        self.model = _load(settings.model if checkpoint is None else checkpoint.folder, settings, ranks)
+        newest = settings.model if checkpoint is None or settings.lora else checkpoint.folder
+        self.model = _load(newest, settings, ranks, lora=settings.lora)
         if settings.replay_experts:
             routers_of(self.model)  # raises if it has none
         if settings.logprob_chunk:
             check_chunks(self.model)
             reshard(self.model)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+            [parameter for parameter in self.model.parameters() if parameter.requires_grad],
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
         )
         if checkpoint is not None:
+            if settings.lora:
+                load_adapter(checkpoint.folder, self.model)
             load_optimizer(checkpoint.folder, self.model, self.optimizer)
-        self._reference = _load(settings.model, settings, ranks) if settings.loss.kl_coefficient > 0 else None
+        needs_reference = settings.loss.kl_coefficient > 0
+        self._reference = _load(settings.model, settings, ranks) if needs_reference and not settings.lora else None
+
+    def start_weights(self, checkpoint: Checkpoint | None) -> Weights:
+        """The weights that training starts from, as a folder. All ranks call it."""
+        if self._settings.lora:
+            return self.weights(0 if checkpoint is None else checkpoint.step)
+        return self._settings.model if checkpoint is None else checkpoint.folder
+
+    def weights(self, step: int) -> Weights:
+        """The weights that are published after `step`: the model, or the folder of its adapter.
+
+        All ranks call it. Folders of adapters that are old enough are removed.
+        """
+        if self._settings.lora is None:
+            model: Weights = self.model
+            return model
+        adapters = self._settings.output / "adapters"
+        folder = adapters / f"step-{step:08d}"
+        save_adapter(folder, self.model, rank=self._ranks.rank)
+        if self._ranks.is_first:
+            for old in sorted(adapters.glob("step-*"))[: -self._settings.keep_versions - 1]:
+                shutil.rmtree(old)
+        return folder
 
     def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
         """The parts of a batch, one for each update, with the logprobs of the weights before the first update.
@@ -79,7 +110,7 @@ class Learner:
                     micro,
                     self._settings.loss,
                     old_logprobs=None if old_logprobs is None else old_logprobs[index],
-                    reference_logprobs=None if self._reference is None else self._logprobs(self._reference, micro),
+                    reference_logprobs=self._reference_logprobs(micro),
                     chunk=self._settings.logprob_chunk,
                     metrics=metrics,
                 )
@@ -141,6 +172,15 @@ class Learner:
         reshard(self.model)
         return found
 
+    def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
+        """The logprobs of the initial model, which an adapter has left as it was; None if the loss needs none."""
+        if self._settings.loss.kl_coefficient == 0:
+            return None
+        if self._reference is not None:
+            return self._logprobs(self._reference, micro)
+        with without_adapter(self.model):
+            return self._logprobs(self.model, micro)
+
     @torch.no_grad()
     def _logprobs(self, model: Any, micro: MicroBatch) -> torch.Tensor:
         return token_logprobs(model, micro, chunk=self._settings.logprob_chunk).logprobs
@@ -163,23 +203,26 @@ def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[C
     return newest, Learner(settings, newest, ranks)
 
 
-def _load(folder: Path, settings: TrainerSettings, ranks: Ranks) -> Any:
+def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, lora: LoraSettings | None = None) -> Any:
     """The model of a folder in `eval` mode: without dropout, its forward pass is that of the engines.
 
-    With several ranks it is sharded, and those of one machine load it one after the other.
+    With `lora`, it has a new adapter. With several ranks it is sharded, and those of one machine load it one after the
+    other.
     """
     if not ranks.are_several:
-        return _read(folder, settings)
+        return _read(folder, settings, lora)
     for mine in ranks.take_turns():
         if mine:
-            model = _read(folder, settings)
+            model = _read(folder, settings, lora)
             compute = settings.compute_dtype and getattr(torch, settings.compute_dtype)
             shard(model, world_size=ranks.world_size, device=settings.device, compute_dtype=compute)
     return model
 
 
-def _read(folder: Path, settings: TrainerSettings) -> Any:
+def _read(folder: Path, settings: TrainerSettings, lora: LoraSettings | None) -> Any:
     model: Any = model_class(folder).from_pretrained(folder, dtype=getattr(torch, settings.dtype))
+    if lora is not None:
+        add_adapter(model, lora)
     if settings.checkpoint_activations:
         for layer in decoder_layers(model):
             layer.forward = partial(run_again, layer.forward, use_reentrant=False)

@@ -13,6 +13,7 @@ from rollq.buffer.archive.rows import TrainedGroup
 from rollq.buffer.claiming import ReleaseMode
 from rollq.buffer.errors import ArchiveError, InvalidGroup
 from rollq.buffer.replies import Production
+from rollq.buffer.weights.probe import Probe
 from rollq.consumer.batch import Batch
 from rollq.consumer.settings import ConsumerSettings
 
@@ -32,7 +33,7 @@ class BatchSource(Iterator[Batch], Protocol):
     def step(self) -> int: ...
     @property
     def sync_weights_interval(self) -> int: ...
-    def publish(self, weights: Any, *, step: int) -> int: ...
+    def publish(self, weights: Any, *, step: int, probe: Probe | None = None) -> int: ...
     def commit(self, batch: Batch) -> None: ...
     def saving(self) -> AbstractContextManager[None]: ...
     def checkpoint(self, step: int) -> None: ...
@@ -136,7 +137,7 @@ class RecordedRun(BatchSource):
     def _batch(self, step: int) -> list[TrainedGroup]:
         return self._archive.batch(step, self._files.get(step, []))
 
-    def publish(self, weights: Any, *, step: int) -> int:
+    def publish(self, weights: Any, *, step: int, probe: Probe | None = None) -> int:
         """Nobody needs the weights: 0 bytes are stored."""
         return 0
 

@@ -30,6 +30,16 @@ class NcclSettings(Settings):
     )
 
 
+class LoraSettings(Settings):
+    """An adapter that is trained in place of the model's weights."""
+
+    rank: int = Field(default=16, gt=0, description="rank of the adapter's matrices")
+    alpha: int = Field(default=32, gt=0, description="the adapter's output is multiplied by alpha / rank")
+    targets: Literal["all-linear"] | list[str] = Field(
+        default="all-linear", description='names of the modules that are adapted; "all-linear": all but the head'
+    )
+
+
 class ClientSettings(Settings):
     """How a trainer holds its run, takes batches and sends weights: the reference trainer like any other."""
 
@@ -149,6 +159,9 @@ class TrainerSettings(ClientSettings):
     checkpoint_activations: bool = Field(
         default=False, description="compute activations again in the backward pass, which saves most of their memory"
     )
+    lora: LoraSettings | None = Field(
+        default=None, description="train an adapter, and publish it alone; default: all weights are trained"
+    )
     threads: int | None = Field(default=None, gt=0, description="CPU threads used by torch; default: torch's choice")
     checkpoint_every: int = Field(default=10, gt=0, description="train steps between two checkpoints")
     evaluate_every: int = Field(default=0, ge=0, description="train steps between two evaluations; 0: never")
@@ -193,6 +206,20 @@ class TrainerSettings(ClientSettings):
     def _nccl_needs_gpus(self) -> Self:
         if self.transport == "nccl" and not self.device.startswith("cuda"):
             raise ValueError(f"transport 'nccl' sends from a GPU: set device = 'cuda', not {self.device!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_can_be_published(self) -> Self:
+        if self.lora is None:
+            return self
+        if self.transport == "nccl":
+            raise ValueError(
+                "transport 'nccl' sends whole models: with [trainer.lora], set transport = 'redis' or 'path'"
+            )
+        if self.record_dir is not None:
+            raise ValueError("record_dir keeps whole models: leave it out with [trainer.lora]")
+        if self.replay_experts:
+            raise ValueError("replay_experts trains routers: leave it out with [trainer.lora]")
         return self
 
     @model_validator(mode="after")

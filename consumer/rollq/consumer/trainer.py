@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def _train(
     consumer = Consumer.connect(
         url,
         run=run,
-        weights=settings.model if checkpoint is None else checkpoint.folder,
+        weights=learner.start_weights(checkpoint),
         resume_from=0 if checkpoint is None else checkpoint.step,
         lineage=None if checkpoint is None else checkpoint.lineage,
         probe=probe_of(learner.model),
@@ -204,7 +205,9 @@ class Trainer:
 
     def _publish(self, step: int) -> int:
         """Publish the weights; returns the bytes that were stored for them."""
-        stored_bytes = self._consumer.publish(self._learner.model, step=step)
+        weights = self._learner.weights(step)
+        probe = probe_of(self._learner.model) if isinstance(weights, Path) else None  # that of a model is computed
+        stored_bytes = self._consumer.publish(weights, step=step, probe=probe)
         self._published = step
         self._record_weights(step)
         return stored_bytes

@@ -1,0 +1,116 @@
+"""LoRA by PEFT (Hu et al. 2021, arXiv:2106.09685): the model stays as it is, and an adapter is trained and published.
+
+An adapter's file has the form that PEFT and vLLM read. Needs torch and peft.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from rollq.buffer.durable import atomic_folder
+from rollq.buffer.errors import ConfigError, WeightsError
+from rollq.buffer.weights.manifest import ADAPTER_FILE
+from rollq.consumer.settings import LoraSettings
+from rollq.consumer.sharding import like
+from rollq.consumer.weights.safetensors import to_safetensors
+from rollq.consumer.weights.sharded import gather
+
+_NAME = ".default."
+"""PEFT's part of the name of a tensor in memory, which files lack: the name of the adapter."""
+
+
+def add_adapter(model: Any, settings: LoraSettings) -> None:
+    """Add an adapter to a model of transformers in place: only the adapter is trained, and at first it changes nothing.
+
+    Raises `ConfigError` where `targets` match no module, and without the package peft.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ModuleNotFoundError as error:
+        raise ConfigError("[trainer.lora] needs the package 'peft': pip install 'rollq[lora]'") from error
+    targets = settings.targets if settings.targets == "all-linear" else list(settings.targets)
+    config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets, task_type="CAUSAL_LM")
+    try:
+        with warnings.catch_warnings():  # PEFT 0.21 asks models of transformers 5.24 for an attribute of an older name
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            inject_adapter_in_model(config, model)
+    except ValueError as error:
+        raise ConfigError(f"[trainer.lora] targets = {settings.targets!r}: {error}") from error
+    model.rollq_adapter = config  # with the names of all modules that match
+    for parameter in _adapter(model).values():
+        parameter.data = parameter.data.to(model.dtype)
+
+
+@contextmanager
+def without_adapter(model: Any) -> Iterator[None]:
+    """Run `model` without its adapter: as it was before training."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def has_adapter(model: Any) -> bool:
+    """Whether `add_adapter` has added one."""
+    return hasattr(model, "rollq_adapter")
+
+
+def save_adapter(folder: Path, model: Any, *, rank: int = 0) -> None:
+    """Write the adapter of `model` as a folder, which replaces an older one. All ranks call it, and rank 0 writes."""
+    tensors = adapter_tensors(model, rank=rank)
+    if rank != 0:
+        return
+    with atomic_folder(folder) as unfinished:
+        write_adapter(unfinished, model, tensors)
+
+
+def write_adapter(folder: Path, model: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """Write the gathered `tensors` of an adapter and its configuration into an existing folder."""
+    model.rollq_adapter.save_pretrained(str(folder))
+    (folder / ADAPTER_FILE).write_bytes(to_safetensors(tensors))
+
+
+def adapter_tensors(model: Any, *, rank: int = 0) -> dict[str, torch.Tensor]:
+    """The tensors of the adapter by their names in files, on rank 0; on other ranks none. All ranks call it."""
+    return dict(gather(_adapter(model).items(), rank=rank))
+
+
+def load_adapter(folder: Path, model: Any) -> None:
+    """Load the tensors of an adapter into that of `model`, or this rank's parts of them.
+
+    Raises `WeightsError` for a folder without an adapter, and for an adapter of other modules or another rank.
+    """
+    path = folder / ADAPTER_FILE
+    if not path.exists():
+        raise WeightsError(f"checkpoint {str(folder)!r} has no adapter: it was saved without [trainer.lora]")
+    with safe_open(path, framework="pt") as file:
+        found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    own = _adapter(model)
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    if shapes != {name: tuple(parameter.shape) for name, parameter in own.items()}:
+        raise WeightsError(
+            f"checkpoint {str(folder)!r} has an adapter of other modules, or of another rank, than [trainer.lora]"
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(like(found[name].to(parameter.dtype), parameter))
+
+
+def _adapter(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The parameters of the adapter by their names in files."""
+    return {
+        f"base_model.model.{name.replace(_NAME, '.')}": parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
