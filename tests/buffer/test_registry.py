@@ -74,8 +74,8 @@ def test_a_batch_size_changes_at_the_first_step_that_is_not_planned(world: World
     revision = world.buffer.change_rules("math", {"batch_groups": 4})
     assert revision is not None
     assert revision.changes == {"schedule": ("none", "4:4")}
-    with pytest.raises(ConfigError, match="step 3: its batch may be planned already; give 4 or more"):
-        world.buffer.change_rules("math", {"batch_groups": 3}, batch_step=3)
+    with pytest.raises(ConfigError, match="step 1: its batch is claimed already; give 2 or more"):
+        world.buffer.change_rules("math", {"batch_groups": 3}, batch_step=1)
     world.buffer.change_rules("math", {"batch_groups": 8}, batch_step=50)
     assert world.buffer.rules("math").schedule == ((4, 4), (50, 8))
 

@@ -70,6 +70,7 @@ def test_steps_that_are_held_reach_to_the_next_checkpoint(server_url: str, buffe
     refused = CliRunner().invoke(main, [*command, "max_uncheckpointed_steps=4"])
     assert refused.exit_code == 2
     assert "max_uncheckpointed_steps = 4: must not be below trainer.checkpoint_every = 5" in refused.output
+    assert CliRunner().invoke(main, [*command, "max_uncheckpointed_steps=+4"]).exit_code == 2
     assert CliRunner().invoke(main, [*command, "max_uncheckpointed_steps=5"]).exit_code == 0
     assert buffer.clock("math").rules.max_uncheckpointed_steps == 5
 

@@ -24,8 +24,9 @@ from rollq.buffer.replies import Control, Counts
 from rollq.buffer.rollouts import GroupResult, Prompt, Status
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.buffer.trainer_state import TrainerPhase
 from rollq.buffer.waiter import Waiter
-from rollq.consumer import Consumer, ConsumerSettings
+from rollq.consumer import Batch, Consumer, ConsumerSettings
 from support.buffer_run import World, make_sample
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
@@ -343,3 +344,69 @@ def test_tc05_metrics_are_means_over_prompts_and_count_what_is_missing() -> None
         "eval/x/count": 2, "eval/x/failed": 1, "eval/x/unfinished": 1, "eval/x/reward": 0.5, "eval/x/tokens": 3.0,
     }  # fmt: skip
     assert evaluation_metrics("x", []) == {"eval/x/count": 0, "eval/x/failed": 0, "eval/x/unfinished": 0}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_task_that_stays_empty_is_taken_out_of_the_batch_that_the_trainer_waits_for(
+    connect: Connect, buffer: Buffer, tmp_path: Path, restarted: bool
+) -> None:
+    make_run(buffer, ("math", "code"))
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    found: list[Batch] = []
+
+    def take() -> None:
+        with connect(takeover=True, timeout_s=PATIENCE_S) as consumer:
+            found.append(next(consumer))
+
+    with connect(timeout_s=0.05) as consumer:
+        worker.produce(2, "math")
+        with pytest.raises(ClaimTimeout):
+            next(consumer)
+    waiting = threading.Thread(target=take)
+    if not restarted:
+        waiting.start()
+        until_it_waits(buffer)
+    buffer.change_rules("code", {"batch_groups": 0}, batch_step=1)
+    if restarted:
+        waiting.start()
+    waiting.join()
+    (batch,) = found
+    assert [group.task for group in batch.groups] == ["math", "math"]
+    assert batch.step == 1
+
+
+def until_it_waits(buffer: Buffer) -> None:
+    """Wait until a trainer says that it waits for groups."""
+    with buffer.events() as events:
+        for _ in Waiter(events, stop=threading.Event(), timeout_s=PATIENCE_S, explain=lambda: "no trainer waits"):
+            state = buffer.trainer_state()
+            if state is not None and state.phase is TrainerPhase.WAITING:
+                return
+
+
+def test_all_ranks_get_the_batch_of_the_rules_that_were_changed_while_they_waited(
+    server_url: str, run_name: str, buffer: Buffer, model_folder: Path, tmp_path: Path
+) -> None:
+    make_run(buffer, ("math", "code"))
+    worker = HandWorker(buffer, tiny_qwen3(1), tmp_path / "worker")
+    found: list[tuple[int, ...]] = []
+
+    def take(rank: int) -> None:
+        settings = ConsumerSettings(rank=rank, world_size=2, launch_id="one", timeout_s=PATIENCE_S)
+        with Consumer.connect(server_url, run=run_name, weights=model_folder, settings=settings) as consumer:
+            ready.wait(PATIENCE_S)
+            batch = next(consumer)
+            found.append(tuple(group_id for _, group_id in batch.group_ids))
+            ready.wait(PATIENCE_S)
+
+    ready = threading.Barrier(3)
+    ranks = [threading.Thread(target=take, args=(rank,)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    ready.wait(PATIENCE_S)
+    worker.produce(2, "math")
+    buffer.change_rules("code", {"batch_groups": 0}, batch_step=1)
+    ready.wait(PATIENCE_S)
+    for rank in ranks:
+        rank.join()
+    assert found == [(1, 2), (1, 2)]

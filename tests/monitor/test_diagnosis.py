@@ -65,7 +65,33 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         ),
         "starving: the trainer has waited 12 s for step 41: task demos has 1 of 16; task demos is filled by "
         "imports alone; 4 groups in generation on 1 worker\n"
-        "to do: import more into task demos: `rollq import`",
+        "to do: import more into task demos: `rollq import`; or take it out of this batch: `rollq retire demos "
+        "--from-step 41`",
+    ),
+    "the only worker is paused": (
+        run_status(
+            task_status(statuses={Status.PENDING: 80}),
+            trainer=waiting({"math": (0, 16)}),
+            workers={"gpu0": worker(state="paused")},
+        ),
+        "paused: the trainer has waited 12 s for step 41: task math has 0 of 16; the only worker is paused, and 80 "
+        "groups are pending\n"
+        "to do: let it work: `rollq resume --worker gpu0`",
+    ),
+    "one of two workers is paused": (
+        run_status(
+            task_status(statuses={Status.PENDING: 80, Status.RUNNING: 4}),
+            trainer=waiting({"math": (0, 16)}),
+            workers={"gpu0": worker(state="paused"), "gpu1": worker(4)},
+        ),
+        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; 4 groups in generation on 2 workers",
+    ),
+    "groups wait for an archiver that is at work": (
+        run_status(
+            task_status(statuses={Status.RUNNING: 4, Status.LEAVING: 360}, scheduled=644, archives=True),
+        ),
+        "training: the trainer has been training step 41 for 12 s; 4 groups in generation on 1 worker; 360 groups wait "
+        "for the archive",
     ),
     "offline tasks alone need neither producers nor workers": (
         run_status(task_status("demos", {Status.COMPLETED: 90}, offline=True, producer_silent_s=None), workers={}),

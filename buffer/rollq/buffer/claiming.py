@@ -122,6 +122,20 @@ class Claiming(Sweeping):
             (reply,) = self.call_all([self._claim_call(held, step, task, plan)])
         return reply
 
+    def plan_anew(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int]) -> bool:
+        """Let the next claim of `step` take `sizes`, if its plan has others for a task and nothing of it is claimed.
+
+        For rank 0, whose claim waits for groups while rules change. Returns whether the step is planned anew. Raises
+        `FencedError`.
+        """
+        plan = self._planned(held, step, sizes, self._settle(held, step, sizes, "look", 0))
+        wanted = {task: sizes.get(task, groups) for task, groups in plan.sizes.items()}  # a new task joins the next one
+        if plan.delivered or wanted == plan.sizes or len(self._without_manifest(plan.sizes, step)) < len(plan.sizes):
+            return False
+        self._replan(held, step, plan.claim_round, released=False)
+        self._release(held, plan.sizes, step, "return", plan.claim_round, {})  # what another rank has claimed meanwhile
+        return True
+
     def _planned(self, held: TrainerEpoch, step: int, sizes: Mapping[str, int], plan: _Plan) -> _Plan:
         """The plan, made with `sizes` if no rank has planned the present round yet."""
         while not plan.sizes:

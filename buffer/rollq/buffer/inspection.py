@@ -63,6 +63,7 @@ class Inspection(BufferCore):
             groups=int(groups or 0),
             age_s=None if written_ms is None else max(0.0, (now_ms - int(written_ms)) / 1000),
             trouble=trouble.decode(errors="replace") if trouble and is_alive else "",
+            is_alive=is_alive,
         )
 
     def fullness(self) -> Fullness:

@@ -52,8 +52,10 @@ class Registry(BufferCore):
     ) -> tuple[Clock, TaskRules]:
         """The task's clock as it is, and the rules that `change_rules` would give it. Raises what that raises."""
         first, clock = self.first_open_step(), self.clock(task)
-        if batch_step is not None and batch_step < first:
-            raise ConfigError(f"step {batch_step}: its batch may be planned already; give {first} or more")
+        if batch_step is not None and batch_step <= self._claimed_step():
+            raise ConfigError(
+                f"step {batch_step}: its batch is claimed already; give {self._claimed_step() + 1} or more"
+            )
         wanted = changed_by_hand(clock.rules, changes, batch_step or first)
         most, held = wanted.max_uncheckpointed_steps, clock.claimed_step - clock.checkpoint
         if most < clock.rules.max_uncheckpointed_steps and most < held:
@@ -73,8 +75,9 @@ class Registry(BufferCore):
     ) -> Revision | None:
         """Change rules of a task (name -> value, also as text) for every claim from now on; None if they are so.
 
-        `batch_groups` changes from train step `batch_step` on: `first_open_step`, by default and at least. All roles
-        follow without a restart. `batch`: the groups of all tasks whose sizes change together, for the record.
+        `batch_groups` changes from train step `batch_step` on, by default `first_open_step`. It may be the step whose
+        batch the trainer waits for: that gets the new size while nothing of it is claimed. All roles follow without a
+        restart. `batch`: the groups of all tasks whose sizes change together, for the record.
         Raises `ConfigError` naming the rule that cannot be changed so.
         """
         replaced = False
@@ -95,10 +98,14 @@ class Registry(BufferCore):
         A trainer may be planning the next step at this moment, so this is the one after it; step 1 before the first
         trainer.
         """
-        step = max((clock.claimed_step for clock in self.clocks(self.tasks()).values()), default=0) + 1
+        step = self._claimed_step() + 1
         while self.send("EXISTS", self.keys.plan(step)):
             step += 1
         return step + 1 if self.live_epoch().epoch else step
+
+    def _claimed_step(self) -> int:
+        """The last step of which something is claimed; 0 before the first."""
+        return max((clock.claimed_step for clock in self.clocks(self.tasks()).values()), default=0)
 
     def _follow_file(self, task: str, file: TaskRules) -> None:
         settled = False

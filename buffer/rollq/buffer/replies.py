@@ -224,12 +224,13 @@ class Reaped(NamedTuple):
 
 
 class ArchiveState(NamedTuple):
-    """The archive of a task: groups that it has, seconds since the last file (None before the first one), and why an
-    archiver that is alive cannot write the next one ('' if it can)."""
+    """The archive of a task: groups that it has, seconds since the last file (None before the first one), why an
+    archiver that is alive cannot write the next one ('' if it can), and whether one has lately taken groups."""
 
     groups: int
     age_s: float | None
     trouble: str
+    is_alive: bool
 
 
 class Leased(NamedTuple):

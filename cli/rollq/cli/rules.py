@@ -11,7 +11,10 @@ from rollq.cli.options import DEFAULT_FILE, url_options
 
 if TYPE_CHECKING:
     from rollq.buffer.buffer import Buffer
+    from rollq.buffer.settings import TaskRules
 
+SHARED_MARGIN = 3
+"""Further steps before a batch that is shared anew: all tasks are changed before the first of them is trained."""
 Changes = Mapping[str, Mapping[str, Any]]
 """Task of the buffer -> name of a rule -> new value."""
 
@@ -48,10 +51,12 @@ def set_rules(
 ) -> None:
     """Change rules of TASK while the run is alive; without RULE=VALUE, show its rules and how they changed.
 
-    Every role follows without a restart. Rules hold from the next batch that is claimed; batch_groups and weight from
-    the second step that is not planned yet, as the trainer may be planning the first. weight shares the groups of the
-    whole batch anew, so the batches of other tasks change too. A settings file that still has the old value does not
-    change it back.
+    Every role follows without a restart. Rules hold from the next batch that is claimed; batch_groups from the second
+    step that is not planned yet, as the trainer may be planning the first; weight three steps later. --from-step may
+    name the step whose batch the trainer waits for: while nothing of it is claimed, it gets the new size.
+
+    weight shares the groups of the whole batch anew, so the batches of other tasks change too. A settings file that
+    still has the old value does not change it back.
 
     \b
     Example:
@@ -77,6 +82,8 @@ def retire(
 ) -> None:
     """Take TASK out of the batches, so that its production ends. Its groups stay until they are too old.
 
+    A batch that the trainer already waits for keeps it, unless --from-step names its step.
+
     To bring it back: `rollq set TASK batch_groups=N`.
 
     \b
@@ -98,11 +105,14 @@ def _check_checkpoints(changes: Mapping[str, str], file: Path | None, url: str |
     """Raise `ConfigError` when a trainer of the settings file would save too seldom for the steps that are held."""
     from rollq.cli.settings_file import load_settings
 
-    most = changes.get("max_uncheckpointed_steps", "")
-    trainer = None if url or not most.isdecimal() else load_settings(file or DEFAULT_FILE).trainer
-    if trainer and trainer.checkpoint_every > int(most):
+    try:
+        most = float(changes["max_uncheckpointed_steps"])  # "+2" and "2.0" are numbers, too
+    except (KeyError, ValueError):
+        return  # it is not given, or is refused with the other values
+    trainer = None if url else load_settings(file or DEFAULT_FILE).trainer
+    if trainer and trainer.checkpoint_every > most:
         raise ConfigError(
-            f"max_uncheckpointed_steps = {most}: must not be below trainer.checkpoint_every = "
+            f"max_uncheckpointed_steps = {most:g}: must not be below trainer.checkpoint_every = "
             f"{trainer.checkpoint_every}, or the trainer ends before it saves a checkpoint"
         )
 
@@ -150,7 +160,7 @@ def _sizes_by_weight(buffer: "Buffer", task: str, weight: str, from_step: int | 
     from rollq.buffer.shards import task_of
 
     rules = {name: buffer.rules(name) for name in buffer.train_tasks()}
-    step = from_step or buffer.first_open_step()
+    step = from_step or buffer.first_open_step() + SHARED_MARGIN
     interrupted = unfinished_batch(rules, {name: buffer.rule_revisions(name) for name in rules}, step)
     if interrupted:
         click.echo(f"a change of weights was interrupted: the batch has {sum(interrupted.values())} groups again")
@@ -169,19 +179,24 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
     """Change the rules. All changes are checked before the first is made. `shared`: they share the batch anew."""
     from rollq.buffer.revisions import Revision, differences
 
-    step = from_step or buffer.first_open_step()
+    step = from_step or buffer.first_open_step() + (SHARED_MARGIN if shared else 0)
     planned = {task: buffer.plan_change(task, changes, batch_step=step) for task, changes in wanted.items()}
     _check_batch(buffer, {task: rules for task, (_, rules) in planned.items()}, step)
+    changed: set[str] = set()
     batch = {task: int(changes["batch_groups"]) for task, changes in wanted.items()} if shared else None
     for task, (clock, rules) in planned.items():
         changes = differences(clock.rules, rules)
         if dry_run:
             revision = Revision(clock.rules_revision + 1, clock.claimed_step + 1, 0.0, "", changes)
             click.echo(f"task {task}: {revision.text} (not changed: --dry-run)" if changes else f"task {task}: is so")
-        elif made := buffer.change_rules(task, wanted[task], batch_step=step, batch=batch):
-            click.echo(f"task {task}: {made.text}")
-        else:
-            click.echo(f"task {task}: is so")
+            continue
+        try:
+            made = buffer.change_rules(task, wanted[task], batch_step=step, batch=batch)
+        except ConfigError as error:
+            done = ", ".join(name for name in planned if name in changed)
+            raise ConfigError(f"{error}. {f'Only {done} changed: ' if done else ''}repeat the command") from None
+        changed.add(task)
+        click.echo(f"task {task}: {made.text}" if made else f"task {task}: is so")
 
 
 def _check_batch(buffer: "Buffer", wanted: Mapping[str, Any], step: int) -> None:
@@ -201,10 +216,19 @@ def _show(buffer: "Buffer", task: str) -> None:
     from rollq.cli.steering import shards_of
 
     for name in shards_of(buffer, buffer.tasks(), task):
-        rules = buffer.rules(name)
+        rules, step = buffer.rules(name), buffer.clock(name).step
         click.echo(f"task {name}")
         for rule in TaskRules.model_fields:
             fixed = "  (stays as it is)" if rule in FIXED_RULES else ""
-            click.echo(f"  {rule} = {shown(getattr(rules, rule))}{fixed}")
+            click.echo(f"  {rule} = {shown(getattr(rules, rule))}{_now(rules, rule, step)}{fixed}")
         for revision in buffer.rule_revisions(name):
             click.echo(f"  {revision.text}, by {revision.by}")
+
+
+def _now(rules: "TaskRules", rule: str, step: int) -> str:
+    """The groups of a task in the next batch, where `schedule` says other than `batch_groups`; else empty."""
+    from rollq.buffer.batch_sizes import groups_at
+
+    groups = groups_at(rules.batch_groups, rules.schedule, step)
+    differs = rule == "batch_groups" and groups != rules.batch_groups
+    return f"  ({groups} at step {step}, by schedule)" if differs else ""

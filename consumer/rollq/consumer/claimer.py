@@ -159,6 +159,8 @@ class BatchClaimer:
                 return outcome
             shortfall = outcome
             self._short(shortfall)
+            if self._is_planned_otherwise(shortfall):
+                continue
             if not shortfall.wanted and time.monotonic() > deadline_s:
                 raise ClaimTimeout(
                     f"this rank has given up the batch of step {step}, and rank 0 has not for {RELEASE_S:g} s: restart "
@@ -175,6 +177,15 @@ class BatchClaimer:
         if waiter.timed_out:
             raise ClaimTimeout(waiter.reason)
         return None
+
+    def _is_planned_otherwise(self, shortfall: Shortfall) -> bool:
+        """Read the rules again. If they want another size of a task that is short, rank 0 has the step planned anew."""
+        self._sizes.refresh(self._lease.buffer)
+        wanted = self._sizes.at(shortfall.step)
+        is_so = all(wanted.get(task, groups) == groups for task, groups in shortfall.wanted.items())
+        if is_so or self._rank != 0:
+            return False
+        return self._lease.buffer.plan_anew(self._lease.epoch, shortfall.step, wanted)
 
     def _try_claim(self, step: int) -> Claimed | Shortfall:
         outcome = self._lease.buffer.claim(self._lease.epoch, step, self._sizes.at(step))

@@ -14,6 +14,8 @@ LEAST_OUTCOMES = 4
 """Finished groups from which on none worth training is a failure, and not chance."""
 LONG_WAIT_S = 5.0
 RESTART = "start the trainer again: `rollq train` continues from its last checkpoint"
+_RESTING = ("paused", "draining")
+"""States of workers that take no groups, by order of an operator."""
 MOST_ERROR = 400
 """Characters of an error that are shown."""
 
@@ -90,6 +92,8 @@ def diagnose(run: RunStatus) -> Diagnosis:
         return Diagnosis(State.PAUSED, _join([f"{names} set to pause{why}", _describe(trainer)]), remedies.found)
     trainer = _up_to_date(trainer, tasks)
     state = State.STARVING if trainer.phase is TrainerPhase.WAITING else State.TRAINING
+    if state is State.STARVING and len(_resting(run)) == len(run.alive_workers) > 0:
+        state = State.PAUSED
     sampled = [task for task in tasks if task.is_sampled]
     facts = [_describe(trainer), *_empty(trainer, tasks, remedies), *_production(run, sampled, remedies)]
     facts += _warnings(run, remedies)
@@ -176,7 +180,10 @@ def _empty(trainer: TrainerState, tasks: list[TaskStatus], remedies: _Remedies) 
     for task in tasks:
         if task.offline and trainer.phase is TrainerPhase.WAITING and task.ready < task.batch_groups:
             yield f"task {task.task} is filled by imports alone"
-            remedies.add(f"import more into task {task.task}: `rollq import`")
+            remedies.add(
+                f"import more into task {task.task}: `rollq import`; or take it out of this batch: `rollq retire "
+                f"{task.task} --from-step {trainer.step}`"
+            )
 
 
 def _production(run: RunStatus, tasks: list[TaskStatus], remedies: _Remedies) -> Iterator[str]:
@@ -185,11 +192,17 @@ def _production(run: RunStatus, tasks: list[TaskStatus], remedies: _Remedies) ->
         return
     running = sum(task.groups(Status.RUNNING) for task in tasks)
     pending = sum(task.groups(Status.PENDING) for task in tasks)
-    alive = run.alive_workers
+    alive, resting = run.alive_workers, _resting(run)
     if not alive:
         waiting = f", and {count(pending, 'group')} {'is' if pending == 1 else 'are'} pending" if pending else ""
         yield f"no worker is alive{waiting}"
         remedies.add("start a worker: `rollq work`")
+    elif len(resting) == len(alive):
+        waiting = f", and {count(pending, 'group')} {'is' if pending == 1 else 'are'} pending" if pending else ""
+        one = next(iter(resting))
+        who = f"the only worker is {resting[one]}" if len(resting) == 1 else "all workers are paused or draining"
+        yield who + waiting
+        remedies.add(f"let it work: `rollq resume --worker {one if len(resting) == 1 else 'NAME'}`")
     elif running:
         yield f"{count(running, 'group')} in generation on {count(len(alive), 'worker')}"
         if run.trainer and (late := sum(run.trainer.stragglers.values())):
@@ -214,6 +227,11 @@ def _production(run: RunStatus, tasks: list[TaskStatus], remedies: _Remedies) ->
             remedies.add(f"look at the producer's log: does it find prompts of task {task.task}?")
 
 
+def _resting(run: RunStatus) -> dict[str, str]:
+    """The workers that take no groups by order of an operator, with their states."""
+    return {name: report["state"] for name, report in run.alive_workers.items() if report.get("state") in _RESTING}
+
+
 def is_held(task: TaskStatus) -> bool:
     """Whether the staleness bound holds production back: all groups that it allows are trained or on their way."""
     return task.control == "run" and task.scheduled >= task.limit
@@ -236,7 +254,7 @@ def _warnings(run: RunStatus, remedies: _Remedies) -> Iterator[str]:
     is_late = any(groups > 2 * task.batch_groups for groups, task in zip(waiting, run.tasks, strict=True))
     if is_late and not is_said:
         yield f"{count(sum(waiting), 'group')} wait for the archive"
-    if (is_late or is_said) and not troubles:
+    if (is_late or is_said) and not troubles and not any(task.archives for task in run.tasks):
         remedies.add("start the archiver: `rollq archive`")
     for task in run.tasks:
         if task.last_error and task.rates and task.rates.failed:

@@ -38,7 +38,8 @@ class TaskStatus:
     published version, `next_version`, it grows. `statuses` counts groups by status, `bytes` says what their frames
     take, and `progress` has the task's cumulative counters. `kept` of the last `outcomes` finished groups were worth
     training; `dropped` counts groups that left, by reason. Ages are in seconds, see `Overview`; `producer_silent_s` is
-    None when no producer was ever seen. `archive_trouble`: why an archiver cannot write, empty if it can.
+    None when no producer was ever seen. `archive_trouble`: why an archiver cannot write, empty if it can;
+    `archives`: whether one has taken groups lately.
     `last_error`: None before the first one.
     """
 
@@ -68,6 +69,7 @@ class TaskStatus:
     ready_age_s: float | None = None
     producer_silent_s: float | None = None
     archive_trouble: str = ""
+    archives: bool = False
     last_error: LastError | None = None
     rates: Rates | None = None
     offline: bool = False  # filled by insertions alone
@@ -145,7 +147,7 @@ def condition(age_s: float) -> str:
 def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
     counts, overview = buffer.counts(task), buffer.overview(task)
     clock, rules = counts.clock, counts.clock.rules
-    interval = rules.sync_weights_interval
+    interval, archive = rules.sync_weights_interval, buffer.archive_state(task)
     return TaskStatus(
         task=task,
         kind=rules.kind,
@@ -172,7 +174,8 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         running_age_s=overview.running_age_s,
         ready_age_s=overview.ready_age_s,
         producer_silent_s=overview.silent_s,
-        archive_trouble=buffer.archive_state(task).trouble,
+        archive_trouble=archive.trouble,
+        archives=archive.is_alive,
         last_error=counts.last_error,
         rates=rates(overview.rows, _row_of(counts)),
         offline=rules.offline,

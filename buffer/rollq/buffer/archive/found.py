@@ -12,8 +12,8 @@ from rollq.buffer.rollouts import Prompt, SampleStatus
 from rollq.buffer.wire.prompts import decode_prompt
 
 
-def found_group(rows: Sequence[Mapping[str, Any]], *, with_samples: bool = False) -> FoundGroup:
-    """The group of all its rows. Without samples, columns of tokens and texts may be missing."""
+def found_group(rows: Sequence[Mapping[str, Any]], now_ms: int, *, with_samples: bool = False) -> FoundGroup:
+    """The group of all its rows, as seen at `now_ms`. Without samples, columns of tokens and texts may be missing."""
     first = rows[0]
     record = first["prompt_record"].encode()
     return FoundGroup(
@@ -27,7 +27,7 @@ def found_group(rows: Sequence[Mapping[str, Any]], *, with_samples: bool = False
         leases=(),
         batch=_batch(first),
         deadline_ms=None,
-        server_ms=_ms(first["left_at"]) or _ms(first["put_at"]) or _ms(first["admitted_at"]) or 0,
+        server_ms=now_ms,
         is_archived=True,
     )
 

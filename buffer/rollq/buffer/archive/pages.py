@@ -4,6 +4,7 @@ Files that appear later are not seen.
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -106,7 +107,7 @@ class ArchivePages:
                     continue
                 for one in self._list(name.name):
                     if (one.group.task, one.group.group_id) == (task, group_id):
-                        return found_group(self._read(name.name, one, None), with_samples=True)
+                        return found_group(self._read(name.name, one, None), _now_ms(), with_samples=True)
         return None
 
     def _searchable(self, name: str, one: _Listed, selection: Selection) -> FoundGroup:
@@ -126,7 +127,8 @@ class ArchivePages:
                 groups = by_group(file.read(columns=list(LISTED)).to_pylist())
             firsts = accumulate((len(rows) for rows in groups), initial=0)
             self._files[name] = [
-                _Listed(found_group(rows), first, len(rows)) for rows, first in zip(groups, firsts, strict=False)
+                _Listed(found_group(rows, _now_ms()), first, len(rows))
+                for rows, first in zip(groups, firsts, strict=False)
             ]
             if len(self._files) > FILES_KEPT:
                 self._files.popitem(last=False)
@@ -184,3 +186,7 @@ def _range_of(file: Any, column: str) -> tuple[int, int]:
     at = file.schema.names.index(column)
     found = [file.metadata.row_group(group).column(at).statistics for group in range(file.num_row_groups)]
     return min((one.min for one in found), default=1), max((one.max for one in found), default=0)
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
