@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "consumer": {"consumer", "buffer"},
     "monitor": {"monitor", "producer", "workers", "consumer", "buffer"},
     "cli": {"cli", "monitor", "producer", "workers", "consumer", "buffer"},
+    "integrations": {"integrations", "consumer", "buffer"},
 }
 
 READING_ORDER = {

@@ -27,6 +27,7 @@ PUBLIC = {
         "sapo", "second_moment_mask", "sequence_importance", "sequence_ratio", "token_importance", "token_ratio",
         "token_weights", "topr", "truncated", "unclipped", "value_loss",
     },
+    "rollq.integrations.trl": {"RollqGRPOTrainer", "connect"},
     "rollq.producer": {
         "BatchCoordinator", "BatchHandle", "BatchResult", "Operator", "OverRollout", "PromptOrder", "ScoredGroup",
         "TaskState", "clip_rewards", "drop_zero_advantage", "give_advantages", "group_normalised", "leave_one_out",

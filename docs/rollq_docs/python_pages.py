@@ -7,7 +7,14 @@ from pydantic import BaseModel
 
 from rollq_docs.settings_page import table_of
 
-PACKAGES = ("rollq.buffer", "rollq.producer", "rollq.workers", "rollq.consumer", "rollq.consumer.losses")
+PACKAGES = (
+    "rollq.buffer",
+    "rollq.producer",
+    "rollq.workers",
+    "rollq.consumer",
+    "rollq.consumer.losses",
+    "rollq.integrations.trl",
+)
 
 
 def python_page(package: str) -> str:

@@ -47,7 +47,8 @@ class OtherRelease:
         _replace(package / "lua" / "run" / "create_run.lua", "'created_ms',", f"'{MARK}', 'another', 'created_ms',")
         if schema is not None:
             _replace(package / "store" / "keys.py", r"SCHEMA_VERSION = \d+", f"SCHEMA_VERSION = {schema}")
-        folders = [folder, *(ROOT / name for name in ("producer", "workers", "consumer", "monitor", "cli", "tests"))]
+        others = ("producer", "workers", "consumer", "monitor", "cli", "integrations", "tests")
+        folders = [folder, *(ROOT / name for name in others)]
         given = {name: value for name, value in os.environ.items() if not name.startswith("ROLLQ_")}
         self._environment = given | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
         self.digest = self.python("from rollq.buffer.store.library import digest; print(digest())").strip()

@@ -1,0 +1,23 @@
+"""TRL's GRPO trainer on batches of rollq: `pip install 'rollq[trl]'`.
+
+`connect` opens the `Consumer` of a training, from its newest checkpoint; `RollqGRPOTrainer` trains with it. TRL
+computes the loss, updates the weights and saves checkpoints. rollq decides what is trained, and hears when it is.
+"""
+
+from typing import TYPE_CHECKING
+
+from rollq.buffer.lazy import lazy_exports
+
+__all__ = ["RollqGRPOTrainer", "connect"]
+
+if TYPE_CHECKING:
+    from rollq.integrations.trl.connecting import connect
+    from rollq.integrations.trl.trainer import RollqGRPOTrainer
+else:
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "rollq.integrations.trl.connecting": "connect",
+            "rollq.integrations.trl.trainer": "RollqGRPOTrainer",
+        },
+    )

@@ -1,0 +1,45 @@
+"""Which of TRL's checkpoints are complete, and the lineage of each: a file in each folder that is written last.
+
+TRL writes the files of a checkpoint one after the other, and each rank its own, so a folder without this file may lack
+some.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from rollq.buffer.durable import atomic_file, fsync_tree
+
+MARK = "rollq.json"
+
+
+class TrlCheckpoint(NamedTuple):
+    """`folder` holds the weights after train step `step`; `lineage` is that of their `Consumer`."""
+
+    step: int
+    folder: Path
+    lineage: str
+
+
+def folder_of(output: Path, step: int) -> Path:
+    """The folder that TRL saves the checkpoint of a step in."""
+    return output / f"checkpoint-{step}"
+
+
+def begin(folder: Path) -> None:
+    """Call before files of the folder are written: from now on it is incomplete."""
+    (folder / MARK).unlink(missing_ok=True)
+
+
+def finish(folder: Path, step: int, lineage: str) -> None:
+    """Call when all ranks have written their files."""
+    fsync_tree(folder)
+    atomic_file(folder / MARK, orjson.dumps({"step": step, "lineage": lineage}))
+
+
+def newest_checkpoint(output: Path) -> TrlCheckpoint | None:
+    """The complete checkpoint of the highest step in TRL's `output_dir`; None without any."""
+    marks = [(orjson.loads(mark.read_bytes()), mark.parent) for mark in output.glob(f"checkpoint-*/{MARK}")]
+    found = [TrlCheckpoint(state["step"], folder, state["lineage"]) for state, folder in marks]
+    return max(found, default=None)

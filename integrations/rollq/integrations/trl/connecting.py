@@ -1,0 +1,69 @@
+"""`connect`: the consumer of a training with TRL, on every rank of its launch."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollq.buffer.settings import PayloadSettings
+from rollq.consumer import Consumer, ConsumerSettings
+from rollq.consumer.ranks import Ranks
+from rollq.integrations.trl.checkpoints import newest_checkpoint
+from rollq.integrations.trl.installed import check_installed
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
+
+
+def connect(
+    url: str,
+    *,
+    run: str,
+    model: Path | str,
+    args: "GRPOConfig",
+    settings: ConsumerSettings | None = None,
+    batch: Mapping[str, int] | None = None,
+    password: str | None = None,
+    payloads: PayloadSettings | None = None,
+    archive: str | None = None,
+    stop: threading.Event | None = None,
+) -> Consumer:
+    """Take over `run` as its trainer, from the newest complete checkpoint in `args.output_dir`, or from the folder
+    `model`.
+
+    `args` says which rank of how many this process is; those of `settings` are replaced. All ranks call it, and see the
+    same `output_dir`. Setting `stop` ends training after the step under way, with a checkpoint. The rest is as in
+    `Consumer.connect`, and so are the errors; `ConfigError` besides if TRL is missing or of another release.
+    """
+    check_installed()
+    ranks = ranks_of(args)
+    found = ranks.lead(lambda: _newest(Path(args.output_dir)))
+    step, folder, lineage = found or (0, str(model), None)
+    mine = {"rank": ranks.rank, "world_size": ranks.world_size, "launch_id": ranks.launch_id, "reduction": "mean"}
+    given = (settings or ConsumerSettings()).model_dump()
+    return Consumer.connect(
+        url,
+        run=run,
+        weights=Path(folder),
+        batch=batch,
+        resume_from=step,
+        lineage=lineage,
+        settings=ConsumerSettings.model_validate({**given, **mine}),
+        password=password,
+        payloads=payloads,
+        archive=archive,
+        stop=stop,
+    )
+
+
+def ranks_of(args: "GRPOConfig") -> Ranks:
+    """The ranks of TRL's launch, joined. `GRPOConfig` has opened torch's default group."""
+    ranks = Ranks(args.process_index, args.world_size, args.local_process_index)
+    if ranks.are_several:
+        ranks.join()
+    return ranks
+
+
+def _newest(output: Path) -> tuple[int, str, str] | None:
+    found = newest_checkpoint(output)
+    return found and (found.step, str(found.folder), found.lineage)

@@ -1,0 +1,18 @@
+"""The release of TRL that is installed: the adapter overrides methods that other releases may not have."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from rollq.buffer.errors import ConfigError
+
+SUPPORTED = "1.16"
+REMEDY = "pip install 'rollq[trl]'"
+
+
+def check_installed() -> None:
+    """Raise `ConfigError`, with the release that is there and the remedy, unless it is a supported one."""
+    try:
+        found = version("trl")
+    except PackageNotFoundError:
+        raise ConfigError(f"rollq.integrations.trl needs TRL {SUPPORTED}, which is not installed: {REMEDY}") from None
+    if not f"{found}.".startswith(f"{SUPPORTED}."):
+        raise ConfigError(f"rollq.integrations.trl works with TRL {SUPPORTED}, and {found} is installed: {REMEDY}")

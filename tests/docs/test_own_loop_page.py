@@ -1,0 +1,51 @@
+"""docs/guide/own-loop.md: its trainers train in two ranks, and the one with checkpoints resumes."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from support.documented_commands import ROOT, Desk, code_with, files, terminals
+from support.forked_ranks import run_script
+
+PAGE = ROOT / "docs" / "guide" / "own-loop.md"
+SERVE, PRODUCE, WORK, *_ = terminals(ROOT / "README.md")
+
+
+@pytest.fixture
+def roles(desk: Desk, sums: Path) -> Desk:
+    """The files of the page, and all roles but a trainer."""
+    config = sums / "rollq.toml"
+    config.write_text(desk.local(config.read_text("utf-8")))
+    for name, code in files(PAGE).items():
+        (desk.folder / name).write_text(
+            desk.local(code).replace("STEPS, SAVE_EVERY = 20, 5", "STEPS, SAVE_EVERY = 3, 2")
+        )
+    desk.open("redis", SERVE)
+    desk.wait_until(lambda: b"serving at" in desk.log("redis").read_bytes())
+    desk.open("produce", PRODUCE)
+    desk.open("work", WORK)
+    return desk
+
+
+def steps(output: str) -> list[int]:
+    """The steps that a trainer has printed."""
+    return [int(step) for step in re.findall(r"^step (\d+): reward \d\.\d+, gradient norm \d", output, re.MULTILINE)]
+
+
+def test_loops_of_plain_pytorch_and_of_accelerate_train_in_two_ranks(roles: Desk) -> None:
+    plain = code_with(PAGE, "plain.py")
+    with roles:
+        assert steps(run_script(roles.folder / "with_accelerate.py", 2)) == [1, 2, 3]
+        assert steps(roles.run(plain)) == [1, 2, 3]
+        script = roles.folder / "plain.py"
+        script.write_text(script.read_text().replace("STEPS, SAVE_EVERY = 3", "STEPS, SAVE_EVERY = 4"))
+        assert steps(run_script(script, 2)) == [4]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install deepspeed")
+def test_a_loop_of_deepspeed_trains_in_two_ranks(roles: Desk) -> None:
+    command = "torchrun --standalone --nproc-per-node 2 with_deepspeed.py"
+    with roles:
+        assert steps(roles.run(f"export DS_ACCELERATOR=cpu\n{command}")) == [1, 2, 3]
