@@ -41,6 +41,7 @@ def check_figures(results: Path) -> None:
         "wakeup",
         "fleet",
         "ranks",
+        "logprobs",
         "watching",
         "bystanders",
         "archive",

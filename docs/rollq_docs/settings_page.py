@@ -19,7 +19,7 @@ from rollq.buffer.settings import ArchiveSettings, PayloadSettings, RedisSetting
 from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.shared_batch import BatchSettings, BatchStep
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.settings import NcclSettings, TrainerSettings
+from rollq.consumer.settings import LoraSettings, NcclSettings, TrainerSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.agents.multi_turn import EnvironmentSettings
@@ -53,6 +53,7 @@ TABLES: Mapping[str, type[BaseModel]] = {
     "[trainer]": TrainerSettings,
     "[trainer.loss]": LossSettings,
     "[trainer.advantages]": AdvantageSettings,
+    "[trainer.lora]": LoraSettings,
     "[trainer.nccl]": NcclSettings,
     "[trainer.tensorboard]": TensorBoardSettings,
     "[trainer.wandb]": WandbSettings,

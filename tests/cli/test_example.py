@@ -15,7 +15,7 @@ from rollq.cli.settings import EvaluationSettings, RollqSettings, TaskSettings
 from rollq.cli.settings_file import load_settings
 from rollq.cli.shared_batch import BatchSettings
 from rollq.consumer.losses.settings import LossSettings
-from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.settings import LoraSettings, TrainerSettings
 from rollq.consumer.tracker_settings import MlflowSettings, TensorBoardSettings, WandbSettings
 from rollq.producer.settings import ProducerSettings
 from rollq.workers.http.pools import PoolSettings
@@ -56,16 +56,19 @@ def test_the_example_loads() -> None:
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_key_is_documented(section: str) -> None:
-    # `kind` is what the table is: [tasks.*] or [evaluations.*]; `pools` are tables of their own
-    assert set(documented(section, with_off=True)) == set(SECTIONS[section].model_fields) - {"kind", "pools"}
+    # `kind` is what the table is: [tasks.*] or [evaluations.*]; `pools` and `lora` are further tables
+    assert set(documented(section, with_off=True)) == set(SECTIONS[section].model_fields) - {"kind", "pools", "lora"}
 
 
-def test_every_key_of_a_pool_is_documented() -> None:
-    shown = EXAMPLE.read_text().split("#[worker.pools.reference]\n")[1].split("\n\n")[0]
-    pool = PoolSettings.model_validate(tomllib.loads(re.sub(r"(?m)^# +", "", shown)))
-    assert set(re.findall(r"(?m)^# +(\w+) = ", shown)) == set(PoolSettings.model_fields)
-    for name, field in PoolSettings.model_fields.items():
-        assert field.is_required() or getattr(pool, name) == field.default, name
+@pytest.mark.parametrize(
+    ("table", "settings"), [("worker.pools.reference", PoolSettings), ("trainer.lora", LoraSettings)]
+)
+def test_every_key_of_a_table_that_is_off_is_documented(table: str, settings: type[BaseModel]) -> None:
+    shown = EXAMPLE.read_text().split(f"#[{table}]\n")[1].split("\n\n")[0]
+    found = settings.model_validate(tomllib.loads(re.sub(r"(?m)^# +", "", shown)))
+    assert set(re.findall(r"(?m)^# +(\w+) = ", shown)) == set(settings.model_fields)
+    for name, field in settings.model_fields.items():
+        assert field.is_required() or getattr(found, name) == field.default, name
 
 
 @pytest.mark.parametrize("section", SECTIONS)

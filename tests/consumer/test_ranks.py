@@ -1,4 +1,4 @@
-"""The reference trainer in several ranks: the same gradients, and the same weights whoever dies when."""
+"""The reference trainer in several ranks: the same gradients, and the same weights, whichever rank dies."""
 
 import random
 from collections.abc import Callable

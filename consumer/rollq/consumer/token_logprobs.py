@@ -95,12 +95,12 @@ def _of_hidden(
 
 
 def _last_hidden(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    """The hidden states that the head of `model` is given, [B, T, H]. The head itself runs on one position."""
+    """The hidden states that the head of `model` is given, [B, T, H]. The head itself runs on one token."""
     caught: list[torch.Tensor] = []
 
     def catch(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         caught.append(arguments[0])
-        return (arguments[0][:, :1], *arguments[1:])
+        return (arguments[0][:1, :1], *arguments[1:])
 
     handle = model.get_output_embeddings().register_forward_pre_hook(catch)
     try:
