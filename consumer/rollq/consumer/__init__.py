@@ -26,11 +26,13 @@ __all__ = [
     "probe_of",
     "replay_experts",
     "to_checkpoint_format",
+    "token_advantages",
 ]
 
 if TYPE_CHECKING:
     from rollq.buffer.advantages import AdvantageSettings
     from rollq.buffer.archive.reading import Archive
+    from rollq.buffer.credit import token_advantages
     from rollq.buffer.image_processor import ImageProcessor
     from rollq.consumer.batch import Batch
     from rollq.consumer.consumer import Consumer
@@ -50,6 +52,7 @@ else:
         {
             "rollq.buffer.advantages": "AdvantageSettings",
             "rollq.buffer.archive.reading": "Archive",
+            "rollq.buffer.credit": "token_advantages",
             "rollq.buffer.image_processor": "ImageProcessor",
             "rollq.consumer.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",

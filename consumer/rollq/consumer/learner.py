@@ -84,9 +84,13 @@ class Learner:
     def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
         """The parts of a batch, one for each update, with the logprobs of the weights before the first update.
 
-        These are None where the current ones are the same. Raises `ConfigError` for fewer groups than updates.
+        These are None where the current ones are the same. Raises `ConfigError` for fewer groups than updates, and what
+        `Batch.with_credit` raises, with `credit` in the settings.
         """
-        parts = batch.split(self._settings.updates_per_batch)
+        settings = self._settings
+        if settings.credit != "sample":
+            batch = batch.with_credit(settings.credit, discount=settings.discount, without=settings.loss.sft)
+        parts = batch.split(settings.updates_per_batch)
         if len(parts) == 1 or self._settings.loss.old_logprobs == "behaviour":
             return [(part, None) for part in parts]
         return [(part, self._old_logprobs(part)) for part in parts]
