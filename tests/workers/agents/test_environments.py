@@ -113,6 +113,7 @@ def test_model_and_environment_take_turns_until_it_is_done(tokenizer: HfTokenize
     )
     assert (sample.status, sample.finish_reason, sample.text) == (SampleStatus.COMPLETED, FinishReason.STOP, "7")
     assert sample.extra["environment_reward"] == 0.5
+    assert sample.extra["turn_rewards"] == [-0.25, -0.25, 1.0]
     assert sample.extra["messages"][-1] == {"role": "user", "content": "yes"}
     assert (sample.tools, sample.tool_choice) == ((), None)
     assert seen.calls == ["setup", "step", "step", "step", "teardown"]
@@ -136,6 +137,7 @@ def test_a_first_turn_that_is_cut_off_has_earned_nothing(tokenizer: HfTokenizer,
     sample = converse(guessing(), Model(tokenizer, ["1000000"]), max_tokens=3)
     assert sample.finish_reason is FinishReason.LENGTH
     assert sample.extra["environment_reward"] == 0.0
+    assert sample.extra["turn_rewards"] == [0.0]
     assert seen.calls == ["setup", "teardown"]
 
 
@@ -290,6 +292,7 @@ def test_an_environment_that_can_resume_continues_after_the_last_whole_turn(toke
     assert continued.segments[0].response_ids.tolist() == whole.segments[0].response_ids.tolist()
     assert continued.segments[0].versions == whole.segments[0].versions
     assert (continued.extra, continued.text) == (whole.extra, "5")
+    assert continued.extra["turn_rewards"] == [-0.25, -0.25, 1.0]
     assert "resume after ['9', 'lower', '3', 'higher']" in seen.calls
     assert (seen.alive, seen.calls.count("teardown")) == (0, 3)
 
