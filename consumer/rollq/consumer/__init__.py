@@ -25,6 +25,7 @@ __all__ = [
     "policy_loss",
     "probe_of",
     "replay_experts",
+    "teacher_logprobs",
     "to_checkpoint_format",
     "token_advantages",
 ]
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from rollq.consumer.recorded import RecordedRun
     from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings
+    from rollq.consumer.teacher import teacher_logprobs
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
     from rollq.consumer.weights.probe import probe_of
 else:
@@ -64,6 +66,7 @@ else:
             "rollq.consumer.recorded": "RecordedRun",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings",
+            "rollq.consumer.teacher": "teacher_logprobs",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
             "rollq.consumer.weights.probe": "probe_of",
         },
