@@ -1,5 +1,7 @@
 """What tokens earned, on its way through a worker to the trainer."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -65,3 +67,23 @@ def test_rewards_of_a_loop_that_are_not_finite_fail_their_samples(buffer: Buffer
     world = WorkerWorld(buffer, server_url, loop)
     only_group(world, Status.FAILED)
     assert "agent loop: array 'token_rewards' has numbers that are not finite" in world.error(1)
+
+
+def test_an_evaluation_has_no_rewards_of_tokens(buffer: Buffer, server_url: str) -> None:
+    world = WorkerWorld(buffer, server_url, {"judge": f"{__name__}.even_judge"})
+    held_out = world.task.model_copy(update={"kind": "eval"})
+    world.tasks["held_out"] = held_out
+    buffer.register_task("held_out", held_out)
+    state = buffer.open_batch("held_out", "0/held_out", "eval", step=0)
+    buffer.fill_batch("held_out", state.handle, 0, [Prompt("question", answer="?")], last=True)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        world.tickets(1)
+        await world.until(lambda: buffer.batch_by_handle("held_out", state.handle).gathered == 1)
+
+    world.play(scene, answer="1234")
+    client: Any = buffer.client
+    hashes = client.scan_iter(f"*{buffer.run}:held_out*", _type="hash")
+    stored = b"".join(value for key in hashes for value in client.hgetall(key).values())
+    assert b"even_judge" in stored
+    assert b"token_rewards" not in stored
