@@ -18,7 +18,7 @@ PUBLIC = {
     "rollq.consumer": {
         "AdvantageSettings", "Archive", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "ImageInputs",
         "ImageProcessor", "LossSettings", "MicroBatch", "RecordedRun", "TokenSequence", "policy_loss", "probe_of",
-        "replay_experts", "to_checkpoint_format",
+        "replay_experts", "teacher_logprobs", "to_checkpoint_format", "token_advantages",
     },
     "rollq.consumer.losses": {
         "LossSettings", "PRESETS", "PolicyTerms", "Surrogate", "cispo", "clipped", "distillation", "distillation_top_k",
@@ -34,10 +34,10 @@ PUBLIC = {
         "reinforce_plus_plus",
     },
     "rollq.workers": {
-        "AgentLoop", "CallError", "Completion", "Conversation", "Engine", "EngineDead", "Environment", "Malformed",
-        "ModelPool", "Opening", "Request", "Rollout", "Sampling", "Scorer", "Step", "SwapMode", "Tokenizer", "ToolCall",
-        "Turn", "WeightsVersion", "finish", "match_math", "next_request", "parse_reason", "prompt_messages",
-        "tokens_left",
+        "AgentLoop", "CallError", "Completion", "Conversation", "Credit", "Engine", "EngineDead", "Environment",
+        "Malformed", "ModelPool", "Opening", "Request", "Rollout", "Sampling", "Scorer", "Step", "SwapMode",
+        "Tokenizer", "ToolCall", "Turn", "WeightsVersion", "finish", "match_math", "next_request", "parse_reason",
+        "prompt_messages", "tokens_left",
     },
 }  # fmt: skip
 """Package -> exactly what users write against; everything else may move."""

@@ -77,7 +77,7 @@ def test_a_function_that_can_be_called_is_accepted(function: Any, contract: Cont
             one,
             JUDGE,
             'judge = "mine.function": def one(state) has other parameters (too many positional arguments); needed is '
-            "def or async def reward(prompt, sample) -> float or dict[str, float]",
+            "def or async def reward(prompt, sample) -> float, dict[str, float] or Credit",
         ),
         (
             two,
@@ -102,13 +102,13 @@ def test_a_function_that_can_be_called_is_accepted(function: Any, contract: Cont
             POOLS_JUDGE,
             'judge = "mine.function": async def two_async(prompt, sample) has other parameters (got an unexpected '
             "keyword argument 'pools'); needed is "
-            "async def reward(prompt, sample, pools) -> float or dict[str, float]",
+            "async def reward(prompt, sample, pools) -> float, dict[str, float] or Credit",
         ),
         (
             Called,
             JUDGE,
             'judge = "mine.function": Called is a class; needed is '
-            "def or async def reward(prompt, sample) -> float or dict[str, float]",
+            "def or async def reward(prompt, sample) -> float, dict[str, float] or Credit",
         ),
     ],
 )

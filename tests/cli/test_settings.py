@@ -157,8 +157,9 @@ def test_groups_of_one_that_would_train_nothing_are_refused(tmp_path: Path, base
     assert f'tasks.math.group_size = 1: with trainer.advantages.baseline = "{baseline}" every advantage is 0' in found
 
 
-def test_groups_of_one_can_be_imitated(tmp_path: Path) -> None:
-    asked = "[trainer.loss]\nsft = { math = 0.1 }"
+@pytest.mark.parametrize("component", ["sft", "distillation"])
+def test_groups_of_one_can_be_imitated_or_distilled(tmp_path: Path, component: str) -> None:
+    asked = f"[trainer.loss]\n{component} = {{ math = 0.1 }}"
     assert load(tmp_path, more="group_size = 1", trainer=asked).tasks["math"].group_size == 1
 
 

@@ -4,6 +4,7 @@ in no measure of the engines."""
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.scores import NO_TOKENS
-from rollq.consumer import Batch
+from rollq.consumer import AdvantageSettings, Batch
 from rollq.consumer.annotations import rows_of
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
 from rollq.consumer.loss import check_logprobs, policy_loss
@@ -114,6 +115,27 @@ def test_inserted_tokens_are_counted_and_in_no_measure_of_the_engines(with_logpr
     assert set(found.by()["version"]) == {"4"}
     assert np.isfinite([other["loss"], other["ratio"], other["clip_fraction"]]).all()
     assert StepMetrics.gather(batch, mixed, Ranks()).workers == {"w": 2}
+
+
+@pytest.mark.parametrize("settings", [AdvantageSettings(), AdvantageSettings(baseline="batch", scale="batch")], ids=str)
+def test_what_is_imitated_is_in_no_baseline_and_never_stale(settings: AdvantageSettings) -> None:
+    """Whatever its rewards and however old, it adds the same to the gradient, and the other tasks keep theirs."""
+    loss, thresholds = LossSettings(sft={"demos": 0.5}), {"math": 2, "demos": 1}
+    shown = inserted()
+    dear = replace(shown, samples=[replace(sample, reward=100.0 * i) for i, sample in enumerate(shown.samples)])
+    alone = Batch.build(5, [sampled(), sampled(3)], settings=settings, token_thresholds=thresholds)
+    gradients = []
+    for step, demos in ((5, shown), (5, dear), (500, dear)):
+        version = step - 1
+        groups = [sampled(version), sampled(version - 1), demos]
+        batch = Batch.build(step, groups, settings=settings, token_thresholds=thresholds)
+        np.testing.assert_array_equal(batch.advantages[:4], alone.advantages)
+        assert (batch.task_counts["demos"].loss_tokens, batch.task_counts["demos"].samples) == (6, 2)
+        model = tiny_qwen3()
+        policy_loss(model, batch.to_torch(), loss).backward()  # type: ignore[no-untyped-call]
+        gradients.append(flat_gradient(model))
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+    torch.testing.assert_close(gradients[2], gradients[0], rtol=0, atol=0)
 
 
 def test_a_task_whose_inserted_groups_have_equal_rewards_is_idle() -> None:

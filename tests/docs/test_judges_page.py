@@ -4,6 +4,7 @@ import asyncio
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
+from support.consumer_groups import make_segment
 from support.documented_commands import ROOT, blocks
 
 FILES = {block.detail: block.code for block in blocks(ROOT / "docs" / "guide" / "judges.md") if block.mark == "file"}
@@ -29,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for module in ("rewards", "grading"):
+    for module in ("rewards", "grading", "steps"):
         sys.modules.pop(module, None)
 
 
@@ -45,6 +47,22 @@ def test_the_reward_of_the_page_is_made_of_its_parts(isolate: bool) -> None:
 
     verdict = asyncio.run(scene())
     assert verdict.parts == {"right": 1.0, "short": -0.0009}
+
+
+def test_the_credit_of_the_page_is_that_of_each_turn() -> None:
+    said = ["Let me check.", "No.", "Let me check: 42"]
+    messages = [{"role": role, "content": text} for text in said for role in ("assistant", "user")]
+    turns = tuple([make_segment([1], [2, 3]) for _ in said])
+    sample = replace(SAMPLE, segments=turns, extra={"messages": messages})
+
+    async def scene() -> Verdict:
+        judge = make_judge("steps.score", {}, JudgeContext(60, JudgePool(1)))
+        return await judge.judge(Prompt("?", answer=42), sample)
+
+    verdict = asyncio.run(scene())
+    assert verdict.token_rewards is not None
+    assert verdict.token_rewards.tolist() == pytest.approx([0, 0.1, 0, 0, 0, 1.1])
+    assert verdict.reward == pytest.approx(1.2)
 
 
 def test_the_grading_of_the_page_asks_its_pool() -> None:

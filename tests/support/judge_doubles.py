@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
+import numpy as np
+
 from rollq.buffer.rollouts import Prompt, Sample, SampleStatus
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
-from rollq.workers.judging.rewards import Verdict
+from rollq.workers.judging.rewards import Credit, Verdict
 
 
 def sample(text: str) -> Sample:
@@ -62,6 +64,11 @@ def pid_judge(prompt: Prompt, judged: Sample) -> float:
 
 def two_parts(prompt: Prompt, judged: Sample) -> Mapping[str, float]:
     return {"one": 1.0, "other": -0.5}
+
+
+def credit_judge(prompt: Prompt, judged: Sample) -> Credit:
+    """What three turns earned."""
+    return Credit({"right": 2.0}, turns=np.array([1.0, 0.5, -1.0]))
 
 
 async def async_judge(prompt: Prompt, judged: Sample) -> float:

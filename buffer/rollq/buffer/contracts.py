@@ -64,7 +64,7 @@ def _method(
     return Function(name, parameters, returns, how, is_method=True, optional=optional)
 
 
-_REWARD: Final = "float or dict[str, float]"
+_REWARD: Final = "float, dict[str, float] or Credit"
 _SETUP: Final = _method("setup", "prompt", "session", returns="Opening")
 _REST: Final = (
     _method("teardown"),

@@ -269,7 +269,7 @@ def _samples_fit_into_a_micro_batch(settings: RollqSettings) -> Iterator[str]:
 
 def _groups_have_a_baseline(settings: RollqSettings) -> Iterator[str]:
     for name, task in settings.tasks.items():
-        if settings.trainer is None or name in settings.trainer.loss.sft:
+        if settings.trainer is None or name in settings.trainer.loss.components:
             continue
         if task.group_size == 1 and settings.trainer.advantages.baseline != "batch":
             baseline = settings.trainer.advantages.baseline
@@ -279,10 +279,12 @@ def _groups_have_a_baseline(settings: RollqSettings) -> Iterator[str]:
             )
 
 
-def _imitated_tasks_exist(settings: RollqSettings) -> Iterator[str]:
-    for name in settings.trainer.loss.sft if settings.trainer else ():
-        if name not in settings.tasks:
-            yield f"trainer.loss.sft: {name!r} is not a task; there are {', '.join(settings.tasks)}"
+def _tasks_with_another_loss_exist(settings: RollqSettings) -> Iterator[str]:
+    loss = settings.trainer.loss if settings.trainer else None
+    for key, named in (("sft", loss.sft), ("distillation", loss.distillation)) if loss else ():
+        for name in named:
+            if name not in settings.tasks:
+                yield f"trainer.loss.{key}: {name!r} is not a task; there are {', '.join(settings.tasks)}"
 
 
 RULES = (
@@ -300,6 +302,6 @@ RULES = (
     _checkpoints_come_in_time,
     _samples_fit_into_a_micro_batch,
     _groups_have_a_baseline,
-    _imitated_tasks_exist,
+    _tasks_with_another_loss_exist,
 )
 """Rules that involve several sections; each yields one sentence per violation, and the first one is reported."""

@@ -25,12 +25,15 @@ __all__ = [
     "policy_loss",
     "probe_of",
     "replay_experts",
+    "teacher_logprobs",
     "to_checkpoint_format",
+    "token_advantages",
 ]
 
 if TYPE_CHECKING:
     from rollq.buffer.advantages import AdvantageSettings
     from rollq.buffer.archive.reading import Archive
+    from rollq.buffer.credit import token_advantages
     from rollq.buffer.image_processor import ImageProcessor
     from rollq.consumer.batch import Batch
     from rollq.consumer.consumer import Consumer
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from rollq.consumer.recorded import RecordedRun
     from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings
+    from rollq.consumer.teacher import teacher_logprobs
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
     from rollq.consumer.weights.probe import probe_of
 else:
@@ -50,6 +54,7 @@ else:
         {
             "rollq.buffer.advantages": "AdvantageSettings",
             "rollq.buffer.archive.reading": "Archive",
+            "rollq.buffer.credit": "token_advantages",
             "rollq.buffer.image_processor": "ImageProcessor",
             "rollq.consumer.batch": "Batch",
             "rollq.consumer.consumer": "Consumer",
@@ -61,6 +66,7 @@ else:
             "rollq.consumer.recorded": "RecordedRun",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings",
+            "rollq.consumer.teacher": "teacher_logprobs",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
             "rollq.consumer.weights.probe": "probe_of",
         },

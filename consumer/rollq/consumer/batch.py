@@ -1,6 +1,6 @@
 """The batch of one train step: identical on every rank; each rank trains its share of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self, cast
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rollq.buffer.advantages import AdvantageSettings, advantages
+from rollq.buffer.credit import StepKind
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import ClaimedGroup
 from rollq.buffer.rollouts import BoolArray, Float32Array, Group, Sample, VersionSpan
@@ -16,6 +17,7 @@ from rollq.buffer.staleness import Floors
 from rollq.buffer.wire.rows import SampleRows
 from rollq.consumer import packing
 from rollq.consumer.batch_content import BatchContent, HeldGroups, Reader
+from rollq.consumer.credit import group_credit
 from rollq.consumer.sequences import BatchCounts, TokenSequence, TokenStaleness
 from rollq.consumer.settings import Reduction
 
@@ -218,6 +220,25 @@ class Batch:
                     f"response, not an array of shape {values.shape}"
                 )
         return replace(self, token_advantages={**self.token_advantages, **added})
+
+    def with_credit(self, kind: StepKind = "turns", *, discount: float = 1.0, without: Collection[str] = ()) -> "Batch":
+        """A copy in which tokens have the advantages that follow from the named array `token_rewards`.
+
+        `kind` says what has a return, and `discount` what the next one counts: see
+        `rollq.consumer.token_advantages`, which compares the samples of each group. Groups of the tasks in `without`
+        keep the advantages of their samples. Only sequences of groups in this rank's share are changed.
+
+        Raises `InvalidGroup`, naming the task, for a sample without the array or with a misshapen one, and for rewards
+        of a pipeline; `ConfigError` if `advantage_settings` take means of the batch; `ArrayError` for a reference that
+        cannot be loaded.
+        """
+        found: dict[int, npt.ArrayLike] = {}
+        for index in self.share_groups:
+            if task_of(self.group_ids[index][0]) not in without:
+                valid = self.valid[self.sample_groups == index]
+                credit = group_credit(self.groups[index], valid, self.advantage_settings, kind, discount)
+                found.update(zip(np.flatnonzero(self.sequence_groups == index).tolist(), credit, strict=True))
+        return self.with_token_advantages(found)
 
     def with_rewards(self, rewards: npt.ArrayLike) -> "Batch":
         """A copy with other `rewards` [S] and the advantages that follow from them, the same for all tokens."""

@@ -27,6 +27,7 @@ from rollq.consumer.ranks import Ranks
 from rollq.consumer.schedule import learning_rate
 from rollq.consumer.settings import LoraSettings, TrainerSettings
 from rollq.consumer.sharding import decoder_layers, reshard, shard, whole_number
+from rollq.consumer.teacher import teacher_logprobs
 from rollq.consumer.token_logprobs import check_chunks, token_logprobs
 from rollq.consumer.weights.checkpoint_format import Weights
 
@@ -84,9 +85,13 @@ class Learner:
     def parts(self, batch: Batch) -> list[tuple[Batch, OldLogprobs | None]]:
         """The parts of a batch, one for each update, with the logprobs of the weights before the first update.
 
-        These are None where the current ones are the same. Raises `ConfigError` for fewer groups than updates.
+        These are None where the current ones are the same. Raises `ConfigError` for fewer groups than updates, and what
+        `Batch.with_credit` raises, with `credit` in the settings.
         """
-        parts = batch.split(self._settings.updates_per_batch)
+        settings = self._settings
+        if settings.credit != "sample":
+            batch = batch.with_credit(settings.credit, discount=settings.discount, without=settings.loss.components)
+        parts = batch.split(settings.updates_per_batch)
         if len(parts) == 1 or self._settings.loss.old_logprobs == "behaviour":
             return [(part, None) for part in parts]
         return [(part, self._old_logprobs(part)) for part in parts]
@@ -96,9 +101,11 @@ class Learner:
     ) -> bool:
         """Accumulate the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
 
-        Raises `InvalidGroup` for inserted samples without the logprobs that the loss needs.
+        Raises `InvalidGroup` for inserted samples without the logprobs that the loss needs, and for samples without
+        those of a teacher that it needs.
         """
         check_logprobs(batch, self._settings.loss)
+        taught = self._settings.loss.distillation
         self.optimizer.zero_grad()
         for index, micro in enumerate(self._micro_batches(batch)):
             if self._ranks.any(stop.is_set()):
@@ -111,6 +118,7 @@ class Learner:
                     self._settings.loss,
                     old_logprobs=None if old_logprobs is None else old_logprobs[index],
                     reference_logprobs=self._reference_logprobs(micro),
+                    teacher_logprobs=teacher_logprobs(batch, micro, taught) if taught else None,
                     chunk=self._settings.logprob_chunk,
                     metrics=metrics,
                 )

@@ -16,7 +16,7 @@ from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
 from rollq.consumer.losses.aggregation import token_weights
-from rollq.consumer.losses.components import imitation
+from rollq.consumer.losses.components import distillation, imitation
 from rollq.consumer.losses.compose import policy_terms
 from rollq.consumer.losses.samples import sample_sums
 from rollq.consumer.losses.settings import LossSettings
@@ -33,6 +33,7 @@ def policy_loss(
     *,
     old_logprobs: torch.Tensor | None = None,
     reference_logprobs: torch.Tensor | None = None,
+    teacher_logprobs: torch.Tensor | None = None,
     keep: torch.Tensor | None = None,
     chunk: int = 0,
     metrics: LossMetrics | None = None,
@@ -41,22 +42,25 @@ def policy_loss(
 
     The parts of all micro-batches of a rank add up. Those of the ranks do, too, or have the batch's loss as their mean,
     as the consumer's `reduction` says. `rollq.consumer.losses.policy_terms` has the formula that `settings` compose;
-    tokens of the tasks in `settings.sft` are imitated instead, with a denominator for each of these tasks.
+    tokens of the tasks in `settings.sft` are imitated instead, and those of the tasks in `settings.distillation` follow
+    a teacher, with a denominator for each of these tasks.
 
     `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
     update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
-    float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. `keep` bool [n] are the
-    tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the others stay in the
-    denominators. All are ordered as in `token_logprobs`, which explains `chunk`. `metrics`, if given, is updated.
+    float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. `teacher_logprobs` float32
+    [n] are those of `rollq.consumer.teacher_logprobs`, required for tokens of the tasks in `settings.distillation`.
+    `keep` bool [n] are the tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the
+    others stay in the denominators. All are ordered as in `token_logprobs`, which explains `chunk`. `metrics` is
+    updated, if given.
 
-    Raises `ConfigError` if the reference logprobs are missing, or if segments of a sample are in other micro-batches
-    and the loss needs all (`Batch.micro_batches(whole_samples=True)` keeps them together), and `InvalidGroup` if
-    inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
+    Raises `ConfigError` if the reference's or the teacher's logprobs are missing, or if segments of a sample are in
+    other micro-batches and the loss needs all (`Batch.micro_batches(whole_samples=True)` keeps them together), and
+    `InvalidGroup` if inserted samples have no logprobs and `settings.absent_logprobs` is `refuse`.
     """
     settings = settings or LossSettings()
     mask = micro.loss_mask
     new, entropy = token_logprobs(model, micro, entropy=settings.entropy, chunk=chunk)
-    is_imitated = _is_imitated(micro, settings.sft)
+    is_imitated, is_distilled = _is_of(micro, settings.sft), _is_of(micro, settings.distillation)
     behaviour = _behaviour_logprobs(micro, new, settings, is_imitated)
     samples = micro.sample_index[mask]
     if settings.needs_whole_samples:
@@ -74,8 +78,12 @@ def policy_loss(
     weights = _weights(micro, settings)
     if is_imitated is not None:
         terms = torch.where(is_imitated, imitation(new), terms)
-        weights = torch.where(is_imitated, _imitation_weights(micro, settings.sft), weights)
-        was_clipped, was_masked = was_clipped & ~is_imitated, was_masked & ~is_imitated
+    if is_distilled is not None:
+        teacher = _taught(teacher_logprobs, is_distilled)
+        terms = torch.where(is_distilled, distillation(new, behaviour, teacher), terms)
+    if (is_other := _is_of(micro, settings.components)) is not None:
+        weights = torch.where(is_other, _component_weights(micro, settings.components), weights)
+        was_clipped, was_masked = was_clipped & ~is_other, was_masked & ~is_other
     # `new.sum() * 0` ties a micro-batch without loss tokens to the model, so that backward() works
     loss = (terms * weights).sum() * micro.loss_scale + new.sum() * 0
     if metrics is not None:
@@ -143,16 +151,27 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
             dist.all_reduce(parameter.grad)
 
 
-def _is_imitated(micro: MicroBatch, sft: Mapping[str, float]) -> torch.Tensor | None:
-    """Whether the loss tokens belong to tasks that are imitated, bool [n]; None if there are no such tasks."""
-    if not sft:
+def _is_of(micro: MicroBatch, tasks: Mapping[str, float]) -> torch.Tensor | None:
+    """Whether the loss tokens belong to these `tasks`, bool [n]; None if there are no such tasks."""
+    if not tasks:
         return None
-    return _of_tasks(micro, [float(task in sft) for task in micro.task_counts]) > 0
+    return _of_tasks(micro, [float(task in tasks) for task in micro.task_counts]) > 0
+
+
+def _taught(teacher: torch.Tensor | None, is_distilled: torch.Tensor) -> torch.Tensor:
+    if teacher is not None:
+        return teacher
+    if is_distilled.any():
+        raise ConfigError(
+            "distillation needs teacher_logprobs: those of rollq.consumer.teacher_logprobs(batch, micro, tasks)"
+        )
+    return torch.zeros_like(is_distilled, dtype=torch.float32)
 
 
 def _weights(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:
-    """The weight of each loss token in the batch's loss, float32 [n], where the tasks in `sft` do not count."""
-    counted = [counts for task, counts in micro.task_counts.items() if task not in settings.sft]
+    """The weight of each loss token in the batch's loss, float32 [n], where tasks with another loss do not count."""
+    components = settings.components
+    counted = [counts for task, counts in micro.task_counts.items() if task not in components]
     counts = sum(counted, BatchCounts())
     return token_weights(
         micro.sample_loss_tokens[micro.loss_mask],
@@ -163,10 +182,10 @@ def _weights(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:
     )
 
 
-def _imitation_weights(micro: MicroBatch, sft: Mapping[str, float]) -> torch.Tensor:
-    """The weight of each loss token of a task that is imitated, float32 [n]: the mean over the task's tokens."""
+def _component_weights(micro: MicroBatch, tasks: Mapping[str, float]) -> torch.Tensor:
+    """The weight of each loss token of these `tasks`, float32 [n]: of the mean over the task's tokens."""
     counts = micro.task_counts
-    return _of_tasks(micro, [sft.get(task, 0.0) / max(one.loss_tokens, 1) for task, one in counts.items()])
+    return _of_tasks(micro, [tasks.get(task, 0.0) / max(one.loss_tokens, 1) for task, one in counts.items()])
 
 
 def _of_tasks(micro: MicroBatch, values: list[float]) -> torch.Tensor:

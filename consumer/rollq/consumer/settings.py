@@ -140,6 +140,13 @@ class TrainerSettings(ClientSettings):
     updates_per_batch: int = Field(
         default=1, gt=0, description="optimizer steps on each batch, each on a part of its groups"
     )
+    credit: Literal["sample", "tokens", "turns"] = Field(
+        default="sample",
+        description="what has an advantage of what followed it: a sample, or each token or turn that the judge rewards",
+    )
+    discount: float = Field(
+        default=1.0, ge=0, le=1, description="with credit tokens or turns: what the return of the next one counts"
+    )
     loss: LossSettings = Field(
         default=LossSettings(), description="name of the loss, or a table with its settings; default: clipped PPO"
     )
@@ -220,6 +227,21 @@ class TrainerSettings(ClientSettings):
             raise ValueError("record_dir keeps whole models: leave it out with [trainer.lora]")
         if self.replay_experts:
             raise ValueError("replay_experts trains routers: leave it out with [trainer.lora]")
+        return self
+
+    @model_validator(mode="after")
+    def _credit_agrees(self) -> Self:
+        if self.credit == "sample":
+            if self.discount != 1:
+                raise ValueError(f'discount = {self.discount!r}: needs credit = "tokens" or "turns"; or leave it out')
+            return self
+        given = f'credit = "{self.credit}"'
+        if "batch" in (self.advantages.baseline, self.advantages.scale):
+            raise ValueError(f'{given}: compares within groups, so baseline and scale in advantages cannot be "batch"')
+        if self.shuffle_rewards:
+            raise ValueError(f"{given} with shuffle_rewards = true: only the rewards of samples can be shuffled")
+        if self.loss.surrogate == "gmpo":
+            raise ValueError(f"{given}: loss gmpo has one advantage for each sample; choose another loss")
         return self
 
     @model_validator(mode="after")

@@ -230,7 +230,8 @@ class Trainer:
         arrived_s = time.monotonic()
         if truncation := find_truncation(batch):
             self._log_once.warning("truncation", "%s", truncation)
-        for task in set(find_idle_tasks(batch)) - set(self._settings.loss.sft):
+        idle = find_idle_tasks(batch) if self._settings.credit == "sample" else []
+        for task in set(idle) - set(self._settings.loss.components):
             self._log_once.warning(
                 f"idle {task}",
                 "step %d: the inserted groups of task %r have equal rewards each, so all their advantages are 0, and "

@@ -15,11 +15,12 @@ from rollq.buffer.rollouts import Group
 from rollq.consumer import Batch
 from rollq.consumer.learner import Learner
 from rollq.consumer.loss import check_logprobs, policy_loss
-from rollq.consumer.losses import PRESETS, LossSettings, second_moment_mask
+from rollq.consumer.losses import PRESETS, LossSettings, distillation, second_moment_mask
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import TrainerSettings
+from rollq.consumer.teacher import teacher_logprobs
 from rollq.consumer.token_logprobs import token_logprobs
 from support.consumer_groups import VOCABULARY, make_group, make_sample, make_segment, random_groups
 
@@ -191,6 +192,82 @@ def test_a_task_that_is_imitated_has_a_denominator_of_its_own() -> None:
     (-0.5 * token_logprobs(model, micro).logprobs.mean()).backward()  # type: ignore[no-untyped-call]
     assert model.table.grad is not None
     torch.testing.assert_close(found[0], alone + model.table.grad, rtol=0, atol=1e-6)
+
+
+def taught(samples: int, *, task: str = "chat", **arrays: Any) -> Group:
+    """Samples of three tokens each, from the tokens 20 to 22, with the logprobs of a teacher."""
+    found = arrays or {"teacher_logprobs": np.array([-0.5, -4.0, -3.0], np.float32)}
+    segment = make_segment([1], [20, 21, 22], logprobs=[-3.4, -3.5, -3.3], arrays=found)
+    return make_group(*[make_sample(segment, reward=0.0)] * samples, group_id=60, task=task)
+
+
+def distilled(batch: Batch, settings: LossSettings, **how: Any) -> torch.Tensor:
+    model = Bigram()
+    for micro in batch.micro_batches(40, **how):
+        teacher = teacher_logprobs(batch, micro, settings.distillation)
+        policy_loss(model, micro, settings, teacher_logprobs=teacher).backward()  # type: ignore[no-untyped-call]
+    assert model.table.grad is not None
+    return model.table.grad
+
+
+def test_a_task_that_is_distilled_follows_its_teacher_with_a_separate_denominator() -> None:
+    settings, sampled = LossSettings(distillation={"chat": 0.5}), random_groups(5)
+    alone = distilled(Batch.build(1, sampled), LossSettings())
+    batches = [Batch.build(1, [*sampled[:2], taught(samples), *sampled[2:]]) for samples in (1, 7)]
+    one, many = (distilled(batch, settings) for batch in batches)
+    torch.testing.assert_close(one, many, rtol=0, atol=1e-6)
+    torch.testing.assert_close(distilled(batches[1], settings, padded=True), many, rtol=0, atol=1e-6)
+    [micro], model = Batch.build(1, [taught(2)]).micro_batches(100), Bigram()
+    new = token_logprobs(model, micro).logprobs
+    terms = distillation(new, micro.behaviour_logprobs[micro.loss_mask], torch.tensor([-0.5, -4.0, -3.0] * 2))
+    (0.5 * terms.mean()).backward()  # type: ignore[no-untyped-call]
+    assert model.table.grad is not None
+    assert model.table.grad.abs().max() > 1e-3
+    torch.testing.assert_close(one, alone + model.table.grad, rtol=0, atol=1e-6)
+
+
+def test_what_the_teacher_likes_becomes_likelier() -> None:
+    batch, model = Batch.build(1, [taught(2)]), Bigram()
+    settings, [micro] = LossSettings(distillation={"chat": 1.0}), batch.micro_batches(100)
+    before = token_logprobs(model, micro).logprobs.detach()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    teacher = teacher_logprobs(batch, micro, settings.distillation)
+    policy_loss(model, micro, settings, teacher_logprobs=teacher).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert ((token_logprobs(model, micro).logprobs > before) == (teacher > before)).all()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"other": np.zeros(3)}, r"group 60 of task 'chat' has no array 'teacher_logprobs', which distillation in"),
+        ({"teacher_logprobs": np.zeros(2)}, r"of shape \[2\]; finite numbers of shape \[3\] are needed"),
+        ({"teacher_logprobs": np.full(3, np.nan)}, r"finite numbers of shape \[3\] are needed"),
+    ],
+)
+def test_logprobs_of_a_teacher_that_do_not_fit_are_refused(arrays: dict[str, Any], message: str) -> None:
+    batch = Batch.build(1, [taught(2, **arrays)])
+    assert teacher_logprobs(batch, batch.to_torch(), ["other"]).tolist() == [0.0] * 6
+    with pytest.raises(InvalidGroup, match=message):
+        teacher_logprobs(batch, batch.to_torch(), ["chat"])
+
+
+def test_distillation_without_a_teacher_is_refused() -> None:
+    settings = LossSettings(distillation={"chat": 1.0})
+    policy_loss(Bigram(), Batch.build(1, random_groups(5)).to_torch(), settings)
+    with pytest.raises(ConfigError, match="distillation needs teacher_logprobs"):
+        policy_loss(Bigram(), Batch.build(1, [taught(2)]).to_torch(), settings)
+
+
+def test_the_learner_passes_the_logprobs_of_the_teacher_on(model_folder: Path, tmp_path: Path) -> None:
+    def learn(loss: dict[str, Any]) -> float:
+        values = {"model": model_folder, "output": tmp_path, "steps": 1, "loss": loss}
+        learner, metrics = Learner(TrainerSettings.model_validate(values), None, Ranks()), LossMetrics()
+        assert learner.gradients(Batch.build(1, [taught(2)]), metrics, None, threading.Event())
+        return metrics.loss
+
+    assert learn({}) == 0  # equal rewards
+    assert learn({"distillation": {"chat": 1.0}}) != 0
 
 
 def test_tokens_that_are_imitated_are_not_clipped_or_masked_whatever_their_logprobs() -> None:

@@ -85,6 +85,8 @@ WRONG = {
     "loss.clip_hig = 0.3": r"trainer\.loss\.clip_hig: unknown key; did you mean 'clip_high'\?",
     'loss = { preset = "gspo", clip_high = -1.0 }': r"trainer\.loss\.clip_high = -1\.0: ",
     "loss.sft.maths = 1.0": r"trainer\.loss\.sft: 'maths' is not a task; there are math",
+    "loss.distillation.maths = 1.0": r"trainer\.loss\.distillation: 'maths' is not a task; there are math",
+    "loss = { sft = { math = 1.0 }, distillation = { math = 1.0 } }": r"sft and distillation both name task 'math'",
     "loss.sft.math = -1.0": r"trainer\.loss\.sft\.math = -1\.0: ",
 }
 """Lines of `[trainer]` -> the error."""

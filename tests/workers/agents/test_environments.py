@@ -6,9 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
+from rollq.buffer.credit import last_tokens
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
 from rollq.workers.agents.conversation import Message
@@ -113,6 +115,7 @@ def test_model_and_environment_take_turns_until_it_is_done(tokenizer: HfTokenize
     )
     assert (sample.status, sample.finish_reason, sample.text) == (SampleStatus.COMPLETED, FinishReason.STOP, "7")
     assert sample.extra["environment_reward"] == 0.5
+    assert sample.extra["turn_rewards"] == [-0.25, -0.25, 1.0]
     assert sample.extra["messages"][-1] == {"role": "user", "content": "yes"}
     assert (sample.tools, sample.tool_choice) == ((), None)
     assert seen.calls == ["setup", "step", "step", "step", "teardown"]
@@ -136,6 +139,7 @@ def test_a_first_turn_that_is_cut_off_has_earned_nothing(tokenizer: HfTokenizer,
     sample = converse(guessing(), Model(tokenizer, ["1000000"]), max_tokens=3)
     assert sample.finish_reason is FinishReason.LENGTH
     assert sample.extra["environment_reward"] == 0.0
+    assert sample.extra["turn_rewards"] == [0.0]
     assert seen.calls == ["setup", "teardown"]
 
 
@@ -290,8 +294,27 @@ def test_an_environment_that_can_resume_continues_after_the_last_whole_turn(toke
     assert continued.segments[0].response_ids.tolist() == whole.segments[0].response_ids.tolist()
     assert continued.segments[0].versions == whole.segments[0].versions
     assert (continued.extra, continued.text) == (whole.extra, "5")
+    assert continued.extra["turn_rewards"] == [-0.25, -0.25, 1.0]
     assert "resume after ['9', 'lower', '3', 'higher']" in seen.calls
     assert (seen.alive, seen.calls.count("teardown")) == (0, 3)
+
+
+def test_a_conversation_that_an_earlier_release_kept_has_its_rewards_on_the_last_turn(
+    tokenizer: HfTokenizer, seen: Seen
+) -> None:
+    loop = make_loop("environment", {"environment": f"{__name__}.Remembering"})
+    kept = converse(loop, Model(tokenizer, ["9", "3", FinishReason.ABORT]))
+    older = replace(kept, extra={name: value for name, value in kept.extra.items() if name != "turn_rewards"})
+    continuing = Model(tokenizer, ["9", "3", "5"], list(range(2)))  # type: ignore[arg-type]
+    continued = asyncio.run(loop.run(replace(rollout(continuing, Prompt("6*7?")), previous=older)))
+    assert continued.extra["environment_reward"] == 0.5
+    assert continued.extra["turn_rewards"] == [0.0, -0.5, 1.0]
+
+
+def test_a_turn_that_is_cut_off_has_earned_nothing(tokenizer: HfTokenizer, seen: Seen) -> None:
+    sample = converse(guessing(), Model(tokenizer, ["9", "1" * 900]), max_tokens=100)
+    assert sample.finish_reason is FinishReason.LENGTH
+    assert sample.extra["turn_rewards"] == [-0.25, 0.0]
 
 
 # in a worker
@@ -349,6 +372,30 @@ def test_a_worker_that_stops_tears_down_what_it_holds(world: WorkerWorld, seen: 
     assert seen.calls.count("teardown") == 2
     assert seen.alive == 0
     assert world.count(Status.PENDING) == 1
+
+
+def test_what_steps_gave_reaches_the_trainer_on_the_last_tokens_of_turns(
+    buffer: Buffer, server_url: str, seen: Seen
+) -> None:
+    rules = {
+        **LOOP,
+        "judge_options": {"turn_rewards": True},
+        "agent_options": {**LOOP["agent_options"], "max_turns": 3},  # type: ignore[dict-item]
+    }
+    world = WorkerWorld(buffer, server_url, rules)
+
+    async def scene(worker: Worker, script: Script) -> None:
+        await world.until_count(Status.COMPLETED, 1)
+
+    world.admit(1)
+    world.play(scene, answer="9")
+    [(_, samples)] = world.results(1)
+    for sample in samples:
+        rewards = np.concatenate([np.asarray(segment.arrays["token_rewards"]) for segment in sample.segments])
+        turns = last_tokens(sample.segments, "turns")
+        assert len(turns) == 3
+        assert rewards[turns].tolist() == [-0.25] * 3
+        assert rewards.sum() == sample.reward == -0.75
 
 
 def test_an_aborted_conversation_starts_again(world: WorkerWorld, seen: Seen) -> None:

@@ -14,6 +14,7 @@ __all__ = [
     "CallError",
     "Completion",
     "Conversation",
+    "Credit",
     "Engine",
     "EngineDead",
     "Environment",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     )
     from rollq.workers.http.pools import ModelPool
     from rollq.workers.judging.matching import match_math
+    from rollq.workers.judging.rewards import Credit
 else:
     __getattr__, __dir__ = lazy_exports(
         __name__,
@@ -74,5 +76,6 @@ else:
             ),
             "rollq.workers.http.pools": "ModelPool",
             "rollq.workers.judging.matching": "match_math",
+            "rollq.workers.judging.rewards": "Credit",
         },
     )

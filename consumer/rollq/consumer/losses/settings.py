@@ -14,7 +14,9 @@ from rollq.buffer.settings import Settings
 from rollq.consumer.losses.kinds import Aggregation, Correction, Kl, Mask, OldLogprobs, RatioLevel, Surrogate
 from rollq.consumer.losses.presets import PRESETS
 
-_ALWAYS = ("preset", "surrogate", "mask", "aggregation", "kl_coefficient", "absent_logprobs", "entropy", "sft")
+_ALWAYS = (
+    "preset", "surrogate", "mask", "aggregation", "kl_coefficient", "absent_logprobs", "entropy", "sft", "distillation"
+)  # fmt: skip
 _OF_SURROGATE: Mapping[str, tuple[str, ...]] = {
     "clipped": ("ratio", "clip_low", "clip_high", "dual_clip", "old_logprobs"),
     "gmpo": ("clip_low", "clip_high", "old_logprobs"),
@@ -126,6 +128,10 @@ class LossSettings(Settings):
     sft: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={}, description="tasks whose samples are imitated, whatever their reward, with the weight of each"
     )
+    distillation: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default={},
+        description="tasks that follow a teacher on what they sampled, whatever their reward, with the weight of each",
+    )
     entropy: bool = Field(
         default=False, description="measure the policy's entropy; costs one more pass over the logits"
     )
@@ -163,6 +169,11 @@ class LossSettings(Settings):
         return frozenset(found)
 
     @property
+    def components(self) -> dict[str, float]:
+        """The weights of the tasks with another loss than that of the policy, and a separate denominator each."""
+        return {**self.sft, **self.distillation}
+
+    @property
     def takes_old_logprobs(self) -> bool:
         """Whether the surrogate has an old policy beside the one that sampled."""
         return "old_logprobs" in _OF_SURROGATE[self.surrogate]
@@ -190,6 +201,8 @@ class LossSettings(Settings):
                 f'old_logprobs = "behaviour": loss {self.preset!r} corrects for the difference of trainer and engine, '
                 'which needs old_logprobs = "recomputed"; leave it out, or choose another preset'
             )
+        if both := sorted(self.sft.keys() & self.distillation.keys()):
+            raise ValueError(f"sft and distillation both name task {both[0]!r}: a task has one of them")
         for name in given:
             if name in type(self).model_fields and name not in self.used:
                 raise ValueError(self._unused(name, given[name]))

@@ -33,8 +33,7 @@ class Opening:
 class Step:
     """An environment's answer to one turn of the model: messages for the next turn, or `done`.
 
-    `reward` is what the turn earned, if it earned anything; the sum is kept with the sample, for the judge
-    `environment`.
+    `reward` is what the turn earned, if it earned anything; all are kept with the sample, for the judge `environment`.
     """
 
     messages: tuple[Message, ...] = ()

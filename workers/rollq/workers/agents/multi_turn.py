@@ -12,6 +12,7 @@ from typing import Any, Final
 from pydantic import Field, ValidationError
 
 from rollq.buffer.contracts import ENVIRONMENT, TURN_ENVIRONMENT, check_object
+from rollq.buffer.credit import TURN_REWARDS
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample
@@ -95,7 +96,8 @@ EMPTY_TURN: Final = Turn("", "")
 @dataclass(slots=True)
 class _Dialogue:
     """One conversation with an environment. `conversation` ends with the model's last turn; `messages` are those after
-    the opening; `turn` is the model's last turn and `text` the part of it that the judge sees."""
+    the opening; `turn` is the model's last turn and `text` the part of it that the judge sees. `rewards` are those of
+    the model's turns so far, None where the environment gave none."""
 
     rollout: Rollout
     environments: Environments
@@ -104,7 +106,7 @@ class _Dialogue:
     opening: Opening
     conversation: Conversation
     messages: list[Message] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
+    rewards: list[float | None] = field(default_factory=list)
     turn: Turn = EMPTY_TURN
     text: str = ""
 
@@ -113,8 +115,11 @@ class _Dialogue:
         self.messages = list(previous.extra["messages"])
         self.conversation = self.conversation.resumed(self.messages, previous.segments)
         self.text = previous.text
-        if "environment_reward" in previous.extra:
-            self.rewards = [previous.extra["environment_reward"]]
+        self.rewards = [None] * sum(message["role"] == "assistant" for message in self.messages)
+        if TURN_REWARDS in previous.extra:
+            self.rewards = list(previous.extra[TURN_REWARDS])
+        elif "environment_reward" in previous.extra:  # of a worker of an earlier release
+            self.rewards[-1] = previous.extra["environment_reward"]
 
     async def run(self) -> FinishReason:
         """Take turns until the conversation ends; returns why it ended."""
@@ -152,6 +157,7 @@ class _Dialogue:
             return FinishReason.ABORT
         await self._read(upcoming, completion)
         self.messages.append(self.conversation.messages[-1])
+        self.rewards.append(None)
         return parse_reason(completion.finish_reason)
 
     async def _read(self, upcoming: Conversation, completion: Completion) -> None:
@@ -173,21 +179,22 @@ class _Dialogue:
         step = await self.environments.step(self.environment, self.turn, text)
         self.messages.extend(step.messages)
         if step.reward is not None:
-            self.rewards.append(float(step.reward))
+            self.rewards[-1] = float(step.reward)
         return step
 
     def sample(self, reason: FinishReason) -> Sample:
         """The sample of a conversation that ended with `reason`."""
-        rewards = self.rewards
-        if reason is FinishReason.LENGTH and not rewards:
-            rewards = [0.0]  # it ended before it earned anything
+        earned = [reward for reward in self.rewards if reward is not None]
+        if reason is FinishReason.LENGTH and not earned:
+            earned = [0.0]  # it ended before it earned anything
+        rewards = {"environment_reward": sum(earned), TURN_REWARDS: [reward or 0.0 for reward in self.rewards]}
         sample = finish(self.rollout, self.conversation.segments, reason, self.text)
         return replace(
             sample,
             session_id=self.rollout.session,
             tools=self.opening.tools,
             tool_choice="auto" if self.opening.tools else None,
-            extra={"messages": [*self.messages]} | ({"environment_reward": sum(rewards)} if rewards else {}),
+            extra={"messages": [*self.messages]} | (rewards if earned else {}),
         )
 
 

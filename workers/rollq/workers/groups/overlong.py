@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollq.buffer.rollouts import FinishReason, Sample
+from rollq.workers.judging.token_rewards import add_on_last_token
 
 PART = "overlong"
 """Name of the penalty among the parts of a reward."""
@@ -25,13 +26,14 @@ def length_penalty(tokens: int, max_tokens: int, buffer_tokens: int) -> float:
 
 
 def punish(sample: Sample, max_tokens: int, buffer_tokens: int, factor: float) -> Sample:
-    """The sample with `factor` times its length penalty as one more part of its reward."""
+    """The sample with `factor` times its length penalty as one more part of its reward, and of its last token's."""
     if sample.reward is None:
         return sample
     penalty = factor * length_penalty(sample.response_tokens, max_tokens, buffer_tokens)
     parts = dict(sample.reward_parts or {"judge": sample.reward})
     parts[PART] = parts.get(PART, 0.0) + penalty
-    return replace(sample, reward=sample.reward + penalty, reward_parts=parts)
+    punished = add_on_last_token(sample, penalty) if penalty else sample
+    return replace(punished, reward=sample.reward + penalty, reward_parts=parts)
 
 
 def mask_truncated(sample: Sample) -> Sample:

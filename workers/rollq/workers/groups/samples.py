@@ -28,6 +28,7 @@ from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage
 from rollq.workers.http.pools import score
+from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from rollq.workers.user_code import contained
 
@@ -200,6 +201,12 @@ class SampleMaker:
         task = recipe.settings
         if lease.evaluation:
             return judged
+        if verdict.token_rewards is not None:
+            judged = with_token_rewards(judged, verdict.token_rewards)
+        try:
+            check_token_rewards(judged)
+        except ValueError as error:
+            return replace(made, status=SampleStatus.FAILED, error=f"agent loop: {error}")
         try:
             judged = await score(judged, recipe.pools, task.scorers)
         except ValueError as error:

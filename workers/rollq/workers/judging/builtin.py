@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollq.buffer.credit import TURN_REWARDS
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Prompt, Sample
 from rollq.workers.judging.judge import Judge, JudgeContext, JudgeFunction
 from rollq.workers.judging.matching import last_number as find_last_number
 from rollq.workers.judging.matching import match_math, match_pattern
-from rollq.workers.judging.options import API_KEY, HttpOptions, NoOptions, RegexOptions
-from rollq.workers.judging.rewards import Reward
+from rollq.workers.judging.options import API_KEY, EnvironmentOptions, HttpOptions, NoOptions, RegexOptions
+from rollq.workers.judging.rewards import Answer, Credit, Reward
 from rollq.workers.user_code import UserFunction
 
 
@@ -64,10 +65,18 @@ def _plain(function: JudgeFunction) -> Callable[[NoOptions, JudgeContext], Judge
     return make
 
 
+def _environment(settings: EnvironmentOptions, context: JudgeContext) -> Judge:
+    def judge(prompt: Prompt, sample: Sample) -> Answer:
+        reward = environment(prompt, sample)
+        return Credit(reward, turns=sample.extra.get(TURN_REWARDS)) if settings.turn_rewards else reward
+
+    return Judge("environment", UserFunction.wrap(judge, context.timeout_s, quick=True))
+
+
 def _regex(settings: RegexOptions, context: JudgeContext) -> Judge:
     """Runs in a process: on some texts a pattern never ends, and it holds the interpreter meanwhile."""
 
-    async def regex(prompt: Prompt, sample: Sample) -> Reward:
+    async def regex(prompt: Prompt, sample: Sample) -> Answer:
         answer = answer_text(prompt) if settings.compare else ""
         args = (sample.text, answer, settings.pattern, settings.compare)
         return await context.processes.call(match_pattern, *args, timeout_s=context.timeout_s)
@@ -81,7 +90,7 @@ def _math(settings: NoOptions, context: JudgeContext) -> Judge:
     except ModuleNotFoundError as error:
         raise ConfigError(f"judge 'math' needs the package {error.name!r}: pip install 'rollq[math]'") from error
 
-    async def judge(prompt: Prompt, sample: Sample) -> Reward:
+    async def judge(prompt: Prompt, sample: Sample) -> Answer:
         args = (sample.text, answer_text(prompt))
         return await context.processes.call(match_math, *args, timeout_s=context.timeout_s)
 
@@ -105,7 +114,7 @@ def _http(settings: HttpOptions, context: JudgeContext) -> Judge:
 SIMPLE: Final[Mapping[str, BuiltInJudge]] = {
     "exact_match": BuiltInJudge(NoOptions, _plain(exact_match), needs_answer=True),
     "last_number": BuiltInJudge(NoOptions, _plain(last_number), needs_answer=True),
-    "environment": BuiltInJudge(NoOptions, _plain(environment)),
+    "environment": BuiltInJudge(EnvironmentOptions, _environment),
     "regex": BuiltInJudge(RegexOptions, _regex),
     "math": BuiltInJudge(NoOptions, _math, needs_answer=True),
     "http": BuiltInJudge(HttpOptions, _http),

@@ -8,12 +8,12 @@ from rollq.buffer.log_once import LogOnce
 from rollq.buffer.rollouts import Prompt, Sample
 from rollq.workers.http.pools import ModelPool
 from rollq.workers.judging.process_pool import JudgeFailed, JudgePool
-from rollq.workers.judging.rewards import Reward, Verdict, check_reward
+from rollq.workers.judging.rewards import Answer, Verdict, check_answer
 from rollq.workers.user_code import UserFunction
 
 log = logging.getLogger(__name__)
 
-JudgeFunction = Callable[[Prompt, Sample], Reward | Awaitable[Reward]]
+JudgeFunction = Callable[[Prompt, Sample], Answer | Awaitable[Answer]]
 Close = Callable[[], Awaitable[None]]
 
 
@@ -47,7 +47,7 @@ class Judge:
     async def judge(self, prompt: Prompt, sample: Sample) -> Verdict:
         """The reward of a completed sample, or why it has none."""
         try:
-            return check_reward(await self.call(prompt, sample))
+            return check_answer(await self.call(prompt, sample), sample)
         except TimeoutError as error:
             reason = str(error)
         except Exception as error:  # noqa: BLE001 - whatever a judge raises fails its sample alone

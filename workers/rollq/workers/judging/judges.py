@@ -1,15 +1,17 @@
 """Judges by name: built-in ones, custom ones, and weighted sums of both.
 
 A judge is a function of (prompt, sample), sync or async, that returns a reward: a number, or named parts that add up to
-it. Invariant: a judge that raises, takes too long or returns no finite number makes a *failed* sample with the reason
-kept, never a reward of 0; and it never holds up the other samples of its worker.
+it; or a `Credit`, which also says what single tokens or turns earned. Invariant: a judge that raises, takes too long or
+returns no finite number makes a *failed* sample with the reason kept, never a reward of 0; and it never holds up the
+other samples of its worker.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 from pydantic import ValidationError
 
 from rollq.buffer.contracts import ISOLATED_JUDGE, JUDGE, POOLS_JUDGE, check_function
@@ -22,7 +24,8 @@ from rollq.buffer.wire.samples import decode_sample, encode_samples
 from rollq.workers.judging.builtin import SIMPLE, BuiltInJudge
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.options import WeightedOptions
-from rollq.workers.judging.rewards import Reward
+from rollq.workers.judging.rewards import Answer, Credit, Reward, Verdict
+from rollq.workers.judging.token_rewards import on_last_token
 from rollq.workers.user_code import UserFunction
 
 
@@ -64,7 +67,7 @@ def _custom(path: str, context: JudgeContext) -> UserFunction:
 def _isolated(path: str, context: JudgeContext) -> UserFunction:
     """A custom judge that runs in a separate process."""
 
-    async def isolated(prompt: Prompt, sample: Sample) -> Reward:
+    async def isolated(prompt: Prompt, sample: Sample) -> Answer:
         args = (path, encode_prompt(prompt).decode())
         blob = encode_samples([sample])
         return await context.processes.call(call_custom, *args, blob=blob, timeout_s=context.timeout_s)
@@ -79,33 +82,46 @@ def _takes_pools(function: Callable[..., Any]) -> bool:
         return False
 
 
-def call_custom(path: str, prompt: str, sample: bytes) -> Reward:
+def call_custom(path: str, prompt: str, sample: bytes) -> Answer:
     """Call a custom judge; this runs in a judge process."""
-    reward: Reward = load_plugin("judge", path, BUILT_IN)(decode_prompt(prompt.encode()), decode_sample(sample))
-    return reward
+    answer: Answer = load_plugin("judge", path, BUILT_IN)(decode_prompt(prompt.encode()), decode_sample(sample))
+    return answer
 
 
 def _weighted(settings: WeightedOptions, context: JudgeContext) -> Judge:
-    """The sum of other judges' rewards, each times its weight."""
+    """The sum of other judges' rewards, each times its weight, and of what they gave to tokens."""
     parts = {
         name: (part.weight, make_judge(part.judge, part.options, context)) for name, part in settings.parts.items()
     }
 
-    async def weighted(prompt: Prompt, sample: Sample) -> Reward:
+    async def weighted(prompt: Prompt, sample: Sample) -> Answer:
         rewards: dict[str, float] = {}
+        verdicts: list[tuple[float, Verdict]] = []
         for name, (weight, judge) in parts.items():
             verdict = await judge.judge(prompt, sample)
             if verdict.reward is None:
                 raise ValueError(f"part {name!r}: {verdict.error}")
             named = {f"{name}/{part}": reward for part, reward in verdict.parts.items()} or {name: verdict.reward}
             rewards.update((part, weight * reward) for part, reward in named.items())
-        return rewards
+            verdicts.append((weight, verdict))
+        return _with_credit(rewards, sample, verdicts)
 
     async def close() -> None:
         for _, judge in parts.values():
             await judge.close()
 
     return Judge("weighted", UserFunction.wrap(weighted, None, quick=False), close=close)
+
+
+def _with_credit(rewards: Reward, sample: Sample, verdicts: Sequence[tuple[float, Verdict]]) -> Answer:
+    """The rewards with those of tokens, if a verdict has some: the other verdicts' rewards are the last token's."""
+    if all(verdict.token_rewards is None for _, verdict in verdicts):
+        return rewards
+    tokens = np.zeros(sample.response_tokens)
+    for weight, verdict in verdicts:
+        given = verdict.token_rewards
+        tokens += weight * (on_last_token(sample, verdict.reward or 0.0) if given is None else given)
+    return Credit(rewards, tokens=tokens)
 
 
 BUILT_IN: Final[Mapping[str, BuiltInJudge]] = {**SIMPLE, "weighted": BuiltInJudge(WeightedOptions, _weighted)}

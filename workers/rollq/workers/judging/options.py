@@ -16,6 +16,14 @@ class NoOptions(Settings):
     """Options of judges without options."""
 
 
+class EnvironmentOptions(Settings):
+    """Options of judge `environment`."""
+
+    turn_rewards: bool = Field(
+        default=False, description="also give each turn what its step earned, for [trainer] credit"
+    )
+
+
 class RegexOptions(Settings):
     """Options of judge `regex`."""
 

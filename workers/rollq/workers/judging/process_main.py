@@ -1,9 +1,9 @@
 """The other end of `rollq.workers.judging.process_pool`: a process that runs one call after the other.
 
 A call comes through the standard input: `HEAD`, then JSON and bytes. Two answers go through the standard output, each
-with its length before it: an empty one when the function starts, then JSON with a reward or an error. Output of judges
-goes to the standard error. Invariant: the process ends with its parent, however that ends: Linux kills it, also in the
-middle of a call; elsewhere it ends after the call, with its input.
+with its length before it: an empty one when the function starts, then JSON with a reward, a credit or an error. Output
+of judges goes to the standard error. Invariant: the process ends with its parent, however that ends: Linux kills it,
+also in the middle of a call; elsewhere it ends after the call, with its input.
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from rollq.buffer.store.server_guard import die_with_parent
-from rollq.workers.judging.rewards import check_reward
+from rollq.workers.judging.rewards import Credit, check_reward, plain_credit
 
 HEAD = struct.Struct(">II")
 """Bytes of JSON (module, function, arguments), and of the last argument, if it is bytes."""
@@ -57,7 +57,10 @@ def _answer(answers: BinaryIO, module: str, name: str, args: list[Any]) -> bytes
     try:
         function = getattr(import_module(module), name)
         _write(answers, b"")
-        verdict = check_reward(function(*args))
+        answer = function(*args)
+        if isinstance(answer, Credit):
+            return orjson.dumps(plain_credit(answer))
+        verdict = check_reward(answer)
         return orjson.dumps({"reward": dict(verdict.parts) or verdict.reward})
     except BrokenPipeError:
         raise

@@ -20,7 +20,7 @@ import orjson
 
 from rollq.buffer.errors import RollqError
 from rollq.workers.judging.process_main import HEAD, LENGTH
-from rollq.workers.judging.rewards import Reward
+from rollq.workers.judging.rewards import Answer, Credit
 
 MAIN = "import sys; sys.path[:] = sys.argv[1:]; from rollq.workers.judging.process_main import serve; serve()"
 BEGIN_S = 120.0
@@ -50,10 +50,8 @@ class JudgePool:
         self._all: set[JudgeProcess] = set()
         self._idle: list[JudgeProcess] = []
 
-    async def call(
-        self, function: Callable[..., Reward], *args: Any, blob: bytes = b"", timeout_s: float
-    ) -> float | dict[str, float]:
-        """The reward that `function(*args)`, or `function(*args, blob)`, returns: one number, or named parts.
+    async def call(self, function: Callable[..., Answer], *args: Any, blob: bytes = b"", timeout_s: float) -> Answer:
+        """The answer that `function(*args)`, or `function(*args, blob)`, returns: one number, named parts or a credit.
 
         The function is at a module's top level, `args` are JSON. A process whose call takes longer than `timeout_s` or
         is cancelled is killed with all that it started. Raises `JudgeFailed` if the function raises or its process
@@ -148,11 +146,13 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not SECRET.search(name) and not LOGIN.search(value)}
 
 
-def _read(answer: bytes) -> float | dict[str, float]:
+def _read(answer: bytes) -> Answer:
     result = orjson.loads(answer)
     if "error" in result:
         error = JudgeFailed(result["error"])
         error.add_note(f"In its process:\n{result['trace']}")
         raise error
+    if "tokens" in result:
+        return Credit(**result)
     reward: float | dict[str, float] = result["reward"]
     return reward

@@ -1,0 +1,86 @@
+"""The advantages of a group's tokens from the named array `token_rewards`, for `Batch.with_credit`.
+
+Invariant: a group is compared with itself alone, so each sequence gets the same advantages on whichever rank it is.
+"""
+
+import numpy as np
+
+from rollq.buffer.advantages import AdvantageSettings
+from rollq.buffer.credit import TOKEN_REWARDS, StepKind, steps_of, token_advantages
+from rollq.buffer.errors import InvalidGroup
+from rollq.buffer.rollouts import BoolArray, Float32Array, Group, SampleStatus, Segment
+from rollq.buffer.samples import Samples
+from rollq.buffer.wire.arrays import load_array
+
+
+def group_credit(
+    group: Group, valid: BoolArray, settings: AdvantageSettings, kind: StepKind, discount: float
+) -> list[Float32Array]:
+    """The advantages of the tokens of each segment of the `valid` samples, float32 [P + R] each, with 0 on prompts.
+
+    `valid` bool [samples]. Those of samples that could not be read are 0. Raises as `Batch.with_credit` does.
+    """
+    if group.shaped is not None:
+        raise InvalidGroup(
+            f"{_name(group)} has rewards of a pipeline, which are those of whole samples: set credit = "
+            '"sample" in [trainer]'
+        )
+    samples = Samples.of(group.samples)
+    chosen = [
+        ([one for one in segments if len(one.prompt_ids) + len(one.response_ids)], status is not SampleStatus.FAILED)
+        for segments, status, is_valid in zip(samples.segments, samples.statuses, valid, strict=True)
+        if is_valid
+    ]
+    read = [segments for segments, is_read in chosen if is_read]
+    found = token_advantages(
+        [_rewards(group, segments) for segments in read],
+        [steps_of(segments, kind) for segments in read],
+        np.zeros(len(read), np.int64),
+        settings,
+        discount=discount,
+    )
+    known = iter(found)
+    return [
+        one
+        for segments, is_read in chosen
+        for one in _by_segment(segments, next(known) if is_read else np.zeros(_tokens(segments), np.float32))
+    ]
+
+
+def _tokens(segments: list[Segment]) -> int:
+    return sum(len(segment.response_ids) for segment in segments)
+
+
+def _by_segment(segments: list[Segment], values: Float32Array) -> list[Float32Array]:
+    """The advantages of a sample's response tokens, float32 [R] over all segments, by segment, with 0 on prompts."""
+    parts = np.split(values, np.cumsum([len(segment.response_ids) for segment in segments])[:-1])
+    return [
+        np.concatenate([np.zeros(len(segment.prompt_ids), np.float32), part])
+        for segment, part in zip(segments, parts, strict=True)
+    ]
+
+
+def _rewards(group: Group, segments: list[Segment]) -> Float32Array:
+    """The rewards of a sample's response tokens, float32 [R] over all segments."""
+    return np.concatenate([np.zeros(0, np.float32), *(_of_segment(group, segment) for segment in segments)])
+
+
+def _of_segment(group: Group, segment: Segment) -> Float32Array:
+    array = segment.arrays.get(TOKEN_REWARDS)
+    if array is None:
+        raise InvalidGroup(
+            f"{_name(group)} has no array {TOKEN_REWARDS!r}, which credit in [trainer] needs: have the task's "
+            "judge return Credit(turns=...) or Credit(tokens=...), or set judge_options = { turn_rewards = true } of "
+            'judge "environment", or credit = "sample"'
+        )
+    rewards = np.asarray(load_array(array), np.float32)
+    if rewards.shape != segment.response_ids.shape or not np.isfinite(rewards).all():
+        raise InvalidGroup(
+            f"{_name(group)} has an array {TOKEN_REWARDS!r} of shape {list(rewards.shape)}; finite numbers of "
+            f"shape {list(segment.response_ids.shape)} are needed, one for each response token"
+        )
+    return rewards
+
+
+def _name(group: Group) -> str:
+    return f"group {group.group_id} of task {group.task!r}"

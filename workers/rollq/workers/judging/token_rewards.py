@@ -1,0 +1,61 @@
+"""The named array `token_rewards` of a sample: written from a verdict, and checked where an agent loop wrote it. Pure.
+
+Invariant: all segments of a sample have it, or none.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from rollq.buffer.credit import TOKEN_REWARDS, last_tokens
+from rollq.buffer.rollouts import ArrayRef, Float32Array, Sample
+
+
+def on_last_token(sample: Sample, reward: float) -> Float32Array:
+    """A reward of the whole sample as rewards of its response tokens, float32 [R]: all of it for the model's last."""
+    rewards = np.zeros(sample.response_tokens, np.float32)
+    rewards[last_tokens(sample.segments, "tokens")[-1:]] = reward
+    return rewards
+
+
+def with_token_rewards(sample: Sample, rewards: Float32Array) -> Sample:
+    """The sample with the rewards of its response tokens, float32 [R] over all segments, in place of others."""
+    ends = np.cumsum([len(segment.response_ids) for segment in sample.segments])[:-1]
+    parts = np.split(rewards, ends)
+    segments = [
+        replace(segment, arrays={**segment.arrays, TOKEN_REWARDS: part})
+        for segment, part in zip(sample.segments, parts, strict=True)
+    ]
+    return replace(sample, segments=tuple(segments))
+
+
+def add_on_last_token(sample: Sample, reward: float) -> Sample:
+    """The sample with `reward` added to that of its last token, if its tokens have rewards in memory."""
+    found = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
+    known = [array for array in found if isinstance(array, np.ndarray)]
+    if not known or len(known) < len(found):
+        return sample
+    own = [array[-len(one.response_ids) :] for array, one in zip(known, sample.segments, strict=True)]
+    return with_token_rewards(sample, np.concatenate(own) + on_last_token(sample, reward))
+
+
+def check_token_rewards(sample: Sample) -> None:
+    """Raise `ValueError` if some segment lacks the array that others have, or one is not float32 [R] of finite numbers.
+
+    R are the tokens of the segment's response. What is stored in a file is checked when it is loaded.
+    """
+    found = [segment.arrays.get(TOKEN_REWARDS) for segment in sample.segments]
+    if all(array is None for array in found):
+        return
+    for segment, array in zip(sample.segments, found, strict=True):
+        if isinstance(array, ArrayRef):
+            continue
+        if array is None:
+            raise ValueError(f"array {TOKEN_REWARDS!r} is missing in a segment; all or none have it")
+        if array.dtype != np.float32 or array.shape != segment.response_ids.shape:
+            raise ValueError(
+                f"array {TOKEN_REWARDS!r} is {array.dtype} {list(array.shape)}; float32 "
+                f"{list(segment.response_ids.shape)} is needed, one for each response token"
+            )
+        if not np.isfinite(array).all():
+            raise ValueError(f"array {TOKEN_REWARDS!r} has numbers that are not finite")
