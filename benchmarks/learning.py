@@ -36,7 +36,7 @@ PRETRAINED = "## A pretrained model"
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is measured with one model of the demo, and how the page introduces it."""
+    """A measurement of one model of the demo, and how the page introduces it."""
 
     model: str
     files: str
