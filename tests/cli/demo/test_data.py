@@ -5,9 +5,9 @@ from hashlib import md5
 import orjson
 import pytest
 
-from rollq.cli.demo.prompts import prompt_files
+from rollq.cli.demo.prompts import digit_sum_files, prompt_files
 
-FILES = prompt_files()
+FILES = {**prompt_files(), **digit_sum_files()}
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -16,6 +16,8 @@ def rows(name: str) -> list[dict[str, str]]:
 
 def test_the_same_code_gives_the_same_bytes() -> None:
     assert {name: md5(content).hexdigest() for name, content in FILES.items()} == {
+        "digits.jsonl": "c6ea1e006b1b105dc02830bd92c87c2e",
+        "digits_heldout.jsonl": "1e014f9aec0ae7a38329c629fb4d6e65",
         "sort.jsonl": "dbaad49160b3b43dcb1dd954c9232381",
         "sort_heldout.jsonl": "119fe9e28f67960f801899b906f143a7",
         "sum.jsonl": "e55950e55cd78ee44a0858ab02743bbd",
@@ -39,3 +41,19 @@ def test_every_answer_is_right() -> None:
     for row in rows("sort.jsonl") + rows("sort_heldout.jsonl"):
         digits = row["prompt"].removeprefix("sort ").removesuffix("=")
         assert list(row["answer"]) == sorted(digits)
+
+
+def terms(row: dict[str, str]) -> tuple[int, int]:
+    first, second = row["prompt"].removeprefix("Question: What is ").removesuffix("?\nAnswer:").split(" + ")
+    return int(first), int(second)
+
+
+def test_the_hundred_sums_of_two_digits_are_split_so_that_no_twin_of_a_held_out_sum_is_trained_on() -> None:
+    train = [terms(row) for row in rows("digits.jsonl")]
+    heldout = [terms(row) for row in rows("digits_heldout.jsonl")]
+    assert sorted(train + heldout) == [(a, b) for a in range(10) for b in range(10)]
+    unordered = {tuple(sorted(pair)) for pair in heldout}
+    assert len(unordered) == 20
+    assert not unordered & {tuple(sorted(pair)) for pair in train}
+    for row in rows("digits.jsonl") + rows("digits_heldout.jsonl"):
+        assert int(row["answer"]) == sum(terms(row))

@@ -1,9 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
 from rollq.cli.demo.files import HELD_OUT_ROWS, DemoFolder, own_tasks, read_rows, user_task
+from rollq.cli.demo.models import SMOLLM2, TINY
 from rollq.cli.demo.settings import DemoOptions, demo_toml, held_out_settings
 from rollq.cli.settings_file import load_settings
 
@@ -18,6 +20,7 @@ def folder(tmp_path: Path) -> DemoFolder:
 def options(folder: DemoFolder, **changes: object) -> DemoOptions:
     values: dict[str, object] = {
         "out": folder.root,
+        "model": TINY,
         "steps": 7,
         "minutes": 1.0,
         "seed": 3,
@@ -70,6 +73,30 @@ def test_the_fields_of_a_users_prompts_survive_in_the_settings(folder: DemoFolde
     loaded = load_settings(folder.config, {}).tasks["prompts"]
     assert (loaded.prompt_field, loaded.answer_field, loaded.judge) == (question, answer, "last_number")
     assert held_out_settings(task).prompt_field == question
+
+
+def test_the_settings_of_smollm2_suit_a_model_that_is_too_large_for_redis(folder: DemoFolder) -> None:
+    wanted = options(folder, model=replace(SMOLLM2, uses_gpu=False))
+    tasks = own_tasks(folder, SMOLLM2)
+    folder.config.write_text(demo_toml(wanted, folder, tasks, "redis://127.0.0.1:7777/0"))
+    settings = load_settings(folder.config, {})
+    assert settings.trainer is not None
+    assert (settings.trainer.transport, settings.trainer.learning_rate) == ("path", 1e-5)
+    assert set(settings.tasks) == {"digits"}
+    task, held_out = settings.tasks["digits"], held_out_settings(tasks[0])
+    assert (task.batch_groups, task.group_size, task.judge) == (4, 8, "last_number")
+    assert (task.temperature, task.max_tokens) == (held_out.temperature, held_out.max_tokens) == (0.5, 12)
+    assert task.prompts.exists()
+    assert held_out.prompts.exists()
+    assert task.prompts != held_out.prompts
+
+
+def test_a_users_prompts_reach_smollm2_through_its_chat_template(folder: DemoFolder) -> None:
+    task = user_task(folder, [b"{}"] * 4, "q", "a", seed=1, model=SMOLLM2)
+    wanted = options(folder, model=replace(SMOLLM2, uses_gpu=False))
+    folder.config.write_text(demo_toml(wanted, folder, [task], "redis://127.0.0.1:7777/0"))
+    assert load_settings(folder.config, {}).tasks["prompts"].chat
+    assert held_out_settings(task).chat
 
 
 def test_a_users_rows_are_split_and_none_is_lost(folder: DemoFolder) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
 from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
-from rollq.workers.engines.protocol import Sampling
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
@@ -24,17 +23,21 @@ MAX_BATCH = 256
 PromptSet = tuple[RolloutSettings, Sequence[Prompt]]
 
 
-def mean_rewards(model: Path, prompts: Mapping[str, PromptSet], *, samples: int, seed: int) -> dict[str, float]:
-    """Mean reward per task over `samples` single-turn samples of each prompt, drawn on the CPU at temperature 1.
+def mean_rewards(
+    model: Path, prompts: Mapping[str, PromptSet], *, samples: int, seed: int, device: str = "cpu"
+) -> dict[str, float]:
+    """Mean reward per task over `samples` single-turn samples of each prompt, drawn as its settings say.
 
-    The same weights and seed give the same rewards. Samples that cannot be judged are left out; without any, the mean
-    is 0. Raises `ConfigError` when `model` is not a model folder.
+    On one device, the same weights and seed give the same rewards. Samples that cannot be judged are left out; without
+    any, the mean is 0. Raises `ConfigError` when `model` is not a model folder.
     """
-    return asyncio.run(_mean_rewards(model, prompts, samples, seed))
+    return asyncio.run(_mean_rewards(model, prompts, samples, seed, device))
 
 
-async def _mean_rewards(model: Path, prompts: Mapping[str, PromptSet], samples: int, seed: int) -> dict[str, float]:
-    engine = TransformersEngine(TransformersSettings(model=model, device="cpu", max_batch=MAX_BATCH))
+async def _mean_rewards(
+    model: Path, prompts: Mapping[str, PromptSet], samples: int, seed: int, device: str
+) -> dict[str, float]:
+    engine = TransformersEngine(TransformersSettings(model=model, device=device, max_batch=MAX_BATCH))
     sampler = _Sampler(engine, HfTokenizer(model), samples, seed)
     await engine.start()
     try:
@@ -75,7 +78,7 @@ class _Sampler:
             prompt=prompt,
             prompt_ids=prompt_tokens(prompt, self._tokenizer),
             previous=EMPTY_SAMPLE,
-            sampling=Sampling(max_tokens=settings.max_tokens, seed=seed),
+            sampling=settings.sampling(seed),
             max_prompt_tokens=settings.max_prompt_tokens,
             priority=0,
             tokenizer=self._tokenizer,

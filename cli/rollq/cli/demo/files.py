@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollq.buffer.errors import ConfigError, InvalidPrompt
-from rollq.cli.demo.prompts import prompt_files
+from rollq.cli.demo.models import SMOLLM2, TINY, DemoModel
+from rollq.cli.demo.prompts import digit_sum_files, prompt_files
 from rollq.monitor.records import DEPTH_FILE, METRICS_FILE
 from rollq.producer.columns import Columns
 from rollq.producer.jsonl import json_object
@@ -30,6 +31,8 @@ class DemoTask:
     batch_groups: int
     prompt_field: str = "prompt"
     answer_field: str = "answer"
+    temperature: float = 1.0
+    chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +120,22 @@ class DemoFolder:
         }
 
 
-def own_tasks(folder: DemoFolder) -> list[DemoTask]:
-    """Write the prompts of the tasks that ship with rollq into the folder, and return those tasks."""
-    for name, content in prompt_files().items():
+def own_tasks(folder: DemoFolder, model: DemoModel = TINY) -> list[DemoTask]:
+    """Write the prompts of the model's tasks, which ship with rollq, into the folder, and return those tasks."""
+    real = model is SMOLLM2
+    for name, content in (digit_sum_files() if real else prompt_files()).items():
         (folder.prompts / name).write_bytes(content)
     return [
         DemoTask(
             name=name,
             prompts=folder.prompts / f"{name}.jsonl",
             held_out=folder.prompts / f"{name}_heldout.jsonl",
-            judge="exact_match",
-            max_tokens=8,
-            batch_groups=16,
+            judge="last_number" if real else "exact_match",
+            max_tokens=12 if real else 8,
+            batch_groups=model.own_batch_groups,
+            temperature=model.temperature,
         )
-        for name in ("sum", "sort")
+        for name in (("digits",) if real else ("sum", "sort"))
     ]
 
 
@@ -163,7 +168,14 @@ def _problem(columns: Columns, line: bytes) -> str | None:
     return None
 
 
-def user_task(folder: DemoFolder, rows: Sequence[bytes], prompt_field: str, answer_field: str, seed: int) -> DemoTask:
+def user_task(
+    folder: DemoFolder,
+    rows: Sequence[bytes],
+    prompt_field: str,
+    answer_field: str,
+    seed: int,
+    model: DemoModel = TINY,
+) -> DemoTask:
     """Write a user's rows into the folder, with up to `HELD_OUT_ROWS` random ones held out, and return their task."""
     held_out = set(random.Random(seed).sample(range(len(rows)), min(HELD_OUT_ROWS, len(rows) // 2)))
     task = DemoTask(
@@ -172,9 +184,11 @@ def user_task(folder: DemoFolder, rows: Sequence[bytes], prompt_field: str, answ
         held_out=folder.prompts / "heldout.jsonl",
         judge="last_number",
         max_tokens=16,
-        batch_groups=8,
+        batch_groups=model.user_batch_groups,
         prompt_field=prompt_field,
         answer_field=answer_field,
+        temperature=model.temperature,
+        chat=model.chat,
     )
     for path, wanted in ((task.prompts, False), (task.held_out, True)):
         path.write_bytes(b"".join(line + b"\n" for row, line in enumerate(rows) if (row in held_out) is wanted))

@@ -13,13 +13,15 @@ from rollq.workers.mean_rewards import mean_rewards
 SAMPLES = 4
 
 
-def held_out_rewards(model: Path, evaluations: Mapping[str, EvaluationSettings], seed: int) -> dict[str, float]:
+def held_out_rewards(
+    model: Path, evaluations: Mapping[str, EvaluationSettings], seed: int, device: str = "cpu"
+) -> dict[str, float]:
     """Mean reward per evaluation over `SAMPLES` samples of each of its prompts; the same seed gives the same rewards.
 
     Rows that are not prompts are left out. Raises `ConfigError` when `model` is not a model folder.
     """
     prompts = {name: (settings, read_prompts(settings)) for name, settings in evaluations.items()}
-    return mean_rewards(model, prompts, samples=SAMPLES, seed=seed)
+    return mean_rewards(model, prompts, samples=SAMPLES, seed=seed, device=device)
 
 
 def read_prompts(settings: PromptSettings) -> list[Prompt]:

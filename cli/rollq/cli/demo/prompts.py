@@ -1,11 +1,12 @@
-"""The demo's prompts: two tasks whose answers can be checked. Every call gives the same bytes.
+"""The demo's prompts: tasks whose answers can be checked. Every call gives the same bytes.
 
-`sum` asks for the sum of two two-digit numbers ("12+34=", "46"), `sort` for four digits in ascending order
-("sort 3142=", "1234"). No held-out prompt is trained on.
+For the tiny model, `sum` asks for the sum of two two-digit numbers ("12+34=", "46"), `sort` for four digits in
+ascending order ("sort 3142=", "1234"). For SmolLM2, `digits` asks for the sum of two digits. No held-out prompt is
+trained on; of `digits`, nor is the same sum in the other order.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import orjson
 
@@ -41,3 +42,28 @@ def prompt_files() -> dict[str, bytes]:
         files[f"{task}_heldout.jsonl"] = b"".join(rows[:HELDOUT_PROMPTS])
         files[f"{task}.jsonl"] = b"".join(rows[HELDOUT_PROMPTS : HELDOUT_PROMPTS + TRAIN_PROMPTS[task]])
     return files
+
+
+HELDOUT_PAIRS = 20
+
+
+def digit_sum_files() -> dict[str, bytes]:
+    """Content of the prompt files of `digits`, by file name: the 100 sums of two digits.
+
+    Of the 55 unordered pairs, `HELDOUT_PAIRS` are held out, each in both orders.
+    """
+    pairs = [(a, b) for a in range(10) for b in range(a, 10)]
+    random.Random(f"{SEED} digits").shuffle(pairs)
+    return {
+        "digits_heldout.jsonl": _digit_sums(pairs[:HELDOUT_PAIRS]),
+        "digits.jsonl": _digit_sums(pairs[HELDOUT_PAIRS:]),
+    }
+
+
+def _digit_sums(pairs: Sequence[tuple[int, int]]) -> bytes:
+    """The rows of unordered pairs: each pair in both orders, one row where these are the same."""
+    ordered = [order for a, b in pairs for order in sorted({(a, b), (b, a)})]
+    return b"".join(
+        orjson.dumps({"prompt": f"Question: What is {a} + {b}?\nAnswer:", "answer": str(a + b)}) + b"\n"
+        for a, b in ordered
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rollq.cli.demo.files import DemoFolder, DemoTask
+from rollq.cli.demo.models import DemoModel
 from rollq.cli.settings import EvaluationSettings
 
 RUN = "demo"
@@ -18,11 +19,13 @@ prompt_field = {prompt_field}
 answer_field = {answer_field}
 judge = {judge}
 max_tokens = {max_tokens}
+temperature = {temperature}
+chat = {chat}
 batch_groups = {batch_groups}
 group_size = 8
 max_staleness = {max_staleness}
 partial_rollout = {partial_rollout}
-lease_s = 5.0                  # the groups of a killed worker are taken over this soon
+lease_s = {lease_s}                  # the groups of a killed worker are taken over this soon
 shuffle_seed = {seed}
 """
 
@@ -43,13 +46,16 @@ swap = {swap}
 
 [worker.options]
 model = {model}
-device = "cpu"
+device = {device}
 
 [trainer]
 model = {model}
 output = {output}
 steps = {steps}
-learning_rate = 5e-4
+learning_rate = {learning_rate}
+transport = {transport}
+device = {device}
+checkpoint_every = {checkpoint_every}
 layout = "padded"              # answers are short and of similar length
 threads = 1
 shuffle_rewards = {shuffle_rewards}
@@ -61,6 +67,7 @@ class DemoOptions:
     """The options of `rollq demo`. `minutes` limits the whole demo; `max_staleness` is in weight syncs."""
 
     out: Path
+    model: DemoModel
     steps: int
     minutes: float
     seed: int
@@ -75,6 +82,15 @@ class DemoOptions:
     workers: int
     live: bool
 
+    @property
+    def device(self) -> str:
+        """Torch device of trainer and workers. Needs torch, unless the model never uses a GPU."""
+        if not self.model.uses_gpu:
+            return "cpu"
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
 
 def demo_toml(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask], url: str) -> str:
     """The demo's `rollq.toml`; `url` is that of its server."""
@@ -87,7 +103,11 @@ def demo_toml(options: DemoOptions, folder: DemoFolder, tasks: Sequence[DemoTask
         swap=_toml("abort" if options.partial_rollout else "keep"),
         model=_toml(folder.inside(folder.model)),
         output=_toml(folder.inside(folder.trainer)),
+        device=_toml(options.device),
         steps=options.steps,
+        learning_rate=options.model.learning_rate,
+        transport=_toml(options.model.transport),
+        checkpoint_every=options.model.checkpoint_every,
         shuffle_rewards=_toml(options.shuffle_rewards),
     )
 
@@ -100,9 +120,12 @@ def _task_toml(options: DemoOptions, folder: DemoFolder, task: DemoTask) -> str:
         answer_field=_toml(task.answer_field),
         judge=_toml(task.judge),
         max_tokens=task.max_tokens,
+        temperature=task.temperature,
+        chat=_toml(task.chat),
         batch_groups=task.batch_groups,
         max_staleness=options.max_staleness,
         partial_rollout=_toml(options.partial_rollout),
+        lease_s=options.model.lease_s,
         seed=options.seed,
     )
 
@@ -120,4 +143,6 @@ def held_out_settings(task: DemoTask) -> EvaluationSettings:
         answer_field=task.answer_field,
         judge=task.judge,
         max_tokens=task.max_tokens,
+        temperature=task.temperature,
+        chat=task.chat,
     )

