@@ -67,6 +67,7 @@ UNITS = {"_s": "seconds", "_ms": "milliseconds", "_bytes": "bytes", "_tokens": "
 HEAD = ("key", "type", "default", "meaning")
 WORDS: Mapping[Any, str] = {
     bool: "true or false", int: "integer", float: "number", str: "text", Path: "path", SecretStr: "text", Any: "any",
+    list[str]: "list of texts",
 }  # fmt: skip
 SUBJECTS = {
     "PromptSettings": "Prompts",
