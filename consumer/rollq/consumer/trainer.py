@@ -31,6 +31,7 @@ from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.output_lock import locked
 from rollq.consumer.production import describe_production
+from rollq.consumer.progress_bar import progress_bar
 from rollq.consumer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.recorded import BatchSource
 from rollq.consumer.recorder import record_batch, record_weights
@@ -147,12 +148,14 @@ class Trainer:
         self._record_weights(self._saved)
         if self._trained == 0:
             self._evaluate(0)
-        while self._trained < self._settings.steps:
-            batch, wait_s = self._next_batch()
-            if batch is None or not self._train(batch, wait_s):
-                break
-            if self._trained > self._saved and self._trained % self._settings.checkpoint_every == 0:
-                self._checkpoint()
+        steps = self._settings.steps
+        with progress_bar(steps, self._trained, is_shown=self._ranks.is_first) as self._show:
+            while self._trained < steps:
+                batch, wait_s = self._next_batch()
+                if batch is None or not self._train(batch, wait_s):
+                    break
+                if self._trained > self._saved and self._trained % self._settings.checkpoint_every == 0:
+                    self._checkpoint()
         self._checkpoint_the_rest()
         return self._trained
 
@@ -361,7 +364,9 @@ class Trainer:
     def _report(self, line: dict[str, Any], batch: Batch) -> None:
         if lost := self._trackers.lost:
             line["trackers"] = lost
+        line["tokens_per_s"] = line["tokens"] / sum(line[name] for name in ("wait_s", "train_s", "publish_s"))
         append(self._settings.output, METRICS_FILE, line)
+        self._show(line["step"], line["reward"], line["tokens_per_s"])
         self._consumer.report(line)
         log.info(
             "step %(step)d: reward %(reward).3f, loss %(loss).4f, %(tokens)d tokens, waited %(wait_s).2f s, "
