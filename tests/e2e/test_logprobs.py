@@ -25,7 +25,7 @@ EDITS = {
     # A batch then takes many rounds, so that it outlasts a train step, however slow the machine is.
     "[worker.options]": "[worker.options]\nmax_batch = 4",
     "steps = 150": f"steps = {STEPS}",
-    "learning_rate = 5e-4": "learning_rate = 0.01",
+    "learning_rate = 0.0005": "learning_rate = 0.01",
 }
 
 

@@ -3,7 +3,6 @@
 An adapter's file has the form that PEFT and vLLM read. Needs torch and peft.
 """
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,9 +35,7 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
     targets = settings.targets if settings.targets == "all-linear" else list(settings.targets)
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=targets, task_type="CAUSAL_LM")
     try:
-        with warnings.catch_warnings():  # PEFT 0.21 asks models of transformers 5.24 for an attribute of an older name
-            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-            inject_adapter_in_model(config, model)
+        inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ConfigError(f"[trainer.lora] targets = {settings.targets!r}: {error}") from error
     model.rollq_adapter = config  # with the names of all modules that match
