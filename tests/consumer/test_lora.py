@@ -15,7 +15,9 @@ from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import ADAPTER_FILE
 from rollq.buffer.weights.store import read_probe
 from rollq.consumer.checkpoints import newest_checkpoint
+from rollq.consumer.learner import Learner
 from rollq.consumer.lora import add_adapter, load_adapter, save_adapter, without_adapter
+from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import LoraSettings, TrainerSettings
 from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.tensors import read_tensors
@@ -140,3 +142,15 @@ def test_two_ranks_train_and_resume_the_adapter_of_one_process(
     assert probe is not None
     for one, other in zip(probe.logprobs, probe_of(served).logprobs, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_adapters_of_steps_that_were_undone_go_and_the_one_that_is_published_stays(
+    settings: Callable[..., TrainerSettings],
+) -> None:
+    learner = Learner(settings("out", loss={}), None, Ranks())
+    for step in range(1, 16):
+        learner.weights(step)
+    folder = learner.weights(10)
+    assert isinstance(folder, Path)
+    assert [path.name for path in sorted(folder.parent.iterdir())] == ["step-00000010"]
+    assert (folder / ADAPTER_FILE).exists()

@@ -18,7 +18,7 @@ from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.consumer.lora import adapter_tensors, has_adapter, write_adapter
-from rollq.consumer.sharding import like
+from rollq.consumer.sharding import like, reshard
 from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
 from rollq.consumer.weights.safetensors import copy_config, to_safetensors
 from rollq.consumer.weights.sharded import gather
@@ -63,6 +63,7 @@ def save_checkpoint(
     The file does not depend on the number of ranks. All ranks of a sharded model call it, and rank 0 writes.
     """
     folder = _folders(output) / f"step-{step:08d}"
+    reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer does not know
     lora = has_adapter(model)  # then the checkpoint has the adapter alone
     weights = adapter_tensors(model, rank=rank) if lora else dict(gather(model.state_dict().items(), rank=rank))
     state = dict(gather(_optimizer_tensors(model, optimizer), rank=rank))

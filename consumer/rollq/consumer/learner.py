@@ -78,7 +78,9 @@ class Learner:
         folder = adapters / f"step-{step:08d}"
         save_adapter(folder, self.model, rank=self._ranks.rank)
         if self._ranks.is_first:
-            for old in sorted(adapters.glob("step-*"))[: -self._settings.keep_versions - 1]:
+            found = sorted(adapters.glob("step-*"))
+            undone = [one for one in found if one > folder]  # of steps after the checkpoint that training resumed from
+            for old in undone + [one for one in found if one <= folder][: -self._settings.keep_versions - 1]:
                 shutil.rmtree(old)
         return folder
 
