@@ -132,7 +132,10 @@ class Claiming(Sweeping):
         wanted = {task: sizes.get(task, groups) for task, groups in plan.sizes.items()}  # a new task joins the next one
         if plan.delivered or wanted == plan.sizes or len(self._without_manifest(plan.sizes, step)) < len(plan.sizes):
             return False
-        self._replan(held, step, plan.claim_round, released=False)
+        if len(plan.sizes) == 1:  # it is claimed with the sizes of the call
+            return False
+        if self._replan(held, step, plan.claim_round, released=False) <= plan.claim_round:
+            return False  # another rank has delivered it meanwhile
         self._release(held, plan.sizes, step, "return", plan.claim_round, {})  # what another rank has claimed meanwhile
         return True
 
@@ -210,9 +213,10 @@ class Claiming(Sweeping):
         fence = (held.epoch, held.nonce, step, mode, up_to_round)
         return sum(int(self.call_task("release", task, *fence, *bad.get(task, ()))) for task in tasks)
 
-    def _replan(self, held: TrainerEpoch, step: int, claim_round: int, *, released: bool) -> None:
+    def _replan(self, held: TrainerEpoch, step: int, claim_round: int, *, released: bool) -> int:
+        """Have a step planned anew; returns its round, that of the plan where it was delivered and not released."""
         fence = (self.keys.info, self.incarnation, held.epoch, held.nonce)
-        self.call("replan", *fence, step, claim_round, int(released))
+        return int(self.call("replan", *fence, step, claim_round, int(released)))
 
     def _forget_plans(self, held: TrainerEpoch, first: int, last: int, *, spared: int | None = None) -> None:
         """Drop the plans of steps that a checkpoint covers, or of steps that the epoch `spared` trains anew."""
