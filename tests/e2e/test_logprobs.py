@@ -26,7 +26,8 @@ EDITS = {
     # A batch then takes many rounds, so that it outlasts a train step, however slow the machine is.
     "[worker.options]": "[worker.options]\nmax_batch = 4",
     "steps = 150": f"steps = {STEPS}",
-    "learning_rate = 0.0005": "learning_rate = 0.01",
+    # Far higher than one would choose, so that versions differ; twice of it would be stopped for its mismatch at times.
+    "learning_rate = 0.0005": "learning_rate = 0.005",
 }
 
 
