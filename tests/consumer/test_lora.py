@@ -87,8 +87,12 @@ def test_an_adapter_that_is_saved_is_read_by_peft_and_passes_the_check_of_vllm(
     load_adapter(tmp_path / "adapter", again)
     assert again(IDS).logits.equal(after)
     add_adapter(other := tiny_qwen3(), LoraSettings(rank=2))
-    with pytest.raises(WeightsError, match="has an adapter of other modules, or of another rank"):
-        load_adapter(tmp_path / "adapter", other)
+    add_adapter(scaled := tiny_qwen3(), LoraSettings(rank=4, alpha=64))
+    for changed in (other, scaled):
+        with pytest.raises(
+            WeightsError, match=r"with other targets, another rank or another alpha than \[trainer.lora"
+        ):
+            load_adapter(tmp_path / "adapter", changed)
     with pytest.raises(WeightsError, match=r"has no adapter: it was saved without \[trainer.lora\]"):
         load_adapter(model_folder, other)
 

@@ -24,15 +24,18 @@ END_WITHIN_S = 5.0
 def run_ranks(count: int, arguments: Sequence[str]) -> None:
     """Run `rollq train` with `arguments` in `count` processes until all have ended.
 
-    SIGTERM and SIGINT are passed on to all. Raises `RollqError` when a rank fails; the others are then ended.
+    SIGTERM and SIGINT are passed on to all, and the second one kills them. Raises `RollqError` when a rank fails; the
+    others are then ended.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError("--ranks: another launcher, such as torchrun, has started this process: leave --ranks out")
     common = {**_environment(count), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    ranks = [_start(rank, arguments, common) for rank in range(count)]
-    log.info("started %d ranks: processes %s", count, ", ".join(str(rank.pid) for rank in ranks))
+    ranks: list[subprocess.Popen[bytes]] = []
     with forward_signals(ranks):
         try:
+            for rank in range(count):
+                ranks.append(_start(rank, arguments, common))
+            log.info("started %d ranks: processes %s", count, ", ".join(str(rank.pid) for rank in ranks))
             failed = _first_failure(ranks)
         finally:
             _end(ranks)

@@ -38,12 +38,18 @@ def stop_on_signals() -> threading.Event:
 
 @contextlib.contextmanager
 def forward_signals(processes: "Sequence[subprocess.Popen[bytes]]") -> Iterator[None]:
-    """Pass SIGTERM and SIGINT on to the processes, instead of ending."""
+    """Pass the first SIGTERM or SIGINT on to the processes, instead of ending.
+
+    The second one kills them: a process that is stuck in a library would never handle it.
+    """
+    seen = 0
 
     def forward(number: int, _frame: FrameType | None) -> None:
+        nonlocal seen
+        seen += 1
         for process in processes:
             if process.returncode is None:
-                os.kill(process.pid, number)
+                os.kill(process.pid, number if seen == 1 else signal.SIGKILL)
 
     before = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
     try:

@@ -187,7 +187,9 @@ class Learner:
         if self._settings.loss.kl_coefficient == 0:
             return None
         if self._reference is not None:
-            return self._logprobs(self._reference, micro)
+            found = self._logprobs(self._reference, micro)
+            reshard(self._reference)
+            return found
         with without_adapter(self.model):
             return self._logprobs(self.model, micro)
 
@@ -199,7 +201,8 @@ class Learner:
 def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[Checkpoint | None, Learner]:
     """The newest checkpoint, and a learner that starts from it, or from the model.
 
-    Raises `ConfigError` for settings that need several ranks, `WeightsError` for a checkpoint of another model.
+    Raises `ConfigError` for settings that need several ranks, and where ranks find different checkpoints;
+    `WeightsError` for a checkpoint of another model.
     """
     if settings.compute_dtype and not ranks.are_several:
         raise ConfigError(
@@ -210,17 +213,23 @@ def start_learner(settings: TrainerSettings, seed: int, ranks: Ranks) -> tuple[C
         torch.set_num_threads(settings.threads)
     torch.manual_seed(seed)
     newest = newest_checkpoint(settings.output)
+    everywhere = ranks.gather(None if newest is None else [newest.step, newest.lineage])
+    if everywhere[ranks.rank] != everywhere[0]:
+        raise ConfigError(
+            f"[trainer] output = {str(settings.output)!r}: rank {ranks.rank} finds another newest checkpoint there "
+            "than rank 0: all machines must share this folder"
+        )
     return newest, Learner(settings, newest, ranks)
 
 
 def _load(folder: Path, settings: TrainerSettings, ranks: Ranks, *, lora: LoraSettings | None = None) -> Any:
     """The model of a folder in `eval` mode: without dropout, its forward pass is that of the engines.
 
-    With `lora`, it has a new adapter. With several ranks it is sharded, and those of one machine load it one after the
-    other.
+    With `lora`, it has a new adapter. With several ranks it is sharded, layer by layer on its way to the device, and
+    those of one machine load it one after the other.
     """
     if not ranks.are_several:
-        return _read(folder, settings, lora)
+        return _moved(_read(folder, settings, lora), settings)
     for mine in ranks.take_turns():
         if mine:
             model = _read(folder, settings, lora)
@@ -236,7 +245,11 @@ def _read(folder: Path, settings: TrainerSettings, lora: LoraSettings | None) ->
     if settings.checkpoint_activations:
         for layer in decoder_layers(model):
             layer.forward = partial(run_again, layer.forward, use_reentrant=False)
+    return model.eval()
+
+
+def _moved(model: Any, settings: TrainerSettings) -> Any:
     try:
-        return model.to(settings.device).eval()
+        return model.to(settings.device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
         raise ConfigError(f"trainer.device = {settings.device!r}: the model cannot be moved there: {error}") from error

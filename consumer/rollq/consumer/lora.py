@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
 from safetensors import safe_open
 
 from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.weights.manifest import ADAPTER_FILE
+from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
 from rollq.consumer.settings import LoraSettings
 from rollq.consumer.sharding import like
 from rollq.consumer.weights.safetensors import to_safetensors
@@ -86,7 +87,7 @@ def adapter_tensors(model: Any, *, rank: int = 0) -> dict[str, torch.Tensor]:
 def load_adapter(folder: Path, model: Any) -> None:
     """Load the tensors of an adapter into that of `model`, or this rank's parts of them.
 
-    Raises `WeightsError` for a folder without an adapter, and for an adapter of other modules or another rank.
+    Raises `WeightsError` for a folder without an adapter, and for an adapter of other modules, rank or alpha.
     """
     path = folder / ADAPTER_FILE
     if not path.exists():
@@ -95,9 +96,12 @@ def load_adapter(folder: Path, model: Any) -> None:
         found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     own = _adapter(model)
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    if shapes != {name: tuple(parameter.shape) for name, parameter in own.items()}:
+    alpha = orjson.loads((folder / ADAPTER_CONFIG).read_bytes())["lora_alpha"]
+    expected = {name: tuple(parameter.shape) for name, parameter in own.items()}
+    if shapes != expected or alpha != model.rollq_adapter.lora_alpha:
         raise WeightsError(
-            f"checkpoint {str(folder)!r} has an adapter of other modules, or of another rank, than [trainer.lora]"
+            f"checkpoint {str(folder)!r} has an adapter with other targets, another rank or another alpha than "
+            "[trainer.lora]: set these as they were, or name another output folder"
         )
     with torch.no_grad():
         for name, parameter in own.items():

@@ -122,7 +122,8 @@ class LossMetrics:
     def add_sums(self, sums: Mapping[str, Any]) -> None:
         """Add the sums of another rank. What is not finite has become None on the way."""
         self._loss += sums["loss"]
-        self._on_policy_error = max(self._on_policy_error, sums["on_policy_error"])
+        error = sums["on_policy_error"]
+        self._on_policy_error = max(self._on_policy_error, math.inf if error is None else error)
         self._has_entropy |= sums["has_entropy"]
         self._has_importance |= sums["has_importance"]
         for age, *values in sums["by_staleness"]:

@@ -96,6 +96,8 @@ def _train(
     stop: threading.Event,
 ) -> int:
     checkpoint, learner = start_learner(settings, seed, ranks)
+    if ranks.any(stop.is_set()):
+        return 0 if checkpoint is None else checkpoint.step
     consumer = Consumer.connect(
         url,
         run=run,
@@ -243,33 +245,19 @@ class Trainer:
                 batch.step,
                 task,
             )
-        metrics = LossMetrics()
-        norms: list[float] = []
-        for part, old_logprobs in learner.parts(self._shuffled(batch)):
-            # a batch that has changed the weights is trained to its end: the checkpoint must have all of it or nothing
-            stop = threading.Event() if norms else self._stop
-            if not learner.gradients(part, metrics, old_logprobs, stop):
-                return False
-            is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
-            if is_finite:
-                found = StepMetrics.gather(batch, metrics, self._ranks)
-                if not norms:
-                    self._verify(batch.step, found)
-            norm = learner.update(batch.step) if is_finite else None
-            if norm is None:
-                if norms:
-                    log.error("step %d: update %d is not finite, and left out", batch.step, len(norms) + 1)
-                break
-            norms.append(norm)
+        metrics, norms = LossMetrics(), list[float]()
+        if not self._update(batch, metrics, norms):
+            return False
         if not norms:
             self._quarantine(batch)
             return True
+        found = StepMetrics.gather(batch, metrics, self._ranks)
         self._bad_batches = 0
         trained_s = time.monotonic()
         if self._settings.record_dir is not None and self._ranks.is_first:
             record_batch(self._settings.record_dir, batch)
         consumer.annotate(batch, *metrics.of_tokens())
-        is_due = batch.step % consumer.sync_weights_interval == 0
+        is_due = self._ranks.lead(lambda: batch.step % consumer.sync_weights_interval == 0)
         weights_bytes = self._publish(batch.step) if is_due else 0
         consumer.commit(batch)
         self._trained = batch.step
@@ -295,6 +283,27 @@ class Trainer:
                 batch,
             )
         self._evaluate(batch.step)
+        return True
+
+    def _update(self, batch: Batch, metrics: LossMetrics, norms: list[float]) -> bool:
+        """Apply the gradients of the batch's parts until one is not finite, and add their norms to `norms`.
+
+        False if stopped before the first update.
+        """
+        for part, old_logprobs in self._learner.parts(self._shuffled(batch)):
+            # a batch that has changed the weights is trained to its end: the checkpoint must have all of it or nothing
+            stop = threading.Event() if norms else self._stop
+            if not self._learner.gradients(part, metrics, old_logprobs, stop):
+                return False
+            is_finite = not self._ranks.any(not math.isfinite(metrics.loss))
+            if is_finite and not norms:
+                self._verify(batch.step, StepMetrics.gather(batch, metrics, self._ranks))
+            norm = self._learner.update(batch.step) if is_finite else None
+            if norm is None:
+                if norms:
+                    log.error("step %d: update %d is not finite, and left out", batch.step, len(norms) + 1)
+                return True
+            norms.append(norm)
         return True
 
     def _shuffled(self, batch: Batch) -> Batch:
@@ -358,6 +367,7 @@ class Trainer:
 
     def _record_weights(self, version: int) -> None:
         if (folder := self._settings.record_dir) is not None:
+            self._ranks.gather(None)  # rank 0 may have waited for the server, and NCCL does not wait for long
             epoch, learner = self._consumer.epoch, self._learner
             record_weights(folder, epoch, version, learner.model, self._settings.model, rank=self._ranks.rank)
 

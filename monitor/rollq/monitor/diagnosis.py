@@ -92,9 +92,9 @@ def diagnose(run: RunStatus) -> Diagnosis:
         return Diagnosis(State.PAUSED, _join([f"{names} set to pause{why}", _describe(trainer)]), remedies.found)
     trainer = _up_to_date(trainer, tasks)
     state = State.STARVING if trainer.phase is TrainerPhase.WAITING else State.TRAINING
-    if state is State.STARVING and len(_resting(run)) == len(run.alive_workers) > 0:
-        state = State.PAUSED
     sampled = [task for task in tasks if task.is_sampled]
+    if state is State.STARVING and sampled and len(_resting(run)) == len(run.alive_workers) > 0:
+        state = State.PAUSED
     facts = [_describe(trainer), *_empty(trainer, tasks, remedies), *_production(run, sampled, remedies)]
     facts += _warnings(run, remedies)
     return Diagnosis(state, _join(facts), remedies.found)

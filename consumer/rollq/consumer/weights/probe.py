@@ -20,11 +20,12 @@ def probe_of(model: Any) -> Probe:
     training = [module for module in model.modules() if module.training]  # parts may be in `eval` mode on purpose
     model.eval()
     try:
-        logprobs = model(input_ids=ids, use_cache=False).logits[:, :-1].float().log_softmax(-1)
+        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     finally:
         for module in training:
             module.training = True
+    logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(-1, ids[:, 1:, None]).squeeze(-1)
     if not bool(chosen.isfinite().all()):
         raise WeightsError("the model's logprobs are not finite: resume from a checkpoint whose weights are sound")
-    return Probe(str(parameter.dtype).removeprefix("torch."), prompts, list(chosen.cpu().numpy()))
+    return Probe(str(logits.dtype).removeprefix("torch."), prompts, list(chosen.cpu().numpy()))
