@@ -161,7 +161,7 @@ def test_small_groups_take_less_than_the_formula_says(fresh_server_of_each_kind:
             buffer.admit("math", prompts, epoch=buffer.clock("math").epoch, cursor=cursor, target=200, step=1)
             for _ in range(20):  # the buffer of a large call counts until the server shrinks it, sooner or later
                 world.put(world.lease(5), tokens=16, text="")
-        most = 100 * group_bytes(world.size.payload_bytes)
+            most = 100 * group_bytes(world.size.payload_bytes)  # here, as to look at the groups takes memory, too
         # what waits to be written to the append-only file counts until then
         wait_until(lambda: world.bytes - before < most, otherwise=lambda: f"{world.bytes - before} bytes, not {most}")
 
