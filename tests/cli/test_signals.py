@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 
@@ -40,3 +41,31 @@ def test_a_signal_in_the_middle_of_a_wait_for_it_ends_the_wait() -> None:
 def test_an_interrupt_that_python_drops_comes_again() -> None:
     done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+FORWARDING = """
+import subprocess, sys
+from rollq.cli.signals import forward_signals
+with subprocess.Popen([sys.executable, "-c", sys.argv[1]]) as child:
+    with forward_signals([child]):
+        print("ended by", child.wait(), flush=True)
+"""
+
+
+STUCK = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
+print("up", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_the_second_signal_kills_a_process_that_does_not_end_at_the_first() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORWARDING, STUCK], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "up\n"
+        parent.send_signal(signal.SIGINT)
+        assert parent.stdout.readline() == "asked\n"
+        parent.send_signal(signal.SIGINT)
+        assert parent.stdout.readline() == "ended by -9\n"

@@ -23,8 +23,7 @@ from rollq.consumer.weights.probe import probe_of
 from rollq.workers.engines.tensors import read_tensors
 from rollq.workers.engines.vllm.adapter_files import check_adapter
 from support.tiny_qwen3 import tiny_qwen3
-from support.trainer_rank import Kill, filled, metrics, run_ranks
-from support.waiting import PATIENCE_S
+from support.trainer_rank import Kill, filled, metrics, run_ranks, short_training
 
 # PEFT 0.21 reads an attribute of models that transformers 5.24 has renamed
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -33,23 +32,8 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
 @pytest.fixture
 def settings(model_folder: Path, tmp_path: Path) -> Callable[..., TrainerSettings]:
-    def make(output: str, **changed: object) -> TrainerSettings:
-        values = {
-            "model": model_folder,
-            "output": tmp_path / output,
-            "steps": 4,
-            "learning_rate": 1e-2,
-            "checkpoint_every": 2,
-            "timeout_s": PATIENCE_S,
-            "micro_batch_tokens": 40,
-            "max_mismatch": None,
-            "threads": 1,
-            "lora": {"rank": 4, "alpha": 8},
-            "loss": {"kl_coefficient": 0.05},
-        }
-        return TrainerSettings.model_validate({**values, **changed})
-
-    return make
+    lora = {"learning_rate": 1e-2, "lora": {"rank": 4, "alpha": 8}, "loss": {"kl_coefficient": 0.05}}
+    return lambda output, **changed: short_training(model_folder, tmp_path / output, **{**lora, **changed})
 
 
 def test_a_new_adapter_changes_nothing_and_only_its_tensors_have_gradients(tmp_path: Path) -> None:

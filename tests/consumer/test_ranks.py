@@ -3,37 +3,25 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from rollq.buffer.errors import ConfigError
 from rollq.consumer.checkpoints import OPTIMIZER_FILE, newest_checkpoint
+from rollq.consumer.learner import start_learner
+from rollq.consumer.ranks import Ranks, check_same
 from rollq.consumer.settings import TrainerSettings
-from support.trainer_rank import MOMENTS, Kill, filled, metrics, run_ranks
-from support.waiting import PATIENCE_S
+from support.trainer_rank import MOMENTS, Kill, filled, metrics, run_ranks, short_training
 
 FILES = ("model.safetensors", OPTIMIZER_FILE)
 
 
 @pytest.fixture
 def settings(model_folder: Path, tmp_path: Path) -> Callable[..., TrainerSettings]:
-    def make(output: str, **changed: object) -> TrainerSettings:
-        values = {
-            "model": model_folder,
-            "output": tmp_path / output,
-            "steps": 4,
-            "learning_rate": 3e-3,
-            "schedule": "cosine",
-            "warmup_steps": 2,
-            "checkpoint_every": 2,
-            "timeout_s": PATIENCE_S,
-            "micro_batch_tokens": 40,
-            "max_mismatch": None,
-            "threads": 1,
-        }
-        return TrainerSettings.model_validate({**values, **changed})
-
-    return make
+    schedule = {"learning_rate": 3e-3, "schedule": "cosine", "warmup_steps": 2}
+    return lambda output, **changed: short_training(model_folder, tmp_path / output, **{**schedule, **changed})
 
 
 def trained(settings: TrainerSettings) -> tuple[int, list[bytes]]:
@@ -101,6 +89,27 @@ def killed_ranks(kills: list[Kill], url: str, run: str, chosen: TrainerSettings)
         codes = run_ranks(2, url, run, chosen, kill)
         assert codes[kill.rank] == -9, f"{kill}: {codes}"
     assert run_ranks(2, url, run, chosen) == [0, 0]
+
+
+class Told(Ranks):
+    """Rank 1 of 2, which is told that rank 0 has `first`."""
+
+    def __init__(self, first: object) -> None:
+        super().__init__(rank=1, world_size=2)
+        self.first = first
+
+    def gather(self, value: Any) -> list[Any]:
+        return [self.first, value]
+
+
+def test_ranks_with_other_settings_or_another_checkpoint_are_refused(
+    settings: Callable[..., TrainerSettings],
+) -> None:
+    check_same(Told({"steps": 4, "seed": 1}), {"steps": 4, "seed": 1})
+    with pytest.raises(ConfigError, match=r"^rank 1 has \[trainer\] steps = 5, and rank 0 has 4: start all ranks with"):
+        check_same(Told({"steps": 4}), {"steps": 5})
+    with pytest.raises(ConfigError, match=r"output = '.*': rank 1 finds another newest checkpoint .* share this"):
+        start_learner(settings("out"), 0, Told([7, "lineage"]))
 
 
 ALL = [(when, name) for name in MOMENTS for when in ("before", "after")]

@@ -25,6 +25,7 @@ from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
+from support.waiting import PATIENCE_S
 
 TESTS = Path(__file__).parents[1]
 
@@ -39,6 +40,21 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "checkpoint": (Consumer, "checkpoint"),
 }
 """Name -> the function that every rank calls then."""
+
+
+def short_training(model: Path, output: Path, **changed: object) -> TrainerSettings:
+    """Settings of four steps on one thread, with a checkpoint every other step."""
+    values = {
+        "model": model,
+        "output": output,
+        "steps": 4,
+        "checkpoint_every": 2,
+        "timeout_s": PATIENCE_S,
+        "micro_batch_tokens": 40,
+        "max_mismatch": None,
+        "threads": 1,
+    }
+    return TrainerSettings.model_validate({**values, **changed})
 
 
 class Kill(NamedTuple):
