@@ -34,6 +34,11 @@ def volumes(prepared_demo: Path, tmp_path: Path) -> dict[str, Path]:
     return found
 
 
+def test_a_port_is_replaced_as_a_whole_and_once() -> None:
+    here = {"9464": "29464", "6379": "19464", "store:6379": "127.0.0.1:19464"}
+    assert swapped("--port 9464 --redis store:6379 19464", here) == "--port 29464 --redis 127.0.0.1:19464 19464"
+
+
 def rollq(*words: str | Path) -> str:
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exit_code == 0, result.output

@@ -163,6 +163,7 @@ class Containers:
 
 
 def swapped(text: str, here: Mapping[str, str]) -> str:
-    """`text` with every key of `here` replaced by its value, longer keys first."""
+    """`text` with every key of `here` replaced by its value, longer keys first; a number is replaced as a whole."""
     longest_first = sorted(here, key=len, reverse=True)
-    return re.sub("|".join(map(re.escape, longest_first)), lambda found: here[found[0]], text)
+    keys = "|".join(rf"(?<!\d){re.escape(key)}(?!\d)" if key.isdigit() else re.escape(key) for key in longest_first)
+    return re.sub(keys, lambda found: here[found[0]], text)

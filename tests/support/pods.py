@@ -102,7 +102,7 @@ class Pods:
             here[mount["mountPath"]] = str(folder)
         if {"metrics", "dashboard"} & set(words):
             (port,) = self._container(name)["ports"]
-            words = [*words, "--port", str(self.ports[port["containerPort"]])]
+            words = [*words, "--port", str(port["containerPort"])]
         return [swapped(word, here) for word in words]
 
 
