@@ -1,0 +1,184 @@
+"""The results of `benchmarks.frontier`: which cells agree with staleness 0, as a table, a picture and JSON."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+from matplotlib.figure import Figure
+
+from benchmarks.machine import describe
+from rollq.monitor.report import running_mean
+
+RESULTS = "## Results"
+"""Heading of the page's last section; what stands before it is the plan, which results never change."""
+COLOURS = {"ppo": "#0072b2", "decoupled_tis": "#009e73", "cispo": "#cc79a7", "reinforce": "#d55e00"}
+SMOOTHING_STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished cell: what it was, and what came of it.
+
+    `held_out` is the mean held-out reward of the last weights, `rewards` the mean reward of each trained batch. Of the
+    steps after the tenth: `mean_staleness` of the trained tokens, `least_sample_size`, the smallest effective sample
+    size of the oldest tokens of a batch, as a share. Of all steps: `mean_clipped`, the share of clipped tokens,
+    `mean_kl` from the engine's policy in nats, and `largest_gradient_norm` before clipping.
+    """
+
+    loss: str
+    max_staleness: int
+    seed: int
+    learning_rate: float
+    held_out: float
+    rewards: Sequence[float]
+    mean_staleness: float
+    least_sample_size: float
+    mean_clipped: float
+    largest_gradient_norm: float
+    mean_kl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The cells of one loss, bound and learning rate, over the seeds, beside those of bound 0 (None: it is that)."""
+
+    cells: Sequence[Outcome]
+    at_zero: Sequence[Outcome] | None
+
+    @property
+    def mean(self) -> float:
+        """Mean held-out reward."""
+        return statistics.mean(cell.held_out for cell in self.cells)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the held-out reward over the seeds; 0 with one seed."""
+        return deviation([cell.held_out for cell in self.cells])
+
+    @property
+    def difference(self) -> float | None:
+        """Mean held-out reward less that of bound 0."""
+        return None if self.at_zero is None else self.mean - Row(self.at_zero, None).mean
+
+    @property
+    def pooled(self) -> float | None:
+        """Pooled standard deviation of the two: the root of the mean of their variances."""
+        if self.at_zero is None:
+            return None
+        return math.sqrt((self.deviation**2 + Row(self.at_zero, None).deviation ** 2) / 2)
+
+    @property
+    def verdict(self) -> str:
+        """Whether the difference is within one pooled standard deviation; a higher reward is said to be one."""
+        if self.difference is None or self.pooled is None:
+            return ""
+        if abs(self.difference) <= self.pooled:
+            return "within"
+        return "higher" if self.difference > 0 else "**lower**"
+
+
+def deviation(values: Sequence[float]) -> float:
+    """Sample standard deviation; 0 for a single value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """A row per learning rate, loss and bound, in the order of their first cells."""
+    groups: dict[tuple[float, str, int], list[Outcome]] = {}
+    for cell in outcomes:
+        groups.setdefault((cell.learning_rate, cell.loss, cell.max_staleness), []).append(cell)
+    return [Row(cells, groups.get((rate, loss, 0)) if bound else None) for (rate, loss, bound), cells in groups.items()]
+
+
+def table(found: Sequence[Row]) -> str:
+    """Format rows as a Markdown table."""
+    lines = [
+        "| loss | bound | held-out reward | against 0 | pooled deviation | verdict | staleness of tokens | "
+        "least effective sample size | clipped | largest gradient norm | KL, nats |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        cell, cells = row.cells[0], row.cells
+        against = "" if row.difference is None else f"{row.difference:+.4f}"
+        pooled = "" if row.pooled is None else f"{row.pooled:.4f}"
+        staleness = statistics.mean(each.mean_staleness for each in cells)
+        least = min(each.least_sample_size for each in cells)
+        clipped = statistics.mean(each.mean_clipped for each in cells)
+        norm = max(each.largest_gradient_norm for each in cells)
+        kl = statistics.mean(each.mean_kl for each in cells)
+        lines.append(
+            f"| `{cell.loss}` | {cell.max_staleness} | {row.mean:.3f} ± {row.deviation:.3f} | {against} | {pooled} | "
+            f"{row.verdict} | {staleness:.2f} | {least:.2f} | {clipped:.2%} | {norm:.2f} | {kl:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def figure(outcomes: Sequence[Outcome], usual_rate: float) -> Figure:
+    """Left: held-out reward by bound, a point per seed and the mean of each loss. Right: rewards of the high rate."""
+    drawing = Figure(figsize=(11.0, 4.6), layout="constrained")
+    left, right = drawing.subplots(1, 2)
+    usual = [cell for cell in outcomes if cell.learning_rate == usual_rate]
+    bounds = sorted({cell.max_staleness for cell in usual})
+    losses = list(dict.fromkeys(cell.loss for cell in usual))
+    for number, loss in enumerate(losses):
+        shift = 0.12 * (number - (len(losses) - 1) / 2)
+        means = []
+        for place, bound in enumerate(bounds):
+            values = [cell.held_out for cell in usual if (cell.loss, cell.max_staleness) == (loss, bound)]
+            left.scatter([place + shift] * len(values), values, color=COLOURS[loss], s=14, alpha=0.5)
+            means.append(statistics.mean(values) if values else math.nan)
+        left.plot([place + shift for place in range(len(bounds))], means, color=COLOURS[loss], label=loss)
+    left.set_xticks(range(len(bounds)), [str(bound) for bound in bounds])
+    left.set(xlabel="max_staleness, in weight syncs", ylabel="held-out reward", title="usual learning rate")
+    high = [cell for cell in outcomes if cell.learning_rate != usual_rate]
+    for loss in dict.fromkeys(cell.loss for cell in high):
+        curves = [running_mean(cell.rewards, SMOOTHING_STEPS) for cell in high if cell.loss == loss]
+        for number, curve in enumerate(curves):
+            label = loss if number == 0 else None
+            right.plot(range(1, len(curve) + 1), curve, color=COLOURS[loss], alpha=0.7, label=label)
+    bounds_high = ", ".join(sorted({str(cell.max_staleness) for cell in high}))
+    rates = ", ".join(sorted({f"{cell.learning_rate:g}" for cell in high}))
+    right.set(xlabel="train step", ylabel=f"reward of the trained batch (mean of {SMOOTHING_STEPS} steps)", ylim=(0, 1))
+    right.set_title(f"learning rate {rates}, max_staleness {bounds_high}, a line per seed")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    return drawing
+
+
+def write_results(
+    docs: Path, outcomes: Sequence[Outcome], before: Mapping[int, float], parity: tuple[int, float], steps: int
+) -> None:
+    """Write the picture, the JSON and the last section of `frontier.md` into `docs`.
+
+    `before`: held-out reward of each seed's initial model. `parity`: the steps compared, and the largest difference of
+    a logprob, in nats.
+    """
+    usual_rate = outcomes[0].learning_rate
+    usual = [cell for cell in outcomes if cell.learning_rate == usual_rate]
+    high = [cell for cell in outcomes if cell.learning_rate != usual_rate]
+    docs.mkdir(parents=True, exist_ok=True)
+    figure(outcomes, usual_rate).savefig(docs / "frontier.png", dpi=130)
+    written = orjson.dumps([asdict(cell) for cell in outcomes], option=orjson.OPT_APPEND_NEWLINE)
+    (docs / "frontier.json").write_bytes(written)
+    initial = ", ".join(f"{reward:.3f}" for reward in before.values())
+    about = "; ".join(f"{name} {fact}" for name, fact in describe().items())
+    paragraphs = [
+        RESULTS,
+        f"Parity: in {parity[0]} steps, `sync` and `async` trained on the same groups, tokens, versions, advantages "
+        f"and rewards. The engine's logprobs differ by at most {parity[1]:.1g} nats.",
+        f"{len(before)} seeds, {steps} steps. Held-out reward of the initial models: {initial}.",
+        table(rows(usual)),
+        "![held-out reward by bound, and reward at a high learning rate](frontier.png)",
+    ]
+    if high:
+        paragraphs += [f"At learning rate {high[0].learning_rate:g}:", table(rows(high))]
+    paragraphs.append(f"Measured on: {about}.")
+    page = docs / "frontier.md"
+    plan = page.read_text("utf-8").partition(RESULTS)[0] if page.exists() else ""
+    page.write_text("\n\n".join(text.strip() for text in (plan, *paragraphs) if text.strip()) + "\n", "utf-8")
+    print(f"\n{table(rows(outcomes))}")
