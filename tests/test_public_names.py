@@ -18,7 +18,7 @@ PUBLIC = {
     "rollq.consumer": {
         "AdvantageSettings", "Archive", "Batch", "BatchCounts", "Consumer", "ConsumerSettings", "ImageInputs",
         "ImageProcessor", "LossSettings", "MicroBatch", "RecordedRun", "TokenSequence", "policy_loss", "probe_of",
-        "replay_experts", "teacher_logprobs", "to_checkpoint_format", "token_advantages",
+        "replay_experts", "teacher_logprobs", "teacher_top_logprobs", "to_checkpoint_format", "token_advantages",
     },
     "rollq.consumer.losses": {
         "LossSettings", "PRESETS", "PolicyTerms", "Surrogate", "cispo", "clipped", "distillation", "distillation_top_k",

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rollq.buffer.rollouts import Float32Array
 from rollq.workers.engines.openai.engine import OpenAIEngine, OpenAISettings
 from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.http.pools import ModelPool, PoolSettings
@@ -52,17 +52,24 @@ def test_a_pool_tells_the_logprobs_of_its_model(
     rng = np.random.default_rng(2)
     prompt, response = random_prompt(rng, 12), random_prompt(rng, 30)
 
-    async def ask() -> Float32Array:
-        pool = ModelPool(
-            "reference", PoolSettings(urls=tuple(server.url for server in servers[:2]), served_model="tiny")
-        )
+    async def ask() -> dict[str, npt.NDArray[Any]]:
+        urls = tuple(server.url for server in servers[:2])
+        pool = ModelPool("reference", PoolSettings(urls=urls, served_model="tiny", top_k=4))
         try:
-            return await pool.logprobs(prompt, response)
+            return dict(await pool.score(prompt, response))
         finally:
             await pool.close()
 
-    expected = forward_logprobs(models[0], np.concatenate([prompt, response]))[len(prompt) - 1 :]
-    np.testing.assert_allclose(asyncio.run(ask()), expected, atol=TOLERANCE)
+    found, ids = asyncio.run(ask()), np.concatenate([prompt, response])
+    expected = forward_logprobs(models[0], ids)[len(prompt) - 1 :]
+    np.testing.assert_allclose(found["reference_logprobs"], expected, atol=TOLERANCE)
+    assert found["reference_top_ids"].shape == (len(response), 4)
+    for rank in range(4):
+        for row in (0, 7, len(response) - 1):
+            others = np.concatenate([ids[: len(prompt) + row], found["reference_top_ids"][row, [rank]]])
+            told = found["reference_top_logprobs"][row, rank]
+            np.testing.assert_allclose(told, forward_logprobs(models[0], others)[-1], atol=TOLERANCE)
+    assert (np.diff(found["reference_top_logprobs"], axis=1) <= 0).all()
 
 
 def test_a_pool_says_what_its_model_says(

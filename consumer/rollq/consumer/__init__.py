@@ -26,6 +26,7 @@ __all__ = [
     "probe_of",
     "replay_experts",
     "teacher_logprobs",
+    "teacher_top_logprobs",
     "to_checkpoint_format",
     "token_advantages",
 ]
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from rollq.consumer.recorded import RecordedRun
     from rollq.consumer.sequences import BatchCounts, TokenSequence
     from rollq.consumer.settings import ConsumerSettings
-    from rollq.consumer.teacher import teacher_logprobs
+    from rollq.consumer.teacher import teacher_logprobs, teacher_top_logprobs
     from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
     from rollq.consumer.weights.probe import probe_of
 else:
@@ -66,7 +67,7 @@ else:
             "rollq.consumer.recorded": "RecordedRun",
             "rollq.consumer.sequences": "BatchCounts TokenSequence",
             "rollq.consumer.settings": "ConsumerSettings",
-            "rollq.consumer.teacher": "teacher_logprobs",
+            "rollq.consumer.teacher": "teacher_logprobs teacher_top_logprobs",
             "rollq.consumer.weights.checkpoint_format": "to_checkpoint_format",
             "rollq.consumer.weights.probe": "probe_of",
         },

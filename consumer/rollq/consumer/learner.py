@@ -27,7 +27,7 @@ from rollq.consumer.ranks import Ranks
 from rollq.consumer.schedule import learning_rate
 from rollq.consumer.settings import LoraSettings, TrainerSettings
 from rollq.consumer.sharding import decoder_layers, reshard, shard, whole_number
-from rollq.consumer.teacher import teacher_logprobs
+from rollq.consumer.teacher import teacher_logprobs, teacher_top_logprobs
 from rollq.consumer.token_logprobs import check_chunks, token_logprobs
 from rollq.consumer.weights.checkpoint_format import Weights
 
@@ -107,7 +107,6 @@ class Learner:
         those of a teacher that it needs.
         """
         check_logprobs(batch, self._settings.loss)
-        taught = self._settings.loss.distillation
         self.optimizer.zero_grad()
         for index, micro in enumerate(self._micro_batches(batch)):
             if self._ranks.any(stop.is_set()):
@@ -120,7 +119,7 @@ class Learner:
                     self._settings.loss,
                     old_logprobs=None if old_logprobs is None else old_logprobs[index],
                     reference_logprobs=self._reference_logprobs(micro),
-                    teacher_logprobs=teacher_logprobs(batch, micro, taught) if taught else None,
+                    **self._taught(batch, micro),
                     chunk=self._settings.logprob_chunk,
                     metrics=metrics,
                 )
@@ -181,6 +180,15 @@ class Learner:
                 found.append(self._logprobs(self.model, micro))
         reshard(self.model)
         return found
+
+    def _taught(self, batch: Batch, micro: MicroBatch) -> dict[str, Any]:
+        """What the loss needs of a teacher."""
+        loss = self._settings.loss
+        if not loss.distillation:
+            return {}
+        if loss.distilled_tokens == "top_k":
+            return {"teacher_top": teacher_top_logprobs(batch, micro, loss.distillation)}
+        return {"teacher_logprobs": teacher_logprobs(batch, micro, loss.distillation)}
 
     def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:
         """The logprobs of the initial model, which an adapter has left as it was; None if the loss needs none."""

@@ -16,13 +16,14 @@ from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.shards import task_of
 from rollq.consumer.batch import Batch
 from rollq.consumer.losses.aggregation import token_weights
-from rollq.consumer.losses.components import distillation, imitation
+from rollq.consumer.losses.components import distillation, distillation_top_k, imitation
 from rollq.consumer.losses.compose import policy_terms
 from rollq.consumer.losses.samples import sample_sums
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.sequences import BatchCounts
+from rollq.consumer.teacher import ABSENT, TopLogprobs
 from rollq.consumer.token_logprobs import token_logprobs
 
 
@@ -34,6 +35,7 @@ def policy_loss(
     old_logprobs: torch.Tensor | None = None,
     reference_logprobs: torch.Tensor | None = None,
     teacher_logprobs: torch.Tensor | None = None,
+    teacher_top: TopLogprobs | None = None,
     keep: torch.Tensor | None = None,
     chunk: int = 0,
     metrics: LossMetrics | None = None,
@@ -47,11 +49,11 @@ def policy_loss(
 
     `old_logprobs` float32 [n] are, with `settings.old_logprobs = "recomputed"`, those of the weights before the first
     update on this batch (default: the current ones, which is right for one update per batch). `reference_logprobs`
-    float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. `teacher_logprobs` float32
-    [n] are those of `rollq.consumer.teacher_logprobs`, required for tokens of the tasks in `settings.distillation`.
-    `keep` bool [n] are the tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the
-    others stay in the denominators. All are ordered as in `token_logprobs`, which explains `chunk`. `metrics` is
-    updated, if given.
+    float32 [n] are those of the reference model, required if `settings.kl_coefficient` > 0. Tokens of the tasks in
+    `settings.distillation` need `teacher_logprobs` float32 [n] of `rollq.consumer.teacher_logprobs`, or with
+    `distilled_tokens = "top_k"` the `teacher_top` of `rollq.consumer.teacher_top_logprobs`. `keep` bool [n] are the
+    tokens that a mask of the caller keeps, such as one over the whole batch (default: all); the others stay in the
+    denominators. All are ordered as in `token_logprobs`, which explains `chunk`. `metrics` is updated, if given.
 
     Raises `ConfigError` if the reference's or the teacher's logprobs are missing, or if segments of a sample are in
     other micro-batches and the loss needs all (`Batch.micro_batches(whole_samples=True)` keeps them together), and
@@ -59,7 +61,8 @@ def policy_loss(
     """
     settings = settings or LossSettings()
     mask = micro.loss_mask
-    new, entropy = token_logprobs(model, micro, entropy=settings.entropy, chunk=chunk)
+    top_ids = None if teacher_top is None else teacher_top.ids
+    new, entropy, new_top = token_logprobs(model, micro, entropy=settings.entropy, others=top_ids, chunk=chunk)
     is_imitated, is_distilled = _is_of(micro, settings.sft), _is_of(micro, settings.distillation)
     behaviour = _behaviour_logprobs(micro, new, settings, is_imitated)
     samples = micro.sample_index[mask]
@@ -79,8 +82,11 @@ def policy_loss(
     if is_imitated is not None:
         terms = torch.where(is_imitated, imitation(new), terms)
     if is_distilled is not None:
-        teacher = _taught(teacher_logprobs, is_distilled)
-        terms = torch.where(is_distilled, distillation(new, behaviour, teacher), terms)
+        if settings.distilled_tokens == "sampled":
+            teacher = _taught(teacher_logprobs, is_distilled)
+            terms = torch.where(is_distilled, distillation(new, behaviour, teacher), terms)
+        else:
+            terms = terms.masked_scatter(is_distilled, _distilled_top_k(new_top, teacher_top, is_distilled))
     if (is_other := _is_of(micro, settings.components)) is not None:
         weights = torch.where(is_other, _component_weights(micro, settings.components), weights)
         was_clipped, was_masked = was_clipped & ~is_other, was_masked & ~is_other
@@ -166,6 +172,17 @@ def _taught(teacher: torch.Tensor | None, is_distilled: torch.Tensor) -> torch.T
             "distillation needs teacher_logprobs: those of rollq.consumer.teacher_logprobs(batch, micro, tasks)"
         )
     return torch.zeros_like(is_distilled, dtype=torch.float32)
+
+
+def _distilled_top_k(new: torch.Tensor | None, teacher: TopLogprobs | None, is_distilled: torch.Tensor) -> torch.Tensor:
+    """The terms of the tokens that are distilled, float32 [m]."""
+    if new is None or teacher is None:
+        raise ConfigError(
+            'distilled_tokens = "top_k" needs teacher_top: '
+            "that of rollq.consumer.teacher_top_logprobs(batch, micro, tasks)"
+        )
+    taught = teacher.logprobs[is_distilled]
+    return distillation_top_k(torch.where(taught > ABSENT, new[is_distilled], taught), taught)
 
 
 def _weights(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:

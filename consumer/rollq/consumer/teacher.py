@@ -1,9 +1,10 @@
-"""The logprobs of a teacher in a micro-batch, from the named array `teacher_logprobs`. Needs torch."""
+"""The logprobs of a teacher in a micro-batch, from named arrays of its samples. Needs torch."""
 
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rollq.buffer.errors import InvalidGroup
@@ -16,6 +17,21 @@ from rollq.consumer.sequences import TokenSequence
 
 TEACHER_LOGPROBS: Final = "teacher_logprobs"
 """Name of the array in `Segment.arrays`; a pool `teacher` among the task's `scorers` writes it."""
+TEACHER_TOP_IDS: Final = "teacher_top_ids"
+TEACHER_TOP_LOGPROBS: Final = "teacher_top_logprobs"
+"""Names of the arrays that the pool writes as well, if it has `top_k`."""
+ABSENT: Final = -1e9
+"""The logprob in place of a token, where a position has fewer than others."""
+
+
+class TopLogprobs(NamedTuple):
+    """The teacher's likeliest k tokens at each loss token: `ids` int64 [n, k], `logprobs` float32 [n, k] in nats.
+
+    Where a position has fewer, the rest are token 0 with the logprob `ABSENT`.
+    """
+
+    ids: torch.Tensor
+    logprobs: torch.Tensor
 
 
 def teacher_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) -> torch.Tensor:
@@ -33,20 +49,72 @@ def teacher_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) ->
     return torch.from_numpy(np.concatenate(found)).to(micro.loss_mask.device)
 
 
+def teacher_top_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) -> TopLogprobs:
+    """The teacher's likeliest tokens at the loss tokens of `tasks` in a micro-batch of `batch`; none at the others.
+
+    Raises as `teacher_logprobs` does. k is the largest in the micro-batch.
+    """
+    found = []
+    for sequence in (batch.sequences[index] for index in micro.sequences):
+        tokens = int(sequence.loss_mask.sum())
+        if task_of(sequence.task) in tasks and tokens:
+            found.append(_top_of(sequence))
+        else:
+            found.append((np.zeros((tokens, 0), np.int64), np.zeros((tokens, 0), np.float32)))
+    most = max((ids.shape[1] for ids, _ in found), default=0)
+    total = sum(len(ids) for ids, _ in found)
+    top = TopLogprobs(torch.zeros(total, most, dtype=torch.int64), torch.full((total, most), ABSENT))
+    row = 0
+    for ids, logprobs in found:
+        rows, columns = ids.shape
+        top.ids[row : row + rows, :columns] = torch.from_numpy(ids)
+        top.logprobs[row : row + rows, :columns] = torch.from_numpy(logprobs)
+        row += rows
+    return TopLogprobs(*(one.to(micro.loss_mask.device) for one in top))
+
+
 def _of(sequence: TokenSequence) -> Float32Array:
     """The teacher's logprobs of all tokens, float32 [L], 0 on the prompt."""
-    name = f"group {sequence.group_id} of task {sequence.task!r}"
-    array = sequence.arrays.get(TEACHER_LOGPROBS)
-    if array is None:
-        raise InvalidGroup(
-            f"{name} has no array {TEACHER_LOGPROBS!r}, which distillation in [trainer.loss] needs: name a pool "
-            '"teacher" in scorers of the task, and configure it as [worker.pools.teacher]'
-        )
-    logprobs = np.asarray(load_array(array), np.float32)
+    logprobs = np.asarray(_array(sequence, TEACHER_LOGPROBS), np.float32)
     response = len(sequence.ids) - sequence.prompt_tokens
     if logprobs.shape != (response,) or not np.isfinite(logprobs).all():
         raise InvalidGroup(
-            f"{name} has an array {TEACHER_LOGPROBS!r} of shape {list(logprobs.shape)}; finite numbers of shape "
-            f"[{response}] are needed, one for each response token"
+            f"{_name(sequence)} has an array {TEACHER_LOGPROBS!r} of shape {list(logprobs.shape)}; finite numbers of "
+            f"shape [{response}] are needed, one for each response token"
         )
     return np.concatenate([np.zeros(sequence.prompt_tokens, np.float32), logprobs])
+
+
+def _top_of(sequence: TokenSequence) -> tuple[npt.NDArray[np.int64], Float32Array]:
+    """The teacher's likeliest tokens at the loss tokens, [n, k], and their logprobs."""
+    ids = np.asarray(_array(sequence, TEACHER_TOP_IDS, _TOP_K))
+    logprobs = np.asarray(_array(sequence, TEACHER_TOP_LOGPROBS, _TOP_K), np.float32)
+    response = len(sequence.ids) - sequence.prompt_tokens
+    are_tokens = np.issubdtype(ids.dtype, np.integer) and ids.min(initial=0) >= 0
+    if ids.shape != logprobs.shape or ids.shape[:-1] != (response,) or not are_tokens:
+        raise InvalidGroup(
+            f"{_name(sequence)} has arrays {TEACHER_TOP_IDS!r} and {TEACHER_TOP_LOGPROBS!r} of shapes "
+            f"{list(ids.shape)} and {list(logprobs.shape)}; ids and logprobs of shape [{response}, k] are needed, a "
+            "row for each response token"
+        )
+    if not np.isfinite(logprobs).all():
+        raise InvalidGroup(f"{_name(sequence)} has logprobs in {TEACHER_TOP_LOGPROBS!r} that are not finite")
+    kept = sequence.loss_mask[sequence.prompt_tokens :]
+    return ids.astype(np.int64)[kept], logprobs[kept]
+
+
+_TOP_K = ', with top_k as many as the loss may look at: distilled_tokens = "top_k" needs it'
+
+
+def _array(sequence: TokenSequence, name: str, more: str = "") -> npt.NDArray[Any]:
+    array = sequence.arrays.get(name)
+    if array is None:
+        raise InvalidGroup(
+            f"{_name(sequence)} has no array {name!r}, which distillation in [trainer.loss] needs: name a pool "
+            f'"teacher" in scorers of the task, and configure it as [worker.pools.teacher]{more}'
+        )
+    return load_array(array)
+
+
+def _name(sequence: TokenSequence) -> str:
+    return f"group {sequence.group_id} of task {sequence.task!r}"

@@ -13,18 +13,25 @@ PROBE = 16
 
 
 class TokenLogprobs(NamedTuple):
-    """Values of the n loss tokens of a micro-batch in row order, in nats: `logprobs` and `entropy`, float32 [n]."""
+    """Values of the n loss tokens of a micro-batch in row order, in nats: `logprobs` and `entropy`, float32 [n].
+
+    `others` float32 [n, k] are the logprobs of k other tokens at the position of each.
+    """
 
     logprobs: torch.Tensor
-    entropy: torch.Tensor | None
+    entropy: torch.Tensor | None = None
+    others: torch.Tensor | None = None
 
 
-def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False, chunk: int = 0) -> TokenLogprobs:
+def token_logprobs(
+    model: Any, micro: MicroBatch, *, entropy: bool = False, others: torch.Tensor | None = None, chunk: int = 0
+) -> TokenLogprobs:
     """Compute the logprobs of the loss tokens of `micro` under logits / temperature, as the engine sampled them.
 
     `model` is a Hugging Face causal LM, or a callable with its signature. For packed rows it must find the sequence
     boundaries in `position_ids`; transformers >= 5 builds the block-diagonal mask if neither an attention mask nor a
-    cache is given. `entropy` also computes the entropy of each token's distribution.
+    cache is given. `entropy` also computes the entropy of each token's distribution, and `others` int64 [n, k] the
+    logprobs of these tokens at the position of each loss token.
 
     With `chunk`, the logits of at most `chunk` loss tokens are in memory at a time. They are computed again in the
     backward pass: the same values for less memory and more time. It needs a model of transformers that passes
@@ -45,14 +52,18 @@ def token_logprobs(model: Any, micro: MicroBatch, *, entropy: bool = False, chun
     if not chunk:
         # only the loss tokens in float32: most tokens are prompts, and the vocabulary is large
         logits = model(**inputs).logits[row, column - 1]
-        return TokenLogprobs(*_of_logits(logits, ids, temperatures, entropy))
+        return TokenLogprobs(*_of_logits(logits, _Wanted(ids, temperatures, others), entropy))
     hidden = _last_hidden(model, inputs)[row, column - 1]
     found = [
-        checkpoint(_of_hidden, model, *piece, entropy, use_reentrant=False)
-        for piece in zip(*(torch.split(one, chunk) for one in (hidden, ids, temperatures)), strict=True)
+        checkpoint(_of_hidden, model, piece, wanted, entropy, use_reentrant=False)
+        for piece, wanted in zip(
+            torch.split(hidden, chunk), _Wanted(ids, temperatures, others).split(chunk), strict=True
+        )
     ]
-    logprobs = torch.cat([one[0] for one in found])
-    return TokenLogprobs(logprobs, torch.cat([one[1] for one in found]) if entropy else None)
+    logprobs, spreads, top = zip(*found, strict=True)
+    return TokenLogprobs(
+        torch.cat(logprobs), torch.cat(spreads) if entropy else None, None if others is None else torch.cat(top)
+    )
 
 
 def check_chunks(model: Any) -> None:
@@ -74,24 +85,38 @@ def check_chunks(model: Any) -> None:
         )
 
 
+class _Wanted(NamedTuple):
+    """The tokens whose logprobs are wanted: `ids` [n], `others` [n, k]; and the temperature of each position [n]."""
+
+    ids: torch.Tensor
+    temperatures: torch.Tensor
+    others: torch.Tensor | None
+
+    def split(self, chunk: int) -> "list[_Wanted]":
+        ids, temperatures = torch.split(self.ids, chunk), torch.split(self.temperatures, chunk)
+        others = [None] * len(ids) if self.others is None else torch.split(self.others, chunk)
+        return [_Wanted(*piece) for piece in zip(ids, temperatures, others, strict=True)]
+
+
 def _of_logits(
-    logits: torch.Tensor, ids: torch.Tensor, temperatures: torch.Tensor, entropy: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logprobs of `ids` [n] under `logits` [n, V], and the entropy, each float32 [n]."""
-    scaled = logits.float() / temperatures[:, None]
-    chosen = scaled.gather(-1, ids[:, None]).squeeze(-1)
+    logits: torch.Tensor, wanted: _Wanted, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The logprobs of `wanted.ids` under `logits` [n, V], the entropy, and the logprobs of `wanted.others`."""
+    scaled = logits.float() / wanted.temperatures[:, None]
     normaliser = scaled.logsumexp(-1)
+    chosen = scaled.gather(-1, wanted.ids[:, None]).squeeze(-1) - normaliser
+    others = None if wanted.others is None else scaled.gather(-1, wanted.others) - normaliser[:, None]
     if not entropy:
-        return chosen - normaliser, None
+        return chosen, None, others
     with torch.no_grad():
         spread = normaliser - (scaled.softmax(-1) * scaled).sum(-1)
-    return chosen - normaliser, spread
+    return chosen, spread, others
 
 
 def _of_hidden(
-    model: Any, hidden: torch.Tensor, ids: torch.Tensor, temperatures: torch.Tensor, entropy: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    return _of_logits(_logits(model, hidden), ids, temperatures, entropy)
+    model: Any, hidden: torch.Tensor, wanted: _Wanted, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    return _of_logits(_logits(model, hidden), wanted, entropy)
 
 
 def _last_hidden(model: Any, inputs: dict[str, Any]) -> torch.Tensor:

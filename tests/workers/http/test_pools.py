@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -100,6 +101,42 @@ def test_every_segment_gets_the_logprobs_of_its_response() -> None:
     assert all(body["model"] == "teacher" and body["temperature"] == 1.0 for body in asked)
 
 
+def likely(ids: list[int], *more: float) -> list[Any]:
+    """What vLLM says with the likeliest tokens: tokens 100, 101, ... with the logprobs `more`."""
+    others = {str(100 + rank): {"logprob": logprob, "rank": rank + 1} for rank, logprob in enumerate(more)}
+    return [None, *({**one, **others} for one in told(ids)[1:])]
+
+
+def test_with_top_k_every_segment_gets_the_likeliest_tokens_as_well() -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def scene(url: str) -> None:
+        pool = ModelPool("teacher", PoolSettings(urls=(url,), **QUICK, top_k=2))
+        first, second = (await score(SAMPLE, {"teacher": pool}, ["teacher"])).segments
+        await pool.close()
+        ids, logprobs = (np.asarray(first.arrays[f"teacher_top_{name}"]) for name in ("ids", "logprobs"))
+        assert ids.dtype == np.int32
+        assert logprobs.dtype == np.float32
+        assert ids.tolist() == [[7, 101], [101, 100], [101, 100]]
+        np.testing.assert_allclose(logprobs, [[-0.7, -0.75], [-0.75, -0.78], [-0.75, -0.78]], rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(first.arrays["teacher_logprobs"]), [-0.7, -0.8, -0.9], rtol=1e-6)
+        assert np.asarray(second.arrays["teacher_top_ids"]).tolist() == [[7, 101]]
+
+    with_server(lambda body: {"choices": [{"prompt_logprobs": likely(body["prompt"], -0.78, -0.75)}]}, scene, asked)
+    assert [body["prompt_logprobs"] for body in asked] == [2, 2]
+
+
+@pytest.mark.parametrize("more", [(), (-math.inf, -math.inf)])
+def test_fewer_likely_tokens_than_top_k_fail_the_sample(more: tuple[float, ...]) -> None:
+    async def scene(url: str) -> None:
+        pool = ModelPool("teacher", PoolSettings(urls=(url,), **QUICK, top_k=2))
+        with pytest.raises(ValueError, match="1 finite prompt_logprobs at a position where top_k asks for 2"):
+            await score(SAMPLE, {"teacher": pool}, ["teacher"])
+        await pool.close()
+
+    with_server(lambda body: {"choices": [{"prompt_logprobs": likely(body["prompt"], *more)}]}, scene, [])
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -151,7 +188,7 @@ def counts_of_two(answers: Sequence[Callable[..., Any]], scene: Scene, **setting
 
 
 async def ask(pool: ModelPool) -> None:
-    await pool.logprobs(np.array([5, 6], np.int32), np.array([7], np.int32))
+    await pool.score(np.array([5, 6], np.int32), np.array([7], np.int32))
 
 
 def test_requests_go_to_the_server_with_the_least_to_do() -> None:

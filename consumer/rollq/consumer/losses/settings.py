@@ -49,6 +49,7 @@ _NEEDS: Mapping[str, str] = {
     "mask_low": 'mask = "geometric"',
     "mask_high": 'mask = "geometric"',
     "mask_divergence": 'mask = "opsm"',
+    "distilled_tokens": "distillation",
 }
 """Setting -> other settings with which it is used."""
 
@@ -132,6 +133,9 @@ class LossSettings(Settings):
         default={},
         description="tasks that follow a teacher on what they sampled, whatever their reward, with the weight of each",
     )
+    distilled_tokens: Literal["sampled", "top_k"] = Field(
+        default="sampled", description="on which tokens of a position: the one that was sampled, or the teacher's top_k"
+    )
     entropy: bool = Field(
         default=False, description="measure the policy's entropy; costs one more pass over the logits"
     )
@@ -166,6 +170,8 @@ class LossSettings(Settings):
             found.append("constant_tokens")
         if self.kl_coefficient > 0:
             found.append("kl")
+        if self.distillation:
+            found.append("distilled_tokens")
         return frozenset(found)
 
     @property

@@ -1,7 +1,8 @@
 """Auxiliary models, such as a judge, a reference or a teacher: named pools of servers.
 
 Judges ask a pool for text. As a scorer, a pool returns logprobs per token; those of a sample's response tokens travel
-with it as the named array `<pool>_logprobs`.
+with it as the named array `<pool>_logprobs`, and with `top_k` those of the likeliest tokens as `<pool>_top_ids` and
+`<pool>_top_logprobs`.
 """
 
 import asyncio
@@ -27,6 +28,9 @@ class PoolSettings(HttpClientSettings):
         min_length=1, description="base of the API of each server, such as http://127.0.0.1:8000/v1"
     )
     served_model: str = Field(description="name of the model at the servers")
+    top_k: int = Field(
+        default=0, ge=0, description="as a scorer: likeliest tokens of each position that have logprobs as well"
+    )
 
 
 class ModelPool:
@@ -37,6 +41,7 @@ class ModelPool:
         key = f"ROLLQ_POOL_{name.upper()}_API_KEY"
         self._name = name
         self._model = settings.served_model
+        self._top_k = settings.top_k
         self._failures = LogOnce(log)
         self._caller = settings.caller(settings.urls, key)
 
@@ -56,10 +61,12 @@ class ModelPool:
             raise ValueError(f"no text in {answer!r:.200}")
         return text
 
-    async def logprobs(self, prompt_ids: Int32Array, response_ids: Int32Array) -> Float32Array:
-        """Logprobs float32 [R] in nats, at temperature 1, of `response_ids` [R] after `prompt_ids` [P].
+    async def score(self, prompt_ids: Int32Array, response_ids: Int32Array) -> dict[str, Int32Array | Float32Array]:
+        """The arrays of `response_ids` [R] after `prompt_ids` [P], by name; logprobs are in nats, at temperature 1.
 
-        The model's context must have room for P + R + 1 tokens. Raises `ValueError` when the server refuses or gives no
+        `<pool>_logprobs` float32 [R] are those of the tokens; with `top_k`, `<pool>_top_ids` int32 [R, k] are the
+        likeliest tokens of each position, the likeliest first, and `<pool>_top_logprobs` float32 [R, k] theirs. The
+        model's context must have room for P + R + 1 tokens. Raises `ValueError` when the server refuses or gives fewer
         logprobs, `TransientError` when all tries failed.
         """
         ids = np.concatenate([prompt_ids, response_ids])
@@ -69,9 +76,16 @@ class ModelPool:
             "max_tokens": 1,
             "temperature": 1.0,
             "top_p": 1.0,
-            "prompt_logprobs": 0,
+            "prompt_logprobs": self._top_k,
         }
-        return read_logprobs(await self._caller.post(body, "/completions"), ids, len(prompt_ids))
+        answer = await self._caller.post(body, "/completions")
+        found: dict[str, Int32Array | Float32Array] = {
+            f"{self._name}_logprobs": read_logprobs(answer, ids, len(prompt_ids))
+        }
+        if self._top_k:
+            top_ids, top_logprobs = read_top_logprobs(answer, len(prompt_ids), len(response_ids), self._top_k)
+            found |= {f"{self._name}_top_ids": top_ids, f"{self._name}_top_logprobs": top_logprobs}
+        return found
 
     def log_failure(self, error: BaseException) -> None:
         """Log why scoring failed, once per exception type."""
@@ -105,18 +119,35 @@ def read_prompt_logprobs(answer: Any, ids: Int32Array, start: int) -> Float32Arr
         ) from error
 
 
+def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[Int32Array, Float32Array]:
+    """The ids and logprobs [count, top_k] of the likeliest tokens at the positions from `start` on.
+
+    A server adds the position's own token to them, which may be less likely. Raises `ValueError` when a position has
+    fewer.
+    """
+    ids, logprobs = np.empty((count, top_k), np.int32), np.empty((count, top_k), np.float32)
+    entries = answer["choices"][0]["prompt_logprobs"][start : start + count]
+    for row, entry in enumerate(entries):
+        pairs = [(float(one["logprob"]), int(token)) for token, one in entry.items()]
+        likeliest = sorted((pair for pair in pairs if np.isfinite(pair[0])), reverse=True)[:top_k]
+        if len(likeliest) < top_k:
+            raise ValueError(f"{len(likeliest)} finite prompt_logprobs at a position where top_k asks for {top_k}")
+        logprobs[row], ids[row] = zip(*likeliest, strict=True)
+    return ids, logprobs
+
+
 async def score(sample: Sample, pools: Mapping[str, ModelPool], names: Sequence[str]) -> Sample:
-    """The sample with the logprobs of these pools in every segment. Raises `ValueError` that names the pool."""
+    """The sample with the arrays of these pools in every segment. Raises `ValueError` that names the pool."""
 
     async def scored(segment: Segment) -> Segment:
-        requests = (pools[name].logprobs(segment.prompt_ids, segment.response_ids) for name in names)
+        requests = (pools[name].score(segment.prompt_ids, segment.response_ids) for name in names)
         results = await asyncio.gather(*requests, return_exceptions=True)
         arrays = dict(segment.arrays)
-        for name, logprobs in zip(names, results, strict=True):
-            if isinstance(logprobs, BaseException):
-                pools[name].log_failure(logprobs)
-                raise ValueError(f"pool {name!r}: {logprobs}") from logprobs
-            arrays[f"{name}_logprobs"] = logprobs
+        for name, found in zip(names, results, strict=True):
+            if isinstance(found, BaseException):
+                pools[name].log_failure(found)
+                raise ValueError(f"pool {name!r}: {found}") from found
+            arrays |= found
         return replace(segment, arrays=arrays)
 
     return replace(sample, segments=tuple([await scored(segment) for segment in sample.segments]))
