@@ -375,3 +375,49 @@ def test_groups_that_have_left_are_shown_from_the_archive(world: World, server_u
     assert [line.split()[:2] for line in step.output.splitlines()[1:3]] == [["1", "math"], ["2", "math"]]
     elsewhere = CliRunner().invoke(main, ["show", "math", "1", "--url", server_url, "--run", world.buffer.run])
     assert "with url in [archive], `rollq archive` keeps such groups" in elsewhere.output
+
+
+def test_an_archived_group_shows_the_leases_that_it_showed_in_the_buffer(
+    world: World, server_url: str, tmp_path: Path
+) -> None:
+    world.start(math={"archive": True, "partial_rollout": True})
+    world.admit(1)
+    world.buffer.hand_back(world.lease(1, worker="a"), counted=True, error="no memory")
+    (lease,) = world.lease(1, worker="killed")
+    world.buffer.salvage([SamplePart(lease, 0, 0, 0, make_sample(0, status="a"))])
+    world.run_out([lease])
+    world.buffer.reap("math")
+    world.put(world.lease(1, worker="c d"))
+    world.complete(1)
+    world.train(1)
+    folder, settings = tmp_path / "archive", tmp_path / "rollq.toml"
+    folder.mkdir()
+    settings.write_text(
+        f'run = "{world.buffer.run}"\n[redis]\nbuffer_url = "{server_url}"\n[archive]\nurl = "{folder}"\n'
+        '[tasks.math]\nprompts = "p.jsonl"\nbatch_groups = 2\n'
+    )
+
+    def life() -> list[str]:
+        shown = CliRunner().invoke(main, ["show", "math", "1", str(settings)])
+        assert shown.exit_code == 0, shown.output
+        return lines_of(shown)[3 : lines_of(shown).index("prompt") - 1]
+
+    def rows() -> str:
+        return CliRunner().invoke(main, ["show", "math", "--step", "1", str(settings)]).output
+
+    live, live_rows = life(), rows()
+    world.buffer.checkpoint(world.held, 1)
+    done = CliRunner().invoke(main, ["archive", str(settings), "--finish"])
+    assert done.exit_code == 0, done.output
+    assert not world.buffer.look("math", [1])
+    assert life() == [*live, "now  is in the archive"]
+    assert rows() == live_rows
+    assert [line.removeprefix("<time>  ").split(", after")[0] for line in live[1:7]] == [
+        "leased to a with version 0 (attempt 1)",
+        "handed back by the worker after an error",
+        "leased to killed with version 0 (attempt 2)",
+        "the lease ran out: the worker died, or was cut off from the server",
+        "leased to c d with version 0 (attempt 3)",
+        "put",
+    ]
+    assert "; 1 part" in live[4], "the line is cut at the width"

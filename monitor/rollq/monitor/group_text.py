@@ -132,7 +132,7 @@ def as_list(groups: Sequence[FoundGroup], *, width: int = 100) -> str:
 def _row(group: FoundGroup) -> tuple[str, ...]:
     fields = group.fields
     reward = f"{float(fields['reward']):.3f}" if "reward" in fields else "-"
-    worker = group.leases[-1].worker if group.leases else "-"
+    worker = group.leases[-1].worker if group.leases else fields.get("worker", "-")
     prompt = one_line(prompt_turns(group.prompt)[-1].text) if group.prompt.content else ""
     # fmt: off
     return (

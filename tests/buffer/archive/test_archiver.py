@@ -428,6 +428,9 @@ def test_a_group_that_somebody_has_damaged_does_not_hold_up_the_others(
     lost = {row["group_id"]: row["reason"] for row in rows if row["outcome"] == "damaged"}
     assert {damage[group_id - 2][0] for group_id in lost} >= {"arrival", "letters", "tries"}
     assert 1 not in lost
+    without = {damage[row["group_id"] - 2][0] for row in rows if row["leases"] is None and row["outcome"] != "damaged"}
+    assert without == {"attempt", "leased", "put_ms", "status"}, "leases are for people: the samples are kept"
+    assert len([text for text in caplog.messages if "archived without its leases" in text]) >= len(without)
     assert all("somebody has changed it in the buffer" in reason for reason in lost.values())
     assert len([text for text in caplog.messages if "somebody has changed it in the buffer" in text]) == len(lost)
 

@@ -7,7 +7,7 @@ from typing import Any
 from rollq.buffer.archive.reading import status_of
 from rollq.buffer.archive.rows import content_of, sample_of
 from rollq.buffer.errors import CorruptFrame
-from rollq.buffer.looking import FoundGroup, TrainStep
+from rollq.buffer.looking import FoundGroup, PastLease, TrainStep
 from rollq.buffer.rollouts import Prompt, SampleStatus
 from rollq.buffer.wire.prompts import decode_prompt
 
@@ -24,7 +24,7 @@ def found_group(rows: Sequence[Mapping[str, Any]], now_ms: int, *, with_samples:
         prompt=_prompt(record),
         samples=tuple(map(sample_of, rows)) if with_samples else (),
         problem="",
-        leases=(),
+        leases=tuple(map(_lease, first.get("leases") or ())),  # a file of version 1 has none
         batch=_batch(first),
         deadline_ms=None,
         server_ms=now_ms,
@@ -58,6 +58,18 @@ def _batch(first: Mapping[str, Any]) -> TrainStep | None:
     if first["outcome"] != "trained":
         return None
     return TrainStep(first["step"], _ms(first["claimed_at"]), _ms(first["committed_at"]))
+
+
+def _lease(columns: Mapping[str, Any]) -> PastLease:
+    return PastLease(
+        attempt=columns["attempt"],
+        worker=columns["worker"],
+        version=columns["version"],
+        from_ms=round(columns["leased_at"].timestamp() * 1000),
+        until_ms=_ms(columns["ended_at"]),
+        end=columns["outcome"],
+        parts=columns["parts"],
+    )
 
 
 def _prompt(record: bytes) -> Prompt:

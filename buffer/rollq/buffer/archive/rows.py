@@ -10,6 +10,7 @@ import orjson
 
 from rollq.buffer.archiving import StoredGroup
 from rollq.buffer.errors import ArchiveError, CorruptFrame
+from rollq.buffer.looking import PastLease, past_leases
 from rollq.buffer.rollouts import (
     EMPTY_SAMPLE,
     NO_EPOCH,
@@ -100,8 +101,30 @@ def _rows_of(run: str, stored: StoredGroup, step: int) -> list[Row]:
         "committed_at": _int(fields.get("committed_ms") if trained else None),
         "left_at": _int(fields.get("left_ms")),
         "generate_ms": _int(fields.get("generate_ms")),
+        "leases": _leases(stored),
     }
     return [of_group | _sample_columns(index, sample) for index, sample in enumerate(samples)]
+
+
+def _leases(stored: StoredGroup) -> list[Row] | None:
+    """The leases of a group; None, which is logged, where they cannot be read: they are for people, and the rest is not
+    damaged."""
+    try:
+        return [_lease_columns(lease) for lease in past_leases(stored.fields)]
+    except (KeyError, ValueError, OverflowError) as error:
+        reason = f"somebody has changed them in the buffer ({type(error).__name__}: {error})"
+        log.error("group %s:%d is archived without its leases: %s", stored.task, stored.group_id, reason)
+        return None
+
+
+def _lease_columns(lease: PastLease) -> Row:
+    numbers = {"attempt": lease.attempt, "version": lease.version, "leased_at": lease.from_ms, "parts": lease.parts}
+    return {
+        **{name: int(np.int64(number)) for name, number in numbers.items()},
+        "worker": lease.worker,
+        "ended_at": lease.until_ms and int(np.int64(lease.until_ms)),
+        "outcome": lease.end,
+    }
 
 
 def _sample_columns(index: int, sample: Sample) -> Row:

@@ -14,8 +14,10 @@ from rollq.buffer.errors import ArchiveError, ConfigError
 if TYPE_CHECKING:
     import pyarrow
 
-VERSION = 1
+VERSION = 2
 """Of the columns and their meaning. A later rollq reads all versions up to its own."""
+ADDED = {"leases": 2}
+"""The version that a column came with; files of earlier ones lack it. All others have been there from the first."""
 VERSION_KEY, RUN_KEY, INCARNATION_KEY = b"rollq.archive.version", b"rollq.run", b"rollq.incarnation"
 """Of the metadata of a file."""
 TABLE_ROWS = 512
@@ -42,6 +44,10 @@ def schema() -> "pyarrow.Schema":
         [("name", text), ("dtype", text), ("shape", pa.list_(number)), ("data", pa.binary()), ("uri", text),
          ("sha256", text)]
     )  # fmt: skip
+    lease = pa.struct(
+        [("attempt", number), ("worker", text), ("version", number), ("leased_at", time), ("ended_at", time),
+         ("outcome", text), ("parts", number)]
+    )  # fmt: skip
     return pa.schema(
         [
             ("run", text), ("task", text), ("group_id", number), ("sample", pa.int32()), ("outcome", text),
@@ -56,6 +62,7 @@ def schema() -> "pyarrow.Schema":
             ("arrival", number), ("tries", number), ("interruptions", number), ("oldest_version", number),
             ("floors", text), ("token_threshold", number), ("pipeline", text), ("admitted_at", time), ("put_at", time),
             ("claimed_at", time), ("committed_at", time), ("left_at", time), ("generate_ms", number),
+            ("leases", pa.list_(lease)),
         ]
     )  # fmt: skip
 
@@ -102,18 +109,20 @@ def _parsing(name: str) -> Iterator[None]:
 
 
 def _check_columns(found: "pyarrow.Schema", name: str) -> None:
-    check_version(found.metadata, name)
-    if missing := [column for column in schema().names if column not in found.names]:
+    version = check_version(found.metadata, name)
+    expected = [column for column in schema().names if ADDED.get(column, 1) <= version]
+    if missing := [column for column in expected if column not in found.names]:
         raise ArchiveError(
             f"{name} is not a file of an archive, but maybe one of annotations: it has no column {missing[0]!r}; name "
             "the folder of the archive"
         )
 
 
-def check_version(metadata: Mapping[bytes, bytes] | None, name: str) -> None:
-    """Raise `ArchiveError` unless a file with this metadata can be read."""
+def check_version(metadata: Mapping[bytes, bytes] | None, name: str) -> int:
+    """The version of a file with this metadata. Raises `ArchiveError` unless it can be read."""
     found = (metadata or {}).get(VERSION_KEY, b"").decode()
     if not found:
         raise ArchiveError(f"{name} is not a file of an archive: it has no {VERSION_KEY.decode()} in its metadata")
     if not found.isdecimal() or int(found) > VERSION:
         raise ArchiveError(f"{name} has version {found} of the archive, this rollq reads up to {VERSION}: update it")
+    return int(found)
