@@ -74,6 +74,7 @@ def test_a_batch_size_changes_at_the_first_step_that_is_not_planned(world: World
     revision = world.buffer.change_rules("math", {"batch_groups": 4})
     assert revision is not None
     assert revision.changes == {"schedule": ("none", "4:4")}
+    assert revision.text == "revision 2: batch_groups 2 -> 4 from step 4 on"
     with pytest.raises(ConfigError, match="step 1: its batch is claimed already; give 2 or more"):
         world.buffer.change_rules("math", {"batch_groups": 3}, batch_step=1)
     world.buffer.change_rules("math", {"batch_groups": 8}, batch_step=50)
@@ -115,7 +116,7 @@ def test_an_edited_file_is_followed_once_and_an_older_one_never(
     buffer.register_task("math", FILE)
     buffer.register_task("math", FILE)
     buffer.register_task("math", edited)
-    assert "task math: its settings were edited: revision 2, from step 1 on: max_staleness 1 -> 3" in caplog.text
+    assert "task math: its settings were edited: revision 2: max_staleness 1 -> 3 from step 1 on" in caplog.text
     buffer.change_rules("math", {"max_staleness": 2})
     for _ in range(2):
         buffer.register_task("math", edited)

@@ -7,6 +7,7 @@ import pytest
 from rollq.buffer.batch_sizes import groups_at, groups_through
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.revisions import (
+    Revision,
     changed_by_file,
     changed_by_hand,
     differences,
@@ -141,3 +142,30 @@ def test_shards_share_numbers_of_groups() -> None:
     ]
     with pytest.raises(ConfigError, match="batch_groups: a whole number is needed"):
         for_shards({"batch_groups": "ten"}, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "nothing changed"),
+        ({"max_tries": ("3", "5")}, "max_tries 3 -> 5 from step 7 on"),
+        ({"schedule": ("none", "9:24")}, "batch_groups 16 -> 24 from step 9 on"),
+        ({"schedule": ("9:24", "9:24,12:0")}, "batch_groups 24 -> 0 from step 12 on"),
+        (
+            {"schedule": ("20:32", "9:24,20:48,30:32")},
+            "batch_groups 16 -> 24 from step 9 on, batch_groups 32 -> 48 from step 20 on, as before from step 30 on",
+        ),
+        (
+            {"max_tries": ("3", "5"), "weight": ("1.0", "2.5"), "schedule": ("none", "9:24")},
+            "max_tries 3 -> 5 from step 7 on; weight 1.0 -> 2.5, batch_groups 16 -> 24 from step 9 on",
+        ),
+        ({"weight": ("1", "0")}, "weight 1 -> 0 from step 7 on"),
+    ],
+)
+def test_a_revision_is_told_by_the_names_that_users_write(changes: dict[str, tuple[str, str]], text: str) -> None:
+    assert Revision(2, 7, 0.0, "host:1", changes, first_groups=16).text == f"revision 2: {text}"
+
+
+def test_a_batch_that_a_weight_of_another_task_shared_anew_says_so() -> None:
+    revision = Revision(2, 7, 0.0, "host:1", {"schedule": ("none", "9:24")}, {"math": 24, "code": 8}, 16)
+    assert revision.text == "revision 2: batch_groups 16 -> 24 from step 9 on (shared by weight)"

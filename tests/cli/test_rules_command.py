@@ -52,8 +52,8 @@ def test_rules_of_a_task_change_in_all_of_its_shards(ask: Ask, buffer: Buffer) -
     result = ask("set", "math", "max_staleness=3", "batch_groups=9")
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [
-        "task math.1of2: revision 2, from step 1 on: max_staleness 1 -> 3, schedule none -> 2:5",
-        "task math.2of2: revision 2, from step 1 on: max_staleness 1 -> 3, schedule none -> 2:4",
+        "task math.1of2: revision 2: max_staleness 1 -> 3 from step 1 on; batch_groups 16 -> 5 from step 2 on",
+        "task math.2of2: revision 2: max_staleness 1 -> 3 from step 1 on; batch_groups 16 -> 4 from step 2 on",
     ]
     assert sizes(buffer, 1) == {"code": 32, "math.1of2": 16, "math.2of2": 16}
     assert sizes(buffer, 2) == {"code": 32, "math.1of2": 5, "math.2of2": 4}
@@ -78,6 +78,14 @@ def test_steps_that_are_held_reach_to_the_next_checkpoint(server_url: str, buffe
 def test_a_weight_shares_the_whole_batch_anew(ask: Ask, buffer: Buffer) -> None:
     result = ask("set", "code", "weight=3", "--from-step", "10")
     assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [
+        "task code: revision 2: weight 1 -> 3, batch_groups 32 -> 48 from step 10 on",
+        "task math.1of2: revision 2: batch_groups 16 -> 8 from step 10 on (shared by weight)",
+        "task math.2of2: revision 2: batch_groups 16 -> 8 from step 10 on (shared by weight)",
+    ]
+    lines = ask("set", "code").output.splitlines()
+    assert "  weight = 3" in lines
+    assert lines[-1].startswith("  revision 2: weight 1 -> 3, batch_groups 32 -> 48 from step 10 on, by ")
     assert sizes(buffer, 9) == {"code": 32, "math.1of2": 16, "math.2of2": 16}
     assert sizes(buffer, 10) == {"code": 48, "math.1of2": 8, "math.2of2": 8}
     assert (buffer.rules("code").weight, buffer.rules("math.1of2").weight) == (3, 1)
@@ -108,7 +116,7 @@ def test_a_weight_that_was_interrupted_between_two_tasks_is_finished_by_a_repeat
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(ask: Ask, buffer: Buffer) -> None:
     result = ask("set", "code", "max_tries=5", "--dry-run")
-    assert result.output == "task code: revision 2, from step 1 on: max_tries 3 -> 5 (not changed: --dry-run)\n"
+    assert result.output == "task code: revision 2: max_tries 3 -> 5 from step 1 on (not changed: --dry-run)\n"
     ask("retire", "code", "--dry-run")
     clock = buffer.clock("code")
     assert (clock.rules_revision, clock.rules.max_tries, clock.control) == (1, 3, Control.RUN)
@@ -119,7 +127,7 @@ def test_without_a_change_the_rules_and_their_revisions_are_shown(ask: Ask) -> N
     lines = ask("set", "code").output.splitlines()
     assert "  max_tries = 5" in lines
     assert "  group_size = 2  (stays as it is)" in lines
-    assert re.match(r"  revision 2, from step 1 on: max_tries 3 -> 5, by .+:\d+", lines[-1])
+    assert re.match(r"  revision 2: max_tries 3 -> 5 from step 1 on, by .+:\d+", lines[-1])
 
 
 def test_a_retired_task_leaves_the_batch_and_comes_back(ask: Ask, buffer: Buffer) -> None:

@@ -90,7 +90,7 @@ class Registry(BufferCore):
 
     def rule_revisions(self, task: str) -> list[Revision]:
         """The last 100 revisions of the task's rules, oldest first."""
-        return _revisions(self._rule_records(task))
+        return _revisions(self._rule_records(task), self.rules(task).batch_groups)
 
     def first_open_step(self) -> int:
         """The first train step whose batch may have another size.
@@ -165,12 +165,12 @@ def _record(
     return (record, orjson.dumps(encode_rules(file)), digest_of_rules(file)) if file else (record, b"", "")
 
 
-def _revisions(records: Mapping[bytes, bytes]) -> list[Revision]:
+def _revisions(records: Mapping[bytes, bytes], first_groups: int) -> list[Revision]:
     found = []
     for number in sorted(int(name) for name in records if name.isdigit()):
         step, time_ms, record = records[b"%d" % number].split(b" ", 2)
         fields = orjson.loads(record)
         changes = {name: (before, after) for name, (before, after) in fields["changes"].items()}
         batch = fields.get("batch", {})
-        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes, batch))
+        found.append(Revision(number, int(step), int(time_ms) / 1000, fields["by"], changes, batch, first_groups))
     return found

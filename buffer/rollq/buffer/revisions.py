@@ -1,13 +1,13 @@
 """Changes of a task's rules while its run is alive. Pure."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import ValidationError
 
-from rollq.buffer.batch_sizes import groups_at, share_by_weight
+from rollq.buffer.batch_sizes import Schedule, groups_at, share_by_weight
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.settings import CHANGEABLE_RULES, FIXED_RULES, TaskRules
 from rollq.buffer.shards import SHARED, split_rules
@@ -22,7 +22,8 @@ class Revision:
 
     `step`: the first train step that was claimed, or can be, under these rules. `changes`: name of a rule -> its value
     before and after, as text. `by`: the host and the process that asked for it. `batch`: the groups of every task that
-    was to change with it, where a weight shared the whole batch anew.
+    was to change with it, where a weight shared the whole batch anew. `first_groups`: the groups in batches before any
+    schedule.
     """
 
     number: int
@@ -31,12 +32,32 @@ class Revision:
     by: str
     changes: Mapping[str, tuple[str, str]]
     batch: Mapping[str, int] = field(default_factory=dict)
+    first_groups: int = 0
 
     @property
     def text(self) -> str:
-        """One line for people."""
-        changes = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in self.changes.items())
-        return f"revision {self.number}, from step {self.step} on: {changes or 'nothing changed'}"
+        """One line for people, with the names and the values that they write themselves, and the first step of each."""
+        sizes = list(self._sizes())
+        changed = {name: f"{name} {before} -> {after}" for name, (before, after) in self.changes.items()}
+        changed.pop("schedule", None)
+        weight = [changed.pop("weight")] if sizes and "weight" in changed else []
+        parts = [f"{', '.join(changed.values())} from step {self.step} on"] if changed else []
+        if sizes:
+            shared = " (shared by weight)" if self.batch and not weight else ""
+            parts.append(", ".join([*weight, *sizes]) + shared)
+        return f"revision {self.number}: {'; '.join(parts) or 'nothing changed'}"
+
+    def _sizes(self) -> Iterator[str]:
+        """How the groups in the batches change, from the first step with another number on."""
+        before, after = (_parse_schedule(text) for text in self.changes.get("schedule", ("none", "none")))
+        former = (0, 0)
+        for step in sorted({step for step, _ in (*before, *after)}):
+            sizes = groups_at(self.first_groups, before, step), groups_at(self.first_groups, after, step)
+            if sizes[0] != sizes[1] and sizes != former:
+                yield f"batch_groups {sizes[0]} -> {sizes[1]} from step {step} on"
+            elif sizes[0] == sizes[1] and former[0] != former[1]:
+                yield f"as before from step {step} on"
+            former = sizes
 
 
 def digest_of_rules(rules: TaskRules) -> str:
@@ -53,6 +74,12 @@ def differences(before: TaskRules, after: TaskRules) -> dict[str, tuple[str, str
     }
 
 
+def _parse_schedule(text: str) -> Schedule:
+    """A schedule from the text that `shown` made of it."""
+    entries = [] if text == "none" else [entry.split(":") for entry in text.split(",")]
+    return [(int(step), int(groups)) for step, groups in entries]
+
+
 def shown(value: Any) -> str:
     """The value of a rule as users write it."""
     if value is None:
@@ -61,7 +88,7 @@ def shown(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ",".join(f"{step}:{groups}" for step, groups in value) or "none"
-    return str(value)
+    return str(value).removesuffix(".0")
 
 
 def changed_by_hand(rules: TaskRules, changes: Mapping[str, Any], step: int) -> TaskRules:

@@ -187,7 +187,8 @@ def _change(buffer: "Buffer", wanted: Changes, from_step: int | None, *, dry_run
     for task, (clock, rules) in planned.items():
         changes = differences(clock.rules, rules)
         if dry_run:
-            revision = Revision(clock.rules_revision + 1, clock.claimed_step + 1, 0.0, "", changes)
+            numbers = clock.rules_revision + 1, clock.claimed_step + 1
+            revision = Revision(*numbers, 0.0, "", changes, batch or {}, clock.rules.batch_groups)
             click.echo(f"task {task}: {revision.text} (not changed: --dry-run)" if changes else f"task {task}: is so")
             continue
         try:
