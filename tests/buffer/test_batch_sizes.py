@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollq.buffer.batch_sizes import groups_at, groups_through, share_by_weight
+from rollq.buffer.batch_sizes import groups_at, groups_through, is_retired, share_by_weight
 
 WEIGHTS = st.lists(
     st.tuples(st.text("abc", min_size=1, max_size=5), st.floats(0, 1e6, allow_nan=False)),
@@ -78,3 +78,20 @@ def test_sizes_change_from_their_step_on(step: int, groups: int) -> None:
 def test_nothing_is_taken_by_no_steps() -> None:
     assert groups_through(4, ((1, 9),), 0) == 0
     assert groups_through(4, ((1, 9),), 1) == 9
+
+
+@pytest.mark.parametrize(
+    ("batch_groups", "schedule", "step", "is_so"),
+    [
+        (4, (), 1, False),
+        (4, ((5, 0),), 4, False),
+        (4, ((5, 0),), 5, True),
+        (4, ((5, 0), (9, 2)), 5, False),
+        (0, ((5, 4), (9, 0)), 1, False),
+        (0, ((5, 4), (9, 0)), 9, True),
+    ],
+)
+def test_a_task_is_retired_when_no_batch_from_now_on_takes_groups(
+    batch_groups: int, schedule: tuple[tuple[int, int], ...], step: int, is_so: bool
+) -> None:
+    assert is_retired(batch_groups, schedule, step) is is_so

@@ -162,7 +162,7 @@ def test_shards_share_numbers_of_groups() -> None:
         ({"weight": ("1", "0")}, "weight 1 -> 0 from step 7 on"),
     ],
 )
-def test_a_revision_is_told_by_the_names_that_users_write(changes: dict[str, tuple[str, str]], text: str) -> None:
+def test_a_revision_has_the_names_that_users_write(changes: dict[str, tuple[str, str]], text: str) -> None:
     assert Revision(2, 7, 0.0, "host:1", changes, first_groups=16).text == f"revision 2: {text}"
 
 

@@ -36,9 +36,27 @@ def test_a_drained_task_admits_nothing_more_and_finishes_what_it_has(ask: Ask, b
     assert len(world.lease(1)) == 1
     assert (
         ask("resume").output
-        == "task code: run -> run\ntask math: stays done; `rollq resume --task math` begins production again\n"
+        == "task code: already runs\ntask math: stays done; `rollq resume --task math` begins production again\n"
+    )
+    assert (
+        ask("drain", "--task", "math").output
+        == "task math: has already ended; `rollq resume --task math` begins production again\n"
     )
     assert ask("resume", "--task", "math").output == "task math: done -> run\n"
+
+
+def test_an_order_that_a_task_follows_already_says_so_and_keeps_its_reason(ask: Ask, buffer: Buffer) -> None:
+    buffer.set_control("math", Control.PAUSE, "the disk is full")
+    assert ask("pause").output == "task code: run -> pause\ntask math: is already paused\n"
+    assert buffer.clock("math").control_reason == "the disk is full"
+
+
+def test_a_resume_of_a_retired_task_says_how_it_comes_back(ask: Ask, buffer: Buffer) -> None:
+    buffer.change_rules("math", {"batch_groups": 0}, batch_step=1)
+    assert (
+        ask("resume", "--task", "math").output
+        == "task math: already runs; it is retired, and `rollq set math batch_groups=N` brings it back\n"
+    )
 
 
 def test_a_worker_gets_its_order_with_the_next_report(ask: Ask, buffer: Buffer) -> None:
@@ -49,7 +67,9 @@ def test_a_worker_gets_its_order_with_the_next_report(ask: Ask, buffer: Buffer) 
     assert [buffer.report_worker(name, {}) for name in ("gpu1-aaaa", "gpu1-bbbb", "gpu10-cccc")] == [
         Order.PAUSE, Order.PAUSE, Order.RUN
     ]  # fmt: skip
+    assert ask("pause", "--worker", "gpu1-bbbb").output == "worker gpu1-bbbb: pause, as before\n"
     assert ask("resume", "--worker", "gpu1-aaaa").output == "worker gpu1-aaaa: run\n"
+    assert ask("resume", "--worker", "gpu10").output == "worker gpu10-cccc: run, as before\n"
     assert buffer.report_worker("gpu1-aaaa", {}) is Order.RUN
     assert ask("drain", "--worker", "gpu1-bbbb").exit_code == 0
     assert buffer.report_worker("gpu1-bbbb", {}) is Order.DRAIN

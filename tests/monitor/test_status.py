@@ -192,3 +192,16 @@ def test_rqs_view_counts_tickets_and_loads_nothing(server_url: str, run_name: st
         f"queue rollq-{run_name}: 4 queued, 0 executing, 0 finished, 0 failed",
         "no worker is registered",
     ]
+
+
+def test_a_task_that_no_batch_takes_groups_of_is_retired_in_every_view(buffer: Buffer, server_url: str) -> None:
+    buffer.change_rules("code", {"batch_groups": 0}, batch_step=1)
+    found = look(buffer, server_url)
+    assert {task.task: task.state for task in found.tasks} == {"code": "retired", "math": "run"}
+    assert {task["task"]: task["state"] for task in orjson.loads(as_json(found))["tasks"]} == {
+        "code": "retired", "math": "run"
+    }  # fmt: skip
+    text = " ".join(as_table(found).split())
+    assert "code: retired: no batch takes groups of it; `rollq set code batch_groups=N` brings it back" in text
+    buffer.change_rules("code", {"batch_groups": 4}, batch_step=9)
+    assert [task.state for task in look(buffer, server_url).tasks] == ["run", "run"], "a later batch has it"

@@ -23,6 +23,12 @@ def groups_through(batch_groups: int, schedule: Schedule, step: int) -> int:
     return total + (step - start + 1) * size
 
 
+def is_retired(batch_groups: int, schedule: Schedule, step: int) -> bool:
+    """Whether no batch takes groups of a task any more, from that of `step` on."""
+    later = [groups for first, groups in schedule if first > step]
+    return not any([groups_at(batch_groups, schedule, step), *later])
+
+
 def share_by_weight(total: int, weights: Sequence[tuple[str, float]]) -> dict[str, int]:
     """Share `total` groups over tasks by (name, weight): the largest remainder method (Hamilton 1792).
 

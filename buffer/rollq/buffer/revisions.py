@@ -36,7 +36,7 @@ class Revision:
 
     @property
     def text(self) -> str:
-        """One line for people, with the names and the values that they write themselves, and the first step of each."""
+        """One line for people: what has changed, by the names that they write, and from which step on."""
         sizes = list(self._sizes())
         changed = {name: f"{name} {before} -> {after}" for name, (before, after) in self.changes.items()}
         changed.pop("schedule", None)

@@ -50,12 +50,14 @@ class Ordered(NamedTuple):
 class Steering(BufferCore):
     """Calls that steer single workers, and move single groups."""
 
-    def order_worker(self, worker: str, order: Order) -> None:
-        """Give an order to the worker that reports as `worker`; it follows within a second or two."""
-        moved = True
+    def order_worker(self, worker: str, order: Order) -> Order:
+        """Give an order to the worker that reports as `worker`, which follows within a second or two; returns the one
+        that it had."""
+        moved, seen = True, b""
         while moved:
             seen = self.send("HGET", self.keys.orders, worker) or b""
             moved = self.call("order_worker", self.keys.info, self.incarnation, worker, order, seen) == _ORDER_MOVED
+        return Order(seen.split()[-1].decode()) if seen else Order.RUN
 
     def order_group(self, task: str, group_id: int, order: GroupOrder, *, dry_run: bool = False) -> Ordered:
         """Move a group as `order` says; with `dry_run`, only find out whether it would be moved.

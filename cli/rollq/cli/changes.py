@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Status
 from rollq.buffer.steering import Order
-from rollq.cli.steering import CONTROLS, stays
+from rollq.cli.steering import CONTROLS, way_back, why_not
 from rollq.monitor.status import RunStatus
 from rollq.monitor.units import count
 
@@ -39,8 +39,9 @@ def _of_task(run: RunStatus, order: Order, name: str) -> Change:
     running, pending = task.groups(Status.RUNNING), task.groups(Status.PENDING)
     if before is Control.SLEEP:
         return Change(order, "task", name, "It sleeps while the trainer uses the GPUs; the trainer wakes it.", False)
-    if before is after or stays(before, order, named=True):
-        return Change(order, "task", name, f"Nothing changes: it is set to {before.value!r}.", False)
+    if why := why_not(before, order, named=True):
+        back = way_back(name, before, order, is_retired=task.is_retired)
+        return Change(order, "task", name, f"Nothing changes: it {why}{f'; {back}' if back else ''}.", False)
     effect = {
         Order.PAUSE: (
             f"Nothing new is admitted or leased: {count(pending, 'pending group')} wait. "

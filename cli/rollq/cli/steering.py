@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from rollq.buffer.batch_sizes import is_retired
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.replies import Control
@@ -16,15 +17,30 @@ CONTROLS = {
 """The control that an order sets production of a task to, and the reason that is shown."""
 
 
-def stays(control: Control, order: Order, *, named: bool) -> bool:
-    """Whether a task in `control` stays as it is. `named`: the order names the task, instead of meaning all."""
+_ALREADY = {Order.RUN: "already runs", Order.PAUSE: "is already paused", Order.DRAIN: "has already ended"}
+
+
+def why_not(control: Control, order: Order, *, named: bool) -> str:
+    """Why an order changes nothing for a task in `control`, as in "it already runs"; empty where it does. `named`: the
+    order names the task, instead of meaning all."""
+    if control is CONTROLS[order][0]:
+        return _ALREADY[order]
     match order:
         case Order.PAUSE:
-            return control in (Control.STOPPED, Control.DONE)
+            stays = control in (Control.STOPPED, Control.DONE)
         case Order.RUN:
-            return control is Control.DONE and not named
+            stays = control is Control.DONE and not named
         case Order.DRAIN:
-            return control is Control.STOPPED
+            stays = control is Control.STOPPED
+    return f"stays {control.value}" if stays else ""
+
+
+def way_back(task: str, control: Control, order: Order, *, is_retired: bool) -> str:
+    """How to have groups of a task that is retired, or has ended, after an order that does not bring them back; empty
+    for others."""
+    if is_retired and order is Order.RUN:
+        return f"it is retired, and `rollq set {task} batch_groups=N` brings it back"
+    return f"`rollq resume --task {task}` begins production again" if control is Control.DONE else ""
 
 
 def steer_tasks(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[str]:
@@ -33,12 +49,13 @@ def steer_tasks(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[
     chosen = [shard for name in names for shard in shards_of(buffer, tasks, name)]
     control, reason = CONTROLS[order]
     for task in chosen or tasks:
-        before = buffer.clock(task).control
+        clock = buffer.clock(task)
+        before, rules = clock.control, clock.rules
         if before is Control.SLEEP:
             raise ConfigError(f"task {task!r} sleeps while the trainer uses the GPUs; the trainer will wake it")
-        if stays(before, order, named=bool(names)):
-            again = f"; `rollq resume --task {task}` begins production again" if before is Control.DONE else ""
-            yield f"task {task}: stays {before.value}{again}"
+        if why := why_not(before, order, named=bool(names)):
+            back = way_back(task, before, order, is_retired=is_retired(rules.batch_groups, rules.schedule, clock.step))
+            yield f"task {task}: {why}" + (f"; {back}" if back else "")
         else:
             buffer.set_control(task, control, reason)
             ends = f"; production has ended, until `rollq resume --task {task}`" if control is Control.DONE else ""
@@ -55,8 +72,8 @@ def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterato
         if not (found := [worker for worker in reports if name in (worker, worker.rpartition("-")[0])]):
             raise ConfigError(f"--worker {name!r}: run {buffer.run!r} has the workers {', '.join(reports) or 'none'}")
         for worker in found:
-            buffer.order_worker(worker, order)
-            yield f"worker {worker}: {order.value}"
+            before = buffer.order_worker(worker, order)
+            yield f"worker {worker}: {order.value}" + (", as before" if before is order else "")
 
 
 def shards_of(buffer: Buffer, tasks: Sequence[str], name: str) -> list[str]:

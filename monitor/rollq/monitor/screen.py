@@ -58,6 +58,7 @@ def _plain(run: RunStatus) -> Mapping[str, Any]:
         "diagnosis": asdict(diagnose(run)),
         "wanted_workers": wanted_workers(run),
         **asdict(run),
+        "tasks": [{**asdict(task), "state": task.state} for task in run.tasks],
         "fullness": {"share": run.fullness.share, "limit": run.fullness.limit, "is_full": run.fullness.is_full},
     }
 
@@ -160,6 +161,8 @@ def _task_lines(task: TaskStatus) -> list[str]:
     if task.bytes:
         parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
         lines.append(f"samples take {in_words(sum(task.bytes.values()))} ({parts})")
+    if task.is_retired:
+        lines.append(f"retired: no batch takes groups of it; `rollq set {task.task} batch_groups=N` brings it back")
     if task.control != "run":
         lines.append(f"set to {task.control!r}" + (f": {task.control_reason}" if task.control_reason else ""))
     if task.last_error:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rq import Queue
 
-from rollq.buffer.batch_sizes import groups_at, groups_through
+from rollq.buffer.batch_sizes import groups_at, groups_through, is_retired
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.history import HistoryRow
 from rollq.buffer.replies import Counts, LastError, LiveModel
@@ -26,6 +26,7 @@ SILENT_TRAINER_S = 10.0
 """Trainers say each second what they do."""
 SILENT_PRODUCER_S = 10.0
 """Producers look at each task at least every 2 seconds."""
+RETIRED = "retired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,12 @@ class TaskStatus:
     last_error: LastError | None = None
     rates: Rates | None = None
     offline: bool = False  # filled by insertions alone
+    is_retired: bool = False  # no batch takes groups of it any more
+
+    @property
+    def state(self) -> str:
+        """The task's state in a word: retired, or what its production is set to."""
+        return RETIRED if self.is_retired else self.control
 
     @property
     def is_sampled(self) -> bool:
@@ -179,6 +186,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         last_error=counts.last_error,
         rates=rates(overview.rows, _row_of(counts)),
         offline=rules.offline,
+        is_retired=rules.kind == "train" and is_retired(rules.batch_groups, rules.schedule, clock.step),
     )
 
 

@@ -7,7 +7,7 @@ from rollq.buffer.replies import Control
 from rollq.buffer.rollouts import Status
 from rollq.buffer.steering import Order
 from rollq.cli.changes import change_of
-from rollq.cli.steering import CONTROLS, stays
+from rollq.cli.steering import CONTROLS, why_not
 from rollq.cli.top.tables import BARS, TASK_COLUMNS, chart, charts, per_second, task_rows, worker_rows
 from support.run_statuses import RATES, run_status, task_status, worker
 
@@ -27,7 +27,7 @@ def row(at_s: int, ready: int, tokens: float) -> HistoryRow:
 def test_a_row_of_a_task_has_what_its_columns_say() -> None:
     assert dict(zip(TASK_COLUMNS, task_rows(RUN)["math"], strict=True)) == {
         "task": "math", "step": "41", "ready": "3/16", "bound": "20/32", "pending": "4", "running": "13",
-        "groups/s": "4.00", "tokens/s": "2,000", "kept": "90%", "control": "run",
+        "groups/s": "4.00", "tokens/s": "2,000", "kept": "90%", "state": "run",
     }  # fmt: skip
 
 
@@ -51,6 +51,16 @@ def test_workers_are_sorted_and_those_without_a_value_come_last(by: str, falling
 
 def test_a_narrow_terminal_leaves_columns_out() -> None:
     assert len(worker_rows(RUN, 40, "", falling=False)[0]) < len(worker_rows(RUN, 120, "", falling=False)[0])
+
+
+def test_a_retired_task_is_shown_as_such_and_a_resume_says_what_would_bring_it_back() -> None:
+    run = run_status(task_status("math", is_retired=True, batch_groups=0))
+    assert task_rows(run)["math"][-1] == "retired"
+    change = change_of(run, Order.RUN, "task", "math")
+    assert not change.is_possible
+    assert change.text == (
+        "Nothing changes: it already runs; it is retired, and `rollq set math batch_groups=N` brings it back."
+    )
 
 
 def test_rates_are_between_two_rows_and_a_rewind_is_not_a_negative_one() -> None:
@@ -86,6 +96,7 @@ def test_a_question_says_what_will_change() -> None:
 @pytest.mark.parametrize("control", list(Control))
 def test_a_question_is_asked_where_something_changes_and_only_there(order: Order, control: Control) -> None:
     change = change_of(run_status(task_status("math", control=control.value)), order, "task", "math")
-    changes = control not in (Control.SLEEP, CONTROLS[order][0]) and not stays(control, order, named=True)
+    changes = control is not Control.SLEEP and not why_not(control, order, named=True)
+    assert not (changes and control is CONTROLS[order][0])
     assert change.is_possible is changes
     assert ("->" in change.text) is changes

@@ -88,7 +88,7 @@ def test_a_task_is_paused_and_resumed_after_a_question_that_says_what_will_chang
         shown.wait_for("task math: run -> pause")
         assert (buffer.clock("math").control, buffer.clock("code").control) == (Control.PAUSE, Control.RUN)
         shown.press("p")
-        shown.wait_for("Nothing changes: it is set to 'pause'", "Esc: back")
+        shown.wait_for("Nothing changes: it is already paused", "Esc: back")
         shown.press("y", "r")
         shown.wait_for("Resume task math?", "pause -> run")
         shown.press("y")

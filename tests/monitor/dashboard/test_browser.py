@@ -51,7 +51,9 @@ class Watched:
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     folder = tmp_path_factory.mktemp("dashboard")
     with EmbeddedServer(folder) as server, Buffer.connect(server.url, "sums") as buffer:
-        world = World(buffer).start(math={"max_staleness": 4}, code={"max_staleness": 4})
+        rules: dict[str, object] = {"max_staleness": 4}
+        world = World(buffer).start(math=rules, code=rules, books={"offline": True}, alone=rules)
+        buffer.change_rules("alone", {"batch_groups": 0}, batch_step=1)
         trained = put(world, written("first", reward=0.25), written("second"))
         fill(world, MANY)
         put(world, *[Sample((), SampleStatus.FAILED, error=HOSTILE)] * 2)
@@ -197,6 +199,8 @@ def test_the_run_is_shown_with_charts_tables_and_errors(page: Page, shown: Shown
     expect(page.get_by_role("table", name="Workers")).to_contain_text("worker-1")
     expect(page.get_by_role("table", name="Tasks")).to_contain_text("math")
     expect(page.get_by_role("table", name="Last errors")).to_contain_text("<script>")
+    expect(page.get_by_role("row", name="alone retired")).to_be_visible()
+    expect(page.get_by_label("Task of the charts")).to_have_value("math")
     assert page.locator("path.line").count() >= 6
     expect(page.locator("#age")).to_have_text("up to date")
     page.get_by_label("Task of the charts").select_option("math")

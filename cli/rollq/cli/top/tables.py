@@ -20,7 +20,7 @@ TASK_COLUMNS: dict[str, Callable[[TaskStatus], str]] = {
     "groups/s": lambda task: f"{task.rates.groups:.2f}" if task.rates else "-",
     "tokens/s": lambda task: f"{task.rates.tokens:,.0f}" if task.rates else "-",
     "kept": lambda task: f"{task.kept / task.outcomes:.0%}" if task.outcomes else "-",
-    "control": lambda task: task.control,
+    "state": lambda task: task.state,
 }
 """The columns of the table of tasks."""
 

@@ -121,7 +121,8 @@ export class RunView {
     ]);
     const names = tasks.map((task) => task.task);
     if (names.join("\n") !== [...this.task.options].map((option) => option.value).join("\n")) {
-      this.task.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
+      const chosen = names.includes(this.task.value) ? this.task.value : busiestFirst(tasks)[0]?.task;
+      this.task.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
       this.task.hidden = names.length < 2;
       this.#draw();
     }
@@ -146,7 +147,7 @@ export class RunView {
 
   async #readLatest() {
     if (!this.isShown() || !this.status) return;
-    const tasks = this.status.tasks.slice(0, LATEST_TASKS),
+    const tasks = busiestFirst(this.status.tasks).filter(hasGroups).slice(0, LATEST_TASKS),
       limit = Math.ceil(8 / tasks.length);
     const found = await Promise.all(tasks.map(({ task }) => latest(task, limit).catch(() => null)));
     if (found.every(Boolean)) this.latest.show(found.flat());
@@ -213,6 +214,26 @@ class Swaps {
   }
 }
 
+/** Tasks in the order in which they are worth looking at: those that are made and trained now, by their tokens a second. */
+function busiestFirst(tasks) {
+  const rank = (task) => [
+    task.kind === "train" && !task.is_retired,
+    !task.offline,
+    task.rates?.tokens ?? 0,
+    task.statuses.running + task.statuses.completed,
+  ];
+  const ranked = tasks.map((task) => ({ task, rank: rank(task) }));
+  const order = (one, other) => {
+    const at = one.rank.findIndex((value, i) => value !== other.rank[i]);
+    return at < 0 ? 0 : other.rank[at] - one.rank[at];
+  };
+  return ranked.sort(order).map(({ task }) => task);
+}
+
+function hasGroups(task) {
+  return Object.values(task.statuses).some(Boolean);
+}
+
 /** The newest groups of a task: up to half of them trained, and others that are finished. */
 async function latest(task, limit) {
   const read = async (status, most) => (await get("api/groups", { task, status, limit: most })).groups;
@@ -261,7 +282,11 @@ function taskTable() {
     "Tasks",
     [
       { title: "task", cell: (task) => task.task },
-      { title: "set to", cell: (task) => task.control, mark: (task) => (task.control === "run" ? "" : "warn") },
+      {
+        title: "state",
+        cell: (task) => task.state,
+        mark: (task) => (["run", "retired"].includes(task.state) ? "" : "warn"),
+      },
       { title: "step", cell: (task) => number(task.step), number: true },
       { title: "ready", cell: (task) => `${number(task.ready)} / ${number(task.batch_groups)}`, number: true },
       {
