@@ -10,6 +10,7 @@ from benchmarks import (
     bystanders,
     claim_at_size,
     cluster,
+    dashboard,
     exchange,
     expiry,
     fleet,
@@ -40,6 +41,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "watching": watching.measure,
     "bystanders": bystanders.measure,
     "archive": archive.measure,
+    "dashboard": dashboard.measure,
     "production": production.measure,
     "sustained": sustained.measure,
     "cluster": cluster.measure,
@@ -47,8 +49,8 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "throughput": throughput.measure,
     "salvage": salvage.measure,
 }
-BY_NAME = frozenset({"archive", "bystanders", "sustained", "cluster", "stores", "throughput", "salvage"})
-"""Benchmarks that run only with `--only`: they take ten minutes, or need vLLM (see `make bench-vllm`)."""
+BY_NAME = frozenset({"archive", "bystanders", "dashboard", "sustained", "cluster", "stores", "throughput", "salvage"})
+"""Benchmarks that run only with `--only`: they take ten minutes, or need a browser or vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")
 

@@ -20,6 +20,8 @@ from support.trained_run import MISMATCH, archive_many, train_annotated
 from support.waiting import PATIENCE_S, wait_until
 
 MANY = 10_000
+MOST_DRAWN, MOST_TOKENS = 110, 4000
+"""Rows of a table, and tokens of a sample, that are elements of the page at a time."""
 SCHEMES, WIDTHS = ("light", "dark"), (390, 1280)
 LONG = 30_000
 READ = re.compile("^(training|trainer gone|finished):$")
@@ -30,7 +32,7 @@ expect.set_options(timeout=PATIENCE_S * 1000)
 @dataclass
 class Shown:
     """A run with many groups, and the address of its dashboard. `hostile`: the group whose texts are HTML; `long`: one
-    whose answers have `LONG` tokens; `trained`: one that a trainer has trained, and annotated."""
+    of task words, whose answers have `LONG` tokens; `trained`: one that a trainer has trained, and annotated."""
 
     buffer: Buffer
     address: str
@@ -52,12 +54,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     folder = tmp_path_factory.mktemp("dashboard")
     with EmbeddedServer(folder) as server, Buffer.connect(server.url, "sums") as buffer:
         rules: dict[str, object] = {"max_staleness": 4}
-        world = World(buffer).start(math=rules, code=rules, books={"offline": True}, alone=rules)
+        world = World(buffer).start(math=rules, code=rules, books={"offline": True}, alone=rules, words={"group_size": 4})
         buffer.change_rules("alone", {"batch_groups": 0}, batch_step=1)
         trained = put(world, written("first", reward=0.25), written("second"))
         fill(world, MANY)
         put(world, *[Sample((), SampleStatus.FAILED, error=HOSTILE)] * 2)
-        long = put(world, *[written("y" * LONG)] * 2)
+        long = put(world, *[written("ten chars " * (LONG // 10))] * 4, task="words")
         hostile = put(world, written(HOSTILE, talks=True), written(HOSTILE, reward=0.25))
         (folder / "archive").mkdir()
         train_annotated(server.url, "sums", folder / "archive", folder)
@@ -215,10 +217,14 @@ def test_the_run_is_shown_with_charts_tables_and_errors(page: Page, shown: Shown
 def test_five_hundred_workers_are_shown_when_they_are_asked_for(page: Page, shown: Shown) -> None:
     for number in range(500):
         shown.buffer.report_worker(f"x{number:03d}", REPORT)
-    workers = page.get_by_role("table", name="Workers").locator("tbody tr")
+    table, scrolled = page.get_by_role("table", name="Workers"), page.get_by_role("region", name="Workers")
+    workers = table.locator("tbody tr")
     page.get_by_role("button", name=re.compile("Show all 50[01] workers")).click()
-    expect(page.get_by_role("table", name="Workers")).to_contain_text("x499")
-    assert workers.count() >= 500
+    expect(table).to_have_attribute("aria-rowcount", re.compile("50[12]"))
+    for place, name in (("box.scrollHeight", "x499"), ("0", "x000")):
+        scrolled.evaluate(f"box => {{ box.scrollIntoView(); box.scrollTo(0, {place}); }}")
+        expect(table.get_by_role("cell", name=name, exact=True)).to_be_in_viewport()
+        assert workers.count() <= MOST_DRAWN
     page.get_by_role("button", name="Show the first 60").click()
     expect(workers).to_have_count(60)
 
@@ -228,7 +234,8 @@ def test_groups_are_found_and_listed_by_the_page(page: Page, shown: Shown) -> No
     rows = page.get_by_role("table", name="Groups").locator("tbody tr")
     expect(rows).to_have_count(50)
     page.get_by_role("button", name="More").click()
-    expect(rows).to_have_count(100)
+    expect(page.locator("#view-rollouts .note")).to_contain_text("250 groups shown")
+    assert rows.count() <= MOST_DRAWN
     page.get_by_label("Status", exact=True).select_option("failed")
     expect(rows).to_have_count(1)
     page.get_by_label("Status", exact=True).select_option("")
@@ -301,14 +308,55 @@ def test_the_colours_say_what_they_mean(page: Page, shown: Shown) -> None:
     expect(last).to_have_class(re.compile(r"\bl5\b"))
 
 
-def test_a_long_answer_is_drawn_in_parts(page: Page, shown: Shown) -> None:
-    page.goto(f"{shown.address}/#/rollouts/math/{shown.long}")
-    more = page.get_by_role("button", name="Show more").first
-    spans = page.locator(".tokens").first.locator("span")
-    expect(spans).to_have_count(600)
-    more.click()
-    expect(spans).to_have_count(4600)
-    expect(more).to_contain_text("25,400 tokens are left")
+def test_ten_thousand_groups_are_scrolled_with_few_elements(page: Page, shown: Shown) -> None:
+    page.goto(f"{shown.address}/#/rollouts?task=math&status=completed")
+    said, more = page.locator("#view-rollouts .note"), page.get_by_role("button", name="More")
+    rows = page.get_by_role("table", name="Groups").locator("tbody tr")
+    expect(said).to_contain_text("50 groups shown")
+    while "which are all" not in (text := said.inner_text()):
+        more.click()
+        expect(said).not_to_have_text(re.compile(f"{re.escape(text)}|reading"))
+    assert int(text.split()[0].replace(",", "")) >= MANY - 2
+    page.get_by_role("table", name="Groups").evaluate("table => table.querySelector('tbody tr').focus()")
+    page.keyboard.press("End")
+    expect(page.locator(":focus")).to_be_in_viewport()
+    last = page.locator(":focus td").first.inner_text()
+    page.keyboard.press("ArrowUp")
+    expect(page.locator(":focus td").first).not_to_have_text(last)
+    for share in (0.5, 0.2, 0.9, 0):
+        page.evaluate(f"scrollTo(0, {share} * document.documentElement.scrollHeight)")
+        page.wait_for_function("document.elementFromPoint(400, 600)?.closest('tbody tr')")
+        assert rows.count() <= MOST_DRAWN
+    expect(page.get_by_role("link", name=f"math {shown.hostile}", exact=True)).to_be_in_viewport()
+    assert page.evaluate("document.querySelectorAll('*').length") < 3000
+
+
+def test_long_answers_are_scrolled_and_coloured_with_few_elements(page: Page, shown: Shown) -> None:
+    page.goto(f"{shown.address}/#/rollouts/words/{shown.long}")
+    expect(page.locator(".tokens")).to_have_count(4)
+    for sample in page.locator(".sample").all():
+        more = sample.locator(".as-tokens button")
+        for read in range(600, LONG, 4000):
+            expect(more).to_have_text(f"Show more: {LONG - read:,} tokens are left")
+            more.click()
+        expect(more).to_be_hidden()
+    box = page.locator(".tokens").first
+    page.mouse.move(0, 0)  # a token that comes under the pointer is shown, too
+    box.focus()
+    page.keyboard.press("End")
+    assert inspected(page)["token"] == str(LONG - 1)
+    current = box.locator(".current")
+    expect(current).to_be_in_viewport()
+    page.locator(".choice").get_by_text("logprob", exact=True).click()
+    expect(current).to_have_class(re.compile(r"\bl5 current$"))
+    box.evaluate("box => box.scrollTo(0, 0)")
+    expect(box.locator(".block").first.locator("span").first).to_have_class(re.compile(r"\bl0\b"))
+    box.evaluate("box => box.scrollTo(0, box.scrollHeight / 2)")
+    middle = box.locator("span").filter(visible=True).nth(MOST_TOKENS // 20)
+    middle.hover()
+    assert 0.4 * LONG < int(inspected(page)["token"]) < 0.6 * LONG
+    assert box.locator("span").count() <= MOST_TOKENS
+    assert page.evaluate("document.querySelectorAll('*').length") < 5 * MOST_TOKENS
 
 
 def test_a_change_says_what_it_does_and_needs_the_token(page: Page, shown: Shown) -> None:

@@ -1,10 +1,12 @@
 // The rollout browser: groups by task, status, step, and texts.
 
 import { get } from "./api.js";
-import { byId, h, setText, Table } from "./dom.js";
+import { byId, h, setText } from "./dom.js";
 import { clock, number, plural } from "./format.js";
+import { Table } from "./table.js";
 
-const PAGE = 50;
+const FIRST_PAGE = 50,
+  PAGE = 200;
 
 export function addressOf(row) {
   return `#/rollouts/${encodeURIComponent(row.task)}/${row.group}`;
@@ -139,7 +141,7 @@ export class RolloutsView {
     setText(this.said, "reading ...");
     let found;
     try {
-      found = await get("api/groups", { ...this.wanted, after, limit: PAGE });
+      found = await get("api/groups", { ...this.wanted, after, limit: after ? PAGE : FIRST_PAGE });
     } catch (error) {
       if (asked === this.asked) {
         setText(this.said, error.message);

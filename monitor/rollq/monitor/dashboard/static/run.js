@@ -3,9 +3,10 @@
 import { get } from "./api.js";
 import { buttons, columns as orders } from "./changes.js";
 import { BarChart, LineChart } from "./charts.js";
-import { h, setText, Table } from "./dom.js";
+import { h, setText } from "./dom.js";
 import { number, percent, seconds, short } from "./format.js";
 import { groupTable } from "./rollouts.js";
+import { Table } from "./table.js";
 
 const MOST_WORKERS = 60;
 const HISTORY_MS = 10_000,

@@ -6,6 +6,8 @@ import { number } from "./format.js";
 
 const MORE_TOKENS = 4000,
   LEVELS = 6;
+const BLOCK = 250,
+  AROUND = "170px 0px";
 const LOGPROBS = [-0.05, -0.3, -0.7, -1.5, -3],
   MISMATCHES = [0.01, 0.03, 0.1, 0.3, 1];
 const LOGPROB_LEGEND = [["l0", "certain"], ...LOGPROBS.map((bound, at) => [`l${at + 1}`, `< ${bound}${unit(at)}`])];
@@ -103,10 +105,12 @@ function level(logprob) {
   return at < 0 ? LEVELS - 1 : at;
 }
 
-/** The tokens of one sample. `onToken(token, sample)` is called for the one under the pointer or the cursor. */
+/** The tokens of one sample. `onToken(token, sample)` is called for the one under the pointer or the cursor.
+ *
+ * They are drawn in blocks of up to `BLOCK`; a block that is far from what can be seen is empty, and as high as it was. */
 export class Tokens {
   constructor(group, sample, onToken) {
-    Object.assign(this, { group, sample, onToken, tokens: [], spans: [], current: -1 });
+    Object.assign(this, { group, sample, onToken, parts: [], blocks: [], count: 0, current: -1, height: 1 });
     this.box = h("div", {
       class: "tokens",
       tabindex: "0",
@@ -115,6 +119,7 @@ export class Tokens {
     });
     this.more = h("button", { type: "button", onclick: () => this.#readMore() });
     this.element = h("div", null, this.box, this.more);
+    this.seen = new IntersectionObserver((entries) => this.#follow(entries), { root: this.box, rootMargin: AROUND });
     this.box.addEventListener("pointerover", (event) => this.#point(event.target, false));
     this.box.addEventListener("click", (event) => this.#point(event.target, true));
     this.box.addEventListener("focus", () => {
@@ -128,7 +133,7 @@ export class Tokens {
         ArrowDown: this.current + 10,
         ArrowUp: this.current - 10,
         Home: 0,
-        End: this.tokens.length - 1,
+        End: this.count - 1,
       }[event.key];
       if (to === undefined) return;
       event.preventDefault();
@@ -139,35 +144,47 @@ export class Tokens {
 
   colour(mode) {
     this.mode = mode;
-    this.spans.forEach((span, at) => {
-      span.className = this.#classOf(this.tokens[at]);
-    });
-    this.#mark();
+    for (const block of this.blocks)
+      for (const span of block.element.children) span.className = this.#classOf(this.#token(span.at));
   }
 
   select(at) {
-    if (!this.tokens.length) return;
-    this.current = Math.max(0, Math.min(this.tokens.length - 1, at));
-    this.#mark();
-    this.onToken(this.tokens[this.current], this.sample);
+    if (!this.count) return;
+    this.current = Math.max(0, Math.min(this.count - 1, at));
+    const block = this.blocks.find((one) => this.current < one.end);
+    this.#draw(block);
+    this.box.querySelector(".current")?.classList.remove("current");
+    const span = block.element.children[this.current - block.start];
+    span.classList.add("current");
+    span.scrollIntoView({ block: "nearest" });
+    this.onToken(this.#token(this.current), this.sample);
+  }
+
+  /** The values of a token, by its place among all of the sample. */
+  #token(at) {
+    const part = this.parts.findLast((one) => one.start <= at),
+      i = at - part.start;
+    return {
+      id: part.ids[i],
+      piece: part.pieces?.[i] ?? null,
+      version: part.versions?.[i] ?? null,
+      counts: part.counts[i],
+      logprob: part.logprobs[i],
+      place: at,
+      segment: part.segment,
+      annotations: Object.fromEntries(Object.entries(part.annotations).map(([name, values]) => [name, values[i]])),
+    };
   }
 
   #classOf(token) {
-    return `t ${this.mode ? this.mode.of(token, this.sample) : ""}`;
-  }
-
-  #mark() {
-    this.marked?.classList.remove("current");
-    this.marked = this.spans[this.current];
-    if (!this.marked) return;
-    this.marked.classList.add("current");
-    this.marked.scrollIntoView({ block: "nearest" });
+    const mark = token.place === this.current ? " current" : "";
+    return `t ${this.mode ? this.mode.of(token, this.sample) : ""}${mark}`;
   }
 
   #point(target, isChosen) {
     if (target.at === undefined) return;
     if (isChosen) this.select(target.at);
-    else this.onToken(this.tokens[target.at], this.sample);
+    else this.onToken(this.#token(target.at), this.sample);
   }
 
   #add(parts) {
@@ -175,39 +192,67 @@ export class Tokens {
       if (part.segment > 0 && part.segment !== this.segment)
         this.box.append(h("hr", { "aria-label": `segment ${part.segment}` }));
       this.segment = part.segment;
-      part.ids.forEach((id, i) => {
-        const token = {
-          id,
-          piece: part.pieces?.[i] ?? null,
-          version: part.versions?.[i] ?? null,
-          counts: part.counts[i],
-          logprob: part.logprobs[i],
-          place: part.start + i,
-          segment: part.segment,
-          annotations: Object.fromEntries(Object.entries(part.annotations).map(([name, values]) => [name, values[i]])),
-        };
-        const span = h("span", { class: this.#classOf(token) }, textOf(token));
-        span.at = this.tokens.push(token) - 1;
-        this.spans.push(span);
-        this.box.append(span, ...(token.piece === null ? [" "] : []));
-      });
+      this.parts.push(part);
+      this.count = part.start + part.ids.length;
+      for (let start = part.start; start < this.count; ) {
+        const end = endOfBlock(part, start),
+          block = { start, end, element: h("div", { class: "block" }) };
+        block.element.style.height = `${(end - start) * this.height}px`;
+        block.element.block = block;
+        this.blocks.push(block);
+        this.box.append(block.element);
+        if (start === 0) this.#draw(block);
+        this.seen.observe(block.element);
+        start = end;
+      }
     }
-    const left = this.sample.tokens - this.tokens.length;
+    const left = this.sample.tokens - this.count;
     this.more.hidden = left <= 0;
     setText(this.more, `Show more: ${number(left)} tokens are left`);
+  }
+
+  #draw(block) {
+    if (block.element.firstChild) return;
+    for (let at = block.start; at < block.end; at++) {
+      const token = this.#token(at),
+        span = h("span", { class: this.#classOf(token) }, textOf(token));
+      span.at = at;
+      block.element.append(span, ...(token.piece === null ? [" "] : []));
+    }
+    block.element.style.height = "";
+  }
+
+  /** Draw blocks that have come near, and empty those that have gone far. */
+  #follow(entries) {
+    for (const { target, isIntersecting, boundingClientRect, rootBounds } of entries) {
+      if (!rootBounds?.height) continue; // the samples are hidden
+      if (isIntersecting) this.#draw(target.block);
+      else if (target.firstChild) {
+        this.height = boundingClientRect.height / (target.block.end - target.block.start);
+        target.style.height = `${boundingClientRect.height}px`;
+        target.replaceChildren();
+      }
+    }
   }
 
   async #readMore() {
     this.more.disabled = true;
     const path = `api/groups/${encodeURIComponent(this.group.task)}/${this.group.group_id}/tokens`;
     try {
-      const found = await get(path, { sample: this.sample.index, start: this.tokens.length, count: MORE_TOKENS });
+      const found = await get(path, { sample: this.sample.index, start: this.count, count: MORE_TOKENS });
       this.#add(found.parts);
     } catch (error) {
       setText(this.more, error.message);
     }
     this.more.disabled = false;
   }
+}
+
+/** Where the block of a part that begins at `start` ends: after a line of the text if one ends in time. */
+function endOfBlock(part, start) {
+  const end = Math.min(part.start + part.ids.length, start + BLOCK);
+  for (let at = end; at > start + BLOCK / 2; at--) if (part.pieces?.[at - 1 - part.start]?.includes("\n")) return at;
+  return end;
 }
 
 /** The text of a token as it is drawn: characters that act on the text around them are shown, not obeyed. */

@@ -1,0 +1,249 @@
+"""How long the dashboard's page blocks its main thread in Chromium: 10,000 groups, 500 workers, answers of 30,000 tokens.
+
+A browser draws nothing and answers to no key while the main thread is blocked. What lasts less than 50 ms is no long task
+and counts as 0.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from benchmarks.results import Result
+from benchmarks.watching import REPORT
+from benchmarks.world import TASK, admit_and_lease, results_of, run, server
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.replies import TrainerEpoch
+from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus, Segment, VersionSpan
+from rollq.buffer.settings import TaskRules
+
+GROUPS, WORKERS, TOKENS, GROUP_SIZE = 10_000, 500, 30_000, 4
+AT_ONCE = 200
+"""Groups that are put at a time."""
+UPDATES = 3
+"""Server-sent events that are watched for one value, a second apart."""
+PATIENCE_MS = 60_000
+RULES = TaskRules(batch_groups=256, group_size=GROUP_SIZE, max_staleness=100_000)
+OBSERVE = """
+  window.longTasks = [];
+  window.frames = [];
+  new PerformanceObserver((list) => {
+    for (const one of list.getEntries()) window.longTasks.push([one.startTime, one.duration]);
+  }).observe({ type: "longtask" });
+  const tick = (now) => { window.frames.push(now); requestAnimationFrame(tick); };
+  requestAnimationFrame(tick);
+"""
+SETTLED = "() => new Promise((done) => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(done)), 300))"
+SCROLL = """
+  async ([selector, frames]) => {
+    const box = document.querySelector(selector);
+    const distance = (box.scrollHeight - box.clientHeight) / frames;
+    box.scrollTop = 0;
+    for (let at = 0; at < frames; at++) {
+      box.scrollBy(0, distance);
+      await new Promise(requestAnimationFrame);
+    }
+  }
+"""
+FRAMES = 120
+"""Of a scroll from the top to the end."""
+
+
+def measure(quick: bool) -> list[Result]:
+    """A result for each of what a person does: the longest time for which the main thread was blocked."""
+    from playwright.sync_api import sync_playwright
+
+    groups, workers, tokens, repetitions = (400, 70, 2_000, 1) if quick else (GROUPS, WORKERS, TOKENS, 5)
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise RuntimeError("no chromium on the PATH (Debian: apt-get install chromium)")
+    with server() as running, run(running.url, "shown", RULES) as (buffer, epoch), ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        _fill(buffer, epoch, groups, tokens)
+        stack.enter_context(_reporting(running.url, buffer.run, workers))
+        address = stack.enter_context(_serving(_write_settings(folder, running.url)))
+        browser = stack.enter_context(sync_playwright()).chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        stack.callback(browser.close)
+        page = browser.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(PATIENCE_MS)
+        page.add_init_script(OBSERVE)
+        found = _Watched(page)
+        with tqdm(total=repetitions, desc="repetitions", leave=False, disable=None) as bar:
+            for _ in range(repetitions):
+                _visit(found, address, groups, workers)
+                bar.update()
+    size = f"{groups:,} groups, {workers} workers, {GROUP_SIZE} answers of {tokens:,} tokens"
+    return [
+        Result(
+            name=f"dashboard-{what.replace(' ', '-')}",
+            what=f"longest blocked main thread of the dashboard's page: {what}; {size}",
+            unit="ms",
+            target=100.0,
+            better="lower",
+            values=tuple(found.blocked_ms[what]),
+            details={"longest_frame_ms": max(found.frame_ms[what]), "elements": max(found.elements[what])},
+        )
+        for what in found.blocked_ms
+    ]
+
+
+@dataclass
+class _Watched:
+    """A page, and what was seen of each thing that was done with it, once for each repetition."""
+
+    page: Any
+    blocked_ms: dict[str, list[float]] = field(default_factory=dict)
+    frame_ms: dict[str, list[float]] = field(default_factory=dict)
+    elements: dict[str, list[float]] = field(default_factory=dict)
+
+    def during(self, what: str, do: Callable[[], object]) -> None:
+        """Do something, and note the longest task and the longest time between two frames until the page is at rest."""
+        page = self.page
+        page.evaluate(SETTLED)
+        page.evaluate("() => { window.longTasks.length = 0; window.frames.length = 0; }")
+        do()
+        page.evaluate(SETTLED)
+        tasks, frames = page.evaluate("() => [window.longTasks, window.frames]")
+        gaps = [after - before for before, after in zip(frames, frames[1:], strict=False)]
+        self.blocked_ms.setdefault(what, []).append(max((lasted for _, lasted in tasks), default=0.0))
+        self.frame_ms.setdefault(what, []).append(max(gaps, default=0.0))
+        elements = page.evaluate("() => document.querySelectorAll('*').length")
+        self.elements.setdefault(what, []).append(elements)
+
+
+def _visit(found: _Watched, address: str, groups: int, workers: int) -> None:
+    """Do once all that is measured."""
+    page = found.page
+    page.goto("about:blank")
+    page.goto(address)
+    page.get_by_role("button", name=re.compile(f"Show all {workers}")).click()
+    page.get_by_role("cell", name=f"worker-{0:03}-0123abcd").wait_for()
+    found.during("updates of the run", lambda: page.wait_for_timeout(UPDATES * 1000))
+    found.during("a scroll through the workers", lambda: page.evaluate(SCROLL, ["[aria-label=Workers]", FRAMES]))
+    page.get_by_role("link", name="Rollouts").click()
+    said = page.locator("#view-rollouts .note[role=status]")
+    said.filter(has_text="groups shown").wait_for()
+    more = page.get_by_role("button", name="More", exact=True)
+    found.during("more groups, again and again", lambda: _read_all(page, more, said))
+    if f"{groups + 1:,} groups shown" not in said.inner_text():
+        raise RuntimeError(f"the page does not show {groups + 1:,} groups: {said.inner_text()}")
+    found.during("a scroll through the groups", lambda: page.evaluate(SCROLL, ["html", FRAMES]))
+    found.during("opening a group", lambda: _open(page, f"{address}/#/rollouts/{TASK}/{groups + 1}"))
+    found.during("more tokens, again and again", lambda: _read_tokens(page))
+    found.during("a scroll through the tokens", lambda: page.evaluate(SCROLL, [".tokens", FRAMES]))
+    for mode in ("loss mask", "logprob", "version"):
+        found.during("another colouring", lambda mode=mode: page.locator(".choice").get_by_text(mode, exact=True).click())
+    found.during("going back to the groups", lambda: page.keyboard.press("Escape"))
+
+
+def _open(page: Any, address: str) -> None:
+    page.goto(address)
+    page.locator(".tokens").nth(GROUP_SIZE - 1).wait_for()
+
+
+def _read_all(page: Any, more: Any, said: Any) -> None:
+    """Read page after page of the list, to its end."""
+    while more.is_visible():
+        before = said.inner_text()
+        more.click()
+        page.wait_for_function(
+            "([said, before]) => said.textContent !== before && said.textContent !== 'reading ...'",
+            arg=[said.element_handle(), before],
+        )
+
+
+def _read_tokens(page: Any) -> None:
+    """Read all tokens of all samples."""
+    for sample in page.locator(".sample").all():
+        more = sample.locator(".as-tokens button")
+        while more.is_visible():
+            before = more.inner_text()
+            more.click()
+            page.wait_for_function(
+                "([more, before]) => more.hidden || more.textContent !== before", arg=[more.element_handle(), before]
+            )
+
+
+def _fill(buffer: Buffer, epoch: TrainerEpoch, groups: int, tokens: int) -> None:
+    """Put many groups of short answers, and last one of long ones."""
+    generator = np.random.default_rng(1)
+    short = [_sample(generator, 40) for _ in range(GROUP_SIZE)]
+    for start in range(0, groups, AT_ONCE):
+        wanted = min(AT_ONCE, groups - start)
+        buffer.put(results_of(admit_and_lease(buffer, epoch.epoch, start, wanted, 0), [short] * wanted))
+    long = [_sample(generator, tokens) for _ in range(GROUP_SIZE)]
+    buffer.put(results_of(admit_and_lease(buffer, epoch.epoch, groups, 1, 0), [long]))
+
+
+def _sample(generator: np.random.Generator, tokens: int) -> Sample:
+    """A sample of words of letters, a token each letter, by two versions, with a masked part."""
+    ids = generator.integers(ord("a"), ord("z") + 1, tokens).astype(np.int32)
+    ids[generator.random(tokens) < 0.15] = ord(" ")
+    mask = np.ones(tokens, bool)
+    mask[tokens // 3 : tokens // 2] = False
+    segment = Segment(
+        prompt_ids=np.array([1, 2], np.int32),
+        response_ids=ids,
+        logprobs=-4 * generator.random(tokens, dtype=np.float32),
+        versions=(VersionSpan(1, 0, tokens),),
+        loss_mask=mask,
+    )
+    text = bytes(ids.tolist()).decode()
+    return Sample((segment,), SampleStatus.COMPLETED, FinishReason.STOP, float(generator.random()), text=text)
+
+
+@contextmanager
+def _reporting(url: str, run_name: str, workers: int) -> Iterator[None]:
+    """Workers that report each second, always other numbers."""
+    stop = threading.Event()
+
+    def report() -> None:
+        generator = np.random.default_rng(2)
+        with Buffer.connect(url, run_name) as buffer:
+            while not stop.is_set():
+                for number in range(workers):
+                    changes = {"in_flight": int(generator.integers(256)), "tokens_per_s": float(generator.integers(5000))}
+                    buffer.report_worker(f"worker-{number:03}-0123abcd", {**REPORT, **changes})
+                stop.wait(0.5)
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    yield
+    stop.set()
+    reporter.join()
+
+
+@contextmanager
+def _serving(settings: Path) -> Iterator[str]:
+    """`rollq dashboard` at a free port."""
+    command = [sys.executable, "-m", "rollq.cli.main", "dashboard", str(settings), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stderr.readline() if process.stderr else ""
+            address = re.search(r"http://127\.0\.0\.1:\d+", line)
+            if address is None:
+                raise RuntimeError(f"the dashboard has not started: {line}")
+            yield address[0]
+        finally:
+            process.terminate()
+
+
+def _write_settings(folder: Path, url: str) -> Path:
+    path = folder / "rollq.toml"
+    path.write_text(
+        f'run = "shown"\n[redis]\nbuffer_url = "{url}"\n[tasks.{TASK}]\nprompts = "p.jsonl"\njudge = "exact_match"\n'
+        f'batch_groups = 256\ngroup_size = {GROUP_SIZE}\n[worker]\nengine = "simulated"\n'
+    )
+    return path

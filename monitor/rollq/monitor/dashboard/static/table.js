@@ -1,0 +1,172 @@
+// Tables of any length: rows are updated in place, and of many, only those near the view are drawn.
+
+import { h, setText } from "./dom.js";
+
+const ALL_DRAWN = 100,
+  AROUND = 12,
+  NEAR = 4;
+const FIRST_HEIGHT = 31;
+
+/** A table whose rows are updated in place, so that focus and selection stay. Of more than `ALL_DRAWN` rows, it draws
+ * those that can be seen and `AROUND` more on each side; margins stand for the others. */
+export class Table {
+  /** columns: [{title, cell: (row) => text or element, number, spare, roomy}]; key: row => text; open: what Enter does. */
+  constructor(label, columns, key, { open = null, empty = "none" } = {}) {
+    Object.assign(this, {
+      columns,
+      key,
+      open,
+      empty,
+      all: [],
+      first: 0,
+      last: 0,
+      height: FIRST_HEIGHT,
+      isMeasured: false,
+    });
+    this.rows = new Map();
+    this.body = h("tbody");
+    this.heads = columns.map((column) => h("th", { class: classOf(column), scope: "col" }, column.title));
+    this.table = h("table", { "aria-label": label }, h("thead", null, h("tr", null, this.heads)), this.body);
+    this.element = h(
+      "div",
+      { class: "wide", tabindex: open ? null : "0", role: "region", "aria-label": label },
+      this.table,
+    );
+    if (open) this.body.addEventListener("keydown", (event) => this.#move(event));
+    document.addEventListener("scroll", () => this.#follow(), { capture: true, passive: true });
+    window.addEventListener("resize", () => {
+      this.#measure(false);
+      this.#follow();
+    });
+  }
+
+  show(rows) {
+    this.all = rows;
+    if (!rows.length) {
+      const said = h("tr", { class: "empty" }, h("td", { colspan: this.columns.length }, this.empty));
+      this.rows.clear();
+      this.body.replaceChildren(said);
+    }
+    this.#draw(...this.#wanted());
+  }
+
+  /** The rows from the first to the last that are to be drawn, where the table is now. */
+  #wanted() {
+    const many = this.all.length;
+    if (many <= ALL_DRAWN) return [0, many];
+    const [top, bottom] = this.#seen();
+    if (bottom > top) return [Math.max(0, top - AROUND), Math.min(many, bottom + AROUND)];
+    return this.first < this.last && this.last <= many ? [this.first, this.last] : [0, ALL_DRAWN];
+  }
+
+  /** The rows from the first to the last that can be seen; none where the table is hidden. */
+  #seen() {
+    const box = this.element.getBoundingClientRect(),
+      start = this.body.getBoundingClientRect().top - this.first * this.height;
+    const at = (y) => Math.max(0, Math.min(this.all.length, (y - start) / this.height));
+    return [Math.floor(at(Math.max(0, box.top))), Math.ceil(at(Math.min(window.innerHeight, box.bottom)))];
+  }
+
+  #follow() {
+    if (this.all.length <= ALL_DRAWN) return;
+    const [top, bottom] = this.#seen();
+    const isNear =
+      (this.first > 0 && top < this.first + NEAR) || (this.last < this.all.length && bottom > this.last - NEAR);
+    if (bottom > top && isNear) this.#draw(...this.#wanted());
+  }
+
+  #draw(first, last) {
+    const many = this.all.length,
+      isPart = many > ALL_DRAWN,
+      drawn = this.all.slice(first, last),
+      keys = new Set(drawn.map(this.key));
+    [this.first, this.last] = [first, last];
+    const spare = [];
+    for (const [key, row] of this.rows)
+      if (!keys.has(key)) {
+        this.rows.delete(key);
+        if (row === document.activeElement) row.remove();
+        else spare.push(row);
+      }
+    if (drawn.length) this.body.querySelector(".empty")?.remove();
+    drawn.forEach((row, at) => {
+      const key = this.key(row);
+      const known = this.rows.get(key),
+        element = known ?? spare.pop() ?? this.#made();
+      this.rows.set(key, element);
+      Object.assign(element, { data: row, at: first + at });
+      if (isPart) element.ariaRowIndex = first + at + 2;
+      this.#fill(element, row, !known);
+      if (this.body.children[at] !== element) this.body.insertBefore(element, this.body.children[at] ?? null);
+    });
+    for (const row of spare) row.remove();
+    this.table.ariaRowCount = isPart ? many + 1 : null;
+    if (isPart !== this.isMeasured) this.#measure(isPart);
+    this.table.style.marginTop = isPart ? `${first * this.height}px` : "";
+    this.table.style.marginBottom = isPart ? `${(many - last) * this.height}px` : "";
+  }
+
+  #fill(element, row, isOther) {
+    this.columns.forEach((column, i) => {
+      const cell = element.children[i],
+        value = column.cell(row);
+      if (value instanceof Node) {
+        if (isOther || column.redraw) cell.replaceChildren(value);
+      } else setText(cell, value);
+      if (column.mark) {
+        const name = `${classOf(column)} ${column.mark(row)}`;
+        if (cell.className !== name) cell.className = name;
+      }
+    });
+  }
+
+  /** Note the height of a row. Columns keep the widths that they have now at least, so that they do not move while rows
+   * come and go; a long one takes the rest. Once is enough until the page has another size. */
+  #measure(isPart) {
+    const height = this.body.offsetHeight;
+    this.isMeasured = isPart && height > 0;
+    if (this.isMeasured) this.height = height / this.body.children.length;
+    const widths = this.heads.map((head) => (this.isMeasured ? `${head.offsetWidth}px` : ""));
+    this.columns.forEach((column, i) => {
+      if (!column.long) this.heads[i].style.minWidth = widths[i];
+    });
+  }
+
+  #made() {
+    const row = h(
+      "tr",
+      this.open ? { tabindex: "0", class: "opens" } : null,
+      this.columns.map((column) => h("td", { class: classOf(column) })),
+    );
+    if (this.open) {
+      row.addEventListener("click", () => this.open(row.data));
+      row.addEventListener("keydown", (event) => {
+        if (event.key === "Enter") this.open(row.data);
+      });
+    }
+    return row;
+  }
+
+  #move(event) {
+    const at = document.activeElement.at,
+      end = this.all.length - 1;
+    const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: end }[event.key];
+    if (to === undefined || at === undefined) return;
+    event.preventDefault();
+    const wanted = Math.max(0, Math.min(end, to));
+    if (wanted < this.first || wanted >= this.last)
+      this.#draw(Math.max(0, wanted - AROUND), Math.min(end + 1, wanted + AROUND));
+    this.rows.get(this.key(this.all[wanted])).focus();
+  }
+}
+
+function classOf(column) {
+  return [
+    column.number ? "number" : "",
+    column.spare ? "spare" : "",
+    column.roomy ? "roomy" : "",
+    column.long ? "long" : "",
+  ]
+    .join(" ")
+    .trim();
+}
