@@ -1,7 +1,7 @@
-"""How long the dashboard's page blocks its main thread in Chromium: 10,000 groups, 500 workers, answers of 30,000 tokens.
+"""How long the dashboard's page blocks its main thread: 10,000 groups, 500 workers, answers of 30,000 tokens.
 
-A browser draws nothing and answers to no key while the main thread is blocked. What lasts less than 50 ms is no long task
-and counts as 0.
+While the main thread is blocked, Chromium draws nothing and answers to no key. It does not report what lasts less than
+50 ms, which counts as 0.
 """
 
 import re
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class _Watched:
         do()
         page.evaluate(SETTLED)
         tasks, frames = page.evaluate("() => [window.longTasks, window.frames]")
-        gaps = [after - before for before, after in zip(frames, frames[1:], strict=False)]
+        gaps = [after - before for before, after in pairwise(frames)]
         self.blocked_ms.setdefault(what, []).append(max((lasted for _, lasted in tasks), default=0.0))
         self.frame_ms.setdefault(what, []).append(max(gaps, default=0.0))
         elements = page.evaluate("() => document.querySelectorAll('*').length")
@@ -144,7 +145,9 @@ def _visit(found: _Watched, address: str, groups: int, workers: int) -> None:
     found.during("more tokens, again and again", lambda: _read_tokens(page))
     found.during("a scroll through the tokens", lambda: page.evaluate(SCROLL, [".tokens", FRAMES]))
     for mode in ("loss mask", "logprob", "version"):
-        found.during("another colouring", lambda mode=mode: page.locator(".choice").get_by_text(mode, exact=True).click())
+        found.during(
+            "another colouring", lambda mode=mode: page.locator(".choice").get_by_text(mode, exact=True).click()
+        )
     found.during("going back to the groups", lambda: page.keyboard.press("Escape"))
 
 
@@ -214,7 +217,10 @@ def _reporting(url: str, run_name: str, workers: int) -> Iterator[None]:
         with Buffer.connect(url, run_name) as buffer:
             while not stop.is_set():
                 for number in range(workers):
-                    changes = {"in_flight": int(generator.integers(256)), "tokens_per_s": float(generator.integers(5000))}
+                    changes = {
+                        "in_flight": int(generator.integers(256)),
+                        "tokens_per_s": float(generator.integers(5000)),
+                    }
                     buffer.report_worker(f"worker-{number:03}-0123abcd", {**REPORT, **changes})
                 stop.wait(0.5)
 

@@ -54,7 +54,9 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     folder = tmp_path_factory.mktemp("dashboard")
     with EmbeddedServer(folder) as server, Buffer.connect(server.url, "sums") as buffer:
         rules: dict[str, object] = {"max_staleness": 4}
-        world = World(buffer).start(math=rules, code=rules, books={"offline": True}, alone=rules, words={"group_size": 4})
+        world = World(buffer).start(
+            math=rules, code=rules, books={"offline": True}, alone=rules, words={"group_size": 4}
+        )
         buffer.change_rules("alone", {"batch_groups": 0}, batch_step=1)
         trained = put(world, written("first", reward=0.25), written("second"))
         fill(world, MANY)
