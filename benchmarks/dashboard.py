@@ -145,9 +145,7 @@ def _visit(found: _Watched, address: str, groups: int, workers: int) -> None:
     found.during("more tokens, again and again", lambda: _read_tokens(page))
     found.during("a scroll through the tokens", lambda: page.evaluate(SCROLL, [".tokens", FRAMES]))
     for mode in ("loss mask", "logprob", "version"):
-        found.during(
-            "another colouring", lambda mode=mode: page.locator(".choice").get_by_text(mode, exact=True).click()
-        )
+        found.during("another colouring", page.locator(".choice").get_by_text(mode, exact=True).click)
     found.during("going back to the groups", lambda: page.keyboard.press("Escape"))
 
 
