@@ -189,6 +189,13 @@ def chromium() -> Path:
     return Path(found) if found else missing("no chromium on the PATH (Debian: apt-get install chromium)")
 
 
+@pytest.fixture(scope="session")
+def cxx_compiler() -> Path:
+    """A C++ compiler, which torch calls as `c++`. In CI it must be there."""
+    found = shutil.which("c++")
+    return Path(found) if found else missing("no c++ on the PATH (Debian: apt-get install g++)")
+
+
 def missing(what: str) -> NoReturn:
     """Fail in CI, where everything is installed, and skip on a machine that has only Python."""
     if os.environ.get("CI") == "true":

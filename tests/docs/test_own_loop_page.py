@@ -1,6 +1,5 @@
 """docs/guide/own-loop.md: its trainers train in two ranks, and the one with checkpoints resumes."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -44,8 +43,7 @@ def test_loops_of_plain_pytorch_and_of_accelerate_train_in_two_ranks(roles: Desk
         assert steps(run_script(script, 2)) == [4]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed: pip install deepspeed")
+@pytest.mark.usefixtures("cxx_compiler")
 def test_a_loop_of_deepspeed_trains_in_two_ranks(roles: Desk) -> None:
-    command = "torchrun --standalone --nproc-per-node 2 with_deepspeed.py"
     with roles:
-        assert steps(roles.run(f"export DS_ACCELERATOR=cpu\n{command}")) == [1, 2, 3]
+        assert steps(roles.run(f"export DS_ACCELERATOR=cpu\n{code_with(PAGE, 'with_deepspeed.py')}")) == [1, 2, 3]
