@@ -63,6 +63,11 @@ def written(folder: Path, *rows: Any, name: str = "expert.jsonl") -> Path:
 
 
 def import_(data: Path, settings: Path, *options: str, task: str = "demos") -> Result:
+    """Most rows of these tests have no logprobs, and their settings no trainer."""
+    return strictly_import(data, settings, "--without-logprobs", *options, task=task)
+
+
+def strictly_import(data: Path, settings: Path, *options: str, task: str = "demos") -> Result:
     return CliRunner().invoke(main, ["import", task, str(data), str(settings), *options])
 
 
@@ -278,7 +283,16 @@ def test_a_repeated_import_says_so_and_an_interrupted_one_continues(settings: Pa
 def test_an_import_that_is_ended_continues_where_it_was(settings: Path, world: World, number: signal.Signals) -> None:
     count = 1000
     data = written(settings.parent, *map(row, range(count)))
-    command = [sys.executable, "-m", "rollq.cli.main", "import", "demos", str(data), str(settings)]
+    command = [
+        sys.executable,
+        "-m",
+        "rollq.cli.main",
+        "import",
+        "demos",
+        str(data),
+        str(settings),
+        "--without-logprobs",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as importer:
         wait_until(lambda: bool(world.buffer.client.hgetall(f"rollq:{{{world.buffer.run}:demos}}:sources")))
         importer.send_signal(number)
@@ -351,17 +365,34 @@ def test_status_and_show_name_the_source_and_no_version(settings: Path, world: W
     assert (segment["versions"], segment["logprobs"]) == (None, [None] * 4)
 
 
-def test_rows_that_the_loss_will_refuse_are_a_warning(tmp_path: Path, settings: Path) -> None:
+def test_rows_that_the_trainer_would_leave_out_are_refused_before_any_is_written(
+    tmp_path: Path, settings: Path, world: World
+) -> None:
     data = written(tmp_path, row(), row(1, responses=[[1], [2]], logprobs=[[-1.0], [-2.0]]))
     make_tokenizer().save_pretrained(tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text('{"vocab_size": 300, "model_type": "qwen3"}')
-    trainer = f'[trainer]\nmodel = "{tmp_path / "m"}"\noutput = "o"\nsteps = 1\n'
-    assert "warning" not in import_(data, settings, "--dry-run").output
-    settings.write_text(settings.read_text() + trainer)
-    warned = import_(data, settings, "--dry-run")
-    assert warned.exit_code == 0
-    assert warned.output.startswith("warning: 1 of 2 groups have no logprobs, which the loss of `rollq train` refuses")
-    before = settings.read_text()
+    before = settings.read_text() + f'[trainer]\nmodel = "{tmp_path / "m"}"\noutput = "o"\nsteps = 1\n'
+    settings.write_text(before)
+    for options in ([], ["--dry-run"], ["--without-logprobs"]):
+        refused = strictly_import(data, settings, *options)
+        assert refused.exit_code == 2
+        assert "1 of 2 groups have no logprobs, and the loss in [trainer] needs them: set absent_log" in refused.output
+    assert not world.buffer.send("EXISTS", world.buffer.keys.info)
     for loss in ('absent_logprobs = "current"', "sft = { demos = 0.1 }"):
         settings.write_text(f"{before}[trainer.loss]\n{loss}\n")
-        assert "warning" not in import_(data, settings, "--dry-run").output
+        assert strictly_import(data, settings, "--dry-run").exit_code == 0
+
+
+def test_without_a_trainer_in_the_settings_absent_logprobs_need_a_word(
+    tmp_path: Path, settings: Path, world: World
+) -> None:
+    data = written(tmp_path, row())
+    refused = strictly_import(data, settings)
+    assert refused.exit_code == 2
+    assert "1 of 1 groups have no logprobs, and the settings have no table [trainer]" in refused.output
+    assert "repeat the command with --without-logprobs" in refused.output
+    assert not world.buffer.send("EXISTS", world.buffer.keys.info)
+    assert import_(data, settings).exit_code == 0
+    known = written(tmp_path, row(responses=[[1], [2]], logprobs=[[-1.0], [-2.0]]), name="known.jsonl")
+    assert strictly_import(known, settings).exit_code == 0
+    assert world.buffer.counts("demos").ready == 2

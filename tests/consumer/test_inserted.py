@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rollq.buffer.buffer import Buffer
-from rollq.buffer.errors import InvalidGroup, ServerError
+from rollq.buffer.errors import ServerError
 from rollq.buffer.rollouts import Group, Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
@@ -22,7 +22,8 @@ from rollq.buffer.store.scores import NO_TOKENS
 from rollq.consumer import AdvantageSettings, Batch
 from rollq.consumer.annotations import rows_of
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
-from rollq.consumer.loss import check_logprobs, policy_loss
+from rollq.consumer.learner import Learner
+from rollq.consumer.loss import policy_loss
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import METRICS_FILE
@@ -73,16 +74,6 @@ def test_inserted_tokens_have_no_version_and_count_at_every_step() -> None:
     micro = batch.to_torch()
     assert micro.versions[2].tolist() == [-1] * 5
     assert micro.behaviour_logprobs.isnan().sum() == 6
-
-
-def test_a_loss_that_needs_absent_logprobs_is_refused_with_the_task_and_the_remedy() -> None:
-    batch = Batch.build(5, [sampled(), inserted()])
-    with pytest.raises(InvalidGroup, match=r"step 5: group 9 of task 'demos' was inserted without logprobs.*current"):
-        check_logprobs(batch, LossSettings())
-    with pytest.raises(InvalidGroup, match="inserted without logprobs"):
-        policy_loss(tiny_qwen3(), batch.to_torch())
-    check_logprobs(batch, CURRENT)
-    check_logprobs(Batch.build(5, [sampled(), inserted(with_logprobs=True)]), LossSettings())
 
 
 @pytest.mark.parametrize("old_logprobs", ["behaviour", "recomputed"])
@@ -239,16 +230,25 @@ def test_the_trainer_imitates_an_offline_task(
     assert [line["inserted_tokens"] for line in lines] == [12, 12]
 
 
-def test_the_trainer_refuses_absent_logprobs_before_any_update_and_can_be_started_again(
-    server_url: str, run_name: str, model_folder: Path, tmp_path: Path
+def test_a_trainer_whose_loss_needs_logprobs_trains_on_without_the_samples_that_have_none(
+    server_url: str, run_name: str, model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    settings = trainer_settings(model_folder, tmp_path / "out")
     with online_and_offline(server_url, run_name, tmp_path, demos=3) as buffer:
-        with pytest.raises(InvalidGroup, match="step 1: group 1 of task 'demos' was inserted without logprobs"):
-            train(server_url, run_name, trainer_settings(model_folder, tmp_path / "out", steps=1))
-        live = buffer.live_model()
-        assert live is not None
-        assert live.version == 0
-        assert buffer.counts("demos").clock.committed == 0
-        changed = trainer_settings(model_folder, tmp_path / "out", steps=1, loss={"absent_logprobs": "current"})
-        assert train(server_url, run_name, changed) == 1
-        assert buffer.counts("demos").progress["consumed"] == 1
+        assert train(server_url, run_name, settings) == 3
+        assert buffer.counts("demos").progress["consumed"] == 3
+    lines = [orjson.loads(line) for line in (settings.output / METRICS_FILE).read_bytes().splitlines()]
+    assert [line["without_logprobs"] for line in lines] == [{"demos": 12}] * 3
+    assert all("inserted_tokens" not in line and line["gradient_norm"] > 0 for line in lines)
+    (warning,) = [record.message for record in caplog.records if "without logprobs" in record.message]
+    assert warning.startswith("step 1: samples of task 'demos' were inserted without logprobs")
+    assert 'set absent_logprobs = "current" in [trainer.loss]' in warning
+
+
+def test_a_batch_of_which_all_is_left_out_changes_nothing_and_is_no_error(model_folder: Path, tmp_path: Path) -> None:
+    learner = Learner(trainer_settings(model_folder, tmp_path), None, Ranks())
+    metrics = LossMetrics()
+    assert learner.gradients(Batch.build(1, [inserted()]), metrics, None, threading.Event())
+    assert learner.update(1) == 0
+    assert metrics.result()["tokens"] == 0
+    assert metrics.result()["without_logprobs"] == {"demos": 6}

@@ -26,6 +26,8 @@ VLLM = '[worker]\nengine = "vllm"\noptions = { model = "m" }\n'
 @pytest.mark.parametrize(("page", "code"), SHOWN)
 def test_settings_in_the_guide_load(page: str, code: str, tmp_path: Path) -> None:
     text = 'run = "r"\n' + code.replace("[trainer]\n", TRAINER) + ("" if "[tasks." in code else TASK)
+    if "[trainer." in code and "[trainer]" not in code:
+        text += f"\n{TRAINER}"
     if "batch_groups" not in text and "[batch]" not in text:
         text = re.sub(r"^(\[tasks\.\w+\]\n)", r"\1batch_groups = 4\n", text, flags=re.MULTILINE)
     if "guided_json" in text:

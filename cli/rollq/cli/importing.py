@@ -29,13 +29,22 @@ QUIET_S = 1.0
 @click.argument("data", metavar="FILE", type=click.Path(path_type=Path))
 @click.argument("settings_path", metavar="[ROLLQ.TOML]", type=click.Path(path_type=Path), default=DEFAULT_FILE)
 @click.option("--reward", type=float, help="Reward of samples that have none; without it, they are an error.")
+@click.option(
+    "--without-logprobs",
+    is_flag=True,
+    help="Import samples without logprobs for a trainer that needs none, where the settings have no table [trainer]. "
+    "`rollq train` leaves them out of a loss that needs some.",
+)
 @click.option("--dry-run", is_flag=True, help="Only check the file; no server is needed.")
-def import_(task: str, data: Path, settings_path: Path, reward: float | None, dry_run: bool) -> None:
+def import_(
+    task: str, data: Path, settings_path: Path, reward: float | None, without_logprobs: bool, dry_run: bool
+) -> None:
     """Put the finished samples of FILE into TASK, which has offline = true, as completed groups.
 
     FILE is JSON Lines, a list in a .json file, .parquet, or what `rollq export` wrote. A row is a group: a prompt, and
-    group_size responses with their rewards. Nothing is inserted before the whole file was found to be sound. If this
-    command is interrupted, repeat it: it continues, and inserts nothing twice.
+    group_size responses with their rewards. Nothing is inserted before the whole file was found to be sound, and the
+    loss in [trainer] to need no logprobs that it lacks. If this command is interrupted, repeat it: it continues, and
+    inserts nothing twice.
 
     \b
     Example:
@@ -53,7 +62,9 @@ def import_(task: str, data: Path, settings_path: Path, reward: float | None, dr
     tokenizer = make_tokenizer(settings.worker.model_copy(update={"tokenizer": folder}))
     rows = FinishedRows(data, rules, tokenizer, reward, _vocabulary(settings))
     stop = stop_on_signals()
-    total = _check(rows, stop, settings, task)
+    total, bare = _check(rows, stop)
+    if bare:
+        _check_logprobs(settings, task, f"{bare} of {total} groups have no logprobs", without_logprobs)
     if total is None or dry_run:
         click.echo("stopped; nothing was imported" if total is None else f"{total} groups of {data} can be imported")
         return
@@ -87,8 +98,8 @@ def _vocabulary(settings: "RollqSettings") -> int | None:
     return model_vocabulary(folder) if folder else None
 
 
-def _check(rows: "FinishedRows", stop: threading.Event, settings: "RollqSettings", task: str) -> int | None:
-    """Check the whole file, and return how many groups it has; None when stopped. Warns of what the loss refuses."""
+def _check(rows: "FinishedRows", stop: threading.Event) -> tuple[int | None, int]:
+    """Check the whole file. Returns how many groups it has, None when stopped, and how many of them lack logprobs."""
     import numpy as np
     from tqdm import tqdm
 
@@ -99,17 +110,27 @@ def _check(rows: "FinishedRows", stop: threading.Event, settings: "RollqSettings
             bare += any(np.isnan(part.logprobs).any() for sample in group.samples for part in sample.segments)
             bar.update()
             if stop.is_set():
-                return None
+                return None, 0
     if not total:
         raise ConfigError(f"file {str(rows.path)!r} has no rows")
-    loss = settings.trainer and settings.trainer.loss
-    if bare and loss and loss.absent_logprobs == "refuse" and task not in loss.sft:
-        click.echo(
-            f"warning: {bare} of {total} groups have no logprobs, which the loss of `rollq train` refuses: set "
-            'absent_logprobs = "current" in [trainer.loss] for ratios of 1, or name the task in sft to imitate it',
-            err=True,
+    return total, bare
+
+
+def _check_logprobs(settings: "RollqSettings", task: str, found: str, without_logprobs: bool) -> None:
+    """Raise `ConfigError` unless the trainer is known to need no logprobs. `found` says how many groups lack some."""
+    if settings.trainer is None:
+        if not without_logprobs:
+            raise ConfigError(
+                f"{found}, and the settings have no table [trainer], which would say whether the loss needs some: if "
+                "your trainer needs none, repeat the command with --without-logprobs"
+            )
+        return
+    loss = settings.trainer.loss
+    if loss.absent_logprobs == "refuse" and task not in loss.sft:
+        raise ConfigError(
+            f'{found}, and the loss in [trainer] needs them: set absent_logprobs = "current" in [trainer.loss] for '
+            "ratios of 1, or name the task in sft to imitate it, and restart the trainer if it runs"
         )
-    return total
 
 
 def _insert(buffer: "Buffer", task: str, rows: "FinishedRows", total: int, stop: threading.Event) -> None:

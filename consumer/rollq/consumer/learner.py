@@ -3,6 +3,7 @@
 import math
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
@@ -20,7 +21,7 @@ from rollq.consumer.checkpoints import Checkpoint, load_optimizer, newest_checkp
 from rollq.consumer.expert_replay import check_recorded, replay_experts, routers_of
 from rollq.consumer.images import ImageInputs
 from rollq.consumer.lora import add_adapter, load_adapter, save_adapter, without_adapter
-from rollq.consumer.loss import check_logprobs, policy_loss
+from rollq.consumer.loss import leave_out_absent, policy_loss
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
 from rollq.consumer.ranks import Ranks
@@ -103,12 +104,12 @@ class Learner:
     ) -> bool:
         """Accumulate the gradients of all micro-batches; False if `stop` was set on a rank before the last one.
 
-        Raises `InvalidGroup` for inserted samples without the logprobs that the loss needs, and for samples without
-        those of a teacher that it needs.
+        Inserted samples without logprobs that the loss needs are left out of it, and counted. Raises `InvalidGroup` for
+        samples without those of a teacher that it needs.
         """
-        check_logprobs(batch, self._settings.loss)
         self.optimizer.zero_grad()
-        for index, micro in enumerate(self._micro_batches(batch)):
+        for index, (micro, left_out) in enumerate(self._micro_batches(batch)):
+            metrics.leave_out(left_out)
             if self._ranks.any(stop.is_set()):
                 return False
             micro = self._on_device(micro, batch)
@@ -150,16 +151,18 @@ class Learner:
             steps=settings.steps,
         )
 
-    def _micro_batches(self, batch: Batch) -> list[MicroBatch]:
+    def _micro_batches(self, batch: Batch) -> list[tuple[MicroBatch, Counter[str]]]:
+        """The micro-batches, without samples that lack logprobs, and how many tokens of these each had, by task."""
         arrays = [ROUTED_EXPERTS] if self._settings.replay_experts else []
         if arrays:
             check_recorded(batch)
-        return batch.micro_batches(
+        found = batch.micro_batches(
             self._settings.micro_batch_tokens,
             padded=self._settings.layout == "padded",
             arrays=arrays,
             whole_samples=self._settings.loss.needs_whole_samples,
         )
+        return [leave_out_absent(micro, self._settings.loss) for micro in found]
 
     def _on_device(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
         has_images = any(batch.groups[index].prompt.images for index in batch.share_groups)
@@ -174,7 +177,7 @@ class Learner:
 
     def _old_logprobs(self, batch: Batch) -> OldLogprobs:
         found = []
-        for micro in self._micro_batches(batch):
+        for micro, _ in self._micro_batches(batch):
             micro = self._on_device(micro, batch)
             with self._routing(micro):
                 found.append(self._logprobs(self.model, micro))

@@ -5,16 +5,15 @@ batch was split into micro-batches and among ranks. Ranks combine theirs as `Con
 them (`sum_gradients`), or average them, as DDP and FSDP do.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.shards import task_of
-from rollq.consumer.batch import Batch
 from rollq.consumer.losses.aggregation import token_weights
 from rollq.consumer.losses.components import distillation, distillation_top_k, imitation
 from rollq.consumer.losses.compose import policy_terms
@@ -64,7 +63,7 @@ def policy_loss(
     top_ids = None if teacher_top is None else teacher_top.ids
     new, entropy, new_top = token_logprobs(model, micro, entropy=settings.entropy, others=top_ids, chunk=chunk)
     is_imitated, is_distilled = _is_of(micro, settings.sft), _is_of(micro, settings.distillation)
-    behaviour = _behaviour_logprobs(micro, new, settings, is_imitated)
+    behaviour = _behaviour_logprobs(micro, new, settings)
     samples = micro.sample_index[mask]
     if settings.needs_whole_samples:
         _check_whole(micro, samples)
@@ -108,33 +107,45 @@ def policy_loss(
     return loss
 
 
-def check_logprobs(batch: Batch, settings: LossSettings) -> None:
-    """Raise `InvalidGroup`, naming the task, when sequences of this rank's share lack logprobs that the loss needs."""
+def leave_out_absent(micro: MicroBatch, settings: LossSettings) -> tuple[MicroBatch, Counter[str]]:
+    """Mask the samples that were inserted without logprobs which the loss needs; they stay in the denominators.
+
+    Returns the micro-batch without them, and how many loss tokens were left out, by task.
+    """
     if settings.absent_logprobs == "current":
-        return
-    for sequence in (batch.sequences[index] for index in batch.share):
-        if task_of(sequence.task) not in settings.sft and np.isnan(sequence.logprobs).any():
-            raise InvalidGroup(
-                f"step {batch.step}: group {sequence.group_id} of task {sequence.task!r} was inserted {_REMEDY}"
-            )
+        return micro, Counter()
+    lacking = _lacking(micro, settings)
+    if not lacking.any():
+        return micro, Counter()
+    samples = micro.sample_index[micro.loss_mask][lacking]
+    masked = micro.loss_mask & torch.isin(micro.sample_index, samples)
+    tasks = list(micro.task_counts)
+    left_out = Counter(tasks[index] for index in micro.task_index[masked].tolist())
+    return replace(micro, loss_mask=micro.loss_mask & ~masked), left_out
 
 
-_REMEDY = (
-    "without logprobs, and the loss compares with them: insert samples that have some, set absent_logprobs = "
-    '"current" in [trainer.loss] for ratios of 1, name the task in sft there to imitate it, or train with a custom loss'
+ABSENT_REMEDY = (
+    'set absent_logprobs = "current" in [trainer.loss] for ratios of 1, name the task in sft there to imitate it, or '
+    "insert samples that have some"
 )
 
 
-def _behaviour_logprobs(
-    micro: MicroBatch, new: torch.Tensor, settings: LossSettings, is_imitated: torch.Tensor | None
-) -> torch.Tensor:
+def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: LossSettings) -> torch.Tensor:
     """The behaviour logprobs of the loss tokens, float32 [n]; where they are absent, the detached `new` ones."""
     behaviour = micro.behaviour_logprobs[micro.loss_mask]
-    absent = behaviour.isnan()
-    needed = absent if is_imitated is None else absent & ~is_imitated
-    if settings.absent_logprobs == "refuse" and needed.any():
-        raise InvalidGroup(f"the micro-batch has samples that were inserted {_REMEDY}")
-    return torch.where(absent, new.detach(), behaviour)
+    if settings.absent_logprobs == "refuse" and _lacking(micro, settings).any():
+        raise InvalidGroup(
+            "the micro-batch has samples that were inserted without logprobs, and the loss compares with them: "
+            f"{ABSENT_REMEDY}; rollq.consumer.loss.leave_out_absent(micro, settings) leaves them out"
+        )
+    return torch.where(behaviour.isnan(), new.detach(), behaviour)
+
+
+def _lacking(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:
+    """Whether the loss tokens lack a logprob that the loss needs, bool [n]."""
+    absent = micro.behaviour_logprobs[micro.loss_mask].isnan()
+    is_imitated = _is_of(micro, settings.sft)
+    return absent if is_imitated is None else absent & ~is_imitated
 
 
 def _check_whole(micro: MicroBatch, samples: torch.Tensor) -> None:

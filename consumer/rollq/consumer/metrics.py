@@ -1,7 +1,7 @@
 """Metrics of a step's loss, summed over its micro-batches: how far off policy it was, and how much was clipped."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -63,6 +63,11 @@ class LossMetrics:
         self._has_entropy = False
         self._has_importance = False
         self._by_staleness: dict[int, TokenSums] = defaultdict(TokenSums)
+        self.left_out = Counter[str]()  # loss tokens by task, of samples without logprobs
+
+    def leave_out(self, tokens: Mapping[str, int]) -> None:
+        """Count loss tokens, by task, that were left out for want of logprobs."""
+        self.left_out.update(tokens)
 
     def add(
         self,
@@ -117,6 +122,7 @@ class LossMetrics:
             "has_entropy": self._has_entropy,
             "has_importance": self._has_importance,
             "by_staleness": [[age, *astuple(sums)] for age, sums in self._by_staleness.items()],
+            "left_out": self.left_out,
         }
 
     def add_sums(self, sums: Mapping[str, Any]) -> None:
@@ -126,6 +132,7 @@ class LossMetrics:
         self._on_policy_error = max(self._on_policy_error, math.inf if error is None else error)
         self._has_entropy |= sums["has_entropy"]
         self._has_importance |= sums["has_importance"]
+        self.left_out.update(sums["left_out"])
         for age, *values in sums["by_staleness"]:
             self._by_staleness[age] += TokenSums(*(math.nan if value is None else value for value in values))
 
@@ -152,6 +159,7 @@ class LossMetrics:
         There is no `entropy` where it was not measured, and no `importance`, the weights of a correction, where the
         loss has none. `masked_fraction` are tokens that a correction or a mask left out. `inserted_tokens` are among
         `tokens`, but not in `mismatch_kl`, nor by staleness; there is no such number where none were inserted.
+        `without_logprobs` are tokens by task that were left out for want of logprobs, and are in no other number.
         """
         by_staleness = sorted((age, sums) for age, sums in self._by_staleness.items() if age != _INSERTED)
         sampled = sum((sums for _, sums in by_staleness), TokenSums())
@@ -162,6 +170,7 @@ class LossMetrics:
             "loss": self._loss,
             "tokens": int(total.tokens),
             **({"inserted_tokens": int(inserted.tokens)} if inserted.tokens else {}),
+            **({"without_logprobs": dict(self.left_out)} if self.left_out else {}),
             "mismatch_kl": sampled.mismatch_kl / max(sampled.tokens, 1.0),
             "ratio": total.ratio / tokens,
             "clip_fraction": total.clipped / tokens,

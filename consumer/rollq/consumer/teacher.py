@@ -1,6 +1,6 @@
 """The logprobs of a teacher in a micro-batch, from named arrays of its samples. Needs torch."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -41,7 +41,7 @@ def teacher_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) ->
     task, for a sample without the array or with a misshapen one, `ArrayError` for a reference that cannot be loaded.
     """
     found = [np.zeros(0, np.float32)]
-    for sequence in (batch.sequences[index] for index in micro.sequences):
+    for sequence in _trained(batch, micro):
         if task_of(sequence.task) in tasks and sequence.loss_mask.any():
             found.append(_of(sequence)[sequence.loss_mask])
         else:
@@ -55,7 +55,7 @@ def teacher_top_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]
     Raises as `teacher_logprobs` does. k is the largest in the micro-batch.
     """
     found = []
-    for sequence in (batch.sequences[index] for index in micro.sequences):
+    for sequence in _trained(batch, micro):
         tokens = int(sequence.loss_mask.sum())
         if task_of(sequence.task) in tasks and tokens:
             found.append(_top_of(sequence))
@@ -71,6 +71,12 @@ def teacher_top_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]
         top.logprobs[row : row + rows, :columns] = torch.from_numpy(logprobs)
         row += rows
     return TopLogprobs(*(one.to(micro.loss_mask.device) for one in top))
+
+
+def _trained(batch: Batch, micro: MicroBatch) -> Iterator[TokenSequence]:
+    """The sequences of a micro-batch, without those that were left out of the loss."""
+    trained = set(micro.sequence_index[micro.loss_mask].tolist())
+    return (batch.sequences[index] for index in micro.sequences if index in trained)
 
 
 def _of(sequence: TokenSequence) -> Float32Array:

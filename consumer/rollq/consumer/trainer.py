@@ -27,6 +27,7 @@ from rollq.consumer.checkpoints import save_checkpoint
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.epoch_start import wait_for_holder
 from rollq.consumer.learner import Learner, start_learner
+from rollq.consumer.loss import ABSENT_REMEDY
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.output_lock import locked
@@ -252,6 +253,16 @@ class Trainer:
             self._quarantine(batch)
             return True
         found = StepMetrics.gather(batch, metrics, self._ranks)
+        for task, tokens in sorted(found.loss.left_out.items()) if self._ranks.is_first else ():
+            self._log_once.warning(
+                f"without logprobs {task}",
+                "step %d: samples of task %r were inserted without logprobs, with which the loss compares; these %d "
+                "tokens are left out of it, as such samples of later steps are (without_logprobs in the metrics): %s",
+                batch.step,
+                task,
+                tokens,
+                ABSENT_REMEDY,
+            )
         self._bad_batches = 0
         trained_s = time.monotonic()
         if self._settings.record_dir is not None and self._ranks.is_first:

@@ -1,6 +1,7 @@
 """Losses on batches: the gradient does not depend on layout, micro-batches or ranks, and components do not mix."""
 
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from rollq.buffer.errors import ConfigError, InvalidGroup
 from rollq.buffer.rollouts import Group
 from rollq.consumer import Batch
 from rollq.consumer.learner import Learner
-from rollq.consumer.loss import check_logprobs, policy_loss
+from rollq.consumer.loss import leave_out_absent, policy_loss
 from rollq.consumer.losses import PRESETS, LossSettings, distillation, second_moment_mask
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
@@ -185,8 +186,10 @@ def test_a_task_that_is_imitated_has_a_denominator_of_its_own() -> None:
     found = []
     for samples in (1, 7):
         batch = Batch.build(1, [*sampled, demonstrations(samples)])
-        check_logprobs(batch, settings)
-        found.append(gradient(batch.micro_batches(40), settings))
+        micro_batches = batch.micro_batches(40)
+        for micro in micro_batches:
+            assert leave_out_absent(micro, settings) == (micro, {})
+        found.append(gradient(micro_batches, settings))
     torch.testing.assert_close(*found, rtol=0, atol=1e-6)  # more demonstrations do not weigh more
     [micro], model = Batch.build(1, [demonstrations(2)]).micro_batches(100), Bigram()
     (-0.5 * token_logprobs(model, micro).logprobs.mean()).backward()  # type: ignore[no-untyped-call]
@@ -296,7 +299,37 @@ def test_the_learner_keeps_samples_whole_for_losses_that_compare_them(model_fold
 def test_without_its_task_in_sft_absent_logprobs_are_refused_with_that_remedy() -> None:
     batch = Batch.build(1, [demonstrations(2)])
     for settings in (LossSettings(), LossSettings(sft={"other": 1.0})):
-        with pytest.raises(InvalidGroup, match=r"task 'demos' was inserted without logprobs.*name the task in sft"):
-            check_logprobs(batch, settings)
-        with pytest.raises(InvalidGroup, match="inserted without logprobs"):
+        with pytest.raises(InvalidGroup, match=r"inserted without logprobs.*name the task in sft.*leave_out_absent"):
             gradient(batch.micro_batches(100), settings)
+
+
+@pytest.mark.parametrize("preset", ["ppo", "gspo", "mis"])
+def test_samples_that_lack_logprobs_are_left_out_and_stay_in_the_denominators(preset: str) -> None:
+    settings = LossSettings(preset=preset)
+    sampled, mixed = random_groups(5), Batch.build(1, [*random_groups(5), demonstrations(4)])
+    left = [leave_out_absent(micro, settings) for micro in mixed.micro_batches(60)]
+    assert sum((tokens for _, tokens in left), Counter()) == {"demos": 12}
+    found = gradient([micro for micro, _ in left], settings)
+    alone = Batch.build(1, sampled)
+    share = alone.counts.loss_tokens / mixed.counts.loss_tokens
+    if settings.aggregation == "sequence":
+        share = alone.counts.samples / mixed.counts.samples
+    expected = gradient(alone.micro_batches(60), settings) * share
+    assert expected.abs().max() > 1e-4
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_sample_whose_second_segment_lacks_logprobs_is_left_out_where_samples_are_compared_as_a_whole() -> None:
+    settings = LossSettings(preset="gspo")
+    half = make_sample(make_segment([1], [2, 3]), make_segment([1], [4, 5], logprobs=[np.nan] * 2))
+    batch = Batch.build(1, [make_group(half, make_sample(make_segment([1], [6]), reward=0.0))])
+    [(micro, left_out)] = [leave_out_absent(micro, settings) for micro in batch.micro_batches(100)]
+    assert (int(micro.loss_mask.sum()), left_out.total()) == (1, 4)
+
+
+def test_a_sample_that_is_left_out_needs_no_teacher() -> None:
+    settings = LossSettings(distillation={"demos": 1.0, "chat": 1.0})
+    batch = Batch.build(1, [taught(2), demonstrations(2), taught(1)])
+    [(micro, left_out)] = [leave_out_absent(micro, settings) for micro in batch.micro_batches(100)]
+    assert left_out == {"demos": 6}
+    assert len(teacher_logprobs(batch, micro, settings.distillation)) == int(micro.loss_mask.sum()) == 9

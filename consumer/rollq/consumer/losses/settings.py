@@ -124,7 +124,8 @@ class LossSettings(Settings):
     kl_coefficient: float = Field(default=0.0, ge=0, description="weight of the KL divergence from the initial model")
     absent_logprobs: Literal["refuse", "current"] = Field(
         default="refuse",
-        description="how to train inserted samples without logprobs: not at all, or with the logprobs of the trainer",
+        description="how to train inserted samples without logprobs: not at all (`rollq import` refuses them, and "
+        "`rollq train` leaves them out and counts them), or with the logprobs of the trainer",
     )
     sft: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default={}, description="tasks whose samples are imitated, whatever their reward, with the weight of each"
