@@ -21,6 +21,7 @@ from rollq.buffer.errors import ConfigError, HistoryGone, InvalidGroup, ServerEr
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.buffer.weights.loading import load_weights
+from rollq.buffer.weights.manifest import describe_folder, digest_of
 from rollq.cli.main import main
 from rollq.consumer.checkpoints import Checkpoint, newest_checkpoint, save_checkpoint
 from rollq.consumer.learner import Learner
@@ -362,18 +363,79 @@ def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
         with pytest.raises(HistoryGone, match="if its checkpoint is lost, `rollq recover` makes one from weights"):
             train(server_url, run_name, settings(steps=5))
 
-        wrong = recover("--weights", weights, "--step", 9)
+        wrong = recover("--weights", weights, "--step", 9, "--relabel")
         assert "--step 9: the buffer can continue after steps 3 to 3; restore a snapshot" in wrong.output
         empty = recover("--weights", tmp_path / "out")
         assert "there are no weights, *.safetensors, in this folder" in empty.output
         dry = recover("--weights", weights, "--dry-run")
-        assert dry.output.startswith("would make a checkpoint of step 3")
+        assert "would make a checkpoint of step 3" in dry.output
         assert newest_checkpoint(chosen.output) is None
         made = recover("--weights", weights)
         assert made.output.splitlines() == [
+            f"run '{run_name}', which published them, says that the weights are those after step 3",
             f"made a checkpoint of step 3 in {chosen.output}",
             "`rollq train` continues with step 4: no step is trained again; the optimizer begins anew",
         ]
         assert train(server_url, run_name, settings(steps=5)) == 5
         assert buffer.counts("math").clock.committed == 5
     assert [line["step"] for line in metrics(chosen.output)] == [1, 2, 3, 4, 5]
+
+
+def test_the_step_of_weights_is_read_where_a_trainer_wrote_it(
+    server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path
+) -> None:
+    """A copy of a checkpoint, published weights that no checkpoint covers, and weights of which nobody knows more."""
+    chosen = settings(steps=2)
+    file = tmp_path / "rollq.toml"
+    file.write_text(
+        f'run = "{run_name}"\n[redis]\nbuffer_url = "{server_url}"\n[trainer]\nmodel = "{chosen.model}"\n'
+        f'output = "{chosen.output}"\nsteps = 5\nmicro_batch_tokens = 8000\n'
+        + "".join(f'[tasks.{task}]\nprompts = "p.jsonl"\nbatch_groups = 2\n' for task in TASKS)
+    )
+
+    def recover(*arguments: object) -> str:
+        return CliRunner().invoke(main, ["recover", str(file), "--dry-run", *map(str, arguments)]).output
+
+    backup, unknown = tmp_path / "backup", tmp_path / "unknown"
+    with working(server_url, run_name, tmp_path) as buffer:
+        train(server_url, run_name, chosen)
+        shutil.copytree(chosen.output / "checkpoints" / "step-00000002", backup)
+        train_without_a_checkpoint(server_url, run_name, settings(steps=4, transport="path"))
+        shutil.rmtree(chosen.output / "checkpoints")
+        found = recover("--weights", backup)
+        assert f"{backup / 'trainer.json'} says that the weights are those after step 2" in found
+        assert "steps 3 to 4 are trained again, on the batches that they had" in found
+        refused = recover("--weights", backup, "--step", 4)
+        assert "the weights are those after step 2, as" in refused
+        assert "give --step and --relabel" in refused
+        assert recover("--weights", backup, "--step", 4, "--relabel").startswith("would make a checkpoint of step 4")
+        assert "--relabel needs --step" in recover("--weights", backup, "--relabel")
+
+        published = {digest_of(describe_folder(one).encode()): one for one in (chosen.output / "weights").iterdir()}
+        for version in (3, 4):
+            digest = buffer.recorded_digest(version)
+            assert digest is not None
+            copied = shutil.copytree(published[digest], tmp_path / f"copy-{version}")
+            assert f"which published them, says that the weights are those after step {version}\n" in recover(
+                "--weights", copied
+            )
+
+        shutil.copytree(chosen.model, unknown)
+        (unknown / "trainer.json").write_text("{}")
+        assert "says no step of the weights beside it" in recover("--weights", unknown)
+        (unknown / "trainer.json").write_text('{"step": 3, "lineage": "0123456789abcdef:1"}')
+        assert "trainer.json of another run says: to let them count" in recover("--weights", unknown)
+        (unknown / "trainer.json").unlink()
+        tiny_qwen3(7).save_pretrained(unknown)
+        assert "nothing says after which step the weights are" in recover("--weights", unknown)
+
+
+def train_without_a_checkpoint(url: str, run: str, settings: TrainerSettings) -> None:
+    """Train to the end, and die where the last checkpoint would be saved."""
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr("rollq.consumer.trainer.save_checkpoint", die)
+        train(url, run, settings)

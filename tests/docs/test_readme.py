@@ -51,7 +51,7 @@ def test_the_roles_run_one_by_one_and_continue_after_a_kill(desk: Desk, sums: Pa
         desk.interrupt("train")
         del desk.terminals["train"]
         shutil.copytree(sums / "model", desk.folder / "backups" / "step-1")
-        assert desk.run(recover).startswith("would make a checkpoint of step ")
+        assert "\nwould make a checkpoint of step " in desk.run(recover)
         for name in ("second work", "produce", "redis"):
             desk.interrupt(name)
         assert all("stopped" in desk.log(name).read_text() for name in ("train", "second work", "produce"))

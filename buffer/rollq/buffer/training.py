@@ -119,6 +119,16 @@ class Training(Fetching, Claiming):
         """The store and the epoch that the trainer's weights belong to: save it in every checkpoint."""
         return f"{self.incarnation}:{held.epoch}"
 
+    def knows_lineage(self, lineage: str) -> bool:
+        """Whether a checkpoint of this lineage was saved in this run, or in one whose snapshot was restored as it."""
+        incarnation, _ = _parse_lineage(lineage)
+        return incarnation == self.incarnation or incarnation in self._ancestors()
+
+    def _ancestors(self) -> dict[str, tuple[int, int]]:
+        """The incarnations that this run was restored from, with the last step and epoch of the snapshot of each."""
+        found: dict[str, tuple[int, int]] = orjson.loads(self.send("HGET", self.keys.info, "ancestors") or b"{}")
+        return found
+
     def _saved_in(self, lineage: str, from_step: int, *, accept_new_store: bool) -> str:
         """The epoch in which a checkpoint was saved.
 
@@ -127,8 +137,7 @@ class Training(Fetching, Claiming):
         incarnation, epoch = _parse_lineage(lineage)
         if incarnation == self.incarnation:
             return str(epoch)
-        restored = self.send("HGET", self.keys.info, "ancestors") or b"{}"
-        if incarnation not in (ancestors := orjson.loads(restored)):
+        if incarnation not in (ancestors := self._ancestors()):
             if accept_new_store:
                 return ""
             raise StoreLost(
@@ -164,6 +173,18 @@ class Training(Fetching, Claiming):
         """The digest of the weights that were last published as `version`; None when a checkpoint covers it."""
         digest = self.send("HGET", self.keys.versions, str(version))
         return digest.decode() if digest else None
+
+    def published_as(self, digest: str) -> int | None:
+        """The last version that these weights were published as, by the sha256 of their manifest; None if unknown.
+
+        Those that a checkpoint covers are forgotten, except the live ones.
+        """
+        known = self.send("HGETALL", self.keys.versions)
+        found = [int(version) for version, one in known.items() if one.decode() == digest]
+        live = self.live_model()
+        if live is not None and live.digest == digest:
+            found.append(live.version)
+        return max(found, default=None)
 
     def regenerate_replays(self, held: TrainerEpoch, after: int) -> None:
         """Have the prompts of recorded batches after step `after` sampled again, instead of serving these batches."""

@@ -1,7 +1,7 @@
 """`rollq recover`: a run whose trainer has lost its checkpoint continues from weights that are given."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -19,19 +19,29 @@ if TYPE_CHECKING:
     required=True,
     help="Folder with the weights: an older checkpoint, or those of a published version.",
 )
-@click.option("--step", type=click.IntRange(0), help="Train step after which they are; default: the last one trained.")
+@click.option(
+    "--step",
+    type=click.IntRange(0),
+    help="Train step after which they are; default: the one that is recorded for them, or else the last one trained.",
+)
+@click.option(
+    "--relabel", is_flag=True, help="Let the weights count as those after --step, although another step is recorded."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be trained again, and write nothing.")
-def recover(file: Path, weights: Path, step: int | None, dry_run: bool) -> None:
+def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run: bool) -> None:
     """Make a checkpoint from weights, so that `rollq train` continues a run whose checkpoint was lost.
 
-    FILE is rollq.toml. The steps after --step whose batches are still in the buffer are trained again, on the same
-    groups; the optimizer begins anew. Without --step, nothing is trained again: the weights then count as those after
-    the last trained step, although they may be older.
+    FILE is rollq.toml. The steps after that of the weights whose batches are still in the buffer are trained again, on
+    the same groups; the optimizer begins anew. The step of a checkpoint is in its trainer.json; that of published
+    weights is known to the run until a checkpoint covers them. Where neither says it, give --step: without it the
+    weights count as those after the last trained step, although they may be older. Another --step than the recorded one
+    is refused without --relabel.
 
     \b
     Example:
-      rollq recover rollq.toml --weights trainer/weights/00000041
-      rollq recover rollq.toml --weights backups/step-30 --step 30
+      rollq recover rollq.toml --weights backups/step-30
+      rollq recover rollq.toml --weights trainer/weights/weights-sums-0f6c5a1d2b3e4f50
+      rollq recover rollq.toml --weights model-of-last-week --step 41
     """
     from rollq.cli.run_location import RunLocation, fingerprints
     from rollq.cli.settings_file import load_settings
@@ -48,11 +58,26 @@ def recover(file: Path, weights: Path, step: int | None, dry_run: bool) -> None:
         )
     with RunLocation.from_settings(settings).without_payloads() as buffer:
         oldest, last = _steps(buffer)
-    wanted = last if step is None else step
-    if not oldest <= wanted <= last:
+        recorded = _recorded(buffer, weights)
+    if relabel and step is None:
+        raise ConfigError("--relabel needs --step, the step that the weights are to count as")
+    if recorded is not None and not relabel and (recorded.is_foreign or step not in (None, recorded.step)):
         raise ConfigError(
-            f"--step {wanted}: the buffer can continue after steps {oldest} to {last}; restore a snapshot to go back "
-            "further"
+            f"the weights are those after step {recorded.step}, as {recorded.by} says: to let them count as those "
+            f"after another step of run {settings.run!r}, give --step and --relabel"
+        )
+    wanted = step if step is not None else recorded.step if recorded else last
+    if not oldest <= wanted <= last:
+        source = f"--step {wanted}" if step is not None or not recorded else f"{recorded.by} says step {wanted}"
+        raise ConfigError(
+            f"{source}: the buffer can continue after steps {oldest} to {last}; restore a snapshot to go back further, "
+            f"or let the weights count as those after step {oldest}: --step {oldest} --relabel"
+        )
+    if step is None:
+        click.echo(
+            f"{recorded.by} says that the weights are those after step {recorded.step}"
+            if recorded
+            else f"nothing says after which step the weights are: they count as those after the last one, {last}"
         )
     if not dry_run:
         with locked(trainer.output):
@@ -64,6 +89,31 @@ def recover(file: Path, weights: Path, step: int | None, dry_run: bool) -> None:
         else ("no step is trained again")
     )
     click.echo(f"`rollq train` continues with step {wanted + 1}: {again}; the optimizer begins anew")
+
+
+class _Recorded(NamedTuple):
+    """The step after which weights are, and who says so."""
+
+    step: int
+    by: str
+    is_foreign: bool = False
+
+
+def _recorded(buffer: "Buffer", weights: Path) -> _Recorded | None:
+    """The step that is recorded for the weights in a folder: beside them, or by the run that published them."""
+    from rollq.buffer.errors import WeightsError
+    from rollq.buffer.weights.manifest import describe_folder, digest_of
+    from rollq.consumer.checkpoints import STATE_FILE, recorded_checkpoint
+
+    if (found := recorded_checkpoint(weights)) is not None:
+        of = "" if found.lineage is None or buffer.knows_lineage(found.lineage) else " of another run"
+        return _Recorded(found.step, f"{weights / STATE_FILE}{of}", is_foreign=bool(of))
+    try:
+        digest = digest_of(describe_folder(weights).encode())
+    except WeightsError:  # in another form than those that are published
+        return None
+    version = buffer.published_as(digest)
+    return None if version is None else _Recorded(version, f"run {buffer.run!r}, which published them,")
 
 
 def _steps(buffer: "Buffer") -> tuple[int, int]:

@@ -82,6 +82,21 @@ def save_checkpoint(
     return Checkpoint(step, folder, lineage)
 
 
+def recorded_checkpoint(folder: Path) -> Checkpoint | None:
+    """What a trainer has written beside the weights in `folder`; None for a folder that is no checkpoint.
+
+    Raises `ConfigError` for a file of that name which says no step.
+    """
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    try:
+        state = orjson.loads(path.read_bytes())
+        return Checkpoint(int(state["step"]), folder, state.get("lineage"))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{str(path)!r} says no step of the weights beside it: {error!r}") from error
+
+
 def adopt_weights(output: Path, step: int, weights: Path, config_from: Path) -> Checkpoint:
     """Make a checkpoint of `step` of the weights in the folder `weights`, without a state of the optimizer.
 
