@@ -97,8 +97,11 @@ class Claiming(Sweeping):
                 return _shortfall(step, {task: reply}, plan.sizes) if self._undo(held, step, plan) else None
             replies[task] = reply
         # a rank that undoes and a rank that delivers ask for the same plan: only one of them succeeds
-        delivered = plan.delivered or self._settle(held, step, plan.sizes, "deliver", plan.claim_round).delivered
-        return _decode_claimed(step, replies) if delivered else None
+        if not plan.delivered:
+            plan = self._settle(held, step, plan.sizes, "deliver", plan.claim_round)
+        # what another rank has delivered may be of a later round, of which this rank has seen a part or nothing
+        is_whole = all(reply[2] == plan.claim_round for reply in replies.values())
+        return _decode_claimed(step, replies) if plan.delivered and is_whole else None
 
     def _look(self, step: int, plan: _Plan) -> Shortfall | None:
         """The shortfall of the step, found without claiming, so that claims are rarely torn."""
