@@ -30,7 +30,13 @@ def test_rows_are_left_out_without_moving_the_others() -> None:
 @pytest.mark.parametrize("other", [False, True])
 @pytest.mark.parametrize(("limit", "left_out"), [(20, True), (50, False)])
 def test_a_row_that_was_dropped_is_not_admitted_again(
-    server_url: str, run_name: str, tmp_path: Path, other: bool, limit: int, left_out: bool
+    server_url: str,
+    run_name: str,
+    tmp_path: Path,
+    other: bool,
+    limit: int,
+    left_out: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     prompts = prompt_file(tmp_path / "p.jsonl", ROWS)
     task = task_settings(prompts, batch_groups=ROWS, max_staleness=0, max_prompt_tokens=limit)
@@ -43,7 +49,12 @@ def test_a_row_that_was_dropped_is_not_admitted_again(
         asked = second if other else first
         rows = [row for step in range(1, 4) for row in take_step(buffer, asked, held, step)]
     assert len(rows) > 2 * ROWS
-    assert (int(str(dropped.prompt.content)) not in rows) is left_out
+    row = int(str(dropped.prompt.content))
+    assert (row not in rows) is left_out
+    said = (
+        f"1 prompts are longer than max_prompt_tokens = 20 and are left out, 1 by now: {prompts}:{row + 1} (50 tokens)"
+    )
+    assert (caplog.text.count(said) >= 1) is left_out
     assert set(rows) >= set(range(ROWS)) - {int(str(dropped.prompt.content))}
 
 

@@ -39,6 +39,9 @@ class Rows:
         self.rows = rows
         self.bad = bad
 
+    def place(self, row: int) -> str:
+        return f"rows:{row + 1}"
+
     def prompt(self, row: int) -> Prompt:
         if row in self.bad:
             raise InvalidPrompt(f"rows:{row + 1}: bad")

@@ -42,6 +42,10 @@ ShouldContinue = Callable[[TaskState], bool]
 """A task's own hook: whether production continues. False ends it permanently."""
 
 
+MOST_NAMED = 5
+"""Prompts that one line of the log names."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskFeed:
     """A task with the source of its prompts and the conditions that end its production."""
@@ -151,9 +155,21 @@ class Producer:
         """Learn which prompts workers have found too long since the last call, or before this producer started."""
         dropped = int(counts.progress.get("dropped_too_long", 0))
         if dropped != self._too_long.get(feed.task, 0):
-            rows = self._buffer.rows_too_long(feed.task)
-            feed.sampler.leave_out(row for row, tokens in rows.items() if tokens > feed.max_prompt_tokens)
+            found = self._buffer.rows_too_long(feed.task)
+            rows = {row: tokens for row, tokens in found.items() if tokens > feed.max_prompt_tokens}
+            new = sorted(rows.keys() - feed.sampler.bad_rows)
+            feed.sampler.leave_out(rows)
             self._too_long[feed.task] = dropped
+            if new:
+                log.warning(
+                    "task %s: %d prompts are longer than max_prompt_tokens = %d and are left out, %d by now: %s%s",
+                    feed.task,
+                    len(new),
+                    feed.max_prompt_tokens,
+                    len(rows),
+                    ", ".join(f"{feed.sampler.place(row)} ({rows[row]} tokens)" for row in new[:MOST_NAMED]),
+                    ", ..." if len(new) > MOST_NAMED else "",
+                )
 
     def _recycle(self, feed: TaskFeed, counts: Counts, plan: SchedulePlan) -> int:
         """Schedule interrupted and expired groups again, up to the target. Returns how many."""

@@ -88,6 +88,10 @@ class PromptFile:
         """The digest of the bytes of the file, or of the files of a folder."""
         return self._opened.fingerprint
 
+    def place(self, row: int) -> str:
+        """Where row `row` (from 0) is: its file, and its line or row."""
+        return self._opened.place(row)
+
     def prompt(self, row: int) -> Prompt:
         """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` with the file and the line or row."""
         table = self._opened

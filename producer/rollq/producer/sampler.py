@@ -43,6 +43,10 @@ class PromptSource(Protocol):
         """Return the prompt of row `row` (from 0). Raises `InvalidPrompt` for an unusable one."""
         ...
 
+    def place(self, row: int) -> str:
+        """Where row `row` is, for people: its file and line."""
+        ...
+
 
 class Sampler:
     """Picks prompts from a source, pass after pass. `bad_rows` are the rows found unusable so far."""
@@ -75,6 +79,10 @@ class Sampler:
         self._log_once = LogOnce(log)
         self._warned_pass = -1
         self.bad_rows: set[int] = set()
+
+    def place(self, row: int) -> str:
+        """Where row `row` is, for people."""
+        return self._source.place(row)
 
     def leave_out(self, rows: Iterable[int]) -> None:
         """Take none of these rows from now on. Raises `InvalidPrompt` if no row is left."""
