@@ -3,9 +3,11 @@
 import ast
 import importlib
 import importlib.util
+import os
 import re
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,15 +18,19 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import Status
+from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.cli.main import Commands
+from rollq.consumer import Consumer, ConsumerSettings
 from rollq.producer.strategy import TaskState
 from support.buffer_run import World, make_sample
 from support.documented_commands import ROOT, Desk, blocks
+from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import wait_until
 
 GUIDE = ROOT / "docs" / "guide"
@@ -94,6 +100,21 @@ def test_extras_and_modules_that_commands_name_exist() -> None:
     }
     assert modules
     assert [module for module in modules if importlib.util.find_spec(module) is None] == []
+
+
+NOT_RUN = {
+    "containers": 3, "kubernetes": 4, "metrics": 1, "slurm-and-systemd": 2,  # need containers, or another machine
+    "machines": 3, "trainer": 2, "trl": 1,  # other machines, GPUs, an installation, minutes
+    "dashboard": 2, "operations": 1, "watching": 1,  # a tunnel, an archive, minutes, a terminal
+    "README": 2,  # the whole demo, and an environment of its own
+}  # fmt: skip
+"""Blocks that are marked `elsewhere`, by page: no other test of a page runs them as they are."""
+
+
+def test_no_other_block_is_left_out_and_each_says_why() -> None:
+    left_out = [(page.stem, block.detail) for page in PAGES for block in blocks(page) if block.mark == "elsewhere"]
+    assert Counter(page for page, _ in left_out) == NOT_RUN
+    assert all(detail for _, detail in left_out)
 
 
 def shell(page: str, words: str) -> str:
@@ -173,3 +194,26 @@ def test_a_batch_of_the_coordinator_is_finalized(fresh_server: EmbeddedServer) -
         names = run(python("from-trinity.md", "BatchCoordinator"), url=fresh_server.url, run="r")
         worked.result()
         assert names["result"] is not None
+
+
+def test_the_parts_of_a_trainer_run_in_one(server_url: str, run_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pages show of a custom trainer, in the order of a step, with a real batch."""
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    names = run(python("machines.md", "SLURM_JOB_ID"), ConsumerSettings=ConsumerSettings, os=os, rank=0, world_size=1)
+    model = tiny_qwen3()
+    with Buffer.connect(server_url, run_name) as buffer:
+        buffer.create_run()
+        buffer.register_task("math", TaskRules(batch_groups=2, group_size=2))
+        with Consumer.connect(server_url, run=run_name, weights=model, settings=names["settings"]) as consumer:
+            World(buffer).complete(2)
+            names |= {"consumer": consumer, "model": model, "batch": next(consumer), "state_dict": model.state_dict()}
+            run(python("losses.md", 'LossSettings(preset="gspo")\nfor micro'), **names)
+            assert all(parameter.grad is not None for parameter in model.parameters())
+            micro, terms = names["batch"].to_torch(), torch.ones(12, requires_grad=True)
+            assert run(python("machines.md", "micro.counts"), micro=micro, terms=terms)["loss"] == 1
+            names = run(python("weights.md", "import to_checkpoint_format"), **names)
+            run(python("weights.md", "probe=probe_of"), **names)
+            assert run(python("evaluation.md", "consumer.evaluate"), **names)["metrics"] == {}
+            live = buffer.live_model()
+            assert live is not None
+            assert (live.version, buffer.clock("math").committed) == (1, 1)

@@ -12,6 +12,8 @@ PAGE = ROOT / "docs" / "guide" / "first-run.md"
 
 
 def test_the_first_run_trains(desk: Desk, prepared_demo: Path) -> None:
+    desk.run(code_with(PAGE, "mkdir"))
+    desk.folder /= "first-run"
     for name, content in files(PAGE).items():
         (desk.folder / name).write_text(desk.local(content))
     assert code_with(PAGE, "--prepare").split() == [*PREPARE[:-1], "start"]
