@@ -83,7 +83,7 @@ def save_checkpoint(
 
 
 def recorded_checkpoint(folder: Path) -> Checkpoint | None:
-    """What a trainer has written beside the weights in `folder`; None for a folder that is no checkpoint.
+    """The checkpoint in `folder`, by the file that a trainer has written there; None without that file.
 
     Raises `ConfigError` for a file of that name which says no step.
     """
