@@ -109,6 +109,7 @@ def test_every_setting_is_used_by_some_loss() -> None:
         *({"preset": name} for name in PRESETS),
         {"kl_coefficient": 0.1},
         {"mask": "opsm"},
+        {"distillation": {"chat": 1.0}},
     ]
     used = frozenset().union(*(LossSettings.model_validate(one).used for one in variants))
     assert used == set(LossSettings.model_fields)

@@ -19,7 +19,7 @@ from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.teacher import teacher_top_logprobs
 from rollq.consumer.token_logprobs import token_logprobs
-from support.made_samples import make_group, make_sample, make_segment
+from support.consumer_groups import make_group, make_sample, make_segment
 from support.tiny_qwen3 import tiny_qwen3
 
 SETTINGS = LossSettings.model_validate({"distillation": {"chat": 0.5}, "distilled_tokens": "top_k"})
@@ -32,7 +32,7 @@ def taught(top_k: int = 3, *, group_id: int = 60, seed: int = 0, **arrays: Any) 
         "teacher_top_ids": np.random.default_rng(seed).permuted(np.arange(1, 29).reshape(4, 7), axis=1)[:, :top_k],
         "teacher_top_logprobs": np.tile(TEACHER[:top_k], (4, 1)),
     }
-    mask = np.array([True, True, False, True])
+    mask = [True, True, False, True]
     segment = make_segment([1, 2], [20, 21, 22, 23], logprobs=[-3.4, -3.5, 0.0, -3.3], loss_mask=mask, arrays=found)
     return make_group(*[make_sample(segment, reward=0.0)] * 2, group_id=group_id, task="chat")
 

@@ -128,10 +128,9 @@ def read_top_logprobs(answer: Any, start: int, count: int, top_k: int) -> tuple[
     ids, logprobs = np.empty((count, top_k), np.int32), np.empty((count, top_k), np.float32)
     entries = answer["choices"][0]["prompt_logprobs"][start : start + count]
     for row, entry in enumerate(entries):
-        pairs = [(float(one["logprob"]), int(token)) for token, one in entry.items()]
-        likeliest = sorted((pair for pair in pairs if np.isfinite(pair[0])), reverse=True)[:top_k]
+        likeliest = sorted(((float(one["logprob"]), int(token)) for token, one in entry.items()), reverse=True)[:top_k]
         if len(likeliest) < top_k:
-            raise ValueError(f"{len(likeliest)} finite prompt_logprobs at a position where top_k asks for {top_k}")
+            raise ValueError(f"{len(likeliest)} prompt_logprobs at a position where top_k asks for {top_k}")
         logprobs[row], ids[row] = zip(*likeliest, strict=True)
     return ids, logprobs
 
