@@ -70,9 +70,9 @@ def _compare(base: bytes, result: bytes) -> list[str]:
         weights.write_bytes(base)
         started_s = perf_counter()
         with delta.open("wb") as file:
-            encode_delta(base, result, DIGESTS, file)
+            encode_delta([base], [result], DIGESTS, file)
         encoded_s = perf_counter()
-        apply_delta(weights, delta, *DIGESTS)
+        apply_delta([weights], delta, *DIGESTS)
         applied_s = perf_counter()
         assert weights.read_bytes() == result
         size = delta.stat().st_size

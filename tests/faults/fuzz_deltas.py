@@ -73,7 +73,7 @@ def refuse_delta(given: HostileDelta, folder: Path) -> None:
     for path, data in ((weights, given.base.data), (delta, given.delta)):
         path.unlink(missing_ok=True)  # writing over a file waits for the disk
         path.write_bytes(data)
-    apply_delta(weights, delta, given.base.digest, given.result.digest)
+    apply_delta([weights], delta, given.base.digest, given.result.digest)
     if _digest(weights.read_bytes()) != given.result.digest:
         raise WeightsError("other weights than announced")
     assert weights.read_bytes() == given.result.data, "other weights have the digest that was announced"
@@ -85,7 +85,7 @@ def _digest(data: bytes) -> str:
 
 def _delta(base: bytes, result: bytes, digests: tuple[str, str]) -> bytes:
     file = io.BytesIO()
-    encode_delta(base, result, digests, file)
+    encode_delta([base], [result], digests, file)
     return file.getvalue()
 
 

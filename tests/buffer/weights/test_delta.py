@@ -20,14 +20,14 @@ BASE, RESULT = "b" * 64, "a" * 64
 
 def encoded(base: bytes, result: bytes) -> bytes:
     file = io.BytesIO()
-    encode_delta(base, result, (BASE, RESULT), file)
+    encode_delta([base], [result], (BASE, RESULT), file)
     return file.getvalue()
 
 
 def applied(folder: Path, base: bytes, delta: bytes) -> bytes:
     (folder / "weights").write_bytes(base)
     (folder / "delta").write_bytes(delta)
-    apply_delta(folder / "weights", folder / "delta", BASE, RESULT)
+    apply_delta([folder / "weights"], folder / "delta", BASE, RESULT)
     return (folder / "weights").read_bytes()
 
 
@@ -55,7 +55,7 @@ def test_a_delta_gives_every_bit_of_the_result(
         )
 
     base, result = tensors(), tensors()
-    assert can_encode(base, result)
+    assert can_encode([base], [result])
     assert applied(tmp_path, base, encoded(base, result)) == result
 
 
@@ -80,7 +80,10 @@ def test_a_delta_of_one_tensor_leaves_the_others_alone(tmp_path: Path) -> None:
     ids=["dtype", "name", "shape", "none"],
 )
 def test_other_tensors_have_no_delta(other: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]]) -> None:
-    assert not can_encode(save({"w": np.ones(4, np.float32)}), save(other))
+    base = save({"w": np.ones(4, np.float32)})
+    assert not can_encode([base], [save(other)])
+    assert not can_encode([base, base], [base, save(other)])
+    assert not can_encode([base], [base, base])
 
 
 def test_ten_thousand_hostile_deltas_give_the_result_or_nothing(tmp_path: Path) -> None:
@@ -99,8 +102,31 @@ def test_a_sound_delta_is_not_refused(tmp_path: Path) -> None:
     for base, result in zip(versions(), versions()[1:], strict=False):
         (tmp_path / "weights").write_bytes(base.data)
         (tmp_path / "delta").write_bytes(result.delta)
-        apply_delta(tmp_path / "weights", tmp_path / "delta", base.digest, result.digest)
+        apply_delta([tmp_path / "weights"], tmp_path / "delta", base.digest, result.digest)
         assert (tmp_path / "weights").read_bytes() == result.data
+
+
+def test_a_delta_spans_the_files_of_a_model_and_only_in_their_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    names = ["a", "b"]
+    base = [save({name: rng.standard_normal(500)}) for name in names]
+    result = [save({name: rng.standard_normal(500)}) for name in names]
+    file = io.BytesIO()
+    encode_delta(base, result, (BASE, RESULT), file)
+    paths, delta = [tmp_path / name for name in names], tmp_path / "delta"
+    delta.write_bytes(file.getvalue())
+
+    def fill() -> None:
+        for path, data in zip(paths, base, strict=True):
+            path.write_bytes(data)
+
+    fill()
+    apply_delta(paths, delta, BASE, RESULT)
+    assert [path.read_bytes() for path in paths] == result
+    for wrong in (paths[::-1], paths[:1], [*paths, paths[0]]):
+        fill()
+        with pytest.raises(WeightsError, match="other names, dtypes or shapes"):
+            apply_delta(wrong, delta, BASE, RESULT)
 
 
 def link(base: str, result: str) -> Link:

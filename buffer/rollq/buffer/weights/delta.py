@@ -1,18 +1,19 @@
-"""A delta: what changed in a safetensors file since the version before, tensor by tensor.
+"""A delta: what changed in the safetensors files of a model since the version before, tensor by tensor.
 
 A delta file holds the compressed parts of the tensors that changed, one after the other, then an index in JSON, its
 length in 8 bytes (little-endian), and `MAGIC`. A part is the XOR of at most `PART_BYTES` bytes of a tensor, with the
-bytes of its numbers sorted by significance, compressed with zstd. Both files have the same safetensors header, so
-that names, dtypes, shapes and offsets are the same.
+bytes of its numbers sorted by significance, compressed with zstd. Both versions have the same safetensors headers, file
+by file, so that names, dtypes, shapes and offsets are the same.
 
-Invariant: `apply_delta` changes nothing outside the tensors of the file it is given, and allocates no more than a few
+Invariant: `apply_delta` changes nothing outside the tensors of the files it is given, and allocates no more than a few
 times `PART_BYTES` and the index, whatever the delta holds. It raises `WeightsError` for a delta of another base.
 """
 
 import hashlib
 import mmap
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -59,7 +60,7 @@ class ChangedTensor(BaseModel):
 
 
 class DeltaIndex(BaseModel):
-    """`base` and `result` are the digests of two versions; `header` is the SHA-256 of their safetensors header.
+    """`base` and `result` are the digests of two versions; `header` is the SHA-256 of their safetensors headers.
     `tensors` holds those that changed, in the order of their parts."""
 
     base: Sha256
@@ -68,47 +69,50 @@ class DeltaIndex(BaseModel):
     tensors: dict[str, ChangedTensor]
 
 
-def can_encode(base: Bytes, result: Bytes) -> bool:
-    """Whether a delta can lead from one safetensors file to the other: they have the same header."""
-    return len(base) == len(result) and _header(base) == _header(result)
+def can_encode(base: Sequence[Bytes], result: Sequence[Bytes]) -> bool:
+    """Whether a delta can lead from some safetensors files to others: they have the same headers."""
+    return [len(one) for one in base] == [len(one) for one in result] and _headers(base) == _headers(result)
 
 
-def encode_delta(base: Bytes, result: Bytes, digests: tuple[str, str], file: BinaryIO) -> None:
-    """Write the delta between two safetensors files with the same header; `digests` are those of base and result."""
-    old, new = np.frombuffer(base, np.uint8), np.frombuffer(result, np.uint8)
+def encode_delta(base: Sequence[Bytes], result: Sequence[Bytes], digests: tuple[str, str], file: BinaryIO) -> None:
+    """Write the delta between safetensors files with the same headers; `digests` are those of base and result."""
     tensors = {}
-    for span in _spans(result):
-        if np.array_equal(old[span.start : span.stop], new[span.start : span.stop]):
-            continue
-        sizes = [file.write(_compress(old[at:end] ^ new[at:end], span.width)) for at, end in span.parts()]
-        tensors[span.name] = ChangedTensor(sizes=sizes, crc32=zlib.crc32(new[span.start : span.stop].data))
-    header = hashlib.sha256(_header(result)).hexdigest()
+    for one, other in zip(base, result, strict=True):
+        old, new = np.frombuffer(one, np.uint8), np.frombuffer(other, np.uint8)
+        for span in _spans(other):
+            if np.array_equal(old[span.start : span.stop], new[span.start : span.stop]):
+                continue
+            sizes = [file.write(_compress(old[at:end] ^ new[at:end], span.width)) for at, end in span.parts()]
+            tensors[span.name] = ChangedTensor(sizes=sizes, crc32=zlib.crc32(new[span.start : span.stop].data))
+    header = hashlib.sha256(_headers(result)).hexdigest()
     index = DeltaIndex(base=digests[0], result=digests[1], header=header, tensors=tensors).model_dump_json().encode()
     file.write(index + len(index).to_bytes(8, "little") + MAGIC)
 
 
-def apply_delta(weights: Path, delta: Path, base: str, result: str) -> None:
-    """Turn the safetensors file `weights` of version `base` into version `result`, in place; both are digests.
+def apply_delta(weights: Sequence[Path], delta: Path, base: str, result: str) -> None:
+    """Turn the safetensors files `weights` of version `base` into version `result`, in place; both are digests.
 
-    Raises `WeightsError` for a delta between other versions, a damaged one, and other weights than its base; the file
-    is then of no version.
+    The files are in the order in which `encode_delta` was given them. Raises `WeightsError` for a delta between other
+    versions, a damaged one, and other weights than its base; the files are then of no version.
     """
     changes = np.memmap(delta, np.uint8, "r") if delta.stat().st_size else np.zeros(0, np.uint8)
     index, parts_end = _read_index(changes)
     if (index.base, index.result) != (base, result):
         raise _refused(f"it leads from {index.base[:12]} to {index.result[:12]}, not from {base[:12]} to {result[:12]}")
     try:
-        with weights.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
-            _apply(data, index, changes[:parts_end])
+        with ExitStack() as opened:
+            files = [opened.enter_context(path.open("r+b")) for path in weights]
+            mapped = [opened.enter_context(mmap.mmap(file.fileno(), 0)) for file in files]
+            _apply(mapped, index, changes[:parts_end])
     except (ValueError, LookupError, TypeError, zstandard.ZstdError) as error:
         raise _refused(str(error)) from error
 
 
-def _apply(data: mmap.mmap, index: DeltaIndex, changes: ByteArray) -> None:
+def _apply(files: Sequence[mmap.mmap], index: DeltaIndex, changes: ByteArray) -> None:
     """Raises `ValueError` and others for a delta that does not fit, or is damaged."""
-    if hashlib.sha256(_header(data)).hexdigest() != index.header:
+    if hashlib.sha256(_headers(files)).hexdigest() != index.header:
         raise ValueError("the tensors of its base have other names, dtypes or shapes")
-    spans = {span.name: span for span in _spans(data)}
+    spans = {span.name: (data, span) for data in files for span in _spans(data)}
     if sum(size for changed in index.tensors.values() for size in changed.sizes) != len(changes):
         raise ValueError("the sizes of its parts do not add up")
     at = 0
@@ -116,7 +120,7 @@ def _apply(data: mmap.mmap, index: DeltaIndex, changes: ByteArray) -> None:
         if name not in spans:
             raise ValueError(f"its base has no tensor {name!r}")
         end = at + sum(changed.sizes)
-        _apply_tensor(data, spans[name], changed, changes[at:end])
+        _apply_tensor(*spans[name], changed, changes[at:end])
         at = end
 
 
@@ -157,6 +161,10 @@ def _read_index(changes: ByteArray) -> tuple[DeltaIndex, int]:
         return DeltaIndex.model_validate_json(changes[end : end + length].tobytes()), end
     except ValidationError as error:
         raise _refused("its index cannot be read") from error
+
+
+def _headers(files: Sequence[Bytes]) -> bytes:
+    return b"".join(map(_header, files))
 
 
 def _header(data: Bytes) -> bytes:

@@ -20,7 +20,7 @@ from rollq.buffer.errors import WeightsError
 from rollq.buffer.s3 import URL
 from rollq.buffer.weights.chain import Chain, Link, is_chain
 from rollq.buffer.weights.delta import apply_delta
-from rollq.buffer.weights.manifest import WEIGHTS_FILE, Manifest, Verify, verify_folder
+from rollq.buffer.weights.manifest import Manifest, Verify, verify_folder, weight_files
 from rollq.buffer.weights.object_store import ObjectStore
 from rollq.buffer.weights.store import read_chain, read_chunks, read_manifest
 
@@ -148,7 +148,7 @@ class _Rebuild:
         """Apply the deltas that were fetched, and compare the result with the manifest."""
         for number, link in enumerate(links):
             delta = folder / f"{_DELTA_FILE}-{number}"
-            apply_delta(folder / WEIGHTS_FILE, delta, link.base, link.result)
+            apply_delta(weight_files(folder), delta, link.base, link.result)
             delta.unlink()
         verify_folder(folder, self._manifest, Verify.FULL)
 
