@@ -14,10 +14,10 @@ import click
 import numpy as np
 import orjson
 import torch
+from safetensors.torch import save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollq.buffer.weights.delta import apply_delta, encode_delta
-from rollq.consumer.weights.safetensors import to_safetensors
 from rollq.monitor.tables import aligned
 
 PROMPTS = 4
@@ -61,7 +61,7 @@ def _batches(folder: Path, prompts: Path) -> Iterator[list[torch.Tensor]]:
 
 
 def _published(model: Any, dtype: torch.dtype) -> bytes:
-    return to_safetensors({name: tensor.to(dtype) for name, tensor in model.named_parameters()})
+    return save({name: tensor.to(dtype) for name, tensor in model.named_parameters()})
 
 
 def _compare(base: bytes, result: bytes) -> list[str]:

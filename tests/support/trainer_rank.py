@@ -23,6 +23,7 @@ from rollq.consumer.consumer import Consumer
 from rollq.consumer.learner import Learner
 from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
+from rollq.consumer.weights import tensor_stream
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S
@@ -36,7 +37,8 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "publish": (Consumer, "publish"),
     "commit": (Consumer, "commit"),
     "save": (trainer, "save_checkpoint"),
-    "gather": (checkpoints, "gather"),
+    "stream": (checkpoints, "model_stream"),
+    "gather": (tensor_stream, "gather"),  # of each tensor that is written
     "checkpoint": (Consumer, "checkpoint"),
 }
 """Name -> the function that every rank calls then."""

@@ -55,6 +55,12 @@ def atomic_folder(
         raise
 
 
+def put_in_place(unfinished: Path, folder: Path) -> None:
+    """Rename a folder once all of it is on disk; an existing `folder` is replaced. Raises `OSError`."""
+    fsync_tree(unfinished)
+    _put_in_place(unfinished, folder)
+
+
 def former_folder(folder: Path) -> Path:
     """The name of an existing `folder` while `atomic_folder` replaces it."""
     return folder.with_name(f".{folder.name}.former")

@@ -16,12 +16,11 @@ from safetensors.torch import save
 
 from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.buffer.weights.manifest import WEIGHTS_FILE
 from rollq.consumer.lora import adapter_tensors, has_adapter, write_adapter
+from rollq.consumer.settings import MAX_FILE_BYTES
 from rollq.consumer.sharding import like, reshard
-from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
-from rollq.consumer.weights.safetensors import copy_config, to_safetensors
-from rollq.consumer.weights.sharded import gather
+from rollq.consumer.weights.safetensors import copy_config, write_model, write_tensors
+from rollq.consumer.weights.tensor_stream import model_stream, tensor_stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,6 +55,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     config_from: Path,
     *,
+    max_file_bytes: int = MAX_FILE_BYTES,
     rank: int = 0,
 ) -> Checkpoint:
     """Write the checkpoint of `step`, with the configuration files of `config_from`; only the last `KEPT` stay.
@@ -65,17 +65,20 @@ def save_checkpoint(
     folder = _folders(output) / f"step-{step:08d}"
     reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer does not know
     lora = has_adapter(model)  # then the checkpoint has the adapter alone
-    weights = adapter_tensors(model, rank=rank) if lora else dict(gather(model.state_dict().items(), rank=rank))
-    state = dict(gather(_optimizer_tensors(model, optimizer), rank=rank))
+    adapter = adapter_tensors(model, rank=rank) if lora else {}
+    streams = [] if lora else [model_stream(model, rank=rank)]
+    streams.append(tensor_stream(dict(_optimizer_tensors(model, optimizer)), rank=rank))
     if rank != 0:
+        for stream in streams:
+            stream.take_part()
         return Checkpoint(step, folder, lineage)
     with atomic_folder(folder) as unfinished:
         copy_config(config_from, unfinished)
         if lora:
-            write_adapter(unfinished, model, weights)
+            write_adapter(unfinished, model, adapter)
         else:
-            (unfinished / WEIGHTS_FILE).write_bytes(to_safetensors(to_checkpoint_format(model, weights)))
-        (unfinished / OPTIMIZER_FILE).write_bytes(save(state))
+            write_model(unfinished, streams[0], max_file_bytes=max_file_bytes)
+        write_tensors(unfinished / OPTIMIZER_FILE, streams[-1])
         (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
     for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)

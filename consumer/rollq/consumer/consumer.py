@@ -39,7 +39,7 @@ from rollq.consumer.settings import ConsumerSettings
 from rollq.consumer.trainer_lease import TrainerLease
 from rollq.consumer.weights.checkpoint_format import Weights
 from rollq.consumer.weights.publisher import WeightPublisher, make_sender
-from rollq.consumer.weights.sharded import gather_model
+from rollq.consumer.weights.tensor_stream import Content, gathering
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,6 @@ class Consumer(Iterator[Batch]):
         """
         settings = settings or ConsumerSettings()
         stop = stop or threading.Event()
-        weights, probe = gather_model(weights, probe, rank=settings.rank)
         buffer = Buffer.connect(
             url, run, password=password, patience=Patience(closed=stop), payloads=payloads or PayloadSettings()
         )
@@ -148,9 +147,12 @@ class Consumer(Iterator[Batch]):
                 settings.s3_url if settings.transport == "s3" else settings.weights_dir,
                 settings.keep_versions,
                 full_every=settings.full_every,
+                max_file_bytes=settings.max_file_bytes,
+                scratch=settings.weights_dir,
                 sender=make_sender(buffer, settings),
             )
-            epoch = begin_epoch(buffer, settings, lambda: publisher.start(weights, probe), resume_from, lineage)
+            with gathering(weights, probe, rank=settings.rank) as (content, known):
+                epoch = begin_epoch(buffer, settings, lambda: publisher.start(content, known), resume_from, lineage)
             annotator = archive and Annotator(archive, run, buffer.incarnation, epoch.epoch, settings.rank)
             return cls(buffer, epoch, sizes, settings, publisher, annotator or None)
         except BaseException:
@@ -306,17 +308,19 @@ class Consumer(Iterator[Batch]):
                 f"publish(step={step!r}): the last batch that was taken is that of step {self._last_batch}; "
                 "pass the step of the batch that these weights have learned from last"
             )
-        weights, probe = gather_model(weights, probe, rank=self._settings.rank)
-        if self._settings.rank != 0:
-            return 0
         before = self._publisher.stored_bytes
+        with gathering(weights, probe, rank=self._settings.rank) as (content, probe):
+            if self._settings.rank == 0:
+                self._publish(content, step, probe)
+        return self._publisher.stored_bytes - before
+
+    def _publish(self, content: Content, step: int, probe: Probe | None) -> None:
         with self._activity.during(TrainerPhase.PUBLISHING):
-            stored = self._publisher.announce(weights, step, probe)
+            stored = self._publisher.announce(content, step, probe)
             self._replay.check(step, stored.digest)
             self._lease.buffer.publish(self._lease.epoch, step, uri=stored.uri, digest=stored.digest)
             self._publisher.send()
             self._engines.wake()
-        return self._publisher.stored_bytes - before
 
     def commit(self, batch: Batch) -> None:
         """Record that `batch` has been trained, and move on to the next step. Raises `FencedError`, and `NotClaimed`

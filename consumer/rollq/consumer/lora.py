@@ -17,8 +17,8 @@ from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
 from rollq.consumer.settings import LoraSettings
 from rollq.consumer.sharding import like
-from rollq.consumer.weights.safetensors import to_safetensors
-from rollq.consumer.weights.sharded import gather
+from rollq.consumer.weights.safetensors import write_tensors
+from rollq.consumer.weights.tensor_stream import gather, tensor_stream
 
 _NAME = ".default."
 """PEFT's part of the name of a tensor in memory, which files lack: the name of the adapter."""
@@ -76,7 +76,7 @@ def save_adapter(folder: Path, model: Any, *, rank: int = 0) -> None:
 def write_adapter(folder: Path, model: Any, tensors: dict[str, torch.Tensor]) -> None:
     """Write the gathered `tensors` of an adapter and its configuration into an existing folder."""
     model.rollq_adapter.save_pretrained(str(folder))
-    (folder / ADAPTER_FILE).write_bytes(to_safetensors(tensors))
+    write_tensors(folder / ADAPTER_FILE, tensor_stream(tensors))
 
 
 def adapter_tensors(model: Any, *, rank: int = 0) -> dict[str, torch.Tensor]:

@@ -13,11 +13,11 @@ import numpy as np
 import orjson
 from safetensors.numpy import save
 
-from rollq.buffer.durable import atomic_file
+from rollq.buffer.durable import atomic_file, atomic_folder
 from rollq.consumer.batch import Batch
-from rollq.consumer.weights.checkpoint_format import to_checkpoint_format
-from rollq.consumer.weights.safetensors import to_safetensors, write_model
-from rollq.consumer.weights.sharded import gather
+from rollq.consumer.settings import MAX_FILE_BYTES
+from rollq.consumer.weights.safetensors import write_model
+from rollq.consumer.weights.tensor_stream import model_stream
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,14 +41,22 @@ def record_batch(folder: Path, batch: Batch) -> None:
 
 
 def record_weights(
-    folder: Path, epoch: int, version: int, model: "PreTrainedModel", config_from: Path, *, rank: int = 0
+    folder: Path,
+    epoch: int,
+    version: int,
+    model: "PreTrainedModel",
+    config_from: Path,
+    *,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    rank: int = 0,
 ) -> None:
     """Write the weights of a version as a complete Hugging Face folder, with configuration from `config_from`.
 
     All ranks of a sharded model call it, and rank 0 writes.
     """
-    whole = dict(gather(model.state_dict().items(), rank=rank))
+    stream = model_stream(model, rank=rank)
     if rank != 0:
+        stream.take_part()
         return
-    tensors = to_checkpoint_format(model, whole)
-    write_model(folder / "weights" / f"epoch-{epoch}-version-{version}", to_safetensors(tensors), config_from)
+    with atomic_folder(folder / "weights" / f"epoch-{epoch}-version-{version}") as unfinished:
+        write_model(unfinished, stream, max_file_bytes=max_file_bytes, config_from=config_from)

@@ -17,6 +17,9 @@ OnReplayMismatch = Literal["warn", "regenerate", "fail"]
 Reduction = Literal["sum", "mean"]
 Transport = Literal["redis", "path", "s3", "nccl"]
 
+MAX_FILE_BYTES = 5 << 30
+"""As large as shards of models usually are."""
+
 
 class NcclSettings(Settings):
     """How a trainer with `transport = "nccl"` sends weights to its workers."""
@@ -72,6 +75,11 @@ class ClientSettings(Settings):
         gt=0,
         le=MAX_DELTAS,
         description="publish a complete copy every n-th time, and deltas in between; 1: always complete",
+    )
+    max_file_bytes: int = Field(
+        default=MAX_FILE_BYTES,
+        gt=0,
+        description="largest safetensors file of published weights and checkpoints; larger models have several",
     )
     keep_versions: int = Field(default=3, gt=0, description="published weights that are kept for slow workers")
     nccl: NcclSettings = Field(default=NcclSettings(), description="settings of transport nccl")

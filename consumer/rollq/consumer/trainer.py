@@ -365,6 +365,7 @@ class Trainer:
                 learner.model,
                 learner.optimizer,
                 settings.model,
+                max_file_bytes=settings.max_file_bytes,
                 rank=self._ranks.rank,
             )
         self._ranks.gather(None)  # no rank may end, and be killed with the launch, before the folder is there
@@ -380,7 +381,15 @@ class Trainer:
         if (folder := self._settings.record_dir) is not None:
             self._ranks.gather(None)  # rank 0 may have waited for the server, and NCCL does not wait for long
             epoch, learner = self._consumer.epoch, self._learner
-            record_weights(folder, epoch, version, learner.model, self._settings.model, rank=self._ranks.rank)
+            record_weights(
+                folder,
+                epoch,
+                version,
+                learner.model,
+                self._settings.model,
+                max_file_bytes=self._settings.max_file_bytes,
+                rank=self._ranks.rank,
+            )
 
     def _report(self, line: dict[str, Any], batch: Batch) -> None:
         if lost := self._trackers.lost:

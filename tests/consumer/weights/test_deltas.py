@@ -336,14 +336,6 @@ def test_folders_are_published_complete_and_so_is_what_follows(run: Run, tmp_pat
     assert_same(run.load(), state(3))
 
 
-def test_without_deltas_nothing_is_hashed_for_them(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.restart(full_every=1)
-    monkeypatch.delattr("rollq.consumer.weights.publisher.describe_bytes")
-    for version in range(2):
-        run.publish(state(version))
-        assert_same(run.load(), state(version))
-
-
 def test_a_worker_keeps_the_last_models(run: Run) -> None:
     for version in range(KEPT_MODELS + 3):
         run.publish(state(version))

@@ -4,10 +4,11 @@ transformers fuses, renames and transposes tensors as it loads a model: the expe
 files, are one tensor in memory. Engines expect what is in files, so models are converted before they are published.
 """
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.manifest import Verify, describe_folder
@@ -29,15 +30,76 @@ def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]
     fused or tied tensors comes back equal. Raises `WeightsError` for tensors that are sharded, and for tied ones that
     differ.
     """
-    from transformers.core_model_loading import revert_weight_conversion
+    check_whole(state_dict)
+    return _converted(model, untied(model, state_dict, lambda tensor, other: bool(tensor.equal(other))))
 
+
+def untied(
+    model: "PreTrainedModel", state_dict: Mapping[str, Any], is_equal: Callable[[Any, Any], bool]
+) -> dict[str, Any]:
+    """The tensors of a state dict that files have, tied ones once. Raises `WeightsError` for tied ones that differ."""
     kept = {name: tensor for name, tensor in state_dict.items() if name not in (model._keys_to_ignore_on_save or ())}
-    _check_whole(kept)
     for name, source in model.all_tied_weights_keys.items():
         tensor = kept.pop(name, None)
-        if tensor is not None and not kept.setdefault(source, tensor).equal(tensor):
+        if tensor is not None and not is_equal(kept.setdefault(source, tensor), tensor):
             raise WeightsError(f"{name!r} differs from {source!r}, to which the model ties it: gather both again")
-    converted: dict[str, Any] = revert_weight_conversion(model, kept)
+    return kept
+
+
+class Part(NamedTuple):
+    """Tensors of a model that become tensors of its files without the rest of the model.
+
+    `sources`: their names in memory. `described`: those of the files, on torch's meta device, by their names.
+    """
+
+    model: "PreTrainedModel"
+    sources: tuple[str, ...]
+    described: Mapping[str, Any]
+    is_kept: bool  # except for the name, perhaps
+
+    def convert(self, tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The tensors of the files, from those in memory."""
+        if self.is_kept:
+            return dict(zip(self.described, tensors.values(), strict=True))
+        return _converted(self.model, tensors)
+
+
+def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list[Part]:
+    """Divide tensors of `model`, by their names in memory and on torch's meta device, into the smallest parts.
+
+    Most tensors are parts by themselves. Others are converted with those of the same layer.
+    """
+    whole = _converted(model, described)
+    names = {id(tensor): name for name, tensor in whole.items()}
+    plain = {name: names[id(tensor)] for name, tensor in described.items() if id(tensor) in names}
+    parts = [Part(model, (name,), {found: described[name]}, True) for name, found in plain.items()]
+    sources = [name for name in described if name not in plain]
+    expected = shapes_of({name: whole[name] for name in whole.keys() - set(plain.values())})
+    keys: tuple[Callable[[str], str], ...] = (str, _layer, lambda _: "")
+    for key in keys:
+        groups: dict[str, list[str]] = {}
+        for name in sources:
+            groups.setdefault(key(name), []).append(name)
+        found = [_converted_part(model, described, group) for group in groups.values()]
+        if shapes_of({name: one for part in found for name, one in part.described.items()}) == expected:
+            break
+    return parts + found
+
+
+def _converted_part(model: "PreTrainedModel", described: Mapping[str, Any], sources: list[str]) -> Part:
+    return Part(model, tuple(sources), _converted(model, {name: described[name] for name in sources}), False)
+
+
+def _layer(name: str) -> str:
+    """The name of the layer that a tensor belongs to: all up to the first number."""
+    found = re.match(r".*?\.\d+(?=\.)", name)
+    return found[0] if found else name
+
+
+def _converted(model: "PreTrainedModel", tensors: Mapping[str, Any]) -> dict[str, Any]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted: dict[str, Any] = revert_weight_conversion(model, dict(tensors))
     return converted
 
 
@@ -46,7 +108,7 @@ def is_sharded(tensor: object) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def _check_whole(state_dict: Mapping[str, Any]) -> None:
+def check_whole(state_dict: Mapping[str, Any]) -> None:
     """Raise `WeightsError` for a tensor that is sharded."""
     for name, tensor in state_dict.items():
         if is_sharded(tensor):
@@ -62,30 +124,10 @@ def is_model(weights: object) -> "TypeGuard[PreTrainedModel]":
     return transformers is not None and isinstance(weights, transformers.PreTrainedModel)
 
 
-def publishable(weights: Weights) -> Path | Mapping[str, Any]:
-    """Convert a model to a state dict in checkpoint format; return a folder or a state dict as it is.
-
-    Raises `WeightsError` for anything else, and for sharded tensors.
-    """
-    if isinstance(weights, Path):
-        return weights
-    if isinstance(weights, Mapping):
-        _check_whole(weights)
-        return weights
-    if not is_model(weights):
-        raise WeightsError(
-            f"cannot publish a {type(weights).__name__}: publish a transformers.PreTrainedModel (the one inside, if it "
-            "is wrapped), a state dict, or the Path of a folder"
-        )
-    return to_checkpoint_format(weights, weights.state_dict())
-
-
-def model_shapes(weights: Path | Mapping[str, Any]) -> Shapes | None:
+def folder_shapes(weights: Path) -> Shapes | None:
     """The shapes of a model's tensors, by name; None for a LoRA adapter. Raises `WeightsError` for unreadable files."""
-    if not isinstance(weights, Path):
-        return _shapes(weights)
     manifest = describe_folder(weights, Verify.SIZES)
-    return _shapes(manifest.tensors) if manifest.kind == "full" else None
+    return shapes_of(manifest.tensors) if manifest.kind == "full" else None
 
 
 def check_format(tensors: Mapping[str, Any], started_from: Shapes) -> None:
@@ -93,7 +135,7 @@ def check_format(tensors: Mapping[str, Any], started_from: Shapes) -> None:
 
     Names may be absent on one side only: a tied head is in some files and not in others.
     """
-    found = _shapes(tensors)
+    found = shapes_of(tensors)
     missing, unknown = sorted(started_from.keys() - found.keys()), sorted(found.keys() - started_from.keys())
     if missing and unknown:
         difference = f"they lack {missing[0]!r}, and have {unknown[0]!r} instead"
@@ -107,5 +149,5 @@ def check_format(tensors: Mapping[str, Any], started_from: Shapes) -> None:
     )
 
 
-def _shapes(tensors: Mapping[str, Any]) -> Shapes:
+def shapes_of(tensors: Mapping[str, Any]) -> Shapes:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -4,6 +4,8 @@ import hashlib
 import logging
 import mmap
 import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from rollq.buffer.weights.chain import Chain, Link
@@ -31,29 +33,24 @@ class Delta(NamedTuple):
 class DeltaEncoder:
     """Encodes versions as deltas, of which at most `full_every - 1` follow a complete copy.
 
-    It keeps a copy of the last version in a file without a name in `TMPDIR`, which ends with the process.
+    It keeps a copy of the last version in files without names in `TMPDIR`, which end with the process.
     """
 
     def __init__(self, full_every: int) -> None:
         self._most = full_every - 1
         self._chain: Chain | None = None  # leads to the last version
-        self._last: mmap.mmap | None = None
+        self._last: Sequence[mmap.mmap] = ()
 
-    @property
-    def is_complete_due(self) -> bool:
-        """Whether the next version is published complete, whatever it is."""
-        return self._chain is None or len(self._chain.deltas) >= self._most
-
-    def encode(self, data: bytes, digest: str) -> Delta | None:
-        """The delta to a version, the bytes of a safetensors file; None if a complete copy is due, or needed."""
-        if self.is_complete_due or self._chain is None or self._last is None:
+    def encode(self, files: Sequence[mmap.mmap], digest: str) -> Delta | None:
+        """The delta to a version, its safetensors files; None if a complete copy is due, or needed."""
+        if self._chain is None or len(self._chain.deltas) >= self._most:
             return None
-        if not can_encode(self._last, data):
+        if not can_encode(self._last, files):
             log.info("weights %s have other tensors than the last ones: they are published complete", digest[:12])
             return None
         try:
             with tempfile.TemporaryFile() as file:
-                encode_delta(self._last, data, (self._chain.versions[-1], digest), file)
+                encode_delta(self._last, files, (self._chain.versions[-1], digest), file)
                 file.flush()
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as error:
@@ -61,22 +58,32 @@ class DeltaEncoder:
             return None
         return Delta(mapped, hashlib.sha256(mapped).hexdigest(), self._chain, digest)
 
-    def note(self, chain: Chain, data: bytes) -> None:
-        """The next delta follows `data`, to which `chain` leads."""
+    def note(self, chain: Chain, files: Sequence[mmap.mmap]) -> None:
+        """The next delta follows the version in `files`, to which `chain` leads."""
         if self._most == 0:
             return
         try:
-            with tempfile.TemporaryFile() as file:
-                file.write(data)
-                file.flush()
-                self._last, self._chain = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), chain
+            self._last, self._chain = [_copied(file) for file in files], chain
         except OSError as error:
             log.warning("no room for a copy of the weights in %s: %s; the next are published complete", _where(), error)
             self.forget()
 
     def forget(self) -> None:
         """The next version is published complete."""
-        self._chain = self._last = None
+        self._chain, self._last = None, ()
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """The bytes of a file, which stay readable when it is moved or removed."""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def _copied(data: mmap.mmap) -> mmap.mmap:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _where() -> str:

@@ -1,20 +1,23 @@
 """Where a trainer stores weights and deltas: in Redis, in a folder that all workers share, or in an object store."""
 
-import hashlib
+import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from rollq.buffer.durable import atomic_file
+from rollq.buffer.durable import atomic_file, put_in_place
 from rollq.buffer.errors import ConfigError, WeightsError
 from rollq.buffer.roles import TrainerBuffer
-from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, describe_folder, digest_of, published_files
+from rollq.buffer.weights.manifest import describe_folder, digest_of, published_files
 from rollq.buffer.weights.object_store import REQUEST_BYTES, ObjectStore
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import (
     StoredWeights,
+    check_redis_size,
     delta_uri,
     locate_weights,
     needed_uris,
@@ -24,7 +27,6 @@ from rollq.buffer.weights.store import (
     store_weights,
 )
 from rollq.consumer.settings import Transport
-from rollq.consumer.weights.safetensors import write_model
 
 _PREFIX = "weights-"
 _DIGITS = 16
@@ -34,11 +36,17 @@ _DIGITS = 16
 class Place(Protocol):
     """Stores weights under names that follow from their content. The last `kept` versions stay, and what they need."""
 
-    def put_model(self, data: bytes, probe: Probe | None) -> StoredWeights:
-        """Store the bytes of a safetensors file."""
+    def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
+        """An empty folder to write a model of `size_bytes` into. It is gone in the end."""
+
+    def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
+        """Store the model that was written to `unfinished`; `manifest` is its encoded manifest."""
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """Store the weights of a folder, or announce them where they are."""
+
+    def clear(self) -> None:
+        """Remove what a killed trainer of this run has left unfinished. No other trainer may hold the run."""
 
     def delta_uri(self, sha256: str, size_bytes: int) -> str:
         """The URI that a delta will have."""
@@ -47,12 +55,17 @@ class Place(Protocol):
         """Store a delta, and remove what is no longer needed."""
 
 
-def make_place(buffer: TrainerBuffer, transport: Transport, where: Path | str | None, kept: int) -> Place:
-    """The place of a transport. `where`: the folder of `path` and `nccl`, or the URL of `s3`. Raises `ConfigError`."""
+def make_place(
+    buffer: TrainerBuffer, transport: Transport, where: Path | str | None, kept: int, scratch: Path | None
+) -> Place:
+    """The place of a transport. `where`: the folder of `path` and `nccl`, or the URL of `s3`. Raises `ConfigError`.
+
+    With `s3`, models are written to the folder `scratch` before they are uploaded, by default that of `TMPDIR`.
+    """
     if transport == "redis":
         return RedisPlace(buffer, kept)
     if transport == "s3":
-        return BucketPlace(buffer, ObjectStore(str(where)), kept)
+        return BucketPlace(buffer, ObjectStore(str(where)), kept, scratch)
     return FolderPlace(buffer, transport, None if where is None else Path(where), kept)
 
 
@@ -63,9 +76,17 @@ class RedisPlace:
         self._buffer = buffer
         self._kept = kept
 
-    def put_model(self, data: bytes, probe: Probe | None) -> StoredWeights:
+    def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
+        """See `Place`. Raises `WeightsError` for a model that is too large for Redis."""
+        check_redis_size(size_bytes)
+        return _unfinished(None, self._buffer.run)
+
+    def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
-        return store_weights(self._buffer, {WEIGHTS_FILE: data}, kept=self._kept, probe=probe)
+        return self.put_folder(folder, probe)
+
+    def clear(self) -> None:
+        """See `Place`."""
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -89,15 +110,23 @@ class FolderPlace:
         self._folder = folder
         self._kept = kept
 
-    def put_model(self, data: bytes, probe: Probe | None) -> StoredWeights:
+    def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
         """See `Place`. Raises `ConfigError` without a folder to write to."""
-        folder = self._named(hashlib.sha256(data).hexdigest())
-        if folder.exists():
-            folder.touch()  # the newest again
+        return _unfinished(self._shared(), self._buffer.run)
+
+    def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
+        """See `Place`."""
+        named = self._named(digest_of(manifest))
+        if named.exists():
+            named.touch()  # the newest again
         else:
-            write_model(folder, data)
+            put_in_place(folder, named)
         self._prune()
-        return locate_weights(self._buffer, folder, kept=self._kept, probe=probe)
+        return record_weights(self._buffer, manifest, named.absolute().as_uri(), kept=self._kept, probe=probe)
+
+    def clear(self) -> None:
+        """See `Place`."""
+        _clear(self._folder, self._buffer.run)
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`. The folder must stay until newer weights are published."""
@@ -114,11 +143,14 @@ class FolderPlace:
         self._prune()
 
     def _named(self, sha256: str) -> Path:
+        return self._shared() / f"{_PREFIX}{self._buffer.run}-{sha256[:_DIGITS]}"
+
+    def _shared(self) -> Path:
         if self._folder is None:
             raise ConfigError(
                 f"transport {self._transport!r} needs weights_dir, a folder that the trainer and all workers share"
             )
-        return self._folder / f"{_PREFIX}{self._buffer.run}-{sha256[:_DIGITS]}"
+        return self._folder
 
     def _prune(self) -> None:
         """Remove old folders and deltas of this run."""
@@ -131,25 +163,32 @@ class FolderPlace:
 class BucketPlace:
     """Objects `<run>/<name>/<file>` and `<run>/<name>.delta` below the prefix of an S3-compatible store."""
 
-    def __init__(self, buffer: TrainerBuffer, store: ObjectStore, kept: int) -> None:
+    def __init__(self, buffer: TrainerBuffer, store: ObjectStore, kept: int, scratch: Path | None) -> None:
         self._buffer = buffer
         self._store = store
         self._kept = kept
+        self._scratch = scratch
 
-    def put_model(self, data: bytes, probe: Probe | None) -> StoredWeights:
+    def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
         """See `Place`."""
-        manifest = describe_bytes({WEIGHTS_FILE: data}).encode()
-        name = self._name(digest_of(manifest))
-        self._store.upload(f"{name}/{WEIGHTS_FILE}", _pieces(memoryview(data)), len(data))
-        return self._record(manifest, name, probe)
+        return _unfinished(self._scratch, self._buffer.run)
+
+    def clear(self) -> None:
+        """See `Place`."""
+        _clear(self._scratch, self._buffer.run)
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
-        manifest = describe_folder(folder).encode()
+        return self.put_model(folder, describe_folder(folder).encode(), probe)
+
+    def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
+        """See `Place`."""
         name = self._name(digest_of(manifest))
         for path in published_files(folder):
             self._store.upload(f"{name}/{path.name}", _file_pieces(path), path.stat().st_size)
-        return self._record(manifest, name, probe)
+        stored = record_weights(self._buffer, manifest, self._store.uri(name), kept=self._kept, probe=probe)
+        self._prune()
+        return stored
 
     def delta_uri(self, sha256: str, size_bytes: int) -> str:
         """See `Place`."""
@@ -159,11 +198,6 @@ class BucketPlace:
         """See `Place`."""
         self._store.upload(uri.removeprefix(self._store.uri("")), _pieces(data), len(data))
         self._prune()
-
-    def _record(self, manifest: bytes, name: str, probe: Probe | None) -> StoredWeights:
-        stored = record_weights(self._buffer, manifest, self._store.uri(name), kept=self._kept, probe=probe)
-        self._prune()
-        return stored
 
     def _name(self, sha256: str) -> str:
         return f"{self._buffer.run}/{sha256[:_DIGITS]}"
@@ -176,6 +210,30 @@ class BucketPlace:
         stay = set(folders[: self._kept]) | {name for name in folders if self._store.uri(name) in needed}
         if old := [name for name in objects if _folder_of(name) not in stay]:
             self._store.remove(old)
+
+
+@contextmanager
+def _unfinished(parent: Path | None, run: str) -> Iterator[Path]:
+    if parent is None:
+        with tempfile.TemporaryDirectory(prefix="rollq-weights-") as name:
+            yield Path(name)
+        return
+    folder = parent / f"{_unfinished_name(run)}{secrets.token_hex(4)}"
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(parent: Path | None, run: str) -> None:
+    if parent is not None:
+        for left in parent.glob(f"{_unfinished_name(run)}????????"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _unfinished_name(run: str) -> str:
+    return f".{_PREFIX}{run}.unfinished-"
 
 
 def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set[Path]) -> None:

@@ -1,28 +1,24 @@
 """Publishes weights where workers find them: complete, as deltas, or straight into engines."""
 
 import logging
+import mmap
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollq.buffer.roles import TrainerBuffer
 from rollq.buffer.weights.chain import Chain
-from rollq.buffer.weights.manifest import WEIGHTS_FILE, describe_bytes, digest_of
+from rollq.buffer.weights.manifest import describe_folder, digest_of, weight_files
 from rollq.buffer.weights.probe import Probe
 from rollq.buffer.weights.store import StoredWeights, keep_weights, record_chain
-from rollq.consumer.settings import ConsumerSettings, Transport
-from rollq.consumer.weights.checkpoint_format import (
-    Shapes,
-    Weights,
-    check_format,
-    is_model,
-    model_shapes,
-    publishable,
-)
-from rollq.consumer.weights.deltas import Delta, DeltaEncoder
+from rollq.consumer.settings import MAX_FILE_BYTES, ConsumerSettings, Transport
+from rollq.consumer.weights.checkpoint_format import Shapes, Weights, check_format, folder_shapes, shapes_of
+from rollq.consumer.weights.deltas import Delta, DeltaEncoder, mapped
 from rollq.consumer.weights.nccl import NcclRendezvous
 from rollq.consumer.weights.places import make_place
-from rollq.consumer.weights.safetensors import shared_once, to_safetensors
+from rollq.consumer.weights.safetensors import write_model
 from rollq.consumer.weights.sender import Sender
+from rollq.consumer.weights.tensor_stream import TensorStream, prepare
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +38,8 @@ class WeightPublisher:
     `where` is that folder, or the URL of the object store. The last `kept` versions stay. Every `full_every`-th
     version of a model or a state dict is stored complete, and those between as deltas. With a `sender`, models and
     state dicts are broadcast straight into engines instead. Models are published in checkpoint format; state dicts
-    must have the format of the weights that training started from.
+    must have the format of the weights that training started from. Both are written tensor by tensor, into files of
+    `max_file_bytes`; for an object store in the folder `scratch`, or that of `TMPDIR`, before they are uploaded.
     """
 
     def __init__(
@@ -53,46 +50,57 @@ class WeightPublisher:
         kept: int,
         *,
         full_every: int = 1,
+        max_file_bytes: int = MAX_FILE_BYTES,
+        scratch: Path | None = None,
         sender: Sender | None = None,
     ) -> None:
         self.stored_bytes = 0  # for models and state dicts, in all
         self._buffer = buffer
-        self._place = make_place(buffer, transport, where, kept)
+        self._place = make_place(buffer, transport, where, kept, scratch)
         self._kept = kept
+        self._max_file_bytes = max_file_bytes
         self._deltas = DeltaEncoder(full_every)
         self._sender = sender
         self._started_from: Shapes | None = None  # None: from an adapter, or not yet
 
-    def start(self, weights: Weights, probe: Probe | None = None) -> StoredWeights:
-        """Store the weights that training starts from, like `put`. `announce` compares later ones with them."""
-        weights, probe = publishable(weights), probe or _probe_of(weights)
-        self._started_from = model_shapes(weights)
-        return self.put(weights, probe)
+    def start(self, weights: "Weights | TensorStream", probe: Probe | None = None) -> StoredWeights:
+        """Store the weights that training starts from, like `put`. `announce` compares later ones with them.
 
-    def put(self, weights: Weights, probe: Probe | None = None) -> StoredWeights:
-        """Store a model, a state dict, or a folder's weights: a safetensors file, shards with an index, or an adapter.
+        No other trainer may hold the run.
+        """
+        self._place.clear()
+        content, probe = prepare(weights, probe)
+        self._started_from = folder_shapes(content) if isinstance(content, Path) else shapes_of(content.described)
+        return self.put(content, probe)
+
+    def put(self, weights: "Weights | TensorStream", probe: Probe | None = None) -> StoredWeights:
+        """Store a model, a state dict, or a folder's weights: safetensors files, or an adapter.
 
         With transport `path`, a folder is announced in place and must stay until newer weights are published.
         Workers compare their engines with `probe`, by default that of a model; folders and state dicts have none.
         Raises `WeightsError`, and `ConfigError` for a model or state dict without a folder to write to.
         """
-        weights, probe = publishable(weights), probe or _probe_of(weights)
-        if isinstance(weights, Path):
+        content, probe = prepare(weights, probe)
+        if isinstance(content, Path):
             self._deltas.forget()
-            return self._place.put_folder(weights, probe)
-        return self._put_bytes(to_safetensors(weights), probe)
+            return self._place.put_folder(content, probe)
+        with self._place.unfinished(content.size_bytes) as folder:
+            write_model(folder, content, max_file_bytes=self._max_file_bytes)
+            return self._put_model(folder, probe)
 
-    def _put_bytes(self, data: bytes, probe: Probe | None) -> StoredWeights:
-        """Store the bytes of a safetensors file, as a delta unless a complete copy is due."""
-        if not self._deltas.is_complete_due:  # otherwise nobody needs the digest yet, which takes time
-            manifest = describe_bytes({WEIGHTS_FILE: data}).encode()
-            if delta := self._deltas.encode(data, digest_of(manifest)):
-                return self._put_delta(delta, data, manifest, probe)
-        stored = self._place.put_model(data, probe)
-        self._note(Chain(complete=stored.uri, digest=stored.digest), data, len(data))
+    def _put_model(self, folder: Path, probe: Probe | None) -> StoredWeights:
+        """Store the model that was written to a folder, as a delta unless a complete copy is due."""
+        manifest = describe_folder(folder).encode()
+        files = [mapped(path) for path in weight_files(folder)]
+        if delta := self._deltas.encode(files, digest_of(manifest)):
+            return self._put_delta(delta, files, manifest, probe)
+        stored = self._place.put_model(folder, manifest, probe)
+        self._note(Chain(complete=stored.uri, digest=stored.digest), files, sum(map(len, files)))
         return stored
 
-    def _put_delta(self, delta: Delta, data: bytes, manifest: bytes, probe: Probe | None) -> StoredWeights:
+    def _put_delta(
+        self, delta: Delta, files: Sequence[mmap.mmap], manifest: bytes, probe: Probe | None
+    ) -> StoredWeights:
         uri = self._place.delta_uri(delta.sha256, len(delta.data))
         chain = delta.at(uri)
         stored = record_chain(self._buffer, manifest, chain, kept=self._kept, probe=probe)
@@ -100,31 +108,30 @@ class WeightPublisher:
             log.info("weights %s are live already: nothing was stored", stored.digest[:12])
             return stored
         self._place.put_delta(uri, memoryview(delta.data))
-        self._note(chain, data, len(delta.data))
+        self._note(chain, files, len(delta.data))
         return stored
 
-    def _note(self, chain: Chain, data: bytes, moved: int) -> None:
-        """The version that `chain` leads to has been stored, for `moved` bytes."""
-        self._deltas.note(chain, data)
+    def _note(self, chain: Chain, files: Sequence[mmap.mmap], moved: int) -> None:
+        """The version that `chain` leads to, whose files these are, has been stored for `moved` bytes."""
+        self._deltas.note(chain, files)
         self.stored_bytes += moved
         kind = f"delta {len(chain.deltas)}" if chain.deltas else "complete"
-        log.info("weights %s stored (%s): %d bytes for %d", chain.versions[-1][:12], kind, moved, len(data))
+        log.info("weights %s stored (%s): %d bytes for %d", chain.versions[-1][:12], kind, moved, sum(map(len, files)))
 
-    def announce(self, weights: Weights, version: int, probe: Probe | None = None) -> StoredWeights:
+    def announce(self, weights: "Weights | TensorStream", version: int, probe: Probe | None = None) -> StoredWeights:
         """Store weights like `put`, or offer them as `version` for a broadcast; call `send` once they are published.
 
         Raises `WeightsError` also for tensors of other names or shapes than those that training started from.
         """
-        content = publishable(weights)
-        if self._started_from is not None and not isinstance(content, Path):
-            check_format(content, self._started_from)
-        probe = probe or _probe_of(weights)
+        content, probe = prepare(weights, probe)
+        if self._started_from is not None and isinstance(content, TensorStream):
+            check_format(content.described, self._started_from)
         if self._sender is None:
             return self.put(content, probe)
         if isinstance(content, Path):
             self._sender.forget()
             return self.put(content, probe)
-        return self._sender.announce(shared_once(content), version, probe)
+        return self._sender.announce(dict(content), version, probe)
 
     def send(self) -> None:
         """Broadcast the announced weights to engines that do not have them. Call it after publishing them."""
@@ -141,12 +148,3 @@ class WeightPublisher:
         keep_weights(self._buffer)
         if self._sender is not None:
             self._sender.keep()
-
-
-def _probe_of(weights: Weights) -> Probe | None:
-    """The probe of a model. One that `publishable` refuses is not run: its forward pass may wait for other ranks."""
-    if not is_model(weights):
-        return None
-    from rollq.consumer.weights.probe import probe_of  # needs torch
-
-    return probe_of(weights)

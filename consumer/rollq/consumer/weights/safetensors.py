@@ -1,47 +1,48 @@
-"""Writes weights as safetensors files and as Hugging Face folders. torch is imported only when tensors are written."""
+"""Writes weights as safetensors files, tensor by tensor, and as Hugging Face folders.
+
+Invariant: writing takes the memory of one tensor, whatever the size of the files. The bytes of a file follow from its
+tensors alone.
+"""
 
 import shutil
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rollq.buffer.durable import atomic_folder
-from rollq.buffer.weights.manifest import WEIGHTS_FILE
+import orjson
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.manifest import INDEX_FILE, WEIGHTS_FILE
+from rollq.consumer.weights.tensor_stream import TensorStream
 
 _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
 
 
-def to_safetensors(tensors: Mapping[str, Any]) -> bytes:
-    """Serialise a state dict (name -> torch tensor), tensors that share memory once, as a safetensors file."""
-    from safetensors.torch import save
+def write_model(folder: Path, stream: TensorStream, *, max_file_bytes: int, config_from: Path | None = None) -> None:
+    """Write model.safetensors into an existing folder, or shards of `max_file_bytes` and their index.
 
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in shared_once(tensors).items()}
-    return save(kept, metadata={"format": "pt"})
-
-
-def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep only the first of tensors that share memory (tied embeddings), as `save_pretrained` does."""
-    seen: set[tuple[int, int]] = set()
-    kept: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        identity = (tensor.data_ptr(), tensor.numel())
-        if tensor.numel() and identity in seen:
-            continue
-        seen.add(identity)
-        kept[name] = tensor
-    return kept
-
-
-def write_model(folder: Path, weights: bytes, config_from: Path | None = None) -> Path:
-    """Write `folder`/model.safetensors, with the configuration and tokenizer files of `config_from` beside it.
-
-    An existing `folder` is replaced. It appears complete or not at all.
+    A larger tensor has a shard of its own. The configuration and tokenizer files of `config_from` come beside them.
     """
-    with atomic_folder(folder) as unfinished:
-        if config_from is not None:
-            copy_config(config_from, unfinished)
-        (unfinished / WEIGHTS_FILE).write_bytes(weights)
-    return folder
+    if config_from is not None:
+        copy_config(config_from, folder)
+    shards = _shards(stream.described, max_file_bytes)
+    if len(shards) == 1:
+        write_tensors(folder / WEIGHTS_FILE, stream)
+        return
+    stem, count = WEIGHTS_FILE.removesuffix(".safetensors"), len(shards)
+    files = [f"{stem}-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    _write({folder / file: shard for file, shard in zip(files, shards, strict=True)}, stream)
+    index = {
+        "metadata": {"total_size": stream.size_bytes},
+        "weight_map": {name: file for file, shard in zip(files, shards, strict=True) for name in shard},
+    }
+    (folder / INDEX_FILE).write_bytes(orjson.dumps(index, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
+
+
+def write_tensors(path: Path, stream: TensorStream) -> None:
+    """Write all tensors of a stream into one safetensors file."""
+    _write({path: stream.described}, stream)
 
 
 def copy_config(source: Path, folder: Path) -> None:
@@ -49,3 +50,70 @@ def copy_config(source: Path, folder: Path) -> None:
     for path in source.iterdir():
         if path.is_file() and path.suffix not in _NOT_CONFIG and not path.name.endswith(".index.json"):
             shutil.copyfile(path, folder / path.name)
+
+
+def _shards(described: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
+    """Divide tensors into shards of at most `most` bytes, in their order."""
+    shards: list[dict[str, Any]] = [{}]
+    size = 0
+    for name, tensor in described.items():
+        if shards[-1] and size + tensor.nbytes > most:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    return shards
+
+
+def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> None:
+    """Write the headers of all files, and then each tensor to its place, as it comes."""
+    places: dict[str, tuple[Path, int]] = {}
+    for path, described in files.items():
+        header, offsets = _layout(described)
+        path.write_bytes(header)
+        places |= {name: (path, len(header) + offset) for name, offset in offsets.items()}
+    for name, tensor in stream:
+        path, offset = places.pop(name)
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(_bytes(tensor))
+        del tensor  # before the next one is gathered
+    if places:
+        raise WeightsError(f"tensor {min(places)!r} was announced by transformers, and did not come")
+
+
+def _layout(described: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
+    """The header of a safetensors file, with its length, and where the bytes of each tensor begin after it.
+
+    Wide numbers come first, so that all are aligned.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offsets, end = {}, 0
+    for name, tensor in sorted(described.items(), key=lambda named: (-named[1].element_size(), named[0])):
+        offsets[name], end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _dtype_name(tensor.dtype),
+            "shape": list(tensor.shape),
+            "data_offsets": [offsets[name], end],
+        }
+    encoded = orjson.dumps(header)
+    encoded += b" " * (-len(encoded) % 8)
+    return len(encoded).to_bytes(8, "little") + encoded, offsets
+
+
+@cache
+def _dtype_name(dtype: Any) -> str:
+    """The name that safetensors has for a dtype of torch, such as `BF16`."""
+    import torch
+    from safetensors.torch import save
+
+    empty = save({"tensor": torch.empty(0, dtype=dtype)})
+    name: str = orjson.loads(empty[8 : 8 + int.from_bytes(empty[:8], "little")])["tensor"]["dtype"]
+    return name
+
+
+def _bytes(tensor: Any) -> memoryview:
+    import torch
+
+    raw = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(raw.numpy())

@@ -1,0 +1,197 @@
+"""The tensors of weights as they are written: whole, one after the other, under the names that they have in files.
+
+Invariant: of a model that is sharded over ranks, a rank holds the parts of one tensor of its files at a time, besides
+its own shards. All ranks gather the same tensors in the same order, whatever happens on rank 0.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.probe import Probe, tolerance_of
+from rollq.consumer.weights.checkpoint_format import (
+    Weights,
+    check_whole,
+    divide_model,
+    is_model,
+    is_sharded,
+    untied,
+)
+
+
+class TensorStream:
+    """Named tensors to write, which exist one after the other.
+
+    `described` has them all, on torch's meta device: their names, dtypes and shapes. Iterate once.
+    """
+
+    def __init__(self, described: Mapping[str, Any], tensors: Iterator[tuple[str, Any]]) -> None:
+        self.described = described
+        self._tensors = tensors
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Yield each name and its whole tensor on rank 0, and nothing on other ranks."""
+        return self._tensors
+
+    def take_part(self) -> None:
+        """Gather what is left, for the ranks that wait for this one."""
+        for _ in self._tensors:
+            pass
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.described.values())
+
+
+Content: TypeAlias = Path | TensorStream
+"""Weights as they are published: those of a folder, or tensors to write."""
+
+
+@contextmanager
+def gathering(
+    weights: Weights, probe: Probe | None, *, rank: int, dtype: str | None = None
+) -> Iterator[tuple[Content, Probe | None]]:
+    """Yield weights as `prepare` does, also those of a sharded model, on rank 0; all ranks enter.
+
+    Other ranks take part in the gathering before they get anything, which they are not to use.
+    """
+    if not (is_model(weights) and any(map(is_sharded, weights.parameters()))):
+        yield (Path(), None) if rank != 0 else prepare(weights, probe, dtype=dtype)
+        return
+    probe = probe or _probe_of(weights)
+    stream = model_stream(weights, rank=rank, dtype=dtype)
+    if rank != 0:
+        stream.take_part()
+    try:
+        yield stream, _rounded(probe, dtype)
+    finally:
+        stream.take_part()
+
+
+def prepare(
+    weights: "Weights | TensorStream", probe: Probe | None, *, dtype: str | None = None
+) -> tuple[Content, Probe | None]:
+    """The content of weights of one process, and their probe: that of a model is computed.
+
+    With `dtype`, floating-point numbers of models and state dicts are rounded to it, and the probe allows for that; a
+    folder stays as it is. Raises `WeightsError` for what is no weights, and for sharded tensors.
+    """
+    if isinstance(weights, Path | TensorStream):
+        return weights, probe
+    if isinstance(weights, Mapping):
+        check_whole(weights)
+        return tensor_stream(weights, dtype=dtype), _rounded(probe, dtype)
+    if not is_model(weights):
+        raise WeightsError(
+            f"cannot publish a {type(weights).__name__}: publish a transformers.PreTrainedModel (the one inside, if it "
+            "is wrapped), a state dict, or the Path of a folder"
+        )
+    check_whole(weights.state_dict())  # before the forward pass of a probe, which would wait for other ranks
+    return model_stream(weights, dtype=dtype), _rounded(probe or _probe_of(weights), dtype)
+
+
+def tensor_stream(tensors: Mapping[str, Any], *, rank: int = 0, dtype: str | None = None) -> TensorStream:
+    """The tensors of a state dict, which may be sharded: as they are, and those that share memory once."""
+    kept = {name: tensor.detach() for name, tensor in shared_once(tensors).items()}
+    described = {name: _described(tensor, dtype) for name, tensor in kept.items()}
+    return TensorStream(described, gather(kept.items(), rank=rank, dtype=dtype))
+
+
+def model_stream(model: Any, *, rank: int = 0, dtype: str | None = None) -> TensorStream:
+    """The tensors of a model, which may be sharded, as `save_pretrained` names and divides them.
+
+    With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
+    """
+    kept = untied(model, _once(model), _is_equal_here)
+    precise = _kept_precise(model, dtype)
+    dtypes = {name: None if any(part in name for part in precise) else dtype for name in kept}
+    parts = divide_model(model, {name: _described(tensor, dtypes[name]) for name, tensor in kept.items()})
+
+    def tensors() -> Iterator[tuple[str, Any]]:
+        for part in parts:
+            whole: dict[str, Any] = {}
+            for name in part.sources:
+                whole |= gather([(name, kept[name])], rank=rank, dtype=dtypes[name])
+            if rank == 0:
+                yield from part.convert(whole).items()
+
+    described = {name: tensor for part in parts for name, tensor in part.described.items()}
+    return TensorStream(described, tensors())
+
+
+def gather(tensors: Iterable[tuple[str, Any]], *, rank: int, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield each named tensor, whole, on rank 0, and nothing on other ranks. All ranks call it.
+
+    Those that were sharded are on the CPU. With `dtype`, floats of 16 bits or more are rounded to it, before they
+    travel between ranks.
+    """
+    for name, tensor in tensors:
+        rounded = tensor.detach().to(_dtype_in_file(tensor, dtype))
+        whole = rounded.full_tensor() if is_sharded(rounded) else rounded
+        if rank == 0:
+            yield name, whole.cpu() if is_sharded(rounded) else whole
+
+
+def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep only the first of tensors that share memory (tied embeddings), as `save_pretrained` does."""
+    seen: set[tuple[int, int]] = set()
+    kept: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if not is_sharded(tensor):
+            identity = (tensor.data_ptr(), tensor.numel())
+            if tensor.numel() and identity in seen:
+                continue
+            seen.add(identity)
+        kept[name] = tensor
+    return kept
+
+
+def _once(model: Any) -> dict[str, Any]:
+    """The state dict of a model, with each parameter under its first name only."""
+    every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    repeated = set(every) - {name for name, _ in model.named_parameters()}
+    return shared_once({name: tensor for name, tensor in model.state_dict().items() if name not in repeated})
+
+
+def _is_equal_here(tensor: Any, other: Any) -> bool:
+    """Whether tensors are equal, as far as this rank has them."""
+    if is_sharded(tensor):
+        return bool(tensor.to_local().equal(other.to_local()))
+    return bool(tensor.equal(other))
+
+
+def _described(tensor: Any, dtype: str | None) -> Any:
+    import torch
+
+    return torch.empty(tensor.shape, dtype=_dtype_in_file(tensor, dtype), device="meta")
+
+
+def _dtype_in_file(tensor: Any, dtype: str | None) -> Any:
+    import torch
+
+    if dtype is None or not tensor.is_floating_point() or tensor.element_size() < 2:
+        return tensor.dtype
+    return getattr(torch, dtype)
+
+
+def _kept_precise(model: Any, dtype: str | None) -> set[str]:
+    """Parts of the names of tensors that transformers loads in float32 although a model is loaded in `dtype`."""
+    kept = set(model._keep_in_fp32_modules_strict or ()) if dtype in ("bfloat16", "float16") else set()
+    return kept | set(model._keep_in_fp32_modules or ()) if dtype == "float16" else kept
+
+
+def _probe_of(model: Any) -> Probe:
+    from rollq.consumer.weights.probe import probe_of  # needs torch
+
+    return probe_of(model)
+
+
+def _rounded(probe: Probe | None, dtype: str | None) -> Probe | None:
+    """The probe of weights that are rounded to `dtype`: engines may be off by as much as with that dtype."""
+    if probe is None or dtype is None:
+        return probe
+    return replace(probe, dtype=max(probe.dtype, dtype, key=tolerance_of))

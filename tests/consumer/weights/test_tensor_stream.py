@@ -1,0 +1,201 @@
+"""Weights are written tensor by tensor, into one file or into shards that Hugging Face's loaders read."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+from safetensors.torch import load_file, save
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from rollq.buffer.buffer import Buffer
+from rollq.buffer.errors import WeightsError
+from rollq.buffer.weights.chain import is_chain
+from rollq.buffer.weights.loading import load_weights
+from rollq.buffer.weights.manifest import INDEX_FILE, weight_files
+from rollq.buffer.weights.store import StoredWeights
+from rollq.consumer.settings import Transport
+from rollq.consumer.weights.checkpoint_format import divide_model
+from rollq.consumer.weights.publisher import WeightPublisher
+from rollq.consumer.weights.safetensors import write_model, write_tensors
+from rollq.consumer.weights.tensor_stream import TensorStream, model_stream, tensor_stream
+from rollq.workers.engines.transformers.weights import copy_weights, read_weights
+from support.tiny_qwen3 import tiny_qwen3
+from support.untrained_models import FAMILIES, make_model
+
+FILE_BYTES = 20_000
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def read_all(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for path in weight_files(folder) for name, tensor in load_file(path).items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].equal(tensor), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_one_file_has_the_bytes_that_the_library_writes(dtype: torch.dtype, tmp_path: Path) -> None:
+    state = make_model("llama", dtype).state_dict()
+    write_model(tmp_path, tensor_stream(state), max_file_bytes=1 << 30)
+    (path,) = tmp_path.iterdir()
+    assert path.read_bytes() == save(state, {"format": "pt"})
+
+
+@every_family
+def test_shards_load_as_the_model_of_any_family(family: str, tmp_path: Path) -> None:
+    """In transformers, and in a worker's engine."""
+    model = make_model(family)
+    model.config.save_pretrained(tmp_path)
+    write_model(tmp_path, model_stream(model), max_file_bytes=FILE_BYTES)
+    index = orjson.loads((tmp_path / INDEX_FILE).read_bytes())
+    files = sorted(set(index["weight_map"].values()))
+    count = len(files)
+    assert count > 3
+    assert files == [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    assert not (tmp_path / "model.safetensors").exists()
+    for file in files:
+        tensors = load_file(tmp_path / file)
+        assert {name for name, at in index["weight_map"].items() if at == file} == tensors.keys()
+        assert sum(tensor.nbytes for tensor in tensors.values()) <= FILE_BYTES or len(tensors) == 1
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in read_all(tmp_path).values())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert_same(loaded.state_dict(), model.state_dict())
+    served = make_model(family)
+    with torch.no_grad():
+        for parameter in served.parameters():
+            parameter.zero_()
+    copy_weights(read_weights(tmp_path, served), served)
+    assert_same(served.state_dict(), model.state_dict())
+
+
+@every_family
+def test_each_tensor_in_memory_is_converted_by_itself(family: str) -> None:
+    model = make_model(family)
+    described = {name: torch.empty_like(tensor, device="meta") for name, tensor in model.state_dict().items()}
+    assert all(len(part.sources) == 1 for part in divide_model(model, described))
+
+
+def test_tensors_that_a_conversion_joins_are_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where files have one tensor for query, key and value."""
+
+    def joined(_: object, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        rest = {name: tensor for name, tensor in tensors.items() if ".mlp." not in name}
+        for layer in (0, 1):
+            halves = [tensors.get(f"model.layers.{layer}.mlp.{half}_proj.weight") for half in ("gate", "up")]
+            if present := [half for half in halves if half is not None]:
+                rest[f"model.layers.{layer}.mlp.gate_up.weight"] = torch.cat(present)
+        return rest
+
+    model = tiny_qwen3()
+    state = {name: tensor for name, tensor in model.state_dict().items() if "down_proj" not in name}
+    monkeypatch.setattr("transformers.core_model_loading.revert_weight_conversion", joined)
+    described = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
+    parts = divide_model(model, described)
+    assert [part.sources for part in parts if len(part.sources) > 1] == [
+        tuple(f"model.layers.{layer}.mlp.{half}_proj.weight" for half in ("gate", "up")) for layer in (0, 1)
+    ]
+    found: dict[str, torch.Tensor] = {}
+    for part in parts:
+        found |= part.convert({name: state[name] for name in part.sources})
+    assert_same(found, joined(model, state))
+
+
+def test_one_tensor_is_alive_at_a_time(tmp_path: Path) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    described = {f"t{number}": torch.empty(1000, device="meta") for number in range(5)}
+
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        for name in described:
+            gc.collect()
+            assert not [one for one in alive if one() is not None]
+            tensor = torch.ones(1000)
+            alive.append(weakref.ref(tensor))
+            yield name, tensor
+            del tensor
+
+    write_model(tmp_path, TensorStream(described, tensors()), max_file_bytes=FILE_BYTES)
+    assert len(alive) == len(described)
+
+
+def test_a_tensor_that_does_not_come_is_an_error(tmp_path: Path) -> None:
+    described = {name: torch.empty(4, device="meta") for name in ("a", "b")}
+    with pytest.raises(WeightsError, match="tensor 'b' was announced by transformers, and did not come"):
+        write_tensors(tmp_path / "file", TensorStream(described, iter([("a", torch.ones(4))])))
+
+
+@pytest.mark.parametrize("transport", ["redis", "path"])
+def test_deltas_of_shards_give_every_bit(transport: Transport, buffer: Buffer, tmp_path: Path) -> None:
+    buffer.create_run()
+    model, worker = tiny_qwen3(), tmp_path / "worker"
+    publisher = WeightPublisher(buffer, transport, tmp_path / "shared", 3, full_every=4, max_file_bytes=FILE_BYTES)
+    epoch = None
+    for version in range(6):
+        change(model, version)
+        stored = publisher.put(model)
+        assert is_chain(stored.uri) == (version % 4 != 0)
+        if epoch is None:
+            epoch = buffer.begin_epoch(trainer_id="t", launch_id="l", from_step=0, uri=stored.uri, digest=stored.digest)
+        else:
+            buffer.publish(epoch, version, uri=stored.uri, digest=stored.digest)
+        for into in (worker, tmp_path / f"late-{version}"):
+            folder = load_weights(buffer, *stored, into=into)
+            assert (folder / INDEX_FILE).exists()
+            assert_same(read_all(folder), model.state_dict())
+
+
+def change(model: PreTrainedModel, version: int) -> None:
+    """A few values; the norms stay as they are."""
+    torch.manual_seed(version)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter[torch.rand(parameter.shape) < 0.02] *= 1.01
+
+
+def test_what_a_killed_trainer_left_unfinished_is_removed_at_the_next_start(buffer: Buffer, tmp_path: Path) -> None:
+    buffer.create_run()
+    model, shared = tiny_qwen3(), tmp_path / "shared"
+    others = [shared / f".weights-{run}.unfinished-{'a' * 8}" for run in ("other", f"{buffer.run}-2")]
+    left = shared / f".weights-{buffer.run}.unfinished-{'a' * 8}"
+    for folder in (*others, left):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"half")
+    stored = WeightPublisher(buffer, "path", shared, 3).start(model)
+    assert not left.exists()
+    assert {path.as_uri() for path in shared.iterdir()} == {stored.uri, *(other.as_uri() for other in others)}
+
+
+def test_a_failure_leaves_nothing_behind(buffer: Buffer, tmp_path: Path) -> None:
+    buffer.create_run()
+    described = {name: torch.empty(4, device="meta") for name in ("a", "b")}
+    for transport in ("path", "redis"):
+        publisher = WeightPublisher(buffer, transport, tmp_path / "shared", 3)
+        with pytest.raises(WeightsError, match="did not come"):
+            publisher.put(TensorStream(described, iter([("a", torch.ones(4))])))
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_a_model_that_is_too_large_for_redis_is_refused_before_it_is_gathered(buffer: Buffer) -> None:
+    buffer.create_run()
+
+    stream = TensorStream({"large": torch.empty(1 << 28, device="meta")}, iter(()))
+    with pytest.raises(WeightsError, match="weights of 1024 MiB are too large for Redis"):
+        WeightPublisher(buffer, "redis", None, 3).put(stream)
+
+
+def test_the_bytes_of_a_stored_model_do_not_depend_on_how_it_is_stored(buffer: Buffer, tmp_path: Path) -> None:
+    buffer.create_run()
+    model = tiny_qwen3()
+    found: list[StoredWeights] = [
+        WeightPublisher(buffer, transport, tmp_path / "shared", 3, max_file_bytes=FILE_BYTES).put(model)
+        for transport in ("path", "redis")
+    ]
+    assert found[0].digest == found[1].digest
