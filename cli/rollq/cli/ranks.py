@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from rollq.buffer.errors import ConfigError, RollqError
 from rollq.cli.signals import forward_signals
+from rollq.consumer.launch import LAUNCHER
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def _start(rank: int, arguments: Sequence[str], common: Mapping[str, str]) -> "s
     # in a new session: the terminal sends Ctrl-C to the launcher alone, which passes it on once
     return subprocess.Popen(
         [sys.executable, "-m", "rollq.consumer.launch", *arguments],
-        env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank), LAUNCHER: str(os.getpid())},
         start_new_session=True,
     )
 

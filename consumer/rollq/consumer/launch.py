@@ -1,18 +1,24 @@
 """One rank of `rollq train`: `torchrun --nproc-per-node 8 -m rollq.consumer.launch rollq.toml`.
 
-It takes the arguments of `rollq train`, and ends with its launcher, however that ends.
+It takes the arguments of `rollq train`, and ends with its launcher, however that ends. `rollq train --ranks` names its
+process in the environment variable `LAUNCHER`, in case it ends before this one has begun. torchrun does not: ranks that
+begin without it find no store to meet in, and fail.
 """
 
+import os
 import signal
 import sys
 from importlib.metadata import entry_points
 
 from rollq.buffer.store.server_guard import die_with_parent
 
+LAUNCHER = "ROLLQ_LAUNCHER"
+"""Name of the environment variable with the process id of the launcher."""
+
 
 def main() -> None:
     """Run the command `rollq train` with the arguments of this process."""
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, int(os.environ.pop(LAUNCHER, os.getppid())))
     sys.argv[1:1] = ["train"]
     entry_points(group="console_scripts")["rollq"].load()()
 

@@ -20,12 +20,17 @@ from types import FrameType
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(number: int) -> None:
-    """On Linux, have this process get the signal `number` when its parent dies; elsewhere, do nothing."""
+def die_with_parent(number: int, parent: int) -> None:
+    """On Linux, have this process get the signal `number` when its parent dies; elsewhere, do nothing.
+
+    `parent` is the process id of the parent. If that one has died already, the signal comes at once.
+    """
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), number)
 
 
 def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:
@@ -39,7 +44,7 @@ def main(grace_s: int, config_bytes: int, lock_fd: int, binary: str) -> int:
         stdout=sys.stderr,
         pass_fds=(lock_fd,),
         env={**os.environ, "LC_ALL": "C"},
-        preexec_fn=partial(die_with_parent, signal.SIGTERM),
+        preexec_fn=partial(die_with_parent, signal.SIGTERM, os.getpid()),
     )
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

@@ -29,7 +29,7 @@ MAX_REASON = 2000
 
 def serve() -> None:
     """Answer calls until the input ends."""
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL, os.getppid())  # one that is gone already has closed the input
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to a whole process tree: the parent decides when to end
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, not inherited by what a judge starts
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
