@@ -92,6 +92,7 @@ def test_targets_that_match_nothing_are_refused() -> None:
         ({"transport": "nccl", "device": "cuda"}, "transport 'nccl' sends whole models"),
         ({"record_dir": "record"}, "record_dir keeps whole models"),
         ({"replay_experts": True}, "replay_experts trains routers"),
+        ({"publish_dtype": "bfloat16"}, "publish_dtype rounds whole models"),
     ],
 )
 def test_settings_that_need_whole_models_are_refused(

@@ -151,7 +151,7 @@ class Consumer(Iterator[Batch]):
                 scratch=settings.weights_dir,
                 sender=make_sender(buffer, settings),
             )
-            with gathering(weights, probe, rank=settings.rank) as (content, known):
+            with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as (content, known):
                 epoch = begin_epoch(buffer, settings, lambda: publisher.start(content, known), resume_from, lineage)
             annotator = archive and Annotator(archive, run, buffer.incarnation, epoch.epoch, settings.rank)
             return cls(buffer, epoch, sizes, settings, publisher, annotator or None)
@@ -291,8 +291,9 @@ class Consumer(Iterator[Batch]):
         `weights` is a `transformers.PreTrainedModel`, published under the names and shapes that `save_pretrained`
         writes; a state dict (name -> torch tensor), published as it is: convert one of a model with
         `to_checkpoint_format`; or a folder with model.safetensors, shards and their index, or a LoRA adapter. Dtypes
-        are kept. A model that FSDP has sharded is gathered on rank 0, tensor by tensor, while all ranks are in this
-        call.
+        are kept, unless `publish_dtype` is set: models and state dicts are then rounded to it. A model that FSDP has
+        sharded is gathered on rank 0, tensor by tensor, while all ranks are in this call; no rank ever holds it whole,
+        except with transport `nccl`.
 
         `probe` holds the trainer's logprobs of a few prompts under these weights: workers compare their engines' with
         them before they lease a group. A model's is computed here; for other weights see `probe_of`.
@@ -309,8 +310,9 @@ class Consumer(Iterator[Batch]):
                 "pass the step of the batch that these weights have learned from last"
             )
         before = self._publisher.stored_bytes
-        with gathering(weights, probe, rank=self._settings.rank) as (content, probe):
-            if self._settings.rank == 0:
+        settings = self._settings
+        with gathering(weights, probe, rank=settings.rank, dtype=settings.publish_dtype) as (content, probe):
+            if settings.rank == 0:
                 self._publish(content, step, probe)
         return self._publisher.stored_bytes - before
 

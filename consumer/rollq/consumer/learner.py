@@ -62,8 +62,8 @@ class Learner:
         self._reference = _load(settings.model, settings, ranks) if needs_reference and not settings.lora else None
 
     def start_weights(self, checkpoint: Checkpoint | None) -> Weights:
-        """The weights that training starts from, as a folder. All ranks call it."""
-        if self._settings.lora:
+        """The weights that training starts from: a folder, or the model where it is rounded. All ranks call it."""
+        if self._settings.lora or self._settings.publish_dtype:
             return self.weights(0 if checkpoint is None else checkpoint.step)
         return self._settings.model if checkpoint is None else checkpoint.folder
 

@@ -76,6 +76,11 @@ class ClientSettings(Settings):
         le=MAX_DELTAS,
         description="publish a complete copy every n-th time, and deltas in between; 1: always complete",
     )
+    publish_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        default=None,
+        description="dtype that weights are rounded to as they are published, except for folders; default: they keep "
+        "theirs",
+    )
     max_file_bytes: int = Field(
         default=MAX_FILE_BYTES,
         gt=0,
@@ -235,6 +240,8 @@ class TrainerSettings(ClientSettings):
             raise ValueError("record_dir keeps whole models: leave it out with [trainer.lora]")
         if self.replay_experts:
             raise ValueError("replay_experts trains routers: leave it out with [trainer.lora]")
+        if self.publish_dtype is not None:
+            raise ValueError("publish_dtype rounds whole models: leave it out with [trainer.lora]")
         return self
 
     @model_validator(mode="after")

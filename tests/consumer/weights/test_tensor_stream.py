@@ -76,6 +76,38 @@ def test_shards_load_as_the_model_of_any_family(family: str, tmp_path: Path) -> 
     assert_same(served.state_dict(), model.state_dict())
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@every_family
+def test_rounded_weights_are_those_of_torch_except_where_transformers_keeps_float32(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    model, dtype = make_model(family), getattr(torch, name)
+    model.save_pretrained(tmp_path / "whole")
+    write_model(tmp_path, model_stream(model, dtype=name), max_file_bytes=1 << 30)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=dtype).state_dict()
+    precise = {name for name, tensor in loaded.items() if tensor.dtype == torch.float32}
+    assert bool(precise) == (family == "deepseek_v3" or (family, name) == ("gpt_oss", "float16"))
+    expected = {
+        name: tensor if name in precise else tensor.to(dtype) for name, tensor in read_all(tmp_path / "whole").items()
+    }
+    assert_same(read_all(tmp_path), expected)
+
+
+def test_only_floats_of_16_bits_and_more_are_rounded(tmp_path: Path) -> None:
+    state = {
+        "double": torch.randn(3, dtype=torch.float64),
+        "half": torch.randn(3).to(torch.float16),
+        "fp8": torch.randn(3).to(torch.float8_e4m3fn),
+        "count": torch.arange(3),
+    }
+    write_model(tmp_path, tensor_stream(state, dtype="bfloat16"), max_file_bytes=1 << 30)
+    found = read_all(tmp_path)
+    assert found["double"].equal(state["double"].to(torch.bfloat16))
+    assert found["half"].equal(state["half"].to(torch.bfloat16))
+    assert found["fp8"].view(torch.uint8).equal(state["fp8"].view(torch.uint8))
+    assert found["count"].equal(state["count"])
+
+
 @every_family
 def test_each_tensor_in_memory_is_converted_by_itself(family: str) -> None:
     model = make_model(family)
