@@ -1,7 +1,8 @@
 """Ranks of the reference trainer, each in a process that can be made to kill itself at a chosen moment.
 
 `python -m support.trainer_rank URL RUN SETTINGS [MOMENT CALLS]`: SETTINGS as JSON. MOMENT is a key of `MOMENTS` with
-`before` or `after`, such as `before publish`; the process dies at the call with the number CALLS.
+`before` or `after`, such as `before publish`; the process dies at the call with the number CALLS. With the environment
+variable GATHERED, a folder, rank 0 puts the weights of each checkpoint there as torch gathers them.
 """
 
 import os
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from rollq.buffer.buffer import Buffer
 from rollq.consumer import checkpoints, trainer
@@ -67,8 +71,16 @@ class Kill(NamedTuple):
     calls: int
 
 
-def run_ranks(world_size: int, url: str, run: str, settings: TrainerSettings, kill: Kill | None = None) -> list[int]:
-    """Run all ranks; when one fails, kill the others. Returns their exit statuses."""
+def run_ranks(
+    world_size: int,
+    url: str,
+    run: str,
+    settings: TrainerSettings,
+    kill: Kill | None = None,
+    *,
+    gathered: Path | None = None,
+) -> list[int]:
+    """Run all ranks; when one fails, kill the others. Returns their exit statuses. `gathered`: folder of GATHERED."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -79,6 +91,7 @@ def run_ranks(world_size: int, url: str, run: str, settings: TrainerSettings, ki
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(world_size),
+        **({} if gathered is None else {"GATHERED": str(gathered)}),
     }
     ranks = []
     for rank in range(world_size):
@@ -102,12 +115,12 @@ def run_ranks(world_size: int, url: str, run: str, settings: TrainerSettings, ki
 
 
 @contextmanager
-def filled(url: str, run: str, model: Path, folder: Path, steps: int) -> Iterator[Buffer]:
+def filled(url: str, run: str, model: Path, folder: Path, steps: int, *, tied: bool = False) -> Iterator[Buffer]:
     """A run with the groups of `steps` steps, all of version 0, so that its batches do not depend on who dies when."""
     with Buffer.connect(url, run) as buffer:
         make_run(buffer, max_staleness=steps, max_uncheckpointed_steps=steps)
         with Consumer.connect(url, run=run, weights=model, settings=ConsumerSettings(transport="redis")):
-            HandWorker(buffer, tiny_qwen3(), folder).produce(2 * steps)
+            HandWorker(buffer, tiny_qwen3(tied=tied), folder).produce(2 * steps)
         yield buffer
 
 
@@ -134,11 +147,29 @@ def _arm(moment: str, calls: int) -> None:
     setattr(owner, attribute, dying)
 
 
+def _gather_into(folder: Path) -> None:
+    """Have each checkpoint's weights gathered whole, by torch itself, as `folder`/<step>.safetensors."""
+    real = checkpoints.save_checkpoint
+
+    def saving(output: Path, step: int, lineage: str, model: Any, *more: Any, rank: int, **options: Any) -> Any:
+        whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state: dict[str, Any] = (
+            get_model_state_dict(model, options=whole) if dist.is_initialized() else model.state_dict()
+        )
+        if rank == 0:
+            save_file({name: tensor.clone() for name, tensor in state.items()}, folder / f"{step}.safetensors")
+        return real(output, step, lineage, model, *more, rank=rank, **options)
+
+    setattr(trainer, "save_checkpoint", saving)  # noqa: B010 - for mypy
+
+
 def main() -> None:
     """Train as one rank."""
     url, run, settings, *kill = sys.argv[1:]
     if kill:
         _arm(kill[0], int(kill[1]))
+    if folder := os.environ.get("GATHERED"):
+        _gather_into(Path(folder))
     trainer.train(url, run, TrainerSettings.model_validate_json(settings))
 
 

@@ -292,8 +292,8 @@ class Consumer(Iterator[Batch]):
         writes; a state dict (name -> torch tensor), published as it is: convert one of a model with
         `to_checkpoint_format`; or a folder with model.safetensors, shards and their index, or a LoRA adapter. Dtypes
         are kept, unless `publish_dtype` is set: models and state dicts are then rounded to it. A model that FSDP has
-        sharded is gathered on rank 0, tensor by tensor, while all ranks are in this call; no rank holds it whole, except
-        with transport `nccl`.
+        sharded is gathered on rank 0, tensor by tensor, while all ranks are in this call; no rank holds it whole,
+        except with transport `nccl`.
 
         `probe` holds the trainer's logprobs of a few prompts under these weights: workers compare their engines' with
         them before they lease a group. A model's is computed here; for other weights see `probe_of`.
