@@ -1,6 +1,6 @@
 """Peak memory of rank 0 while it writes a model that FSDP2 shards over two ranks: as a whole, and tensor by tensor.
 
-Each way runs in two processes of its own, over gloo.
+Each way runs in two new processes, over gloo.
 """
 
 import subprocess
@@ -53,7 +53,7 @@ def measure(quick: bool) -> list[Result]:
 
 
 def _run(way: str, layers: int) -> list[float]:
-    """What rank 0 prints."""
+    """The numbers that rank 0 prints."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.publication", way, str(layers), folder]
         ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(RANKS)]

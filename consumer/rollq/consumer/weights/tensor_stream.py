@@ -78,7 +78,7 @@ def prepare(
     """The content of weights of one process, and their probe: that of a model is computed.
 
     With `dtype`, floating-point numbers of models and state dicts are rounded to it, and the probe allows for that; a
-    folder stays as it is. Raises `WeightsError` for what is no weights, and for sharded tensors.
+    folder stays as it is. Raises `WeightsError` for what is not weights, and for sharded tensors.
     """
     if isinstance(weights, Path | TensorStream):
         return weights, probe
