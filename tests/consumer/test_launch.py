@@ -1,4 +1,4 @@
-"""A rank ends with its launcher, also with one that was gone before the rank had begun."""
+"""A rank ends with its launcher, also with one that was gone before the rank had started."""
 
 import signal
 import subprocess

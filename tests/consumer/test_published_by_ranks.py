@@ -1,4 +1,4 @@
-"""What a trainer publishes is what one process publishes, whatever the number of its ranks.
+"""A trainer publishes what one process publishes, whatever the number of its ranks.
 
 Gradients of several ranks differ from those of one process in their last bits, since they are summed in another order.
 So names and files are compared with those of one process, and values, bit by bit, with the run's own weights as torch

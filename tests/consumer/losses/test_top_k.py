@@ -99,7 +99,7 @@ def test_steps_bring_the_policy_to_its_teacher() -> None:
     def distance() -> float:
         others = token_logprobs(model, micro, others=top.ids).others
         assert others is not None
-        return float((others.exp() - top.logprobs.exp()).abs().max())
+        return float((others.detach().exp() - top.logprobs.exp()).abs().max())
 
     before = distance()
     for _ in range(60):
