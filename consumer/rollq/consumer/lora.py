@@ -39,7 +39,9 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ConfigError(f"[trainer.lora] targets = {settings.targets!r}: {error}") from error
-    config.target_modules = sorted(config.target_modules)  # all that match; as a set, its file would differ each time
+    config.target_modules = sorted(
+        config.target_modules or ()
+    )  # all that match; as a set, its file would differ each time
     model.rollq_adapter = config
     for parameter in _adapter(model).values():
         parameter.data = parameter.data.to(model.dtype)
