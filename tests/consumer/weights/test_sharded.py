@@ -30,7 +30,7 @@ def test_the_ranks_of_a_sharded_model_publish_the_file_of_one_process(
     ]
     for rank in ranks:
         rank.start()
-    wait_until(lambda: buffer.live_model() is not None or not all(rank.is_alive() for rank in ranks))
+    wait_until(lambda: buffer.clock("math").epoch > 0 or not all(rank.is_alive() for rank in ranks))
     World(buffer).complete(2)
     for rank in ranks:
         rank.join(PATIENCE_S)
