@@ -43,6 +43,7 @@ def check_figures(results: Path) -> None:
         "fleet",
         "ranks",
         "logprobs",
+        "publication",
         "watching",
         "bystanders",
         "archive",
