@@ -71,6 +71,14 @@ class Row:
         return math.sqrt((self.deviation**2 + Row(self.at_zero, None).deviation ** 2) / 2)
 
     @property
+    def paired(self) -> float | None:
+        """Standard deviation over the seeds of each seed's difference from bound 0, which had the same model."""
+        if self.at_zero is None:
+            return None
+        at_zero = {cell.seed: cell.held_out for cell in self.at_zero}
+        return deviation([cell.held_out - at_zero[cell.seed] for cell in self.cells if cell.seed in at_zero])
+
+    @property
     def verdict(self) -> str:
         """Whether the difference is within one pooled standard deviation; a higher reward is said to be one."""
         if self.difference is None or self.pooled is None:
@@ -85,6 +93,10 @@ def deviation(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def _signed(value: float | None, sign: str = "+") -> str:
+    return "" if value is None else format(value, f"{sign}.3f")
+
+
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
     """A row per learning rate, loss and bound, in the order of their first cells."""
     groups: dict[tuple[float, str, int], list[Outcome]] = {}
@@ -96,23 +108,27 @@ def rows(outcomes: Sequence[Outcome]) -> list[Row]:
 def table(found: Sequence[Row]) -> str:
     """Format rows as a Markdown table."""
     lines = [
-        "| loss | bound | held-out reward | against 0 | pooled deviation | verdict | staleness of tokens | "
-        "least effective sample size | clipped | largest gradient norm | KL, nats |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "| loss | bound | held-out reward | against 0 | pooled deviation | verdict | deviation by seed | "
+        "staleness of tokens | least effective sample size | clipped | largest gradient norm | KL, nats |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
         cell, cells = row.cells[0], row.cells
-        against = "" if row.difference is None else f"{row.difference:+.4f}"
-        pooled = "" if row.pooled is None else f"{row.pooled:.4f}"
-        staleness = statistics.mean(each.mean_staleness for each in cells)
-        least = min(each.least_sample_size for each in cells)
-        clipped = statistics.mean(each.mean_clipped for each in cells)
-        norm = max(each.largest_gradient_norm for each in cells)
-        kl = statistics.mean(each.mean_kl for each in cells)
-        lines.append(
-            f"| `{cell.loss}` | {cell.max_staleness} | {row.mean:.3f} ± {row.deviation:.3f} | {against} | {pooled} | "
-            f"{row.verdict} | {staleness:.2f} | {least:.2f} | {clipped:.2%} | {norm:.2f} | {kl:.4f} |"
-        )
+        columns = [
+            f"`{cell.loss}`",
+            str(cell.max_staleness),
+            f"{row.mean:.3f} ± {row.deviation:.3f}",
+            _signed(row.difference),
+            _signed(row.pooled, ""),
+            row.verdict,
+            _signed(row.paired, ""),
+            f"{statistics.mean(each.mean_staleness for each in cells):.2f}",
+            f"{min(each.least_sample_size for each in cells):.2f}",
+            f"{statistics.mean(each.mean_clipped for each in cells):.2%}",
+            f"{max(each.largest_gradient_norm for each in cells):.2f}",
+            f"{statistics.mean(each.mean_kl for each in cells):.4f}",
+        ]
+        lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines)
 
 

@@ -47,6 +47,7 @@ def test_a_cell_is_compared_with_staleness_0_by_the_pooled_deviation(stale: list
     assert row.difference == pytest.approx(sum(stale) / 2 - 0.84)
     assert row.pooled == pytest.approx(0.02 * 2**0.5)  # both have this deviation
     assert row.verdict == verdict
+    assert row.paired == pytest.approx(0)  # each seed differs by as much
     assert (high.verdict, high.deviation) == ("", 0.0)  # nothing at this learning rate has bound 0
 
 
@@ -65,7 +66,7 @@ def test_results_replace_the_last_section_and_keep_the_plan(tmp_path: Path) -> N
     assert text.startswith("# Title\n\n## Plan\n\nWords.\n\n## Results\n\nParity: in 20 steps")
     assert "old" not in text
     assert "by at most 2e-05 nats" in text
-    assert "| `ppo` | 4 | 0.700 ± 0.000 | -0.1000 | 0.0000 | **lower** |" in text
+    assert "| `ppo` | 4 | 0.700 ± 0.000 | -0.100 | 0.000 | **lower** | 0.000 |" in text
     assert "At learning rate 0.002:" in text
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
     assert [cell["held_out"] for cell in orjson.loads((tmp_path / "frontier.json").read_bytes())] == [0.8, 0.7, 0.2]
