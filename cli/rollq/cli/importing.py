@@ -126,7 +126,7 @@ def _check_logprobs(settings: "RollqSettings", task: str, found: str, without_lo
             )
         return
     loss = settings.trainer.loss
-    if loss.absent_logprobs == "refuse" and task not in loss.sft:
+    if loss.absent_logprobs == "refuse" and task not in loss.need_no_logprobs:
         raise ConfigError(
             f'{found}, and the loss in [trainer] needs them: set absent_logprobs = "current" in [trainer.loss] for '
             "ratios of 1, or name the task in sft to imitate it, and restart the trainer if it runs"

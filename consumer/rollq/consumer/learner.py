@@ -162,7 +162,7 @@ class Learner:
             arrays=arrays,
             whole_samples=self._settings.loss.needs_whole_samples,
         )
-        return [leave_out_absent(micro, self._settings.loss) for micro in found]
+        return leave_out_absent(batch, found, self._settings.loss)
 
     def _on_device(self, micro: MicroBatch, batch: Batch) -> MicroBatch:
         has_images = any(batch.groups[index].prompt.images for index in batch.share_groups)
@@ -190,7 +190,8 @@ class Learner:
         if not loss.distillation:
             return {}
         if loss.distilled_tokens == "top_k":
-            return {"teacher_top": teacher_top_logprobs(batch, micro, loss.distillation)}
+            vocabulary = self.model.config.get_text_config().vocab_size
+            return {"teacher_top": teacher_top_logprobs(batch, micro, loss.distillation, vocabulary=vocabulary)}
         return {"teacher_logprobs": teacher_logprobs(batch, micro, loss.distillation)}
 
     def _reference_logprobs(self, micro: MicroBatch) -> torch.Tensor | None:

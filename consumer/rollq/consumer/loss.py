@@ -6,14 +6,17 @@ them (`sum_gradients`), or average them, as DDP and FSDP do.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
+from rollq.buffer.shards import task_of
+from rollq.consumer.batch import Batch
 from rollq.consumer.losses.aggregation import token_weights
 from rollq.consumer.losses.components import distillation, distillation_top_k, imitation
 from rollq.consumer.losses.compose import policy_terms
@@ -21,7 +24,7 @@ from rollq.consumer.losses.samples import sample_sums
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.micro_batch import MicroBatch
-from rollq.consumer.sequences import BatchCounts
+from rollq.consumer.sequences import BatchCounts, TokenSequence
 from rollq.consumer.teacher import ABSENT, TopLogprobs
 from rollq.consumer.token_logprobs import token_logprobs
 
@@ -107,18 +110,31 @@ def policy_loss(
     return loss
 
 
-def leave_out_absent(micro: MicroBatch, settings: LossSettings) -> tuple[MicroBatch, Counter[str]]:
+def leave_out_absent(
+    batch: Batch, micro_batches: Sequence[MicroBatch], settings: LossSettings
+) -> list[tuple[MicroBatch, Counter[str]]]:
     """Mask the samples that were inserted without logprobs which the loss needs; they stay in the denominators.
 
-    Returns the micro-batch without them, and how many loss tokens were left out, by task.
+    `micro_batches` are those of this rank's share of `batch`. A sample is left out as a whole, also where only one of
+    its segments lacks logprobs. Returns each micro-batch without them, and how many loss tokens it lost, by task.
     """
-    if settings.absent_logprobs == "current":
+    share = [batch.sequences[index] for index in batch.share]
+    absent = {sequence.sample for sequence in share if _lacks(sequence, settings)}
+    return [_without(micro, absent) for micro in micro_batches]
+
+
+def _lacks(sequence: TokenSequence, settings: LossSettings) -> bool:
+    """Whether loss tokens of a sequence lack a logprob that the loss needs."""
+    if settings.absent_logprobs == "current" or task_of(sequence.task) in settings.need_no_logprobs:
+        return False
+    return bool(np.isnan(sequence.logprobs[sequence.loss_mask]).any())
+
+
+def _without(micro: MicroBatch, samples: Collection[int]) -> tuple[MicroBatch, Counter[str]]:
+    """A micro-batch without the loss tokens of these samples, and how many they were, by task."""
+    masked = micro.loss_mask & torch.isin(micro.sample_index, micro.sample_index.new_tensor(list(samples)))
+    if not masked.any():
         return micro, Counter()
-    lacking = _lacking(micro, settings)
-    if not lacking.any():
-        return micro, Counter()
-    samples = micro.sample_index[micro.loss_mask][lacking]
-    masked = micro.loss_mask & torch.isin(micro.sample_index, samples)
     tasks = list(micro.task_counts)
     left_out = Counter(tasks[index] for index in micro.task_index[masked].tolist())
     return replace(micro, loss_mask=micro.loss_mask & ~masked), left_out
@@ -133,19 +149,15 @@ ABSENT_REMEDY = (
 def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: LossSettings) -> torch.Tensor:
     """The behaviour logprobs of the loss tokens, float32 [n]; where they are absent, the detached `new` ones."""
     behaviour = micro.behaviour_logprobs[micro.loss_mask]
-    if settings.absent_logprobs == "refuse" and _lacking(micro, settings).any():
-        raise InvalidGroup(
-            "the micro-batch has samples that were inserted without logprobs, and the loss compares with them: "
-            f"{ABSENT_REMEDY}; rollq.consumer.loss.leave_out_absent(micro, settings) leaves them out"
-        )
-    return torch.where(behaviour.isnan(), new.detach(), behaviour)
-
-
-def _lacking(micro: MicroBatch, settings: LossSettings) -> torch.Tensor:
-    """Whether the loss tokens lack a logprob that the loss needs, bool [n]."""
-    absent = micro.behaviour_logprobs[micro.loss_mask].isnan()
-    is_imitated = _is_of(micro, settings.sft)
-    return absent if is_imitated is None else absent & ~is_imitated
+    absent = behaviour.isnan()
+    if settings.absent_logprobs == "refuse":
+        spared = _is_of(micro, dict.fromkeys(settings.need_no_logprobs, 1.0))
+        if (absent if spared is None else absent & ~spared).any():
+            raise InvalidGroup(
+                "the micro-batch has samples that were inserted without logprobs, and the loss compares with them: "
+                f"{ABSENT_REMEDY}; rollq.consumer.loss.leave_out_absent(batch, micro_batches, settings) leaves them out"
+            )
+    return torch.where(absent, new.detach(), behaviour)
 
 
 def _check_whole(micro: MicroBatch, samples: torch.Tensor) -> None:

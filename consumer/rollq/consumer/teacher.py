@@ -49,16 +49,19 @@ def teacher_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) ->
     return torch.from_numpy(np.concatenate(found)).to(micro.loss_mask.device)
 
 
-def teacher_top_logprobs(batch: Batch, micro: MicroBatch, tasks: Collection[str]) -> TopLogprobs:
+def teacher_top_logprobs(
+    batch: Batch, micro: MicroBatch, tasks: Collection[str], *, vocabulary: int | None = None
+) -> TopLogprobs:
     """The teacher's likeliest tokens at the loss tokens of `tasks` in a micro-batch of `batch`; none at the others.
 
-    Raises as `teacher_logprobs` does. k is the largest in the micro-batch.
+    Raises as `teacher_logprobs` does, and `InvalidGroup` for tokens that a `vocabulary` of this size does not have. k
+    is the largest in the micro-batch.
     """
     found = []
     for sequence in _trained(batch, micro):
         tokens = int(sequence.loss_mask.sum())
         if task_of(sequence.task) in tasks and tokens:
-            found.append(_top_of(sequence))
+            found.append(_top_of(sequence, vocabulary))
         else:
             found.append((np.zeros((tokens, 0), np.int64), np.zeros((tokens, 0), np.float32)))
     most = max((ids.shape[1] for ids, _ in found), default=0)
@@ -91,7 +94,7 @@ def _of(sequence: TokenSequence) -> Float32Array:
     return np.concatenate([np.zeros(sequence.prompt_tokens, np.float32), logprobs])
 
 
-def _top_of(sequence: TokenSequence) -> tuple[npt.NDArray[np.int64], Float32Array]:
+def _top_of(sequence: TokenSequence, vocabulary: int | None) -> tuple[npt.NDArray[np.int64], Float32Array]:
     """The teacher's likeliest tokens at the loss tokens, [n, k], and their logprobs."""
     ids = np.asarray(_array(sequence, TEACHER_TOP_IDS, _TOP_K))
     logprobs = np.asarray(_array(sequence, TEACHER_TOP_LOGPROBS, _TOP_K), np.float32)
@@ -105,6 +108,11 @@ def _top_of(sequence: TokenSequence) -> tuple[npt.NDArray[np.int64], Float32Arra
         )
     if not np.isfinite(logprobs).all():
         raise InvalidGroup(f"{_name(sequence)} has logprobs in {TEACHER_TOP_LOGPROBS!r} that are not finite")
+    if vocabulary is not None and ids.max(initial=0) >= vocabulary:
+        raise InvalidGroup(
+            f"{_name(sequence)} has token {ids.max()} of the teacher in {TEACHER_TOP_IDS!r}, and the model has "
+            f"{vocabulary} tokens: both need the same tokenizer"
+        )
     kept = sequence.loss_mask[sequence.prompt_tokens :]
     return ids.astype(np.int64)[kept], logprobs[kept]
 

@@ -187,8 +187,7 @@ def test_a_task_that_is_imitated_has_a_denominator_of_its_own() -> None:
     for samples in (1, 7):
         batch = Batch.build(1, [*sampled, demonstrations(samples)])
         micro_batches = batch.micro_batches(40)
-        for micro in micro_batches:
-            assert leave_out_absent(micro, settings) == (micro, {})
+        assert leave_out_absent(batch, micro_batches, settings) == [(micro, {}) for micro in micro_batches]
         found.append(gradient(micro_batches, settings))
     torch.testing.assert_close(*found, rtol=0, atol=1e-6)  # more demonstrations do not weigh more
     [micro], model = Batch.build(1, [demonstrations(2)]).micro_batches(100), Bigram()
@@ -307,7 +306,7 @@ def test_without_its_task_in_sft_absent_logprobs_are_refused_with_that_remedy() 
 def test_samples_that_lack_logprobs_are_left_out_and_stay_in_the_denominators(preset: str) -> None:
     settings = LossSettings(preset=preset)
     sampled, mixed = random_groups(5), Batch.build(1, [*random_groups(5), demonstrations(4)])
-    left = [leave_out_absent(micro, settings) for micro in mixed.micro_batches(60)]
+    left = leave_out_absent(mixed, mixed.micro_batches(60), settings)
     assert sum((tokens for _, tokens in left), Counter()) == {"demos": 12}
     found = gradient([micro for micro, _ in left], settings)
     alone = Batch.build(1, sampled)
@@ -319,17 +318,18 @@ def test_samples_that_lack_logprobs_are_left_out_and_stay_in_the_denominators(pr
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_a_sample_whose_second_segment_lacks_logprobs_is_left_out_where_samples_are_compared_as_a_whole() -> None:
-    settings = LossSettings(preset="gspo")
+@pytest.mark.parametrize("tokens", [100, 4])
+def test_a_sample_whose_second_segment_lacks_logprobs_is_left_out_as_a_whole(tokens: int) -> None:
     half = make_sample(make_segment([1], [2, 3]), make_segment([1], [4, 5], logprobs=[np.nan] * 2))
     batch = Batch.build(1, [make_group(half, make_sample(make_segment([1], [6]), reward=0.0))])
-    [(micro, left_out)] = [leave_out_absent(micro, settings) for micro in batch.micro_batches(100)]
-    assert (int(micro.loss_mask.sum()), left_out.total()) == (1, 4)
+    found = leave_out_absent(batch, batch.micro_batches(tokens), LossSettings())
+    assert sum(int(micro.loss_mask.sum()) for micro, _ in found) == 1
+    assert sum(left_out.total() for _, left_out in found) == 4
 
 
 def test_a_sample_that_is_left_out_needs_no_teacher() -> None:
     settings = LossSettings(distillation={"demos": 1.0, "chat": 1.0})
     batch = Batch.build(1, [taught(2), demonstrations(2), taught(1)])
-    [(micro, left_out)] = [leave_out_absent(micro, settings) for micro in batch.micro_batches(100)]
+    [(micro, left_out)] = leave_out_absent(batch, batch.micro_batches(100), settings)
     assert left_out == {"demos": 6}
     assert len(teacher_logprobs(batch, micro, settings.distillation)) == int(micro.loss_mask.sum()) == 9

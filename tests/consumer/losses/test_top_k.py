@@ -1,6 +1,7 @@
 """Distillation on the likeliest tokens of a teacher, in the loss and in the trainer."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 from rollq.buffer.errors import ConfigError, InvalidGroup
-from rollq.buffer.rollouts import Group
+from rollq.buffer.rollouts import Group, absent_logprobs
 from rollq.consumer.batch import Batch
 from rollq.consumer.learner import Learner
-from rollq.consumer.loss import policy_loss
+from rollq.consumer.loss import leave_out_absent, policy_loss
 from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.ranks import Ranks
@@ -132,6 +133,23 @@ def test_tokens_of_a_teacher_that_do_not_fit_are_refused(arrays: dict[str, Any],
     assert teacher_top_logprobs(batch, batch.to_torch(), ["other"]).ids.shape == (6, 0)
     with pytest.raises(InvalidGroup, match=message):
         teacher_top_logprobs(batch, batch.to_torch(), ["chat"])
+
+
+def test_a_token_that_the_model_does_not_have_is_refused() -> None:
+    batch = Batch.build(1, [taught()])
+    assert teacher_top_logprobs(batch, batch.to_torch(), ["chat"], vocabulary=29).ids.shape == (6, 3)
+    with pytest.raises(InvalidGroup, match=r"has token 28 of the teacher.*the model has 28 tokens: both need the same"):
+        teacher_top_logprobs(batch, batch.to_torch(), ["chat"], vocabulary=28)
+
+
+def test_samples_without_logprobs_are_distilled_as_the_others() -> None:
+    group = taught()
+    absent = [replace(one, segments=(replace(one.segments[0], logprobs=absent_logprobs(4)),)) for one in group.samples]
+    batch = Batch.build(1, [replace(group, samples=tuple(absent))])
+    [(micro, left_out)] = leave_out_absent(batch, batch.micro_batches(100), SETTINGS)
+    assert left_out == {}
+    assert_equal(gradients(tiny_qwen3(), batch, SETTINGS), gradients(tiny_qwen3(), Batch.build(1, [group]), SETTINGS))
+    assert int(micro.loss_mask.sum()) == 6
 
 
 def test_without_a_teacher_it_is_refused() -> None:

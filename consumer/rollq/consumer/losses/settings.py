@@ -181,6 +181,11 @@ class LossSettings(Settings):
         return {**self.sft, **self.distillation}
 
     @property
+    def need_no_logprobs(self) -> frozenset[str]:
+        """The tasks whose loss does not compare with the logprobs of the engine."""
+        return frozenset(self.sft if self.distilled_tokens == "sampled" else self.components)
+
+    @property
     def takes_old_logprobs(self) -> bool:
         """Whether the surrogate has an old policy beside the one that sampled."""
         return "old_logprobs" in _OF_SURROGATE[self.surrogate]
