@@ -26,7 +26,7 @@ def world(fresh_server_of_each_kind: EmbeddedServer, run_name: str) -> Iterator[
 
 def fill_up(world: World) -> None:
     world.buffer.client.config_set("maxmemory", "1mb")
-    assert world.buffer.memory_fraction() > 1
+    assert world.buffer.memory().share > 1
 
 
 def test_a_full_server_admits_nothing_and_drains(world: World) -> None:

@@ -166,6 +166,7 @@ def test_workers_that_refuse_weights_say_why() -> None:
 def test_a_full_server_is_named_as_the_reason(fraction: float, named: bool) -> None:
     text = explain_wait(SHORT, [counts()], {"w0": {}}, Fullness(fraction))
     assert (f"the server's memory is full to {fraction:.0%} of maxmemory" in text) is named
+    assert ("is a producer running" in text) is not named
 
 
 def test_a_wait_quotes_the_last_error() -> None:

@@ -8,8 +8,9 @@ from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import LastError
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase
-from rollq.monitor.diagnosis import MOST_ERROR, State, diagnose
+from rollq.monitor.diagnosis import State, diagnose
 from rollq.monitor.status import RunStatus
+from rollq.monitor.trainer_words import MOST_ERROR
 from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
 
 HELD = {Status.COMPLETED: 3, Status.GATHERED: 29}
@@ -24,7 +25,9 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     "no trainer and no producer yet": (
         run_status(task_status(producer_silent_s=None), trainer=None, model=None),
         "starting: no trainer has started; nobody produces\n"
-        "to do: 1. start the trainer: `rollq train`; 2. start the producer: `rollq produce`",
+        "to do:\n"
+        "  1. start the trainer: `rollq train`\n"
+        "  2. start the producer: `rollq produce`",
     ),
     "a trainer that loads": (
         run_status(trainer=trainer_state(None)),
@@ -47,14 +50,14 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "the bound holds production back": (
         run_status(task_status(statuses={Status.COMPLETED: 32})),
-        "training: the trainer has been training step 41 for 12 s; all workers are idle; production is held"
-        " by the staleness bound until version 41 is published",
+        "training: the trainer has been training step 41 for 12 s; production is held by the staleness bound "
+        "until version 41 is published; all workers are idle",
     ),
     "a batch that lacks groups while the bound holds": (
         run_status(CODE, task_status("math", {Status.COMPLETED: 16}), trainer=waiting({"code": (3, 16)})),
-        "starving: the trainer has waited 12 s for step 41: task code has 3 of 16; all workers are idle; "
-        "production of task code is held by the staleness bound until version 41 is published; nothing of "
-        "task math is scheduled\n"
+        "starving: production of task code is held by the staleness bound until version 41 is published; nothing "
+        "of task math is scheduled; all workers are idle; the trainer has waited 12 s for step 41: task code has "
+        "3 of 16 groups\n"
         "to do: look at the producer's log: does it find prompts of task math?",
     ),
     "an offline task that is empty": (
@@ -63,8 +66,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status("demos", {Status.COMPLETED: 1}, offline=True, producer_silent_s=None),
             trainer=waiting({"demos": (1, 16)}),
         ),
-        "starving: the trainer has waited 12 s for step 41: task demos has 1 of 16; task demos is filled by "
-        "imports alone; 4 groups in generation on 1 worker\n"
+        "starving: task demos is filled by imports alone; 4 groups in generation on 1 worker; the trainer has "
+        "waited 12 s for step 41: task demos has 1 of 16 groups\n"
         "to do: import more into task demos: `rollq import`; or take it out of this batch: `rollq retire demos "
         "--from-step 41`",
     ),
@@ -74,9 +77,9 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"gpu0": worker(state="paused")},
         ),
-        "paused: the trainer has waited 12 s for step 41: task math has 0 of 16; the only worker is paused, and 80 "
-        "groups are pending\n"
-        "to do: let it work: `rollq resume --worker gpu0`",
+        "paused: the only worker is paused; 80 groups of task math are pending; the trainer has waited 12 s for "
+        "step 41: task math has 0 of 16 groups\n"
+        "to do: if this is no longer wanted: `rollq resume --worker gpu0`",
     ),
     "one of two workers is paused": (
         run_status(
@@ -84,7 +87,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"gpu0": worker(state="paused"), "gpu1": worker(4)},
         ),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; 4 groups in generation on 2 workers",
+        "starving: 4 groups in generation on 2 workers; the trainer has waited 12 s for step 41: task math has 0 "
+        "of 16 groups",
     ),
     "groups wait for an archiver that is at work": (
         run_status(
@@ -103,7 +107,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (5, 16)}),
             workers={"w1": worker(11)},
         ),
-        "starving: the trainer has waited 12 s for step 41: task math has 5 of 16; 11 groups in generation on 1 worker",
+        "starving: 11 groups in generation on 1 worker; the trainer has waited 12 s for step 41: task math has 5 "
+        "of 16 groups",
     ),
     "stragglers": (
         run_status(
@@ -111,13 +116,13 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=replace(waiting({"math": (20, 16)}), stragglers={"math": 2}),
             workers={"w1": worker(2)},
         ),
-        "starving: the trainer has waited 12 s for step 41; 2 groups in generation on 1 worker; it also "
-        "waits for 2 of them, which would be too old at the next step",
+        "starving: 2 groups in generation on 1 worker; the trainer has waited 12 s for step 41: 2 groups in "
+        "generation would be too old at the next step",
     ),
     "no workers": (
         run_status(task_status(statuses={Status.PENDING: 32}), trainer=waiting({"math": (0, 16)}), workers={}),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker is alive, and "
-        "32 groups are pending\n"
+        "starving: no worker is alive; 32 groups of task math are pending; the trainer has waited 12 s for step "
+        "41: task math has 0 of 16 groups\n"
         "to do: start a worker: `rollq work`",
     ),
     "workers that died": (
@@ -126,14 +131,14 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"w1": worker(condition="dead"), "w2": worker(condition="dead"), "w3": worker(condition="silent")},
         ),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker is alive, and "
-        "4 groups are pending; 1 worker is silent; 2 workers are dead\n"
+        "starving: no worker is alive; 4 groups of task math are pending; the trainer has waited 12 s for step "
+        "41: task math has 0 of 16 groups; 1 worker is silent; 2 workers are dead\n"
         "to do: start a worker: `rollq work`",
     ),
     "workers that take nothing": (
         run_status(task_status(statuses={Status.PENDING: 4}), trainer=waiting({"math": (0, 16)})),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 "
-        "pending groups: all workers are idle",
+        "starving: no worker takes the 4 pending groups: all workers are idle; the trainer has waited 12 s for "
+        "step 41: task math has 0 of 16 groups",
     ),
     "a worker that refuses weights": (
         run_status(
@@ -141,8 +146,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             trainer=waiting({"math": (0, 16)}),
             workers={"w1": worker(refused_weights="version 40:\n too large")},
         ),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; no worker takes the 4 "
-        "pending groups: all workers are idle; worker w1 refuses the weights: version 40: too large",
+        "starving: worker w1 refuses the weights: version 40: too large; no worker takes the 4 pending groups: "
+        "all workers are idle; the trainer has waited 12 s for step 41: task math has 0 of 16 groups",
     ),
     "the trainer waits for the archive": (
         run_status(
@@ -155,8 +160,8 @@ CASES: dict[str, tuple[RunStatus, str]] = {
     ),
     "no producer": (
         run_status(task_status(producer_silent_s=45.0), trainer=waiting({"math": (0, 16)})),
-        "starving: the trainer has waited 12 s for step 41: task math has 0 of 16; all workers are idle; "
-        "nobody produces for 45 s\n"
+        "starving: nobody produces for 45 s; all workers are idle; the trainer has waited 12 s for step 41: task "
+        "math has 0 of 16 groups\n"
         "to do: start the producer: `rollq produce`",
     ),
     "a hook that ended production": (
@@ -164,12 +169,12 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status(statuses={Status.COMPLETED: 3}, control="done", control_reason="its hook said so"),
             trainer=waiting({"math": (3, 16)}),
         ),
-        "starving: the trainer has waited 12 s for step 41: task math has 3 of 16; all workers are idle; "
-        "production of task math has ended: its hook said so",
+        "starving: production of task math has ended: its hook said so; all workers are idle; the trainer has "
+        "waited 12 s for step 41: task math has 3 of 16 groups",
     ),
     "what the trainer lacked is there": (
         run_status(MATH, trainer=waiting({"math": (15, 16)}), workers={"w1": worker(4)}),
-        "training: the trainer has been training step 41 for 0.0 s; 4 groups in generation on 1 worker",
+        "training: the trainer has been training step 41 for 0.5 s; 4 groups in generation on 1 worker",
     ),
     "the trainer has moved on since its last word": (
         run_status(MATH, trainer=waiting({"math": (1, 16)}, step=39), workers={"w1": worker(4)}),
@@ -189,9 +194,9 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             task_status("math", control="pause", control_reason="for the night"),
             trainer=waiting({"math": (0, 16)}),
         ),
-        "paused: tasks code, math set to pause: for the night; the trainer has waited 12 s for step 41: "
-        "task math has 0 of 16\n"
-        "to do: let production continue: `rollq resume`",
+        "paused: tasks code, math set to pause: for the night; the trainer has waited 12 s for step 41: task math"
+        " has 0 of 16 groups\n"
+        "to do: if the pause is no longer wanted: `rollq resume`",
     ),
     "a judge that raises": (
         run_status(
@@ -200,48 +205,135 @@ CASES: dict[str, tuple[RunStatus, str]] = {
             ),
             trainer=waiting({"math": (0, 16)}),
         ),
-        "failing: none of the last 12 groups of task math is worth training: 12 have failed and 0 were "
-        "filtered out so far, the last one with judge: KeyError: 'answer'; the trainer has waited 12 s for "
-        "step 41: task math has 0 of 16\n"
-        "to do: mend the cause; workers load their code when they start",
+        "failing: none of the last 12 groups of task math is worth training: 12 have failed and 0 were filtered "
+        "out so far, the last one with judge: KeyError: 'answer'; the trainer has waited 12 s for step 41: task "
+        "math has 0 of 16 groups\n"
+        "to do:\n"
+        "  1. mend the cause\n"
+        "  2. restart every worker: until then it runs the old code and settings",
     ),
     "production that was stopped": (
         run_status(task_status(control="stopped", control_reason="2 of 64 groups"), trainer=waiting({"math": (0, 16)})),
-        "failing: production of task math has stopped: 2 of 64 groups; the trainer has waited 12 s for step"
-        " 41: task math has 0 of 16\n"
-        "to do: 1. mend the cause; workers load their code when they start; 2. let production continue: "
-        "`rollq resume`",
+        "failing: production of task math has stopped: 2 of 64 groups; the trainer has waited 12 s for step 41: "
+        "task math has 0 of 16 groups\n"
+        "to do:\n"
+        "  1. mend the cause\n"
+        "  2. restart every worker: until then it runs the old code and settings\n"
+        "  3. let production continue: `rollq resume`",
     ),
     "a full server": (
         run_status(trainer=waiting({"math": (3, 16)}), fullness=Fullness(0.87)),
-        "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted from "
-        "80% on; the trainer has waited 12 s for step 41: task math has 3 of 16\n"
-        "to do: raise maxmemory, or save checkpoints more often: what is trained stays until then",
+        "memory full: the server's memory is full to 87% of maxmemory, and no new groups are admitted from 80% "
+        "on; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
+        "to do: raise maxmemory, if the machine has more: `redis-cli CONFIG SET maxmemory BYTES`, and in its "
+        "configuration file",
     ),
     "a trainer that was killed": (
         run_status(trainer=trainer_state(silent_s=45.0, lease_left_s=0.0, for_s=57.0)),
-        "trainer gone: nothing has been heard of the trainer for 45 s; its last word was training, step 41;"
-        " its lease is over\n"
-        "to do: start the trainer again: `rollq train` continues from its last checkpoint; should the old "
-        "one still run, it is shut out",
+        "trainer gone: nothing has been heard of the trainer for 45 s; it was then training step 41; its lease is"
+        " over\n"
+        "to do: start the trainer again: `rollq train` continues from its checkpoint of step 30; an old trainer "
+        "that still runs can no longer write then",
     ),
     "a trainer that has just been killed": (
         run_status(trainer=trainer_state(silent_s=15.0, lease_left_s=15.0)),
-        "trainer gone: nothing has been heard of the trainer for 15 s; its last word was training, step 41;"
-        " its lease holds for 15 s\n"
-        "to do: start the trainer again: `rollq train` continues from its last checkpoint; should the old "
-        "one still run, it is shut out",
+        "trainer gone: nothing has been heard of the trainer for 15 s; it was then training step 41; its lease "
+        "holds for 15 s\n"
+        "to do: start the trainer again: `rollq train` continues from its checkpoint of step 30; an old trainer "
+        "that still runs can no longer write then",
+    ),
+    "a full server stopped the trainer": (
+        run_status(
+            task_status(statuses={Status.ARCHIVED: 160}),
+            trainer=trainer_state(TrainerPhase.FAILED, error="ProductionStalled: no batch for step 41: ..."),
+            fullness=Fullness.of_memory(98 * 2**20, 100 * 2**20),
+        ),
+        "memory full: the server's memory is full to 98% of maxmemory (98 MiB of 100 MiB), and no new groups are "
+        "admitted from 80% on; because of that the trainer failed at step 41\n"
+        "to do:\n"
+        "  1. raise maxmemory, if the machine has more: `redis-cli CONFIG SET maxmemory 200mb`, and in its "
+        "configuration file\n"
+        "  2. start the trainer again: `rollq train` continues from its checkpoint of step 30\n"
+        "  3. against a next time, save checkpoints more often, with a smaller `checkpoint_every`: trained groups"
+        " stay in memory until the next one",
+    ),
+    "groups fill what they may take": (
+        run_status(MATH, fullness=Fullness.of_groups(900, 10, 1000, "payloads.max_buffer_bytes")),
+        "memory full: groups take 90% of payloads.max_buffer_bytes, with those that are on their way (900 B of "
+        "1,000 B), and no new groups are admitted from 80% on; the trainer has been training step 41 for 12 s\n"
+        "to do: raise payloads.max_buffer_bytes in the settings file, and restart the producer and the trainer",
+    ),
+    "production that was stopped, and the trainer with it": (
+        run_status(
+            task_status(control="stopped", control_reason="every one failed", checkpoint=0),
+            trainer=trainer_state(TrainerPhase.FAILED, error="ProductionStopped: no batch for step 41: ..."),
+            workers={},
+        ),
+        "failing: production of task math has stopped: every one failed; because of that the trainer failed at "
+        "step 41\n"
+        "to do:\n"
+        "  1. mend the cause\n"
+        "  2. let production continue: `rollq resume`\n"
+        "  3. start the trainer again: `rollq train` begins anew, as no checkpoint is known\n"
+        "  4. start a worker: `rollq work`",
+    ),
+    "production that was stopped, and a trainer that failed by itself": (
+        run_status(
+            task_status(control="stopped", control_reason="every one failed"),
+            trainer=trainer_state(TrainerPhase.FAILED, error="OSError: disk full"),
+        ),
+        "failing: production of task math has stopped: every one failed; the trainer failed at step 41 with "
+        "OSError: disk full\n"
+        "to do:\n"
+        "  1. mend the cause\n"
+        "  2. restart every worker: until then it runs the old code and settings\n"
+        "  3. let production continue: `rollq resume`\n"
+        "  4. start the trainer again: `rollq train` continues from its checkpoint of step 30",
+    ),
+    "a trainer that was killed within a second after its last word": (
+        run_status(
+            task_status(statuses={Status.CLAIMED: 16}),
+            trainer=trainer_state(step=39, silent_s=45.0, lease_left_s=0.0, for_s=46.0),
+        ),
+        "trainer gone: nothing has been heard of the trainer for 45 s; it was then training step 41; its lease is"
+        " over\n"
+        "to do: start the trainer again: `rollq train` continues from its checkpoint of step 30; an old trainer "
+        "that still runs can no longer write then",
+    ),
+    "a trainer that was killed between two steps": (
+        run_status(trainer=trainer_state(step=39, silent_s=45.0, lease_left_s=0.0, for_s=46.0), workers={}),
+        "trainer gone: nothing has been heard of the trainer for 45 s; it was then done with step 40; its lease "
+        "is over\n"
+        "to do:\n"
+        "  1. start the trainer again: `rollq train` continues from its checkpoint of step 30; an old trainer "
+        "that still runs can no longer write then\n"
+        "  2. start a worker: `rollq work`",
+    ),
+    "a trainer that was killed while it waited": (
+        run_status(MATH, trainer=waiting({"math": (15, 16)}, silent_s=45.0, lease_left_s=0.0)),
+        "trainer gone: nothing has been heard of the trainer for 45 s; it was then waiting for step 41; its lease"
+        " is over\n"
+        "to do: start the trainer again: `rollq train` continues from its checkpoint of step 30; an old trainer "
+        "that still runs can no longer write then",
+    ),
+    "paused, without workers": (
+        run_status(task_status(control="pause"), trainer=waiting({"math": (0, 16)}), workers={}),
+        "paused: task math set to pause; the trainer has waited 12 s for step 41: task math has 0 of 16 groups\n"
+        "to do:\n"
+        "  1. if the pause is no longer wanted: `rollq resume`\n"
+        "  2. start a worker: `rollq work`",
     ),
     "a trainer that failed": (
         run_status(trainer=trainer_state(TrainerPhase.FAILED, error="ValueError: " + "x" * 500, silent_s=900.0)),
-        f"trainer gone: the trainer has ended at step 41 with ValueError: {'x' * (MOST_ERROR - 15)}...\n"
-        "to do: 1. mend what the error names, or it comes again; 2. start the trainer again: `rollq train` continues "
-        "from its last checkpoint",
+        f"trainer gone: the trainer failed at step 41 with ValueError: {'x' * (MOST_ERROR - 15)}...\n"
+        "to do:\n"
+        "  1. mend what the error names, or it comes again\n"
+        "  2. start the trainer again: `rollq train` continues from its checkpoint of step 30",
     ),
     "a trainer that was stopped": (
         run_status(trainer=trainer_state(TrainerPhase.STOPPED, lease_left_s=0.0)),
         "stopped: the trainer was stopped after step 40\n"
-        "to do: start the trainer again: `rollq train` continues from its last checkpoint",
+        "to do: start the trainer again: `rollq train` continues from its checkpoint of step 30",
     ),
     "a run that is over": (
         run_status(trainer=trainer_state(TrainerPhase.FINISHED, lease_left_s=0.0, silent_s=9000.0), workers={}),
@@ -257,7 +349,7 @@ CASES: dict[str, tuple[RunStatus, str]] = {
 @pytest.mark.parametrize(("run", "line"), CASES.values(), ids=list(CASES))
 def test_a_run_is_diagnosed_in_one_sentence(run: RunStatus, line: str) -> None:
     found = diagnose(run)
-    assert "\n".join(filter(None, (str(found), found.to_do))) == line
+    assert "\n".join([str(found), *found.to_do]) == line
 
 
 def test_every_state_is_shown_by_one_of_the_cases() -> None:

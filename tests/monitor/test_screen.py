@@ -8,6 +8,7 @@ import pytest
 from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import LastError
 from rollq.buffer.rollouts import Status
+from rollq.buffer.trainer_state import TrainerPhase
 from rollq.monitor.screen import STATUS_VERSION, as_json, as_json_line, as_table
 from support.run_statuses import RATES, run_status, task_status, trainer_state, waiting, worker
 
@@ -27,27 +28,29 @@ BUSY = run_status(
     task_status("math", {Status.COMPLETED: 16}),
     workers={"worker-1-483c9254": worker(13), "worker-2-fb7dd6c4": worker(condition="dead", age_s=45.0)},
     trainer=waiting({"code": (3, 16)}, busy_s=2.0, waited_s=4.0, report={"step": 40, "age_s": 12.0, "reward": 0.5}),
-    fullness=Fullness(0.25),
+    fullness=Fullness.of_memory(2**28, 2**30),
 )
 
 
 def test_the_diagnosis_is_the_first_line() -> None:
-    assert as_table(BUSY, 400).splitlines()[0].startswith("starving: the trainer has waited 12 s for step 41")
+    assert (
+        as_table(BUSY, 400).splitlines()[0].startswith("starving: 13 groups in generation on 1 worker; the trainer has")
+    )
 
 
 def test_every_fact_is_on_the_screen() -> None:
     lines = as_table(BUSY, 120).splitlines()
     words = [line.split() for line in lines]
-    assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory; 1 worker" in lines
+    assert "run sums: version 40 (epoch 1); 0 tickets; 25% of maxmemory (256 MiB of 1.0 GiB); 1 worker" in lines
     assert ["code", "41", "3/16", "16/32", "0", "13", "3"] in words
     assert ["code", "4.00", "2,000", "4.00", "0.00", "90%", "1.0", "s", "8.0", "s", "2.0", "s"] in words
     assert ["math", "-", "-", "-", "-", "90%", "-", "-", "-"] in words
     assert ["code", "-", "75", "s", "3.2", "s", "0.5", "s", "ago"] in words
     assert "code: staleness of ready groups: 0: 2, 1: 1" in lines
-    assert "code: have left: 1,200 trained, 4 expired" in lines
+    assert "code: so far: 1,200 groups trained, 4 groups expired" in lines
     assert "code: samples take 4 KiB (completed 4 KiB)" in lines
     assert "code: last error (3.0 s ago): judge: ValueError: no number" in lines
-    first = next(index for index, row in enumerate(words) if row[:1] == ["worker"]) + 1
+    first = next(index for index, row in enumerate(words) if row[:2] == ["worker", "engine"]) + 1
     assert [" ".join(row) for row in words[first : first + 2]] == [
         "worker-2-fb7dd6c4 simulated 40 DEAD 0/16 512 7.5 s 0.2 s 700 0 45 s",
         "worker-1-483c9254 simulated 40 serving 13/16 512 7.5 s 0.2 s 700 0 0.4 s",
@@ -69,12 +72,18 @@ def test_json_has_the_diagnosis_and_the_number_of_workers() -> None:
     found = orjson.loads(as_json(run))
     assert found["schema"] == STATUS_VERSION == 2
     assert found["diagnosis"]["state"] == "starving"
-    assert found["diagnosis"]["sentence"].startswith("the trainer has waited")
+    assert found["diagnosis"]["sentence"].startswith("13 groups in generation on 1 worker; the trainer has waited")
     assert found["wanted_workers"] == 5  # 16 groups / 2 s / 0.9 kept x 8 s = 71 at a time
     assert found["tasks"][0]["by_staleness"] == {"0": 2, "1": 1}
     assert found["tasks"][0]["rates"]["worked_s"] == 8
     assert found["trainer"]["wanted"] == {"code": 16}
-    assert found["fullness"] == {"share": 0.25, "limit": "maxmemory", "is_full": False}
+    assert found["fullness"] == {
+        "share": 0.25,
+        "limit": "maxmemory",
+        "is_full": False,
+        "used_bytes": 2**28,
+        "limit_bytes": 2**30,
+    }
     assert found["workers"]["worker-2-fb7dd6c4"]["condition"] == "dead"
 
 
@@ -83,5 +92,42 @@ def test_json_is_on_one_line_where_lines_are_read() -> None:
     assert orjson.loads(line) == orjson.loads(as_json(BUSY))
 
 
-def test_a_trainer_that_has_not_been_heard_for_a_while_is_shown_so() -> None:
-    assert "heard 8.0 s ago" in as_table(replace(BUSY, trainer=trainer_state(silent_s=8.0)))
+def test_a_trainer_that_has_not_been_heard_for_a_while_is_shown_by_what_it_did_then() -> None:
+    text = as_table(replace(BUSY, trainer=trainer_state(silent_s=8.0, for_s=20.0)))
+    assert "trainer: last heard 8.0 s ago, then training step 41\n" in text
+
+
+def test_what_to_do_is_a_list_with_a_step_a_line_and_an_error_of_the_trainer_is_shown() -> None:
+    stopped = task_status(control="stopped", control_reason="every one failed")
+    failed = trainer_state(
+        TrainerPhase.FAILED, error="ProductionStopped: no batch for step 41:\n  task 'math': failed 71"
+    )
+    lines = as_table(run_status(stopped, trainer=failed), 60).splitlines()
+    at = lines.index("to do:")
+    assert lines[at + 1 : at + 6] == [
+        "  1. mend the cause",
+        "  2. restart every worker: until then it runs the old code",
+        "     and settings",
+        "  3. let production continue: `rollq resume`",
+        "  4. start the trainer again: `rollq train` continues from",
+    ]
+    assert "trainer's error: ProductionStopped: no batch for step 41:" in lines
+    assert "run sums: version 40 (epoch 1); 0 tickets; 1 worker, nothing to make now" in as_table(
+        run_status(stopped, trainer=failed)
+    )
+
+
+def test_workers_are_wanted_where_there_is_none() -> None:
+    assert "; 0 workers (1 or more wanted)\n" in as_table(run_status(workers={}))
+
+
+def test_what_samples_take_is_always_shown_in_a_full_buffer() -> None:
+    full = Fullness.of_memory(98 * 2**20, 100 * 2**20)
+    assert "98% of maxmemory (98 MiB of 100 MiB)" in as_table(run_status(fullness=full))
+    assert "math: samples take 0 B\n" in as_table(run_status(fullness=full)) + "\n"
+    assert "samples take" not in as_table(run_status())
+    trained = task_status(bytes={"completed": 1024, "archived": 2048})
+    assert (
+        "math: samples take 3 KiB (completed 1 KiB, archived 2 KiB; archived ones are trained, and stay until a "
+        "checkpoint)" in as_table(run_status(trained, fullness=full), 200)
+    )

@@ -12,10 +12,10 @@ from rollq.buffer.rollouts import Prompt
 from rollq.buffer.settings import TaskRules
 from rollq.buffer.store.keys import task_keys
 from rollq.buffer.tickets import enqueue_tickets, open_queue
-from rollq.monitor.diagnosis import MOST_ERROR
 from rollq.monitor.rq_info import rq_lines
 from rollq.monitor.screen import as_json, as_table
 from rollq.monitor.status import RunStatus, read_status
+from rollq.monitor.trainer_words import MOST_ERROR
 
 
 @pytest.fixture
@@ -33,9 +33,12 @@ def look(buffer: Buffer, url: str) -> RunStatus:
 
 def test_a_run_that_nobody_trains_yet_says_so(buffer: Buffer, server_url: str) -> None:
     text = as_table(look(buffer, server_url))
-    assert text.splitlines()[:2] == [
+    assert text.splitlines()[:5] == [
         "starting: no trainer has started; nobody produces",
-        "to do: 1. start the trainer: `rollq train`; 2. start the producer: `rollq produce`",
+        "to do:",
+        "  1. start the trainer: `rollq train`",
+        "  2. start the producer: `rollq produce`",
+        "  3. start a worker: `rollq work`",
     ]
     assert "no weights published yet; 0 tickets" in text
     assert "no worker has reported lately" in text

@@ -6,7 +6,7 @@ from rollq.buffer.replies import LiveModel
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.rates import Rates
-from rollq.monitor.status import RunStatus, TaskStatus
+from rollq.monitor.status import RunStatus, TaskStatus, brought_up_to_date
 
 RATES = Rates(60.0, 4.0, 2000.0, 4.0, 0.0, 0.0, 0.0, 1.0, 8.0, 2.0, 0.5)
 
@@ -16,7 +16,8 @@ def task_status(name: str = "math", statuses: dict[Status, int] | None = None, *
     given = statuses or {}
     values: dict[str, Any] = {
         "kind": "train", "step": 41, "version": 40, "epoch": 1, "control": "run", "control_reason": "",
-        "batch_groups": 16, "stale_threshold": 2, "ready": given.get(Status.COMPLETED, 0), "trained": 640,
+        "batch_groups": 16, "stale_threshold": 2, "checkpoint": 30, "trained": 640,
+        "ready": given.get(Status.COMPLETED, 0),
         "scheduled": 640 + sum(given.values()), "limit": 672, "next_version": 41, "outcomes": 100, "kept": 90,
         "producer_silent_s": 0.5, "statuses": {status.value: given.get(status, 0) for status in Status}, **changes,
     }  # fmt: skip
@@ -50,4 +51,5 @@ def run_status(*tasks: TaskStatus, **changes: Any) -> RunStatus:
         "at_ms": 1_700_000_000_000, "model": LiveModel(1, 40, "abcdef0123456789", "file:///w"), "tickets": 0,
         "tasks": tasks or (task_status(),), "workers": {"worker-1": worker()}, "trainer": trainer_state(), **changes,
     }  # fmt: skip
+    values["trainer"] = brought_up_to_date(values["trainer"], values["tasks"])
     return RunStatus("sums", **values)

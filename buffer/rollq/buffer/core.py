@@ -9,6 +9,7 @@ import redis
 from redis.exceptions import RedisError
 
 from rollq.buffer.errors import ConfigError, StoreLost
+from rollq.buffer.fullness import Fullness
 from rollq.buffer.payloads import objects
 from rollq.buffer.payloads.store import Frame, PayloadName
 from rollq.buffer.payloads.stores import Payloads
@@ -228,20 +229,20 @@ class BufferCore(RunStore):
         """Whether the buffer is on one server, and `client` reaches it by the same address."""
         return [address(client)] == [address(server) for server in self.servers.primaries()]
 
-    def memory_fraction(self) -> float:
-        """Used share of `maxmemory`; 0 without a limit. On a cluster, of the fullest primary, since all have payloads.
+    def memory(self) -> Fullness:
+        """How full the server's memory is. On a cluster, that of the fullest primary, since all have payloads.
 
         Primaries that are away are waited for only if they have keys of the run or of the tasks that this role knows.
         """
         keys = [self.keys.info, *(task_keys(self.run, task).clock for task in self._rules)]
 
-        def fullest() -> float:
-            found = {client: _memory_fraction(client) for client in {self.servers.of(key) for key in keys}}
+        def fullest() -> Fullness:
+            found = {client: _memory(client) for client in {self.servers.of(key) for key in keys}}
             for client in self.servers.primaries():
                 if client not in found:
                     with suppress(RedisError):
-                        found[client] = _memory_fraction(client)
-            return max(found.values())
+                        found[client] = _memory(client)
+            return max(found.values(), key=lambda memory: memory.share)
 
         return self.servers.patiently(fullest, self._patience)
 
@@ -279,10 +280,9 @@ def _as_bytes(_: int, payload: Frame | None) -> bytes | None:
     return None if payload is None else bytes(payload)
 
 
-def _memory_fraction(client: redis.Redis) -> float:
+def _memory(client: redis.Redis) -> Fullness:
     info: Mapping[str, Any] = client.info("memory")
-    limit = int(info.get("maxmemory", 0))
-    return int(info["used_memory"]) / limit if limit else 0.0
+    return Fullness.of_memory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
 
 
 def pairs(flat: list[Any]) -> Iterator[tuple[Any, Any]]:

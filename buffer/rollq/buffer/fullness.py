@@ -10,18 +10,28 @@ FULL = 0.8
 class Fullness(NamedTuple):
     """The used `share` of the `limit`, which is a setting of the server or of the run; 0 without a limit.
 
-    `room_groups`: how many more groups would fill it, if that is known.
+    `room_groups`: how many more groups would fill it, if that is known. `used_bytes` are used of
+    `limit_bytes`; both are 0 without a limit.
     """
 
     share: float = 0.0
     limit: str = "maxmemory"
     room_groups: float = math.inf
+    used_bytes: int = 0
+    limit_bytes: int = 0
+
+    @classmethod
+    def of_memory(cls, used_bytes: int, limit_bytes: int) -> "Fullness":
+        """That of a server, whose `maxmemory` is `limit_bytes`; 0: it has no limit."""
+        if not limit_bytes:
+            return cls()
+        return cls(used_bytes / limit_bytes, used_bytes=used_bytes, limit_bytes=limit_bytes)
 
     @classmethod
     def of_groups(cls, expected_bytes: float, mean_bytes: float, limit_bytes: int, limit: str) -> "Fullness":
         """That of groups which take `expected_bytes` with those on their way, and `mean_bytes` each; 0: not known."""
         room = max(0.0, FULL * limit_bytes - expected_bytes) / mean_bytes if mean_bytes else math.inf
-        return cls(expected_bytes / limit_bytes, limit, room)
+        return cls(expected_bytes / limit_bytes, limit, room, round(expected_bytes), limit_bytes)
 
     @property
     def is_full(self) -> bool:

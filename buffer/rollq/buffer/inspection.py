@@ -68,7 +68,7 @@ class Inspection(BufferCore):
 
     def fullness(self) -> Fullness:
         """How full the buffer is: of its servers' memory, or of `max_buffer_bytes`, whichever is nearer."""
-        memory, limit = Fullness(self.memory_fraction()), self.payloads.max_buffer_bytes
+        memory, limit = self.memory(), self.payloads.max_buffer_bytes
         if limit is None:
             return memory
         counts = [self.counts(task) for task in self.tasks()]

@@ -71,7 +71,7 @@ def explain_wait(
     """
     if not shortfall.wanted:
         return f"no batch for step {shortfall.step}: rank 0 has not finished the release of the last one"
-    lines = [_describe(shortfall, count, len(workers)) for count in counts]
+    lines = [_describe(shortfall, count, len(workers), fullness) for count in counts]
     lines += [f"  {name}: {why}" for name, report in workers.items() if (why := report.get("refused_weights"))]
     if fullness.is_full:
         lines.append(
@@ -81,13 +81,13 @@ def explain_wait(
     return f"no batch for step {shortfall.step}:\n" + "\n".join(lines)
 
 
-def _describe(shortfall: Shortfall, counts: Counts, workers: int) -> str:
+def _describe(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullness) -> str:
     statuses = ", ".join(f"{status.value} {number}" for status, number in counts.statuses.items() if number)
     shown = f"  task {counts.task!r}: {statuses or 'nothing scheduled'}"
     if counts.task not in shortfall.wanted:
         return f"{shown}; it has enough"
     wanted, ready = shortfall.wanted[counts.task], shortfall.ready[counts.task]
-    return f"{shown}; {ready} of {wanted} ready: {_reason(shortfall, counts, workers)}{_failures(counts)}"
+    return f"{shown}; {ready} of {wanted} ready: {_reason(shortfall, counts, workers, fullness)}{_failures(counts)}"
 
 
 def _failures(counts: Counts) -> str:
@@ -98,7 +98,7 @@ def _failures(counts: Counts) -> str:
     return (f"; the last {failed} groups all failed" if failed else "") + f"; the last error: {counts.last_error}"
 
 
-def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
+def _reason(shortfall: Shortfall, counts: Counts, workers: int, fullness: Fullness) -> str:
     clock = counts.clock
     pending, running = counts.statuses.get(Status.PENDING, 0), counts.statuses.get(Status.RUNNING, 0)
     unarchived = shortfall.unarchived.get(counts.task, 0)
@@ -123,4 +123,6 @@ def _reason(shortfall: Shortfall, counts: Counts, workers: int) -> str:
         return f"{workers} workers are generating"
     if pending:
         return "no worker takes the pending groups" + ("" if workers else ", none is alive (`rollq work`)")
+    if fullness.is_full:
+        return "nothing is scheduled, as nothing new is admitted"
     return "nothing is scheduled: is a producer running (`rollq produce`), and does its prompt file contain prompts?"

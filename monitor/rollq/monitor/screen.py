@@ -7,14 +7,16 @@ from typing import Any
 
 import orjson
 
+from rollq.buffer.fullness import Fullness
 from rollq.buffer.replies import LiveModel
 from rollq.buffer.rollouts import Status
 from rollq.buffer.trainer_state import TrainerState
-from rollq.monitor.diagnosis import diagnose, shortened
+from rollq.monitor.diagnosis import diagnose
 from rollq.monitor.status import RunStatus, TaskStatus
 from rollq.monitor.tables import aligned
-from rollq.monitor.units import count, in_words, seconds_in_words
-from rollq.monitor.wanted import wanted_workers
+from rollq.monitor.trainer_words import is_silent, last_work, shortened
+from rollq.monitor.units import count, in_words, of_limit, seconds_in_words
+from rollq.monitor.wanted import wanted_workers, workers_in_words
 
 STATUS_VERSION = 2
 """Version of the JSON that `as_json` returns; it grows when a field is removed or changes its meaning."""
@@ -29,14 +31,17 @@ WORKER_COLUMNS = {
     "tokens_per_s": "tokens/s",
     "generate_s": "generate",
     "judge_s": "judge",
-    "groups": "done",
-    "failed_samples": "failed",
+    "groups": "done groups",
+    "failed_samples": "failed samples",
     "age_s": "age",
 }
 """The fields of a worker's report that the table shows, with their titles; JSON has all fields."""
 SPARE_COLUMNS = ("engine", "groups", "age_s", "failed_samples")
 """Those that are left out first where the terminal is narrow."""
 IN_SECONDS = {"generate_s", "judge_s", "age_s"}
+FULLNESS_FIELDS = ("share", "limit", "is_full", "used_bytes", "limit_bytes")
+QUIET_TRAINER_S = 2.0
+"""A trainer that was heard before is shown by what it did then."""
 MISMATCH_FIELDS = ("mean", "p99", "max", "kl", "effective_sample_size")
 """The fields of the trainer's mismatch that are shown; JSON also has them by task, worker and version."""
 
@@ -59,7 +64,7 @@ def _plain(run: RunStatus) -> Mapping[str, Any]:
         "wanted_workers": wanted_workers(run),
         **asdict(run),
         "tasks": [{**asdict(task), "state": task.state} for task in run.tasks],
-        "fullness": {"share": run.fullness.share, "limit": run.fullness.limit, "is_full": run.fullness.is_full},
+        "fullness": {name: getattr(run.fullness, name) for name in FULLNESS_FIELDS},
     }
 
 
@@ -67,26 +72,26 @@ def as_table(run: RunStatus, width: int = WIDTH) -> str:
     """Return the diagnosis, what to do, and tables of tasks and workers; at most `width` characters wide if names are
     short."""
     diagnosis = diagnose(run)
-    lines = [line for text in (str(diagnosis), diagnosis.to_do) for line in _wrapped(text, width)]
-    lines += ["", run_line(run), *trainer_lines(run.trainer, width)]
+    lines = [line for text in (str(diagnosis), *diagnosis.to_do) for line in _wrapped(text, width)]
+    lines += ["", *_wrapped(run_line(run), width), *trainer_lines(run.trainer, width)]
     if run.tasks:
         lines += ["", *_depth_table(run.tasks), "", *_rate_table(run.tasks), "", *_age_table(run.tasks)]
     lines += ["", *(_worker_lines(run.workers, width) or ["no worker has reported lately"])]
     for name, report in run.workers.items():
         if why := report.get("refused_weights"):
             lines += _wrapped(f"{name}: {why}", width)
-    details = [line for task in run.tasks for text in _task_lines(task) for line in _wrapped(text, width)]
+    details = [line for task in run.tasks for text in _task_lines(task, run.fullness) for line in _wrapped(text, width)]
     lines += ["", *details] if details else []
     return "\n".join(lines)
 
 
 def run_line(run: RunStatus) -> str:
     """The run's live weights, tickets, memory and number of workers."""
-    wanted = wanted_workers(run)
+    full = run.fullness
     facts = [
         count(run.tickets, "ticket"),
-        f"{run.fullness.share:.0%} of {run.fullness.limit}" if run.fullness.share else "",
-        count(len(run.alive_workers), "worker") + ("" if wanted is None else f" ({wanted} wanted)"),
+        f"{full.share:.0%} of {full.limit}{of_limit(full.used_bytes, full.limit_bytes)}" if full.share else "",
+        workers_in_words(run),
     ]
     return f"run {run.run}: {_model(run.model)}; " + "; ".join(fact for fact in facts if fact)
 
@@ -146,8 +151,8 @@ def _producer_seen(task: TaskStatus) -> str:
     return "never" if task.producer_silent_s is None else f"{seconds_in_words(task.producer_silent_s)} ago"
 
 
-def _task_lines(task: TaskStatus) -> list[str]:
-    """Facts that are shown where there are any."""
+def _task_lines(task: TaskStatus, fullness: Fullness) -> list[str]:
+    """Facts that are shown where there are any; in a full buffer, always what samples take."""
     lines = []
     if task.offline:
         lines.append(f"offline: {int(task.progress.get('inserted', 0)):,} groups were inserted so far")
@@ -155,12 +160,11 @@ def _task_lines(task: TaskStatus) -> list[str]:
         shares = ", ".join(f"{staleness}: {groups}" for staleness, groups in task.by_staleness.items())
         lines.append(f"staleness of ready groups: {shares}")
     if any(task.dropped.values()):
-        lines.append(
-            "have left: " + ", ".join(f"{groups:,} {reason}" for reason, groups in task.dropped.items() if groups)
-        )
-    if task.bytes:
+        lines.append("so far: " + ", ".join(f"{count(n, 'group')} {reason}" for reason, n in task.dropped.items() if n))
+    if task.bytes or fullness.is_full:
         parts = ", ".join(f"{status} {in_words(taken)}" for status, taken in task.bytes.items())
-        lines.append(f"samples take {in_words(sum(task.bytes.values()))} ({parts})")
+        kept = "; archived ones are trained, and stay until a checkpoint" if Status.ARCHIVED in task.bytes else ""
+        lines.append(f"samples take {in_words(sum(task.bytes.values()))}" + (f" ({parts}{kept})" if parts else ""))
     if task.is_retired:
         lines.append(f"retired: no batch takes groups of it; `rollq set {task.task} batch_groups=N` brings it back")
     if task.control != "run":
@@ -172,14 +176,14 @@ def _task_lines(task: TaskStatus) -> list[str]:
 
 
 def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
-    """The trainer's phase, the times of its steps, and its last step with its mismatch with the engines."""
+    """The trainer's phase, the times of its steps, its last step with its mismatch with the engines, and its error."""
     if trainer is None:
         return []
     lasting = seconds_in_words(trainer.for_s)
     since = f", {lasting} ago" if trainer.has_ended else f" for {lasting}"
     facts = [f"{trainer.phase or 'no word yet'}, step {trainer.step}{since}"]
-    if trainer.silent_s > 2 and not trainer.has_ended:
-        facts.append(f"heard {seconds_in_words(trainer.silent_s)} ago")
+    if not trainer.has_ended and (trainer.silent_s > QUIET_TRAINER_S or is_silent(trainer)):
+        facts = [f"last heard {seconds_in_words(trainer.silent_s)} ago, then {last_work(trainer)}"]
     if trainer.busy_s is not None:
         waited = seconds_in_words(trainer.waited_s or 0)
         facts.append(f"a step takes {seconds_in_words(trainer.busy_s)} after a wait of {waited}")
@@ -194,7 +198,8 @@ def trainer_lines(trainer: TrainerState | None, width: int) -> list[str]:
         shown = [f"{name} {_short(mismatch[name])}" for name in MISMATCH_FIELDS if name in mismatch]
         facts += [f"mismatch with the engines: {', '.join(shown)}"] if shown else []
     name = "trainer" if trainer.trainer_id == "trainer" else f"trainer {trainer.trainer_id}"
-    return _wrapped(f"{name}: " + "; ".join(facts), width)
+    error = _wrapped(f"{name}'s error: {shortened(trainer.error)}", width) if trainer.error else []
+    return [*_wrapped(f"{name}: " + "; ".join(facts), width), *error]
 
 
 def _worker_lines(workers: Mapping[str, Mapping[str, Any]], width: int) -> list[str]:
@@ -244,4 +249,5 @@ def _short(value: Any) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    indent = "     " if text.startswith(" ") else "  "  # below the words of a numbered step
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

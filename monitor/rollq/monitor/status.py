@@ -1,7 +1,7 @@
 """The status of a run as a plain value, and how it is read. The views make text and JSON of it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rq import Queue
@@ -14,7 +14,7 @@ from rollq.buffer.roles import MonitorBuffer
 from rollq.buffer.rollouts import SCHEDULED, Status
 from rollq.buffer.store.connection import Patience
 from rollq.buffer.tickets import tickets_queued
-from rollq.buffer.trainer_state import TrainerState
+from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.rates import Rates, rates
 
 SILENT_WORKER_S = 5.0
@@ -74,6 +74,7 @@ class TaskStatus:
     last_error: LastError | None = None
     rates: Rates | None = None
     offline: bool = False  # filled by insertions alone
+    checkpoint: int = 0  # the last step that a checkpoint covers, 0 before the first
     is_retired: bool = False  # no batch takes groups of it any more
 
     @property
@@ -106,7 +107,7 @@ class RunStatus:
     """The status of a run at `at_ms` of the server's clock.
 
     `tickets` counts tickets in the queue. `workers` maps a worker to its last report, with `age_s` and `condition`:
-    alive, silent, or dead. `trainer` is the one that took the run last.
+    alive, silent, or dead. `trainer` is the one that took the run last, brought up to date.
     """
 
     run: str
@@ -129,19 +130,46 @@ def read_status(buffer: MonitorBuffer, queue: Queue, patience: Patience | None =
 
     The work does not grow with the number of groups. `patience` is that with the queue's server.
     """
+    tasks = tuple(_task_status(buffer, task) for task in buffer.tasks())
     return RunStatus(
         run=buffer.run,
         at_ms=buffer.server_ms(),
         model=buffer.live_model(),
         tickets=tickets_queued(queue, patience=patience),
-        tasks=tuple(_task_status(buffer, task) for task in buffer.tasks()),
+        tasks=tasks,
         workers={
             name: {**report, "condition": condition(report["age_s"])}
             for name, report in buffer.workers(FORGOTTEN_WORKER_S).items()
         },
-        trainer=buffer.trainer_state(),
+        trainer=brought_up_to_date(buffer.trainer_state(), tasks),
         fullness=buffer.fullness(),
     )
+
+
+def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]) -> TrainerState | None:
+    """The state of a trainer, where its tasks show that it has moved on since its last word.
+
+    It says each second what it does, so at each time its word may be a second old, and several steps; that of a trainer
+    that was killed stays so.
+    """
+    if trainer is None or trainer.has_ended or trainer.phase is None:
+        return trainer
+    batched, phase = [task for task in tasks if task.is_trained], trainer.phase
+    step = max((task.step for task in batched), default=trainer.step)
+    has_batch = any(task.groups(Status.CLAIMED) for task in batched if task.step == step)
+    is_at_next = phase in (TrainerPhase.STARTING, TrainerPhase.WAITING, TrainerPhase.TRAINING)
+    if trainer.step < step - (not is_at_next) or (
+        has_batch and phase in (TrainerPhase.WAITING, TrainerPhase.COMMITTED)
+    ):
+        now, at = (TrainerPhase.TRAINING, step) if has_batch else (TrainerPhase.COMMITTED, step - 1)
+        return replace(trainer, phase=now, step=at, for_s=trainer.silent_s)
+    if phase is not TrainerPhase.WAITING or trainer.silent_s > SILENT_TRAINER_S:
+        return trainer
+    ready = {task.task: task.ready for task in batched}
+    lacking = {task: wanted for task, wanted in trainer.wanted.items() if ready.get(task, 0) < wanted}
+    if trainer.wanted and not lacking and not trainer.stragglers and not trainer.unarchived:
+        return replace(trainer, phase=TrainerPhase.TRAINING, for_s=trainer.silent_s)
+    return replace(trainer, ready=ready, wanted=lacking)
 
 
 def condition(age_s: float) -> str:
@@ -186,6 +214,7 @@ def _task_status(buffer: MonitorBuffer, task: str) -> TaskStatus:
         last_error=counts.last_error,
         rates=rates(overview.rows, _row_of(counts)),
         offline=rules.offline,
+        checkpoint=clock.checkpoint,
         is_retired=rules.kind == "train" and is_retired(rules.batch_groups, rules.schedule, clock.step),
     )
 

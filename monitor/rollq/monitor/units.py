@@ -12,6 +12,11 @@ def in_words(size: float) -> str:
     return f"{size:,.1f} GiB"
 
 
+def of_limit(used: int, limit: int) -> str:
+    """Used bytes and their limit in brackets, to follow a share; empty without a limit."""
+    return f" ({in_words(used)} of {in_words(limit)})" if limit else ""
+
+
 def in_config(size: float) -> str:
     """A number of bytes as the server's configuration takes it, rounded up to MiB."""
     return f"{math.ceil(size / 2**20)}mb"

@@ -6,6 +6,7 @@ from typing import Any
 
 from rollq.buffer.trainer_state import TrainerState
 from rollq.monitor.status import RunStatus, TaskStatus
+from rollq.monitor.units import count
 
 LEAST_KEEP_RATE = 0.05
 """A lower keep rate asks for a look at the task, not for more workers."""
@@ -35,6 +36,14 @@ def wanted_workers(run: RunStatus) -> int | None:
     if capacity is None or len(known) < len(needed):
         return None
     return max(1, math.ceil(sum(known) / capacity - 1e-9))
+
+
+def workers_in_words(run: RunStatus) -> str:
+    """The workers that are alive, and how many are wanted."""
+    alive, wanted = len(run.alive_workers), wanted_workers(run)
+    if wanted is None:
+        return count(alive, "worker") + ("" if alive else " (1 or more wanted)")
+    return f"{count(alive, 'worker')} ({wanted} wanted)" if wanted else f"{count(alive, 'worker')}, nothing to make now"
 
 
 def _groups_with_workers(task: TaskStatus, trainer: TrainerState | None) -> float | None:

@@ -18,7 +18,7 @@ from rollq.buffer.batch_sizes import groups_through
 from rollq.buffer.batches import MAX_FILL
 from rollq.buffer.collecting import Audit
 from rollq.buffer.errors import BatchOver, InvalidPrompt, ServerError, ServerUnavailable
-from rollq.buffer.fullness import FULL, Fullness
+from rollq.buffer.fullness import Fullness
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import BatchState, Control, Counts
 from rollq.buffer.roles import ProducerBuffer
@@ -116,7 +116,7 @@ class Producer:
     def _is_temporary(self, error: ServerError) -> bool:
         """Whether waiting helps: a full server drains by itself, one that refuses for another reason does not."""
         try:
-            return isinstance(error, ServerUnavailable) or self._buffer.memory_fraction() >= FULL
+            return isinstance(error, ServerUnavailable) or self._buffer.memory().is_full
         except ServerUnavailable:
             return True
 
@@ -208,7 +208,7 @@ class Producer:
         Only running production is ended: a trainer may meanwhile have put the engines to sleep, and would wait forever.
         """
         if 0 < feed.stop_after_failures <= counts.failed_in_a_row:
-            self._stop(feed, all_failed(counts))
+            self._stop(feed, all_failed(counts, feed.stop_after_failures))
         elif too_little_kept(counts.outcomes, counts.kept, counts.clock.rules.keep_window, feed.min_keep_rate):
             self._stop(feed, diagnosis(feed, counts))
         elif feed.should_continue is not None and not self._should_continue(
@@ -270,10 +270,11 @@ def usable_rows(source: PromptSource, start: int, n: int, on_bad_prompt: Literal
     return prompts[start:]
 
 
-def all_failed(counts: Counts) -> str:
+def all_failed(counts: Counts, limit: int) -> str:
     """Explain why production of a task stops of which every group fails."""
     error = f"; the last error: {counts.last_error.text}" if counts.last_error else ""
-    return f"every one of the last {counts.failed_in_a_row} groups failed, as many as stop_after_failures allows{error}"
+    reached = f"the limit stop_after_failures = {limit} is reached"
+    return f"every one of the last {counts.failed_in_a_row} groups failed: {reached}{error}"
 
 
 def diagnosis(feed: TaskFeed, counts: Counts) -> str:

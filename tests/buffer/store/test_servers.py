@@ -333,10 +333,10 @@ def test_a_payload_that_a_primary_lacked_for_a_moment_is_read(world: World, monk
 def test_the_memory_of_a_cluster_is_that_of_its_fullest_primary(world: World) -> None:
     known = {port_of(world.buffer.servers.of(key)) for key in (world.buffer.keys.info, clock_of(world))}
     other = next(client for client in world.buffer.servers.primaries() if port_of(client) not in known)
-    assert world.buffer.memory_fraction() == 0
+    assert world.buffer.memory().share == 0
     other.config_set("maxmemory", 1)  # it has only payloads
     try:
-        assert world.buffer.memory_fraction() > 1
+        assert world.buffer.memory().share > 1
     finally:
         other.config_set("maxmemory", 0)
 
@@ -352,7 +352,7 @@ def test_a_role_can_start_while_a_primary_has_no_replica_and_another_shard_is_aw
     bare = next(node for node in primaries if node.port in known)
     for node in (replica_of(cluster, away), away, replica_of(cluster, bare)):
         node.kill()
-    assert world.buffer.memory_fraction() == 0
+    assert world.buffer.memory().share == 0
     with Buffer.connect(cluster.url, world.buffer.run) as buffer:
         assert buffer.counts("math").statuses[Status.PENDING] == 2
 

@@ -19,9 +19,10 @@ from rollq.cli.top.dialogs import Confirm, Keys
 from rollq.cli.top.feed import Feed, Frame
 from rollq.cli.top.tables import TASK_COLUMNS, Rows, charts, task_rows, worker_rows
 from rollq.cli.watching import COLOURS
-from rollq.monitor.diagnosis import diagnose, shortened
+from rollq.monitor.diagnosis import diagnose
 from rollq.monitor.screen import WORKER_COLUMNS, run_line, trainer_lines
 from rollq.monitor.status import RunStatus
+from rollq.monitor.trainer_words import shortened
 from rollq.monitor.units import seconds_in_words
 
 DRAWN_EVERY_S = 0.5
@@ -38,14 +39,14 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
-    #diagnosis { max-height: 5; }
+    #diagnosis { max-height: 40%; }
     #run, #trainer, #errors { color: $text-muted; }
-    #trainer { max-height: 2; }
+    #trainer { max-height: 3; }
     #errors { max-height: 3; color: $text-error; }
     #tasks { height: auto; max-height: 30%; margin-top: 1; }
     #charts { height: auto; margin-top: 1; }
     #workers { height: 1fr; min-height: 3; margin-top: 1; }
-    #keys { background: $panel; }
+    #keys { background: $panel; dock: bottom; }
     Confirm, Keys { align: center middle; }
     .dialog { width: 64; max-width: 95%; height: auto; max-height: 95%; border: round $accent; }
     .dialog { padding: 1 2; background: $surface; }
@@ -143,7 +144,7 @@ class Top(App[None]):
             return
         run, width = frame.run, self.size.width
         diagnosis = diagnose(run)
-        text = Text("\n".join(filter(None, (str(diagnosis), diagnosis.to_do))))
+        text = Text("\n".join([str(diagnosis), *diagnosis.to_do]))
         text.stylize(f"bold {COLOURS[diagnosis.state]}", 0, len(diagnosis.state))
         self._part("diagnosis", text)
         self._part("run", self._age(frame).append(run_line(run)))

@@ -1,0 +1,82 @@
+"""What a trainer does, or did last, in words. Pure."""
+
+from rollq.buffer.trainer_state import TrainerPhase, TrainerState
+from rollq.monitor.status import SILENT_TRAINER_S
+from rollq.monitor.units import count, seconds_in_words
+
+MOST_ERROR = 400
+"""Characters of an error that are shown."""
+
+
+def is_silent(trainer: TrainerState) -> bool:
+    """Whether a trainer that has not ended is heard no more."""
+    return not trainer.has_ended and (trainer.silent_s > SILENT_TRAINER_S or not trainer.lease_left_s)
+
+
+def described(trainer: TrainerState) -> str:
+    """The trainer's work, how it ended, or its silence."""
+    if not is_silent(trainer):
+        return _work(trainer)
+    last = f"; it was then {last_work(trainer)}" if trainer.phase else ""
+    left_s = trainer.lease_left_s
+    held = f"; its lease holds for {seconds_in_words(left_s)}" if left_s else "; its lease is over"
+    return f"nothing has been heard of the trainer for {seconds_in_words(trainer.silent_s)}{last}{held}"
+
+
+def last_work(trainer: TrainerState) -> str:
+    """What a trainer that is silent did when it was last heard."""
+    match trainer.phase:
+        case TrainerPhase.WAITING:
+            return f"waiting for step {trainer.step}"
+        case TrainerPhase.TRAINING:
+            return f"training step {trainer.step}"
+        case TrainerPhase.COMMITTED:
+            return f"done with step {trainer.step}"
+        case TrainerPhase.PUBLISHING:
+            return f"publishing weights, step {trainer.step}"
+        case TrainerPhase.SAVING:
+            return f"saving a checkpoint, step {trainer.step}"
+        case TrainerPhase.EVALUATING:
+            return f"evaluating, step {trainer.step}"
+        case _:
+            return "starting"
+
+
+def shortened(text: str) -> str:
+    """A text on one line, cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_ERROR else line[: MOST_ERROR - 3] + "..."
+
+
+def _work(trainer: TrainerState) -> str:
+    step, lasting = trainer.step, seconds_in_words(trainer.for_s)
+    match trainer.phase:
+        case None | TrainerPhase.STARTING:
+            return "the trainer is starting"
+        case TrainerPhase.WAITING:
+            lacks = ", ".join(_lacks(trainer))
+            return f"the trainer has waited {lasting} for step {step}" + (f": {lacks}" if lacks else "")
+        case TrainerPhase.TRAINING:
+            return f"the trainer has been training step {step} for {lasting}"
+        case TrainerPhase.COMMITTED:
+            return f"the trainer has trained step {step}"
+        case TrainerPhase.PUBLISHING:
+            return f"the trainer has been publishing weights for {lasting}"
+        case TrainerPhase.SAVING:
+            return f"the trainer has been saving a checkpoint for {lasting}"
+        case TrainerPhase.EVALUATING:
+            return f"the trainer has been evaluating for {lasting}"
+        case TrainerPhase.FAILED:
+            return f"the trainer failed at step {step}"
+        case _:
+            return f"the trainer has ended at step {step}"
+
+
+def _lacks(trainer: TrainerState) -> list[str]:
+    """What a trainer that waits lacks."""
+    if unarchived := sum(trainer.unarchived.values()):
+        return [f"{count(unarchived, 'group')} must be in the archive before"]
+    lacks = [f"task {task} has {trainer.ready[task]} of {count(n, 'group')}" for task, n in trainer.wanted.items()]
+    if late := sum(trainer.stragglers.values()):
+        lacks.append(f"{count(late, 'group')} in generation would be too old at the next step")
+    return lacks
