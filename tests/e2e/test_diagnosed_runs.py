@@ -88,7 +88,7 @@ class BrokenRun:
 
 
 def _numberless(text: str) -> str:
-    """A text without its numbers, those of the steps too, and without the marks of code, which is set apart on the page."""
+    """A text without its numbers, those of the steps too, and without the marks of code."""
     line = re.sub(r" \d\. ", " ", " ".join(text.replace("`", "").split()))
     return re.sub(r"[\d.,]+ (ms|s|min)?", "0 ", line)
 

@@ -24,6 +24,7 @@ MOST_DRAWN, MOST_TOKENS = 110, 4000
 """Rows of a table, and tokens of a sample, that are elements of the page at a time."""
 SCHEMES, WIDTHS = ("light", "dark"), (390, 1280)
 LONG = 30_000
+REFRESHED = re.compile("^page refreshed [0-2] s ago$")
 READ = re.compile("^(training|trainer gone|finished):$")
 """The state of a run whose trainer is not there: it never was, has ended, or may have been silent for long."""
 expect.set_options(timeout=PATIENCE_S * 1000)
@@ -206,7 +207,7 @@ def test_the_run_is_shown_with_charts_tables_and_errors(page: Page, shown: Shown
     expect(page.get_by_role("row", name="alone retired")).to_be_visible()
     expect(page.get_by_label("Task of the charts")).to_have_value("math")
     assert page.locator("path.line").count() >= 6
-    expect(page.locator("#age")).to_have_text("up to date")
+    expect(page.locator("#age")).to_have_text(REFRESHED)
     page.get_by_label("Task of the charts").select_option("math")
     tokens = page.get_by_role("figure", name="Tokens per second")
     expect(tokens.locator(".legend")).to_contain_text("880")
@@ -421,7 +422,7 @@ def test_a_server_that_goes_is_said_and_the_page_recovers(browser: Browser, fres
         expect(watched.page.locator("#diagnosis")).to_have_class("state-lost")
         fresh_server.start()
         expect(state).to_have_text(READ)
-        expect(watched.page.locator("#age")).to_have_text("up to date")
+        expect(watched.page.locator("#age")).to_have_text(REFRESHED)
         context.close()
 
 

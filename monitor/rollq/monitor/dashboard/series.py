@@ -8,7 +8,7 @@ from rollq.buffer.history import HISTORY_ROW_MS, HistoryRow
 from rollq.monitor.rates import WINDOW_MS, rates
 
 MOST_POINTS = 360
-RATES = ("groups", "tokens", "trained", "queued_s", "worked_s", "waited_s", "staleness")
+RATES = ("groups", "failed", "tokens", "trained", "queued_s", "worked_s", "waited_s", "staleness")
 WINDOW_ROWS = WINDOW_MS // HISTORY_ROW_MS + 1
 
 

@@ -5,10 +5,13 @@ import { clock, short } from "./format.js";
 
 const WIDTH = 340,
   HEIGHT = 130,
-  LEFT = 38,
+  LEFT = 48,
   RIGHT = 6,
   TOP = 8,
   BOTTOM = 18;
+
+/** Units that the legend repeats behind a value. */
+const SAID = ["s", "steps"];
 
 /** The next of 1, 2, 5, 10, 20, ... that is not below a value. */
 function ceiling(value) {
@@ -16,10 +19,22 @@ function ceiling(value) {
   return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999) ?? value;
 }
 
-/** Lines over time, with a legend that shows the values under the pointer, or the last ones. */
+/** The unit of the y axis, beside it. */
+function unitMark(unit) {
+  const y = (TOP + HEIGHT - BOTTOM) / 2;
+  return svg("text", { class: "unit", x: 10, y, transform: `rotate(-90 10 ${y})`, "text-anchor": "middle" }, unit);
+}
+
+/** What a chart says in its middle while there is nothing to draw. */
+function inTheMiddle(text) {
+  return svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, text);
+}
+
+/** Lines over time, or areas one above the other, with a legend that shows the values under the pointer, or the last ones. */
 export class LineChart {
-  constructor(title, unit = "", note = "") {
+  constructor(title, unit, note = "", isStacked = false) {
     this.unit = unit;
+    this.isStacked = isStacked;
     this.legend = h("ul", { class: "legend" });
     this.when = h("span", { class: "when" });
     this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
@@ -55,7 +70,8 @@ export class LineChart {
   /** lines: [{name, values, kind}] with a value, or null, for each of `times` (ms). bound: {name, value}. */
   show(times, lines, bound = null) {
     Object.assign(this, { times, lines, bound });
-    const known = lines.flatMap((line) => line.values).filter((value) => value !== null);
+    const tops = this.isStacked ? stacked(lines) : lines.map((line) => line.values);
+    const known = tops.flat().filter((value) => value !== null);
     this.top = ceiling(Math.max(0, ...known, bound?.value ?? 0));
     const marks = [0, this.top / 2, this.top].map((value) => [
       svg("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: this.#y(value), y2: this.#y(value) }),
@@ -75,7 +91,14 @@ export class LineChart {
             }),
           ]
         : []),
-      ...lines.map((line, i) => svg("path", { class: `line c${line.kind ?? i % 8}`, d: this.#path(line.values) })),
+      unitMark(this.unit),
+      ...(known.length ? [] : [inTheMiddle("no data yet")]),
+      ...lines.map((line, i) => {
+        const kind = `c${line.kind ?? i % 8}`;
+        if (!this.isStacked) return svg("path", { class: `line ${kind}`, d: this.#path(tops[i]) });
+        const below = i ? tops[i - 1] : times.map(() => 0);
+        return svg("path", { class: `area bar ${kind}`, d: this.#area(below, tops[i]) });
+      }),
       svg("text", { x: LEFT, y: HEIGHT - 5 }, times.length ? clock(times[0]) : ""),
       svg(
         "text",
@@ -115,6 +138,11 @@ export class LineChart {
     return path;
   }
 
+  #area(below, above) {
+    const at = (values) => values.map((value, i) => `${this.#x(i).toFixed(1)} ${this.#y(value).toFixed(1)}`);
+    return above.length ? `M${[...at(above), ...at(below).reverse()].join("L")}Z` : "";
+  }
+
   #point(at) {
     if (!this.times) return;
     this.at = at === null ? null : Math.max(0, Math.min(this.times.length - 1, at));
@@ -126,15 +154,23 @@ export class LineChart {
       const value = this.at === null ? line.values.findLast((one) => one !== null) : line.values[this.at];
       setText(
         this.legend.children[i].lastChild,
-        `${short(value ?? null)}${value === null || value === undefined ? "" : this.unit}`,
+        `${short(value ?? null)}${value === null || value === undefined || !SAID.includes(this.unit) ? "" : ` ${this.unit}`}`,
       );
     });
   }
 }
 
+/** The upper edges of areas that stand on each other. */
+function stacked(lines) {
+  const tops = [];
+  for (const line of lines) tops.push(line.values.map((value, at) => (value ?? 0) + (tops.at(-1)?.[at] ?? 0)));
+  return tops;
+}
+
 /** Bars side by side: how many there are of each. */
 export class BarChart {
-  constructor(title, note = "") {
+  constructor(title, unit, note = "") {
+    this.unit = unit;
     this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
     this.legend = h("ul", { class: "legend" });
     this.element = h(
@@ -173,7 +209,8 @@ export class BarChart {
       ...labels.map((label, i) =>
         svg("text", { x: LEFT + slot * (i + 0.5), y: HEIGHT - 5, "text-anchor": "middle" }, label),
       ),
-      ...(labels.length ? [] : [svg("text", { x: WIDTH / 2, y: HEIGHT / 2, "text-anchor": "middle" }, empty)]),
+      unitMark(this.unit),
+      ...(sets.some((set) => Object.values(set.values).some(Boolean)) ? [] : [inTheMiddle(empty)]),
     );
     this.legend.replaceChildren(
       ...sets.map((set, i) =>

@@ -27,6 +27,13 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** A text as nodes, what stands between backticks as code. */
+export function coded(text) {
+  const parts = text.split("`");
+  if (parts.length % 2 === 0) return [text]; // one is left over: it is no mark
+  return parts.map((part, at) => (at % 2 ? h("code", null, part) : part));
+}
+
 export function byId(id) {
   return document.getElementById(id);
 }

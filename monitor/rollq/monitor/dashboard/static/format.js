@@ -24,6 +24,16 @@ export function seconds(value) {
   return minutes < 120 ? `${minutes.toFixed(0)} min` : `${(minutes / 60).toFixed(0)} h`;
 }
 
+/** A number of bytes in the unit that suits it. */
+export function bytes(value) {
+  let size = value;
+  for (const unit of ["B", "KiB", "MiB"]) {
+    if (size < 1024) return `${number(size)} ${unit}`;
+    size /= 1024;
+  }
+  return `${number(size, 1)} GiB`;
+}
+
 export function percent(value) {
   return value === null || value === undefined ? "-" : `${Math.round(value * 100)}%`;
 }

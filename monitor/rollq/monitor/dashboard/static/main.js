@@ -3,7 +3,7 @@
 import { follow, get } from "./api.js";
 import { ArchiveView } from "./archive.js";
 import { allowChanges } from "./changes.js";
-import { byId, setText, svg } from "./dom.js";
+import { byId, coded, h, setText, svg } from "./dom.js";
 import { GroupView } from "./group.js";
 import { RolloutsView } from "./rollouts.js";
 import { RunView } from "./run.js";
@@ -74,8 +74,8 @@ async function start() {
   );
   setInterval(() => {
     const age = Math.round((Date.now() - heardMs) / 1000);
-    setText(byId("age"), heardMs ? (age < 3 && !lost ? "up to date" : `${age} s old`) : "");
-    byId("age").classList.toggle("old", age >= 3);
+    setText(byId("age"), heardMs ? `page refreshed ${age} s ago` : "");
+    byId("age").classList.toggle("old", age >= 3 || lost !== "");
   }, 500);
 }
 
@@ -102,11 +102,28 @@ function diagnose({ state, sentence, remedies }, run) {
     );
   }
   setText(byId("state"), `${state}:`);
-  setText(byId("sentence"), sentence);
-  const steps = remedies.length > 1 ? remedies.map((remedy, at) => `${at + 1}. ${remedy}`) : remedies;
-  setText(byId("to-do"), steps.length ? `to do: ${steps.join("; ")}` : "");
+  const text = [sentence, ...remedies].join("\n");
+  if (box.dataset.text !== text) {
+    box.dataset.text = text;
+    byId("sentence").replaceChildren(...coded(sentence));
+    byId("to-do").replaceChildren(...toDo(remedies));
+  }
   const title = `${state} \u00b7 ${run} \u00b7 rollq`;
   if (document.title !== title) document.title = title;
+}
+
+/** What to do: a line, or a list where there are several steps. */
+function toDo(remedies) {
+  if (!remedies.length) return [];
+  if (remedies.length === 1) return [h("p", null, "to do: ", coded(remedies[0]))];
+  return [
+    h("p", null, "to do:"),
+    h(
+      "ol",
+      null,
+      remedies.map((remedy) => h("li", null, coded(remedy))),
+    ),
+  ];
 }
 
 start();

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { buttons, columns as orders } from "./changes.js";
 import { BarChart, LineChart } from "./charts.js";
 import { h, setText } from "./dom.js";
-import { number, percent, seconds, short } from "./format.js";
+import { bytes, number, percent, seconds, short } from "./format.js";
 import { groupTable } from "./rollouts.js";
 import { Table } from "./table.js";
 
@@ -13,7 +13,24 @@ const HISTORY_MS = 10_000,
   LATEST_MS = 5_000,
   LATEST_TASKS = 4,
   MOST_POINTS = 360;
-const SHOWN = ["pending", "running", "completed", "claimed", "aborted", "expired", "gathered", "cooling", "leaving"];
+/** The statuses that are drawn, from below, and their colours. */
+const SHOWN = {
+  completed: 2,
+  claimed: 3,
+  running: 1,
+  pending: 0,
+  aborted: 4,
+  expired: 5,
+  gathered: 7,
+  cooling: 4,
+  leaving: 5,
+  failed: 6,
+};
+/** From this silence on, a trainer is shown by what it did when it was heard. */
+const QUIET_S = 2;
+const NONE_LEFT =
+  "no groups here: those that are trained leave at the next checkpoint, for the archive if the run has one " +
+  "(rollq dashboard --archive)";
 
 export class RunView {
   constructor(root) {
@@ -38,7 +55,7 @@ export class RunView {
       (row) => row.where,
       { empty: "no errors" },
     );
-    this.latest = groupTable("Latest rollouts");
+    this.latest = groupTable("Latest rollouts", NONE_LEFT);
     this.swaps = new Swaps();
     this.task = h("select", { "aria-label": "Task of the charts", onchange: () => this.#draw() });
     this.minutes = h(
@@ -51,14 +68,14 @@ export class RunView {
       ].map(([value, name]) => h("option", { value }, name)),
     );
     this.charts = {
-      depth: new LineChart("Groups by status"),
-      tokens: new LineChart("Tokens per second", "", "mean of a minute"),
-      reward: new LineChart("Reward", "", "mean of finished samples"),
-      times: new LineChart("Time of a group", " s", "mean of a minute"),
-      staleness: new LineChart("Staleness", " steps", "mean of the trained groups of a minute"),
-      ready: new BarChart("Ready groups by staleness", "now"),
-      groups: new LineChart("Groups per second", "", "mean of a minute"),
-      pauses: new LineChart("Pause of a swap", " s", "since the page was opened"),
+      depth: new LineChart("Groups by status", "groups", "one above the other", true),
+      tokens: new LineChart("Tokens per second", "tokens/s", "mean of a minute"),
+      reward: new LineChart("Reward", "reward", "mean of finished samples"),
+      times: new LineChart("Time of a group", "s", "mean of a minute"),
+      staleness: new LineChart("Staleness", "steps", "mean of the trained groups of a minute"),
+      ready: new BarChart("Ready groups by staleness", "groups", "now"),
+      groups: new LineChart("Groups per second", "groups/s", "mean of a minute"),
+      pauses: new LineChart("Pause of a swap", "s", "since the page was opened"),
     };
     this.read = h(
       "div",
@@ -97,16 +114,22 @@ export class RunView {
     if (!this.isShown()) return;
     const workers = Object.entries(status.workers).map(([name, report]) => ({ name, ...report }));
     const alive = workers.filter((worker) => worker.condition === "alive").length;
-    facts(this.facts, {
+    const { share, limit, is_full, used_bytes, limit_bytes } = status.fullness;
+    const size = limit_bytes ? ` (${bytes(used_bytes)} of ${bytes(limit_bytes)})` : "";
+    const guilty = [alive === 0 && status.wanted_workers !== 0 && "workers", is_full && "memory"];
+    const found = {
       "live weights": model ? `version ${model.version}` : "none yet",
       "next step": Math.max(0, ...tasks.filter((task) => task.kind === "train").map((task) => task.step)) || "-",
-      workers: `${alive}${status.wanted_workers === null ? "" : ` (${status.wanted_workers} wanted)`}`,
+      workers: workersInWords(alive, status.wanted_workers),
       "tokens/s": short(tasks.reduce((sum, task) => sum + (task.rates?.tokens ?? 0), 0)),
       tickets: number(status.tickets),
-      memory: status.fullness.share ? `${percent(status.fullness.share)} of ${status.fullness.limit}` : "no limit",
-    });
-    facts(this.trainer, trainerFacts(trainer));
-    this.tasks.show(tasks);
+      memory: share ? `${percent(share)} of ${limit}${size}` : "no limit",
+    };
+    facts(this.facts, found, guilty);
+    const isGone = status.diagnosis.state === "trainer gone" || trainer?.phase === "failed";
+    facts(this.trainer, trainerFacts(trainer), isGone ? ["phase", "ended", "last heard"] : []);
+    const isFailing = status.diagnosis.state === "failing";
+    this.tasks.show(tasks.map((task) => ({ ...task, isFailing: isFailing && task.statuses.failed > 0 })));
     workers.sort((a, b) => (a.condition === "alive") - (b.condition === "alive") || (a.name < b.name ? -1 : 1));
     this.workers.show(this.showsAll ? workers : workers.slice(0, MOST_WORKERS));
     this.all.hidden = workers.length <= MOST_WORKERS;
@@ -159,10 +182,10 @@ export class RunView {
     if (!one) return;
     const task = this.status?.tasks.find((each) => each.task === this.task.value);
     const { depth, tokens, reward, times, staleness, groups, pauses } = this.charts;
-    const statuses = SHOWN.filter((status) => one.statuses[status]);
+    const statuses = Object.keys(SHOWN).filter((status) => one.statuses[status]);
     depth.show(
       one.at_ms,
-      statuses.map((status) => ({ name: status, values: one.statuses[status] })),
+      statuses.map((status) => ({ name: status, values: one.statuses[status], kind: SHOWN[status] })),
       task && task.kind === "train" ? { name: "staleness bound", value: task.limit - task.trained } : null,
     );
     const all = Object.entries(this.history).filter(([, each]) => each.at_ms.length === one.at_ms.length);
@@ -188,8 +211,9 @@ export class RunView {
     );
     pauses.show(this.swaps.times, [{ name: "mean of all workers", values: this.swaps.means }]);
     groups.show(one.at_ms, [
-      { name: "finished", values: one.groups },
-      { name: "trained", values: one.trained },
+      { name: "finished well", values: one.groups.map((all, at) => less(all, one.failed[at])), kind: 0 },
+      { name: "failed", values: one.failed, kind: 6 },
+      { name: "trained", values: one.trained, kind: 2 },
     ]);
   }
 }
@@ -243,25 +267,40 @@ async function latest(task, limit) {
   return [...others, ...trained].sort((one, other) => (other.at_ms ?? 0) - (one.at_ms ?? 0));
 }
 
-function facts(list, found) {
+function less(all, part) {
+  return all === null || part === null ? null : Math.max(0, all - part);
+}
+
+/** The workers that are alive, and how many are wanted, as `rollq status` says it. */
+function workersInWords(alive, wanted) {
+  if (wanted === null) return alive ? number(alive) : "0 (1 or more wanted)";
+  return wanted ? `${number(alive)} (${number(wanted)} wanted)` : `${number(alive)}, nothing to make now`;
+}
+
+/** Show facts by name; those that are guilty of the state of the run in red. */
+function facts(list, found, guilty) {
   const names = Object.keys(found);
   if (names.join() !== [...list.querySelectorAll("dt")].map((one) => one.textContent).join())
     list.replaceChildren(...names.map((name) => h("div", null, h("dt", null, name), h("dd"))));
   names.forEach((name, at) => {
-    setText(list.children[at].lastChild, String(found[name]));
+    const value = list.children[at].lastChild;
+    setText(value, String(found[name]));
+    value.className = guilty.includes(name) ? "bad" : "";
   });
 }
 
 function trainerFacts(trainer) {
-  if (!trainer) return { state: "no trainer has started" };
+  if (!trainer) return { phase: "no trainer has started" };
   const report = trainer.report ?? {},
     mismatch = report.mismatch ?? {};
-  const found = {
-    phase: `${trainer.phase ?? "starting"}, step ${trainer.step}`,
-    for: seconds(trainer.for_s),
-    heard: `${seconds(trainer.silent_s)} ago`,
-    lease: trainer.lease_left_s ? `${seconds(trainer.lease_left_s)} left` : "over",
-  };
+  const phase = `${trainer.phase ?? "starting"}, step ${trainer.step}`,
+    heard = `${seconds(trainer.silent_s)} ago`;
+  const hasEnded = ["finished", "stopped", "failed"].includes(trainer.phase);
+  const isQuiet = !hasEnded && (trainer.silent_s > QUIET_S || !trainer.lease_left_s);
+  const found = isQuiet ? { "last heard": heard, "doing then": phase } : { phase };
+  if (hasEnded) found.ended = heard;
+  else if (!isQuiet) Object.assign(found, { for: seconds(trainer.for_s), "last heard": heard });
+  if (!hasEnded && !trainer.lease_left_s) found.lease = "over";
   if (trainer.busy_s !== null)
     found["a step"] = `${seconds(trainer.busy_s)}, after a wait of ${seconds(trainer.waited_s ?? 0)}`;
   if (report.reward !== undefined) found.reward = number(report.reward, 3);
@@ -274,7 +313,7 @@ function taskTable() {
     h("a", { href: `#/rollouts?task=${encodeURIComponent(task)}&status=${status}` }, number(count));
   const counted = (status) => ({
     title: status,
-    roomy: status === "claimed",
+    mark: (task) => (status === "failed" && task.isFailing ? "bad" : ""),
     number: true,
     redraw: true,
     cell: (task) => (task.statuses[status] ? link(task.task, status, task.statuses[status]) : "0"),
@@ -339,8 +378,8 @@ function workerTable() {
         number: true,
         spare: true,
       },
-      { title: "done", cell: (worker) => number(worker.groups), number: true },
-      { title: "failed", cell: (worker) => number(worker.failed_samples), number: true },
+      { title: "done groups", cell: (worker) => number(worker.groups), number: true },
+      { title: "failed samples", cell: (worker) => number(worker.failed_samples), number: true },
       { title: "heard", cell: (worker) => `${seconds(worker.age_s)} ago`, number: true },
       ...orders("worker", (worker) => worker.name),
     ],
