@@ -300,6 +300,16 @@ CASES: dict[str, tuple[RunStatus, str]] = {
         "to do: start the trainer again: `rollq train` continues from its checkpoint of step 30; an old trainer "
         "that still runs can no longer write then",
     ),
+    "a trainer that was killed within its first second": (
+        run_status(
+            task_status(statuses={Status.CLAIMED: 16}),
+            trainer=trainer_state(None, step=0, silent_s=45.0, lease_left_s=0.0),
+        ),
+        "trainer gone: nothing has been heard of the trainer for 45 s; it was then training step 41; its lease is"
+        " over\n"
+        "to do: start the trainer again: `rollq train` continues from its checkpoint of step 30; an old trainer "
+        "that still runs can no longer write then",
+    ),
     "a trainer that was killed between two steps": (
         run_status(trainer=trainer_state(step=39, silent_s=45.0, lease_left_s=0.0, for_s=46.0), workers={}),
         "trainer gone: nothing has been heard of the trainer for 45 s; it was then done with step 40; its lease "

@@ -36,7 +36,7 @@ WORKER_COLUMNS = {
     "age_s": "age",
 }
 """The fields of a worker's report that the table shows, with their titles; JSON has all fields."""
-SPARE_COLUMNS = ("engine", "groups", "age_s", "failed_samples")
+SPARE_COLUMNS = ("engine", "age_s", "groups", "failed_samples")
 """Those that are left out first where the terminal is narrow."""
 IN_SECONDS = {"generate_s", "judge_s", "age_s"}
 FULLNESS_FIELDS = ("share", "limit", "is_full", "used_bytes", "limit_bytes")

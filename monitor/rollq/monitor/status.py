@@ -152,15 +152,14 @@ def brought_up_to_date(trainer: TrainerState | None, tasks: Sequence[TaskStatus]
     It says each second what it does, so at each time its word may be a second old, and several steps; that of a trainer
     that was killed stays so.
     """
-    if trainer is None or trainer.has_ended or trainer.phase is None:
+    if trainer is None or trainer.has_ended:
         return trainer
     batched, phase = [task for task in tasks if task.is_trained], trainer.phase
     step = max((task.step for task in batched), default=trainer.step)
     has_batch = any(task.groups(Status.CLAIMED) for task in batched if task.step == step)
-    is_at_next = phase in (TrainerPhase.STARTING, TrainerPhase.WAITING, TrainerPhase.TRAINING)
-    if trainer.step < step - (not is_at_next) or (
-        has_batch and phase in (TrainerPhase.WAITING, TrainerPhase.COMMITTED)
-    ):
+    is_before = phase in (None, TrainerPhase.STARTING, TrainerPhase.WAITING, TrainerPhase.COMMITTED)
+    least = step if phase in (TrainerPhase.WAITING, TrainerPhase.TRAINING) else step - 1
+    if (phase and trainer.step < least) or (has_batch and is_before):
         now, at = (TrainerPhase.TRAINING, step) if has_batch else (TrainerPhase.COMMITTED, step - 1)
         return replace(trainer, phase=now, step=at, for_s=trainer.silent_s)
     if phase is not TrainerPhase.WAITING or trainer.silent_s > SILENT_TRAINER_S:

@@ -426,6 +426,31 @@ def test_a_server_that_goes_is_said_and_the_page_recovers(browser: Browser, fres
         context.close()
 
 
+def test_what_to_do_is_a_list_and_what_is_to_blame_is_red(browser: Browser, fresh_server: EmbeddedServer) -> None:
+    with Buffer.connect(fresh_server.url, "sums") as buffer:
+        World(buffer).start(math={})
+    with serving("--url", fresh_server.url, "--run", "sums") as address:
+        context, watched = opened(browser, address)
+        page = watched.page
+        steps = page.locator("#to-do li")
+        expect(steps.filter(has_text="start a worker: rollq work").locator("code")).to_have_text("rollq work")
+        assert steps.count() >= 2
+        workers = page.locator("dt", has_text=re.compile("^workers$")).locator("xpath=../dd")
+        expect(workers).to_have_text("0 (1 or more wanted)")
+        expect(workers).to_have_class("bad")
+        expect(page.locator("dt", has_text="memory").locator("xpath=../dd")).not_to_have_class("bad")
+        expect(page.get_by_role("table", name="Latest rollouts")).to_contain_text("leave at the next checkpoint")
+        expect(page.get_by_role("figure", name="Pause of a swap")).to_contain_text("no data yet")
+        expect(page.get_by_role("figure", name="Pause of a swap").locator(".unit")).to_have_text("s")
+        assert watched.problems == []
+        context.close()
+
+
+def test_groups_that_failed_are_in_the_charts(page: Page, shown: Shown) -> None:
+    expect(page.get_by_role("figure", name="Groups per second").locator(".legend")).to_contain_text("failed")
+    expect(page.get_by_role("columnheader", name="claimed")).to_be_visible()
+
+
 def test_ten_thousand_archived_groups_are_browsed_without_a_server(
     browser: Browser, fresh_server: EmbeddedServer, tmp_path: Path
 ) -> None:

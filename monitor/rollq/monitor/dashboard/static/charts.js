@@ -92,10 +92,10 @@ export class LineChart {
           ]
         : []),
       unitMark(this.unit),
-      ...(known.length ? [] : [inTheMiddle("no data yet")]),
+      ...(known.length ? [] : [inTheMiddle(this.isStacked && times.length ? "none" : "no data yet")]),
       ...lines.map((line, i) => {
         const kind = `c${line.kind ?? i % 8}`;
-        if (!this.isStacked) return svg("path", { class: `line ${kind}`, d: this.#path(tops[i]) });
+        if (!this.isStacked) return svg("path", { class: `line dashed${i % 3} ${kind}`, d: this.#path(tops[i]) });
         const below = i ? tops[i - 1] : times.map(() => 0);
         return svg("path", { class: `area bar ${kind}`, d: this.#area(below, tops[i]) });
       }),

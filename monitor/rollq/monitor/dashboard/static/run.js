@@ -212,8 +212,8 @@ export class RunView {
     pauses.show(this.swaps.times, [{ name: "mean of all workers", values: this.swaps.means }]);
     groups.show(one.at_ms, [
       { name: "finished well", values: one.groups.map((all, at) => less(all, one.failed[at])), kind: 0 },
-      { name: "failed", values: one.failed, kind: 6 },
       { name: "trained", values: one.trained, kind: 2 },
+      { name: "failed", values: one.failed, kind: 6 },
     ]);
   }
 }
