@@ -67,7 +67,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Name of the cell's folder."""
-        return f"{self.loss}-{self.max_staleness}-{self.learning_rate:g}-{self.seed}"
+        return f"{self.loss}-{self.max_staleness}-{self.learning_rate:g}-{self.steps}-{self.seed}"
 
 
 def registered(losses: Sequence[str], bounds: Sequence[int], seeds: Sequence[int], steps: int) -> list[Cell]:
@@ -174,7 +174,8 @@ def figures(metrics: Path) -> dict[str, Any]:
     for step in steps[10:]:
         for age, count in step["staleness_tokens"].items():
             tokens[age] = tokens.get(age, 0) + count
-    oldest = [step["effective_sample_size"][max(step["effective_sample_size"], key=int)] for step in steps[10:]]
+    sizes = [step["effective_sample_size"] for step in steps[10:]]
+    oldest = [each[max(each, key=int)] or 0.0 for each in sizes]  # null where weights are not finite
     return {
         "rewards": [step["reward"] for step in steps],
         "mean_staleness": sum(int(age) * count for age, count in tokens.items()) / max(sum(tokens.values()), 1),

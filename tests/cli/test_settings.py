@@ -163,6 +163,15 @@ def test_groups_of_one_can_be_imitated_or_distilled(tmp_path: Path, component: s
     assert load(tmp_path, more="group_size = 1", trainer=asked).tasks["math"].group_size == 1
 
 
+def test_a_teacher_that_tells_one_logprob_cannot_be_followed_on_several(tmp_path: Path) -> None:
+    pool = '\n[worker.pools.teacher]\nurls = ["http://teacher/v1"]\nserved_model = "teacher"\n'
+    asked = '[trainer.loss]\ndistillation = { math = 1.0 }\ndistilled_tokens = "top_k"' + pool
+    with pytest.raises(ConfigError, match=r"worker.pools.teacher has top_k = 0.* set top_k = 8 there"):
+        load(tmp_path, more='scorers = ["teacher"]', trainer=asked)
+    load(tmp_path, more='scorers = ["teacher"]', trainer=asked + "top_k = 4\n")
+    load(tmp_path, trainer=asked)  # an agent loop may set the arrays
+
+
 def test_groups_of_one_can_be_compared_with_the_batch(tmp_path: Path) -> None:
     asked = '[trainer.advantages]\nbaseline = "batch"\nscale = "batch"'
     assert load(tmp_path, more="group_size = 1", trainer=asked).tasks["math"].group_size == 1

@@ -116,9 +116,10 @@ def _planned(settings: "RollqSettings", task: "TaskSettings") -> "TaskSize":
     from rollq.monitor.doctor.sizing import TaskSize, kept_bytes, largest_payload, placed
 
     every = settings.trainer.checkpoint_every if settings.trainer else task.max_uncheckpointed_steps
+    top_ks = [settings.worker.pools[name].top_k for name in task.scorers if name in settings.worker.pools]
     size = TaskSize(
         task,
-        largest_payload(task.group_size, task.max_prompt_tokens, task.max_tokens, len(task.scorers)),
+        largest_payload(task.group_size, task.max_prompt_tokens, task.max_tokens, top_ks),
         checkpoint_steps=every,
         surplus_groups=math.ceil(settings.producer.over_sample * task.batch_groups),
         audited_groups=task.audit_groups if task.filters else 0,

@@ -287,6 +287,18 @@ def _tasks_with_another_loss_exist(settings: RollqSettings) -> Iterator[str]:
                 yield f"trainer.loss.{key}: {name!r} is not a task; there are {', '.join(settings.tasks)}"
 
 
+def _teachers_tell_enough(settings: RollqSettings) -> Iterator[str]:
+    loss = settings.trainer.loss if settings.trainer else None
+    teacher = settings.worker.pools.get("teacher")
+    if loss is None or loss.distilled_tokens != "top_k" or teacher is None or teacher.top_k:
+        return
+    if any("teacher" in settings.tasks[name].scorers for name in loss.distillation if name in settings.tasks):
+        yield (
+            'trainer.loss.distilled_tokens = "top_k": worker.pools.teacher has top_k = 0, so it tells one logprob of '
+            "each position; set top_k = 8 there, for example"
+        )
+
+
 RULES = (
     _archives_have_a_place,
     _names_differ,
@@ -303,5 +315,6 @@ RULES = (
     _samples_fit_into_a_micro_batch,
     _groups_have_a_baseline,
     _tasks_with_another_loss_exist,
+    _teachers_tell_enough,
 )
 """Rules that involve several sections; each yields one sentence per violation, and the first one is reported."""

@@ -328,7 +328,7 @@ def test_ten_thousand_groups_are_scrolled_with_few_elements(page: Page, shown: S
     expect(page.locator(":focus td").first).not_to_have_text(last)
     for share in (0.5, 0.2, 0.9, 0):
         page.evaluate(f"scrollTo(0, {share} * document.documentElement.scrollHeight)")
-        page.wait_for_function("document.elementFromPoint(400, 600)?.closest('tbody tr')")
+        wait_until(lambda: page.evaluate("Boolean(document.elementFromPoint(400, 600)?.closest('tbody tr'))"))
         assert rows.count() <= MOST_DRAWN
     expect(page.get_by_role("link", name=f"math {shown.hostile}", exact=True)).to_be_in_viewport()
     assert page.evaluate("document.querySelectorAll('*').length") < 3000

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollq.buffer.buffer import Buffer
@@ -110,9 +111,16 @@ def test_a_primary_has_its_tasks_and_a_share_of_large_payloads() -> None:
     )
 
 
-@pytest.mark.parametrize(("tokens", "scorers"), [(1, 0), (1000, 0), (1000, 2)])
-def test_no_sample_is_larger_than_the_settings_allow(tokens: int, scorers: int) -> None:
-    assert len(encode_samples([make_sample(0, tokens=tokens)])) <= largest_payload(1, 2, tokens, scorers)
+@pytest.mark.parametrize(("tokens", "top_ks"), [(1, ()), (1000, ()), (1000, (0, 0)), (1000, (8,))])
+def test_no_sample_is_larger_than_the_settings_allow(tokens: int, top_ks: tuple[int, ...]) -> None:
+    sample, arrays = make_sample(0, tokens=tokens), {}
+    for pool, top_k in enumerate(top_ks):
+        arrays[f"{pool}_logprobs"] = np.ones(tokens, np.float32)
+        if top_k:
+            arrays[f"{pool}_top_ids"] = np.ones((tokens, top_k), np.int32)
+            arrays[f"{pool}_top_logprobs"] = np.ones((tokens, top_k), np.float32)
+    scored = replace(sample, segments=(replace(sample.segments[0], arrays=arrays),))
+    assert len(encode_samples([sample])) <= len(encode_samples([scored])) <= largest_payload(1, 2, tokens, top_ks)
 
 
 class AloneWorld(World):
@@ -177,7 +185,7 @@ def test_a_full_run_takes_less_than_the_formula_says(trained: AloneWorld) -> Non
     assert trained.statuses() == {"completed": 20, "archived": 50}
     size = without_partial_rollout(trained.size)
     assert live_groups(size) == 80
-    assert 8 * 2048 * 8 < size.payload_bytes < largest_payload(8, 2, 2048, 0)
+    assert 8 * 2048 * 8 < size.payload_bytes < largest_payload(8, 2, 2048)
     assert 0.6 * used_bytes([size]) < trained.bytes < used_bytes([size])
 
 

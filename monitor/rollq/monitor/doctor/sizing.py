@@ -1,7 +1,7 @@
 """How much memory a run takes at most: the sizing formula of docs/guide/operations.md. Pure."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rollq.buffer.batch_sizes import groups_at
@@ -101,12 +101,14 @@ def maxmemory_for(used: int) -> int:
     return math.ceil(HEADROOM * used)
 
 
-def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, scorers: int) -> int:
-    """Encoded bytes of a group whose samples all reach their limits.
+def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, top_ks: Sequence[int] = ()) -> int:
+    """Encoded bytes of a group whose samples all reach their limits; `top_ks` has the `top_k` of each scorer.
 
-    A prompt token takes 4 bytes. A new token takes 4 for its id, 4 for its logprob, 1 for its mask, and 4 per scorer.
+    A prompt token takes 4 bytes. A new token takes 4 for its id, 4 for its logprob, 1 for its mask, 4 per scorer, and 8
+    for each of the likeliest tokens that a scorer tells.
     """
-    return group_size * (4 * prompt_tokens + (9 + 4 * scorers) * new_tokens + SAMPLE_BYTES)
+    scores = sum(4 + 8 * top_k for top_k in top_ks)
+    return group_size * (4 * prompt_tokens + (9 + scores) * new_tokens + SAMPLE_BYTES)
 
 
 def placed(size: TaskSize, kept_bytes: int, *, min_outside: int | None, spread: bool) -> TaskSize:
