@@ -9,7 +9,7 @@ import orjson
 import pytest
 import torch
 from safetensors.torch import load_file, save
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import WeightsError
@@ -18,7 +18,7 @@ from rollq.buffer.weights.loading import load_weights
 from rollq.buffer.weights.manifest import INDEX_FILE, weight_files
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.settings import Transport
-from rollq.consumer.weights.checkpoint_format import divide_model
+from rollq.consumer.weights.checkpoint_format import divide_model, shapes_of, to_checkpoint_format, untied
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model, write_tensors
 from rollq.consumer.weights.tensor_stream import TensorStream, model_stream, tensor_stream
@@ -113,6 +113,20 @@ def test_each_tensor_in_memory_is_converted_by_itself(family: str) -> None:
     model = make_model(family)
     described = {name: torch.empty_like(tensor, device="meta") for name, tensor in model.state_dict().items()}
     assert all(len(part.sources) == 1 for part in divide_model(model, described))
+
+
+def test_a_conversion_that_fails_on_one_tensor_alone_is_given_those_of_a_layer() -> None:
+    """Ernie 4.5 VL has experts for text and for images, which its files count through together."""
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(AutoConfig.for_model("ernie4_5_vl_moe"))
+    state = untied(model, model.state_dict(), lambda *_: True)
+    parts = divide_model(model, state)
+    described = {name: tensor for part in parts for name, tensor in part.described.items()}
+    assert shapes_of(described) == shapes_of(to_checkpoint_format(model, state))
+    joined = [part.sources for part in parts if len(part.sources) > 1]
+    assert joined
+    for sources in joined:
+        assert len({name.partition(".mlp.")[0] for name in sources}) == 1, "of one layer"
 
 
 def test_tensors_that_a_conversion_joins_are_one_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ files, are one tensor in memory. Engines expect what is in files, so models are 
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
@@ -67,7 +67,7 @@ class Part(NamedTuple):
 def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list[Part]:
     """Divide tensors of `model`, by their names in memory and on torch's meta device, into the smallest parts.
 
-    Most tensors are parts by themselves. Others are converted with those of the same layer.
+    Most tensors are parts by themselves. Others are converted with those of the same layer, or all together.
     """
     whole = _converted(model, described)
     names = {id(tensor): name for name, tensor in whole.items()}
@@ -75,15 +75,24 @@ def divide_model(model: "PreTrainedModel", described: Mapping[str, Any]) -> list
     parts = [Part(model, (name,), {found: described[name]}, True) for name, found in plain.items()]
     sources = [name for name in described if name not in plain]
     expected = shapes_of({name: whole[name] for name in whole.keys() - set(plain.values())})
-    keys: tuple[Callable[[str], str], ...] = (str, _layer, lambda _: "")
-    for key in keys:
-        groups: dict[str, list[str]] = {}
-        for name in sources:
-            groups.setdefault(key(name), []).append(name)
-        found = [_converted_part(model, described, group) for group in groups.values()]
+    for key in (str, _layer):
+        try:
+            found = _converted_parts(model, described, sources, key)
+        except Exception:  # noqa: BLE001 - whatever an operation of transformers raises that lacks a tensor
+            continue
         if shapes_of({name: one for part in found for name, one in part.described.items()}) == expected:
-            break
-    return parts + found
+            return parts + found
+    return parts + _converted_parts(model, described, sources, lambda _: "")
+
+
+def _converted_parts(
+    model: "PreTrainedModel", described: Mapping[str, Any], sources: Iterable[str], key: Callable[[str], str]
+) -> list[Part]:
+    """Convert the sources of one key together."""
+    groups: dict[str, list[str]] = {}
+    for name in sources:
+        groups.setdefault(key(name), []).append(name)
+    return [_converted_part(model, described, group) for group in groups.values()]
 
 
 def _converted_part(model: "PreTrainedModel", described: Mapping[str, Any], sources: list[str]) -> Part:
