@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time; each uses about one core and a half")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="folder for page, picture and figures")
     parser.add_argument("--runs", type=Path, default=Path(f"rollq-frontier-{time.strftime('%Y%m%d-%H%M%S')}"))
+    parser.add_argument("--note", default="", help="what to say about the results, for the page")
     options = parser.parse_args()
     if 0 not in options.staleness:
         parser.error("--staleness: the others are compared with 0; name it too")
@@ -107,7 +108,7 @@ def main() -> None:
             pool.shutdown(cancel_futures=True)
             raise
     before = {seed: held_out(base, base.model, seed) for seed, base in bases.items()}
-    write_results(options.docs, outcomes, before, (parity_steps, difference), options.steps)
+    write_results(options.docs, outcomes, before, (parity_steps, difference), options.steps, options.note)
 
 
 def prepared(runs: Path, seed: int) -> DemoFolder:

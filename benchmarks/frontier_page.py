@@ -162,17 +162,22 @@ def figure(outcomes: Sequence[Outcome], usual_rate: float) -> Figure:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="lower left" if axes is left else "upper right")
     return drawing
 
 
 def write_results(
-    docs: Path, outcomes: Sequence[Outcome], before: Mapping[int, float], parity: tuple[int, float], steps: int
+    docs: Path,
+    outcomes: Sequence[Outcome],
+    before: Mapping[int, float],
+    parity: tuple[int, float],
+    steps: int,
+    note: str = "",
 ) -> None:
     """Write the picture, the JSON and the last section of `frontier.md` into `docs`.
 
     `before`: held-out reward of each seed's initial model. `parity`: the steps compared, and the largest difference of
-    a logprob, in nats.
+    a logprob, in nats. `note` follows the tables.
     """
     usual_rate = outcomes[0].learning_rate
     usual = [cell for cell in outcomes if cell.learning_rate == usual_rate]
@@ -193,7 +198,7 @@ def write_results(
     ]
     if high:
         paragraphs += [f"At learning rate {high[0].learning_rate:g}:", table(rows(high))]
-    paragraphs.append(f"Measured on: {about}.")
+    paragraphs += [note, f"Measured on: {about}."]
     page = docs / "frontier.md"
     plan = page.read_text("utf-8").partition(RESULTS)[0] if page.exists() else ""
     page.write_text("\n\n".join(text.strip() for text in (plan, *paragraphs) if text.strip()) + "\n", "utf-8")
