@@ -85,7 +85,7 @@ def main() -> None:
         )
     )  # fmt: skip
     shard(model, world_size=RANKS, device="cpu", compute_dtype=None)
-    stream = model_stream(model, rank=rank)
+    stream = model_stream(model)
     size, largest = stream.size_bytes, max(tensor.nbytes for tensor in stream.described.values())
     dist.barrier()
     before, started = _reset_peak(), time.perf_counter()

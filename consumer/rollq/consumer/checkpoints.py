@@ -16,7 +16,7 @@ from safetensors.torch import save
 
 from rollq.buffer.durable import atomic_folder
 from rollq.buffer.errors import ConfigError, WeightsError
-from rollq.consumer.lora import adapter_tensors, has_adapter, write_adapter
+from rollq.consumer.lora import adapter_stream, has_adapter, write_adapter
 from rollq.consumer.settings import MAX_FILE_BYTES
 from rollq.consumer.sharding import like, reshard
 from rollq.consumer.weights.safetensors import copy_config, write_model, write_tensors
@@ -65,21 +65,19 @@ def save_checkpoint(
     folder = _folders(output) / f"step-{step:08d}"
     reshard(model)  # the probe of a publication leaves some parameters gathered, which the optimizer does not know
     lora = has_adapter(model)  # then the checkpoint has the adapter alone
-    adapter = adapter_tensors(model, rank=rank) if lora else {}
-    streams = [] if lora else [model_stream(model, rank=rank)]
-    streams.append(tensor_stream(dict(_optimizer_tensors(model, optimizer)), rank=rank))
-    if rank != 0:
-        for stream in streams:
-            stream.take_part()
-        return Checkpoint(step, folder, lineage)
-    with atomic_folder(folder) as unfinished:
-        copy_config(config_from, unfinished)
-        if lora:
-            write_adapter(unfinished, model, adapter)
-        else:
-            write_model(unfinished, streams[0], max_file_bytes=max_file_bytes)
-        write_tensors(unfinished / OPTIMIZER_FILE, streams[-1])
-        (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
+    moments = tensor_stream(dict(_optimizer_tensors(model, optimizer)))
+    weights = adapter_stream(model) if lora else model_stream(model)
+    with moments, weights:  # which ends first
+        if rank != 0:
+            return Checkpoint(step, folder, lineage)
+        with atomic_folder(folder) as unfinished:
+            copy_config(config_from, unfinished)
+            if lora:
+                write_adapter(unfinished, model, weights)
+            else:
+                write_model(unfinished, weights, max_file_bytes=max_file_bytes)
+            write_tensors(unfinished / OPTIMIZER_FILE, moments)
+            (unfinished / STATE_FILE).write_bytes(orjson.dumps({"step": step, "lineage": lineage}))
     for old in sorted(_folders(output).glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)
     return Checkpoint(step, folder, lineage)

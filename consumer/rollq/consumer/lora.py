@@ -18,7 +18,7 @@ from rollq.buffer.weights.manifest import ADAPTER_CONFIG, ADAPTER_FILE
 from rollq.consumer.settings import LoraSettings
 from rollq.consumer.sharding import like
 from rollq.consumer.weights.safetensors import write_tensors
-from rollq.consumer.weights.tensor_stream import gather, tensor_stream
+from rollq.consumer.weights.tensor_stream import TensorStream, tensor_stream
 
 _NAME = ".default."
 """PEFT's part of the name of a tensor in memory, which files lack: the name of the adapter."""
@@ -69,22 +69,21 @@ def has_adapter(model: Any) -> bool:
 
 def save_adapter(folder: Path, model: Any, *, rank: int = 0) -> None:
     """Write the adapter of `model` as a folder, which replaces an older one. All ranks call it, and rank 0 writes."""
-    tensors = adapter_tensors(model, rank=rank)
-    if rank != 0:
-        return
-    with atomic_folder(folder) as unfinished:
-        write_adapter(unfinished, model, tensors)
+    with adapter_stream(model) as stream:
+        if rank == 0:
+            with atomic_folder(folder) as unfinished:
+                write_adapter(unfinished, model, stream)
 
 
-def write_adapter(folder: Path, model: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """Write the gathered `tensors` of an adapter and its configuration into an existing folder."""
+def write_adapter(folder: Path, model: Any, stream: TensorStream) -> None:
+    """Write the tensors of an adapter and its configuration into an existing folder."""
     model.rollq_adapter.save_pretrained(str(folder))
-    write_tensors(folder / ADAPTER_FILE, tensor_stream(tensors))
+    write_tensors(folder / ADAPTER_FILE, stream)
 
 
-def adapter_tensors(model: Any, *, rank: int = 0) -> dict[str, torch.Tensor]:
-    """The tensors of the adapter by their names in files, on rank 0; on other ranks none. All ranks call it."""
-    return dict(gather(_adapter(model).items(), rank=rank))
+def adapter_stream(model: Any) -> TensorStream:
+    """The tensors of the adapter, which may be sharded, by their names in files."""
+    return tensor_stream(_adapter(model))
 
 
 def load_adapter(folder: Path, model: Any) -> None:

@@ -54,9 +54,7 @@ def record_weights(
 
     All ranks of a sharded model call it, and rank 0 writes.
     """
-    stream = model_stream(model, rank=rank)
-    if rank != 0:
-        stream.take_part()
-        return
-    with atomic_folder(folder / "weights" / f"epoch-{epoch}-version-{version}") as unfinished:
-        write_model(unfinished, stream, max_file_bytes=max_file_bytes, config_from=config_from)
+    with model_stream(model) as stream:
+        if rank == 0:
+            with atomic_folder(folder / "weights" / f"epoch-{epoch}-version-{version}") as unfinished:
+                write_model(unfinished, stream, max_file_bytes=max_file_bytes, config_from=config_from)

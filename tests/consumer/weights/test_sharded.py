@@ -1,7 +1,9 @@
 """A model that FSDP2 has spread over two ranks is published as one process publishes it."""
 
 import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.weights.loading import load_weights
 from rollq.consumer.weights.publisher import WeightPublisher
 from support.buffer_run import World
+from support.failing_ranks import fail_on_rank_0, tie_unequally
 from support.manual_worker import make_run
 from support.sharded_publisher import publish_sharded
 from support.untrained_models import make_model
@@ -46,3 +49,29 @@ def test_the_ranks_of_a_sharded_model_publish_the_file_of_one_process(
     assert ("lm_head.weight" in load_file(folder / "model.safetensors")) is False
     assert "is sharded over ranks: publish the model itself" in (tmp_path / "refused0").read_text()
     assert not (tmp_path / "refused1").exists(), "what other ranks publish is not looked at"
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "record", "publication"])
+@pytest.mark.parametrize("step", ["write", "convert"])
+def test_ranks_get_through_where_rank_0_fails_in_the_middle(step: str, way: str, tmp_path: Path) -> None:
+    assert in_two_ranks(fail_on_rank_0, tmp_path, step, way) == [0, 0]
+
+
+@pytest.mark.parametrize("sharded", [1, 2])
+def test_ranks_agree_that_tied_tensors_differ(sharded: int, tmp_path: Path) -> None:
+    assert in_two_ranks(tie_unequally, tmp_path, sharded) == [0, 0]
+
+
+def in_two_ranks(work: Callable[..., None], *given: Any) -> list[int | None]:
+    """Call `work(rank, *given)` in two processes; returns their exit codes. None: it did not end, and was ended."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.sharded_publisher", "support.failing_ranks"])
+    ranks = [context.Process(target=work, args=(rank, *given)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(PATIENCE_S)
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+    return codes

@@ -21,7 +21,7 @@ from rollq.consumer.settings import Transport
 from rollq.consumer.weights.checkpoint_format import divide_model, shapes_of, to_checkpoint_format, untied
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model, write_tensors
-from rollq.consumer.weights.tensor_stream import TensorStream, model_stream, tensor_stream
+from rollq.consumer.weights.tensor_stream import TensorStream, gather, model_stream, tensor_stream
 from rollq.workers.engines.transformers.weights import copy_weights, read_weights
 from support.tiny_qwen3 import tiny_qwen3
 from support.untrained_models import FAMILIES, make_model
@@ -156,13 +156,18 @@ def test_tensors_that_a_conversion_joins_are_one_part(monkeypatch: pytest.Monkey
 
 def test_one_tensor_is_alive_at_a_time(tmp_path: Path) -> None:
     alive: list[weakref.ref[torch.Tensor]] = []
-    described = {f"t{number}": torch.empty(1000, device="meta") for number in range(5)}
+    state = {f"t{number}": torch.ones(1000) for number in range(5)}
+    described = {name: torch.empty(1000, dtype=torch.bfloat16, device="meta") for name in state}
+    gathered = gather(state, described, state)
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
-        for name in described:
+        while True:
             gc.collect()
             assert not [one for one in alive if one() is not None]
-            tensor = torch.ones(1000)
+            try:
+                name, tensor = next(gathered)
+            except StopIteration:
+                return
             alive.append(weakref.ref(tensor))
             yield name, tensor
             del tensor

@@ -37,11 +37,20 @@ def to_checkpoint_format(model: "PreTrainedModel", state_dict: Mapping[str, Any]
 def untied(
     model: "PreTrainedModel", state_dict: Mapping[str, Any], is_equal: Callable[[Any, Any], bool]
 ) -> dict[str, Any]:
-    """The tensors of a state dict that files have, tied ones once. Raises `WeightsError` for tied ones that differ."""
+    """The tensors of a state dict that files have, tied ones once.
+
+    Raises `WeightsError` for tied ones that differ, or of which only one is sharded.
+    """
     kept = {name: tensor for name, tensor in state_dict.items() if name not in (model._keys_to_ignore_on_save or ())}
     for name, source in model.all_tied_weights_keys.items():
         tensor = kept.pop(name, None)
-        if tensor is not None and not is_equal(kept.setdefault(source, tensor), tensor):
+        if tensor is None:
+            continue
+        other = kept.setdefault(source, tensor)
+        if is_sharded(tensor) != is_sharded(other):
+            whole, sharded = (source, name) if is_sharded(tensor) else (name, source)
+            raise WeightsError(f"{sharded!r} is sharded and {whole!r}, which the model ties to it, is not: shard both")
+        if not is_equal(other, tensor):
             raise WeightsError(f"{name!r} differs from {source!r}, to which the model ties it: gather both again")
     return kept
 

@@ -1,14 +1,16 @@
 """The tensors of weights as they are written: whole, one after the other, under the names that they have in files.
 
 Invariant: of a model that is sharded over ranks, a rank holds the parts of one tensor of its files at a time, besides
-its own shards. All ranks gather the same tensors in the same order, whatever happens on rank 0.
+its own shards. All ranks gather the same tensors in the same order, also where rank 0 fails to convert or write them.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from rollq.buffer.errors import WeightsError
 from rollq.buffer.weights.probe import Probe, tolerance_of
@@ -25,21 +27,32 @@ from rollq.consumer.weights.checkpoint_format import (
 class TensorStream:
     """Named tensors to write, which exist one after the other.
 
-    `described` has them all, on torch's meta device: their names, dtypes and shapes. Iterate once.
+    `described` has them all, on torch's meta device: their names, dtypes and shapes. `tensors` are made of `gathered`,
+    an iterator over what all ranks gather. Iterate once, on rank 0. Where ranks wait for each other, all of them use
+    the stream as a context manager: at its end, what is left is gathered, also after an error, which is raised then.
     """
 
-    def __init__(self, described: Mapping[str, Any], tensors: Iterator[tuple[str, Any]]) -> None:
+    def __init__(
+        self, described: Mapping[str, Any], tensors: Iterator[tuple[str, Any]], gathered: Iterable[Any] = ()
+    ) -> None:
         self.described = described
         self._tensors = tensors
+        self._gathered = gathered
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yield each name and its whole tensor on rank 0, and nothing on other ranks."""
+        """Yield each name and its whole tensor."""
         return self._tensors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(Exception) if kind else nullcontext():  # the first error is the one to know
+            self.take_part()
 
     def take_part(self) -> None:
         """Gather what is left, for the ranks that wait for this one."""
-        for _ in self._tensors:
-            pass
+        deque(self._gathered, maxlen=0)  # no loop, whose variable would keep a tensor while the next one comes
 
     @property
     def size_bytes(self) -> int:
@@ -63,13 +76,10 @@ def gathering(
         yield (Path(), None) if rank != 0 else prepare(weights, probe, dtype=dtype)
         return
     probe = probe or _probe_of(weights)
-    stream = model_stream(weights, rank=rank, dtype=dtype)
-    if rank != 0:
-        stream.take_part()
-    try:
+    with model_stream(weights, dtype=dtype) as stream:
+        if rank != 0:
+            stream.take_part()
         yield stream, _rounded(probe, dtype)
-    finally:
-        stream.take_part()
 
 
 def prepare(
@@ -94,46 +104,50 @@ def prepare(
     return model_stream(weights, dtype=dtype), _rounded(probe or _probe_of(weights), dtype)
 
 
-def tensor_stream(tensors: Mapping[str, Any], *, rank: int = 0, dtype: str | None = None) -> TensorStream:
+def tensor_stream(tensors: Mapping[str, Any], *, dtype: str | None = None) -> TensorStream:
     """The tensors of a state dict, which may be sharded: as they are, and those that share memory once."""
     kept = {name: tensor.detach() for name, tensor in shared_once(tensors).items()}
     described = {name: _described(tensor, dtype) for name, tensor in kept.items()}
-    return TensorStream(described, gather(kept.items(), rank=rank, dtype=dtype))
+    gathered = gather(kept, described, kept)
+    return TensorStream(described, _received(gathered, kept), gathered)
 
 
-def model_stream(model: Any, *, rank: int = 0, dtype: str | None = None) -> TensorStream:
+def model_stream(model: Any, *, dtype: str | None = None) -> TensorStream:
     """The tensors of a model, which may be sharded, as `save_pretrained` names and divides them.
 
     With `dtype`, floating-point numbers are rounded to it, except in tensors that transformers keeps in float32.
     """
-    kept = untied(model, _once(model), _is_equal_here)
+    kept = untied(model, _once(model), _is_equal)
     precise = _kept_precise(model, dtype)
     dtypes = {name: None if any(part in name for part in precise) else dtype for name in kept}
-    parts = divide_model(model, {name: _described(tensor, dtypes[name]) for name, tensor in kept.items()})
+    rounded = {name: _described(tensor, dtypes[name]) for name, tensor in kept.items()}
+    parts = divide_model(model, rounded)
+    gathered = gather(kept, rounded, [name for part in parts for name in part.sources])
 
     def tensors() -> Iterator[tuple[str, Any]]:
         for part in parts:
-            whole: dict[str, Any] = {}
-            for name in part.sources:
-                whole |= gather([(name, kept[name])], rank=rank, dtype=dtypes[name])
-            if rank == 0:
-                yield from part.convert(whole).items()
+            yield from part.convert(dict(_received(islice(gathered, len(part.sources)), kept))).items()
 
     described = {name: tensor for part in parts for name, tensor in part.described.items()}
-    return TensorStream(described, tensors())
+    return TensorStream(described, tensors(), gathered)
 
 
-def gather(tensors: Iterable[tuple[str, Any]], *, rank: int, dtype: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield each named tensor, whole, on rank 0, and nothing on other ranks. All ranks call it.
+def gather(tensors: Mapping[str, Any], described: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield each of the named tensors, whole, on all ranks, which all iterate to the end.
 
-    Those that were sharded are on the CPU. With `dtype`, floats of 16 bits or more are rounded to it, before they
-    travel between ranks.
+    They are rounded to the dtypes that are `described`, before they travel between ranks.
     """
-    for name, tensor in tensors:
-        rounded = tensor.detach().to(_dtype_in_file(tensor, dtype))
-        whole = rounded.full_tensor() if is_sharded(rounded) else rounded
-        if rank == 0:
-            yield name, whole.cpu() if is_sharded(rounded) else whole
+    for name in names:
+        yield name, _whole(tensors[name].detach().to(described[name].dtype))  # no variable keeps it in this frame
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def _received(gathered: Iterable[tuple[str, Any]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What was gathered of `tensors`, on rank 0: those that were sharded are on the CPU."""
+    return ((name, whole.cpu() if is_sharded(tensors[name]) else whole) for name, whole in gathered)
 
 
 def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,10 +171,8 @@ def _once(model: Any) -> dict[str, Any]:
     return shared_once({name: tensor for name, tensor in model.state_dict().items() if name not in repeated})
 
 
-def _is_equal_here(tensor: Any, other: Any) -> bool:
-    """Whether tensors are equal, as far as this rank has them."""
-    if is_sharded(tensor):
-        return bool(tensor.to_local().equal(other.to_local()))
+def _is_equal(tensor: Any, other: Any) -> bool:
+    """Whether tensors are equal; ranks that hold parts of them agree on it. All ranks call it."""
     return bool(tensor.equal(other))
 
 
