@@ -169,7 +169,7 @@ def outcome_of(runs: Path, base: DemoFolder, cell: Cell) -> Outcome:
 
 
 def figures(metrics: Path) -> dict[str, Any]:
-    """What a cell's `metrics.jsonl` says of its steps; staleness and sample sizes are those after the tenth step."""
+    """The figures of a cell's `metrics.jsonl`; staleness and sample sizes are those after the tenth step."""
     steps = list(read_lines(metrics))
     tokens: dict[str, int] = {}
     for step in steps[10:]:

@@ -13,14 +13,14 @@ from benchmarks.machine import describe
 from rollq.monitor.report import running_mean
 
 RESULTS = "## Results"
-"""Heading of the page's last section; what stands before it is the plan, which results never change."""
+"""Heading of the page's last section; the plan comes before it, and results never change that."""
 COLOURS = {"ppo": "#0072b2", "decoupled_tis": "#009e73", "cispo": "#cc79a7", "reinforce": "#d55e00"}
 SMOOTHING_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished cell: what it was, and what came of it.
+    """A finished cell: its settings, and its result.
 
     `held_out` is the mean held-out reward of the last weights, `rewards` the mean reward of each trained batch. Of the
     steps after the tenth: `mean_staleness` of the trained tokens, `least_sample_size`, the smallest effective sample

@@ -294,7 +294,7 @@ def _teachers_tell_enough(settings: RollqSettings) -> Iterator[str]:
         return
     if any("teacher" in settings.tasks[name].scorers for name in loss.distillation if name in settings.tasks):
         yield (
-            'trainer.loss.distilled_tokens = "top_k": worker.pools.teacher has top_k = 0, so it tells one logprob of '
+            'trainer.loss.distilled_tokens = "top_k": worker.pools.teacher has top_k = 0, so it returns one logprob of '
             "each position; set top_k = 8 there, for example"
         )
 

@@ -185,7 +185,7 @@ class Learner:
         return found
 
     def _taught(self, batch: Batch, micro: MicroBatch) -> dict[str, Any]:
-        """What the loss needs of a teacher."""
+        """The arguments of the loss that come from a teacher."""
         loss = self._settings.loss
         if not loss.distillation:
             return {}

@@ -151,7 +151,7 @@ def _more_room(fullness: Fullness) -> str:
 
 
 def _consequence(trainer: TrainerState, error: str = "") -> str:
-    """What the trainer does, or how it failed. If with the error so named, that is because of what was said before."""
+    """The work of the trainer, or how it failed; with `error` in its name, because of what the sentence said before."""
     if trainer.phase is not TrainerPhase.FAILED or not trainer.error:
         return described(trainer)
     if error and trainer.error.startswith(f"{error}:"):

@@ -1,4 +1,4 @@
-"""What a trainer does, or did last, in words. Pure."""
+"""The work of a trainer, or its last work, in words. Pure."""
 
 from rollq.buffer.trainer_state import TrainerPhase, TrainerState
 from rollq.monitor.status import SILENT_TRAINER_S
@@ -24,7 +24,7 @@ def described(trainer: TrainerState) -> str:
 
 
 def last_work(trainer: TrainerState) -> str:
-    """What a trainer that is silent did when it was last heard."""
+    """The work of a silent trainer when it was last heard."""
     match trainer.phase:
         case TrainerPhase.WAITING:
             return f"waiting for step {trainer.step}"
@@ -73,7 +73,7 @@ def _work(trainer: TrainerState) -> str:
 
 
 def _lacks(trainer: TrainerState) -> list[str]:
-    """What a trainer that waits lacks."""
+    """The groups that a waiting trainer lacks."""
     if unarchived := sum(trainer.unarchived.values()):
         return [f"{count(unarchived, 'group')} must be in the archive before"]
     lacks = [f"task {task} has {trainer.ready[task]} of {count(n, 'group')}" for task, n in trainer.wanted.items()]

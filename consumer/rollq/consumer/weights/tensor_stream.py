@@ -146,7 +146,7 @@ def _whole(tensor: Any) -> Any:
 
 
 def _received(gathered: Iterable[tuple[str, Any]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What was gathered of `tensors`, on rank 0: those that were sharded are on the CPU."""
+    """The tensors that were gathered of `tensors`, on rank 0: those that were sharded are on the CPU."""
     return ((name, whole.cpu() if is_sharded(tensors[name]) else whole) for name, whole in gathered)
 
 

@@ -105,7 +105,7 @@ def largest_payload(group_size: int, prompt_tokens: int, new_tokens: int, top_ks
     """Encoded bytes of a group whose samples all reach their limits; `top_ks` has the `top_k` of each scorer.
 
     A prompt token takes 4 bytes. A new token takes 4 for its id, 4 for its logprob, 1 for its mask, 4 per scorer, and 8
-    for each of the likeliest tokens that a scorer tells.
+    for each of the likeliest tokens that a scorer returns.
     """
     scores = sum(4 + 8 * top_k for top_k in top_ks)
     return group_size * (4 * prompt_tokens + (9 + scores) * new_tokens + SAMPLE_BYTES)
