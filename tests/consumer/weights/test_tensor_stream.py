@@ -19,6 +19,7 @@ from rollq.buffer.weights.manifest import INDEX_FILE, weight_files
 from rollq.buffer.weights.store import StoredWeights
 from rollq.consumer.settings import Transport
 from rollq.consumer.weights.checkpoint_format import divide_model, shapes_of, to_checkpoint_format, untied
+from rollq.consumer.weights.places import Place, make_place
 from rollq.consumer.weights.publisher import WeightPublisher
 from rollq.consumer.weights.safetensors import write_model, write_tensors
 from rollq.consumer.weights.tensor_stream import TensorStream, gather, model_stream, tensor_stream
@@ -222,6 +223,25 @@ def test_what_a_killed_trainer_left_unfinished_is_removed_at_the_next_start(buff
     stored = WeightPublisher(buffer, "path", shared, 3).start(model)
     assert not left.exists()
     assert {path.as_uri() for path in shared.iterdir()} == {stored.uri, *(other.as_uri() for other in others)}
+
+
+@pytest.mark.parametrize("transport", ["redis", "s3"])
+def test_what_a_killed_trainer_left_in_tmpdir_is_removed_at_the_next_start(
+    transport: Transport, buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer.create_run()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def place() -> Place:
+        return make_place(buffer, transport, "s3://bucket/prefix", 3, None)
+
+    killed = place().unfinished(1)
+    left = killed.__enter__()
+    assert left.parent == tmp_path
+    other = left.with_name(left.name.replace(buffer.incarnation, "0" * 32))
+    other.mkdir()
+    place().clear()
+    assert list(tmp_path.iterdir()) == [other], "of a run of that name in another store"
 
 
 def test_a_failure_leaves_nothing_behind(buffer: Buffer, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class RedisPlace:
     def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
         """See `Place`. Raises `WeightsError` for a model that is too large for Redis."""
         check_redis_size(size_bytes)
-        return _unfinished(None, self._buffer.run)
+        return _unfinished(None, self._buffer)
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -87,6 +87,7 @@ class RedisPlace:
 
     def clear(self) -> None:
         """See `Place`."""
+        _clear(None, self._buffer)
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -112,7 +113,7 @@ class FolderPlace:
 
     def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
         """See `Place`. Raises `ConfigError` without a folder to write to."""
-        return _unfinished(self._shared(), self._buffer.run)
+        return _unfinished(self._shared(), self._buffer)
 
     def put_model(self, folder: Path, manifest: bytes, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -126,7 +127,8 @@ class FolderPlace:
 
     def clear(self) -> None:
         """See `Place`."""
-        _clear(self._folder, self._buffer.run)
+        if self._folder is not None:
+            _clear(self._folder, self._buffer)
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`. The folder must stay until newer weights are published."""
@@ -171,11 +173,11 @@ class BucketPlace:
 
     def unfinished(self, size_bytes: int) -> AbstractContextManager[Path]:
         """See `Place`."""
-        return _unfinished(self._scratch, self._buffer.run)
+        return _unfinished(self._scratch, self._buffer)
 
     def clear(self) -> None:
         """See `Place`."""
-        _clear(self._scratch, self._buffer.run)
+        _clear(self._scratch, self._buffer)
 
     def put_folder(self, folder: Path, probe: Probe | None) -> StoredWeights:
         """See `Place`."""
@@ -213,12 +215,13 @@ class BucketPlace:
 
 
 @contextmanager
-def _unfinished(parent: Path | None, run: str) -> Iterator[Path]:
+def _unfinished(parent: Path | None, buffer: TrainerBuffer) -> Iterator[Path]:
+    """An empty folder in `parent`, or in the folder of `TMPDIR`: then only this user may read it."""
     if parent is None:
-        with tempfile.TemporaryDirectory(prefix="rollq-weights-") as name:
+        with tempfile.TemporaryDirectory(prefix=_unfinished_name(parent, buffer)) as name:
             yield Path(name)
         return
-    folder = parent / f"{_unfinished_name(run)}{secrets.token_hex(4)}"
+    folder = parent / f"{_unfinished_name(parent, buffer)}{secrets.token_hex(4)}"
     folder.mkdir(parents=True)
     try:
         yield folder
@@ -226,14 +229,14 @@ def _unfinished(parent: Path | None, run: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _clear(parent: Path | None, run: str) -> None:
-    if parent is not None:
-        for left in parent.glob(f"{_unfinished_name(run)}????????"):
-            shutil.rmtree(left, ignore_errors=True)
+def _clear(parent: Path | None, buffer: TrainerBuffer) -> None:
+    for left in (parent or Path(tempfile.gettempdir())).glob(f"{_unfinished_name(parent, buffer)}????????"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
-def _unfinished_name(run: str) -> str:
-    return f".{_PREFIX}{run}.unfinished-"
+def _unfinished_name(parent: Path | None, buffer: TrainerBuffer) -> str:
+    """How the names of unfinished folders begin. Runs of other stores may have the same name, and share a `TMPDIR`."""
+    return f".{_PREFIX}{buffer.run}.{f'{buffer.incarnation}.' if parent is None else ''}unfinished-"
 
 
 def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set[Path]) -> None:
