@@ -244,6 +244,32 @@ def test_what_a_killed_trainer_left_in_tmpdir_is_removed_at_the_next_start(
     assert list(tmp_path.iterdir()) == [other], "of a run of that name in another store"
 
 
+def test_a_trainer_killed_as_it_removes_old_weights_leaves_no_part_of_them_under_their_name(
+    buffer: Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer.create_run()
+    publisher = WeightPublisher(buffer, "path", tmp_path, 1)
+    first = publisher.put({"w": torch.zeros(4)})
+
+    class Killed(BaseException):
+        pass
+
+    def half(folder: Path, **_: bool) -> None:
+        if Path(folder).exists():
+            (folder / "model.safetensors").unlink()
+            raise Killed
+
+    publisher.put({"w": torch.ones(4)})
+    with monkeypatch.context() as changed:
+        changed.setattr("shutil.rmtree", half)
+        with pytest.raises(Killed):
+            publisher.put({"w": torch.full((4,), 2)})
+    again = WeightPublisher(buffer, "path", tmp_path, 3).start({"w": torch.zeros(4)})
+    assert again == first
+    assert read_all(load_weights(buffer, *again, into=tmp_path / "worker"))["w"].equal(torch.zeros(4))
+    assert not list(tmp_path.glob(".weights-*"))
+
+
 def test_a_failure_leaves_nothing_behind(buffer: Buffer, tmp_path: Path) -> None:
     buffer.create_run()
     described = {name: torch.empty(4, device="meta") for name in ("a", "b")}

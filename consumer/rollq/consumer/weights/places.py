@@ -159,7 +159,8 @@ class FolderPlace:
         if self._folder is not None:
             needed = {_path_of(uri) for uri in needed_uris(self._buffer, self._kept) if uri.startswith("file:")}
             prefix = f"{_PREFIX}{self._buffer.run}-" + "[0-9a-f]" * _DIGITS
-            keep_newest(self._folder, (prefix, f"{prefix}.delta"), self._kept, needed)
+            doomed = self._folder / _unfinished_name(self._folder, self._buffer)
+            keep_newest(self._folder, (prefix, f"{prefix}.delta"), self._kept, needed, doomed)
 
 
 class BucketPlace:
@@ -239,17 +240,18 @@ def _unfinished_name(parent: Path | None, buffer: TrainerBuffer) -> str:
     return f".{_PREFIX}{buffer.run}.{f'{buffer.incarnation}.' if parent is None else ''}unfinished-"
 
 
-def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set[Path]) -> None:
+def keep_newest(parent: Path, patterns: tuple[str, ...], count: int, needed: set[Path], doomed: Path) -> None:
     """Remove what in `parent` matches the patterns, except the `count` last changed and what is needed.
 
-    Workers may be reading the live weights until others are published.
+    Workers may be reading the live weights until others are published. Folders are renamed first, to a name that begins
+    like `doomed`: one that has its own name is whole, also after a kill.
     """
     found = [path for pattern in patterns for path in parent.glob(pattern)]
     for old in sorted(found, key=lambda path: path.stat().st_mtime_ns)[:-count]:
         if old.absolute() in needed:
             continue
         if old.is_dir():
-            shutil.rmtree(old)
+            shutil.rmtree(old.rename(f"{doomed}{secrets.token_hex(4)}"))
         else:
             old.unlink()
 
