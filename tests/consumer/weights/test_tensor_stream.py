@@ -183,6 +183,25 @@ def test_a_tensor_that_does_not_come_is_an_error(tmp_path: Path) -> None:
         write_tensors(tmp_path / "file", TensorStream(described, iter([("a", torch.ones(4))])))
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "expected"),
+    [
+        ("a", torch.ones(5), r"tensor 'a' has dtype torch.float32 and shape \(5,\): torch.float32 and \(4,\) were"),
+        ("a", torch.ones(4).int(), r"tensor 'a' has dtype torch.int32 and shape"),
+        ("c", torch.ones(4), "tensor 'c' came, and was not announced"),
+        ("b", torch.ones(4), "tensor 'b' came twice"),
+    ],
+)
+def test_a_tensor_that_is_not_as_announced_is_not_written(
+    name: str, tensor: torch.Tensor, expected: str, tmp_path: Path
+) -> None:
+    described = {name: torch.empty(4, device="meta") for name in ("a", "b")}
+    stream = TensorStream(described, iter([("b", torch.zeros(4)), (name, tensor)]))
+    with pytest.raises(WeightsError, match=expected):
+        write_tensors(tmp_path / "file", stream)
+    assert load_file(tmp_path / "file")["b"].equal(torch.zeros(4))
+
+
 @pytest.mark.parametrize("transport", ["redis", "path"])
 def test_deltas_of_shards_give_every_bit(transport: Transport, buffer: Buffer, tmp_path: Path) -> None:
     buffer.create_run()

@@ -66,13 +66,17 @@ def _shards(described: Mapping[str, Any], most: int) -> list[dict[str, Any]]:
 
 
 def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> None:
-    """Write the headers of all files, and then each tensor to its place, as it comes."""
+    """Write the headers of all files, and then each tensor to its place, as it comes.
+
+    Raises `WeightsError` for a tensor that is not as announced, and for one that does not come, or comes twice.
+    """
     places: dict[str, tuple[Path, int]] = {}
     for path, described in files.items():
         header, offsets = _layout(described)
         path.write_bytes(header)
         places |= {name: (path, len(header) + offset) for name, offset in offsets.items()}
     for name, tensor in stream:
+        _check_announced(name, tensor, places, stream.described)
         path, offset = places.pop(name)
         with path.open("r+b") as file:
             file.seek(offset)
@@ -80,6 +84,19 @@ def _write(files: Mapping[Path, Mapping[str, Any]], stream: TensorStream) -> Non
         del tensor  # before the next one is gathered
     if places:
         raise WeightsError(f"tensor {min(places)!r} was announced by transformers, and did not come")
+
+
+def _check_announced(
+    name: str, tensor: Any, awaited: Mapping[str, tuple[Path, int]], described: Mapping[str, Any]
+) -> None:
+    if name not in awaited:
+        problem = "came twice" if name in described else "came, and was not announced"
+        raise WeightsError(f"tensor {name!r} {problem}")
+    found, expected = ((one.dtype, tuple(one.shape)) for one in (tensor, described[name]))
+    if found != expected:
+        raise WeightsError(
+            f"tensor {name!r} has dtype {found[0]} and shape {found[1]}: {expected[0]} and {expected[1]} were announced"
+        )
 
 
 def _layout(described: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
