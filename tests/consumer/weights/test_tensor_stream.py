@@ -109,6 +109,17 @@ def test_only_floats_of_16_bits_and_more_are_rounded(tmp_path: Path) -> None:
     assert found["count"].equal(state["count"])
 
 
+def test_a_value_that_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    model = tiny_qwen3()
+    with torch.no_grad():
+        model.model.norm.weight[3] = -70_000
+    with pytest.raises(WeightsError, match=r"^tensor 'model.norm.weight' has values beyond 65504, .* \"bfloat16\"$"):
+        write_model(tmp_path, model_stream(model, dtype="float16"), max_file_bytes=1 << 30)
+    write_model(tmp_path, model_stream(model, dtype="bfloat16"), max_file_bytes=1 << 30)
+    half = {"w": torch.tensor([torch.inf], dtype=torch.float16)}
+    assert dict(tensor_stream(half, dtype="float16"))["w"].equal(half["w"]), "it is not rounded"
+
+
 @every_family
 def test_each_tensor_in_memory_is_converted_by_itself(family: str) -> None:
     model = make_model(family)

@@ -147,7 +147,18 @@ def _whole(tensor: Any) -> Any:
 
 def _received(gathered: Iterable[tuple[str, Any]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The tensors that were gathered of `tensors`, on rank 0: those that were sharded are on the CPU."""
-    return ((name, whole.cpu() if is_sharded(tensors[name]) else whole) for name, whole in gathered)
+    return ((name, _arrived(name, whole, tensors[name])) for name, whole in gathered)
+
+
+def _arrived(name: str, whole: Any, tensor: Any) -> Any:
+    """A gathered tensor for rank 0. Raises `WeightsError` if rounding to float16 has made it infinite."""
+    import torch
+
+    if whole.dtype == torch.float16 != tensor.dtype and whole.isinf().any():
+        raise WeightsError(
+            f'tensor {name!r} has values beyond 65504, the largest of float16: set publish_dtype to "bfloat16"'
+        )
+    return whole.cpu() if is_sharded(tensor) else whole
 
 
 def shared_once(tensors: Mapping[str, Any]) -> dict[str, Any]:
