@@ -84,7 +84,8 @@ class ClientSettings(Settings):
     max_file_bytes: int = Field(
         default=MAX_FILE_BYTES,
         gt=0,
-        description="largest safetensors file of published weights and checkpoints; larger models have several",
+        description="bytes of tensors in one safetensors file of published weights and checkpoints; larger models have "
+        "several files",
     )
     keep_versions: int = Field(default=3, gt=0, description="published weights that are kept for slow workers")
     nccl: NcclSettings = Field(default=NcclSettings(), description="settings of transport nccl")

@@ -20,9 +20,10 @@ _NOT_CONFIG = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", 
 
 
 def write_model(folder: Path, stream: TensorStream, *, max_file_bytes: int, config_from: Path | None = None) -> None:
-    """Write model.safetensors into an existing folder, or shards of `max_file_bytes` and their index.
+    """Write model.safetensors into an existing folder, or shards and their index.
 
-    A larger tensor has a shard to itself. The configuration and tokenizer files of `config_from` come beside them.
+    A shard has at most `max_file_bytes` of tensors, besides its header; a larger tensor has one to itself. The
+    configuration and tokenizer files of `config_from` come beside them.
     """
     if config_from is not None:
         copy_config(config_from, folder)
