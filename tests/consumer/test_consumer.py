@@ -573,6 +573,17 @@ def test_a_replay_to_other_weights_fails_where_that_is_set(
         assert live.version == 0
 
 
+def test_weights_in_other_files_are_other_weights_in_a_replay(
+    connect: Connect, worker: HandWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_twice(connect, worker)
+    with connect(weights={"w": torch.zeros(1)}):
+        assert "version 0 are not those" not in caplog.text
+    with connect(weights={"w": torch.zeros(1)}, publish_dtype="bfloat16"):
+        assert "version 0 are not those" in caplog.text
+        assert "also if only publish_dtype or max_file_bytes has been changed" in caplog.text
+
+
 def test_a_run_that_was_never_created_is_store_lost(connect: Connect) -> None:
     with pytest.raises(StoreLost):
         connect()

@@ -50,7 +50,10 @@ class Replay:
 
 def _judge(on_mismatch: OnReplayMismatch, version: int, batches: str) -> bool:
     """Whether to replay `batches` although the weights of `version` are not those that were recorded."""
-    problem = f"the weights of version {version} are not those that were published as version {version} before"
+    problem = (
+        f"the weights of version {version} are not those that were published as version {version} before (also if only "
+        "publish_dtype or max_file_bytes has been changed)"
+    )
     if on_mismatch == "fail":
         raise ReplayMismatch(
             f'{problem}, and {batches} were generated for those: resume with mode = "return" or "regenerate", or '
