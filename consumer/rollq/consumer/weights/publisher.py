@@ -68,8 +68,8 @@ class WeightPublisher:
 
         No other trainer may hold the run.
         """
-        self._place.clear()
         content, probe = prepare(weights, probe)
+        self._place.clear()
         self._started_from = folder_shapes(content) if isinstance(content, Path) else shapes_of(content.described)
         return self.put(content, probe)
 
