@@ -2,6 +2,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from support.waiting import PATIENCE_S
 
 DROPPED = """
@@ -38,8 +40,10 @@ def test_a_signal_in_the_middle_of_a_wait_for_it_ends_the_wait() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
-def test_an_interrupt_that_python_drops_comes_again() -> None:
-    done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, timeout=PATIENCE_S)
+@pytest.mark.parametrize("after_s", ["0.01", "0.0"])  # 0: while the report of the first one is still handled
+def test_an_interrupt_that_python_drops_comes_again(after_s: str) -> None:
+    program = f"from rollq.cli import signals\nsignals.AGAIN_AFTER_S = {after_s}\n{DROPPED}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 

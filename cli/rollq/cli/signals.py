@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -69,6 +70,9 @@ def interrupt_once() -> Iterator[None]:
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        if _runs(frame, dropped):  # where Python would drop it, too
+            _interrupt_again()
+            return
         for ignored in INTERRUPT_SIGNALS:
             signal.signal(ignored, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -80,7 +84,7 @@ def interrupt_once() -> Iterator[None]:
             hook(unraisable)
             return
         signal.signal(signal.SIGINT, interrupt)
-        threading.Timer(AGAIN_AFTER_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+        _interrupt_again()
 
     before = {number: signal.signal(number, interrupt) for number in INTERRUPT_SIGNALS}
     hook, sys.unraisablehook = sys.unraisablehook, dropped
@@ -91,3 +95,20 @@ def interrupt_once() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _interrupt_again() -> None:
+    def later() -> None:
+        time.sleep(AGAIN_AFTER_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    _thread.start_new_thread(later, ())
+
+
+def _runs(frame: FrameType | None, function: Callable[..., None]) -> bool:
+    """Whether a frame is of a function, or called by it."""
+    while frame is not None:
+        if frame.f_code is function.__code__:
+            return True
+        frame = frame.f_back
+    return False
