@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 
 from rollq.buffer.replies import Claimed, Shortfall
+from support.any_server import AnyServer
 from support.buffer_run import World
 from support.interleavings import Act, PausingBuffer, Role, explore
+
+pytestmark = pytest.mark.plain_server  # states are saved and restored by one transaction over all keys
 
 OLD, NEW = {"math": 2, "code": 2}, {"math": 4, "code": 0}
 
 
 @pytest.fixture
-def ranks(server_url: str, world: World) -> Iterator[tuple[PausingBuffer, PausingBuffer, PausingBuffer]]:
+def ranks(any_server: AnyServer, world: World) -> Iterator[tuple[PausingBuffer, PausingBuffer, PausingBuffer]]:
     """Two ranks and a worker."""
     with ExitStack() as stack:
-        made = [stack.enter_context(PausingBuffer.connect(server_url, world.buffer.run)) for _ in range(3)]
+        made = [stack.enter_context(PausingBuffer.connect(any_server.url, world.buffer.run)) for _ in range(3)]
         yield made[0], made[1], made[2]
 
 
