@@ -33,9 +33,13 @@ CASES: dict[str, tuple[bool, dict[str, Any]]] = {
     "tied, rounded": (True, {"publish_dtype": "bfloat16"}),
     "adapter": (False, {"lora": {"rank": 4}}),
 }
+ALWAYS = ("tied, in shards", "untied, rounded, in shards")
+"""The cases of the default suite. The others are slow."""
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in ALWAYS else pytest.mark.slow) for case in CASES]
+)
 def test_ranks_publish_the_files_of_one_process_with_their_own_weights(
     case: str, server_url: str, run_name: str, tmp_path: Path
 ) -> None:
