@@ -6,6 +6,11 @@ from rollq.monitor.units import count, seconds_in_words
 
 MOST_ERROR = 400
 """Characters of an error that are shown."""
+_BETWEEN_STEPS = {
+    TrainerPhase.PUBLISHING: "publishing weights",
+    TrainerPhase.SAVING: "saving a checkpoint",
+    TrainerPhase.EVALUATING: "evaluating",
+}
 
 
 def is_silent(trainer: TrainerState) -> bool:
@@ -32,12 +37,8 @@ def last_work(trainer: TrainerState) -> str:
             return f"training step {trainer.step}"
         case TrainerPhase.COMMITTED:
             return f"done with step {trainer.step}"
-        case TrainerPhase.PUBLISHING:
-            return f"publishing weights, step {trainer.step}"
-        case TrainerPhase.SAVING:
-            return f"saving a checkpoint, step {trainer.step}"
-        case TrainerPhase.EVALUATING:
-            return f"evaluating, step {trainer.step}"
+        case phase if phase in _BETWEEN_STEPS:
+            return f"{_BETWEEN_STEPS[phase]}, step {trainer.step}"
         case _:
             return "starting"
 
@@ -60,12 +61,8 @@ def _work(trainer: TrainerState) -> str:
             return f"the trainer has been training step {step} for {lasting}"
         case TrainerPhase.COMMITTED:
             return f"the trainer has trained step {step}"
-        case TrainerPhase.PUBLISHING:
-            return f"the trainer has been publishing weights for {lasting}"
-        case TrainerPhase.SAVING:
-            return f"the trainer has been saving a checkpoint for {lasting}"
-        case TrainerPhase.EVALUATING:
-            return f"the trainer has been evaluating for {lasting}"
+        case phase if phase in _BETWEEN_STEPS:
+            return f"the trainer has been {_BETWEEN_STEPS[phase]} for {lasting}"
         case TrainerPhase.FAILED:
             return f"the trainer failed at step {step}"
         case _:
