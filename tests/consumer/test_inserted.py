@@ -22,6 +22,7 @@ from rollq.buffer.store.scores import NO_TOKENS
 from rollq.consumer import AdvantageSettings, Batch
 from rollq.consumer.annotations import rows_of
 from rollq.consumer.batch_wait import Outlook, explain_wait, outlook
+from rollq.consumer.batch_warnings import find_idle_tasks
 from rollq.consumer.learner import Learner
 from rollq.consumer.loss import policy_loss
 from rollq.consumer.losses.settings import LossSettings
@@ -29,7 +30,7 @@ from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.step_metrics import StepMetrics, find_idle_tasks
+from rollq.consumer.step_metrics import StepMetrics
 from rollq.consumer.token_logprobs import token_logprobs
 from rollq.consumer.trainer import train
 from support.buffer_run import World

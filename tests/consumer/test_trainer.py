@@ -337,16 +337,22 @@ def test_the_trainer_takes_a_loss_by_its_name(
         assert ("importance" in line) == (loss == "mis")
 
 
+def settings_file(folder: Path, url: str, run: str, trainer: TrainerSettings) -> Path:
+    """A rollq.toml of the run that these settings train."""
+    file = folder / "rollq.toml"
+    file.write_text(
+        f'run = "{run}"\n[redis]\nbuffer_url = "{url}"\n[trainer]\nmodel = "{trainer.model}"\n'
+        f'output = "{trainer.output}"\nsteps = 5\nmicro_batch_tokens = 8000\n'
+        + "".join(f'[tasks.{task}]\nprompts = "p.jsonl"\nbatch_groups = 2\n' for task in TASKS)
+    )
+    return file
+
+
 def test_a_run_whose_checkpoints_were_lost_continues_from_given_weights(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], tmp_path: Path
 ) -> None:
     chosen = settings(steps=3)
-    file = tmp_path / "rollq.toml"
-    file.write_text(
-        f'run = "{run_name}"\n[redis]\nbuffer_url = "{server_url}"\n[trainer]\nmodel = "{chosen.model}"\n'
-        f'output = "{chosen.output}"\nsteps = 5\nmicro_batch_tokens = 8000\n'
-        + "".join(f'[tasks.{task}]\nprompts = "p.jsonl"\nbatch_groups = 2\n' for task in TASKS)
-    )
+    file = settings_file(tmp_path, server_url, run_name, chosen)
 
     def recover(*arguments: object) -> Result:
         return CliRunner().invoke(main, ["recover", str(file), *map(str, arguments)])
@@ -386,12 +392,7 @@ def test_the_step_of_weights_is_read_where_a_trainer_wrote_it(
 ) -> None:
     """A copy of a checkpoint, published weights that no checkpoint covers, and weights of which nobody knows more."""
     chosen = settings(steps=2)
-    file = tmp_path / "rollq.toml"
-    file.write_text(
-        f'run = "{run_name}"\n[redis]\nbuffer_url = "{server_url}"\n[trainer]\nmodel = "{chosen.model}"\n'
-        f'output = "{chosen.output}"\nsteps = 5\nmicro_batch_tokens = 8000\n'
-        + "".join(f'[tasks.{task}]\nprompts = "p.jsonl"\nbatch_groups = 2\n' for task in TASKS)
-    )
+    file = settings_file(tmp_path, server_url, run_name, chosen)
 
     def recover(*arguments: object) -> str:
         return CliRunner().invoke(main, ["recover", str(file), "--dry-run", *map(str, arguments)]).output

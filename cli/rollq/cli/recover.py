@@ -59,20 +59,7 @@ def recover(file: Path, weights: Path, step: int | None, relabel: bool, dry_run:
     with RunLocation.from_settings(settings).without_payloads() as buffer:
         oldest, last = _steps(buffer)
         recorded = _recorded(buffer, weights)
-    if relabel and step is None:
-        raise ConfigError("--relabel needs --step, the step that the weights are to count as")
-    if recorded is not None and not relabel and (recorded.is_foreign or step not in (None, recorded.step)):
-        raise ConfigError(
-            f"the weights are those after step {recorded.step}, as {recorded.by} says: to let them count as those "
-            f"after another step of run {settings.run!r}, give --step and --relabel"
-        )
-    wanted = step if step is not None else recorded.step if recorded else last
-    if not oldest <= wanted <= last:
-        source = f"--step {wanted}" if step is not None or not recorded else f"{recorded.by} says step {wanted}"
-        raise ConfigError(
-            f"{source}: the buffer can continue after steps {oldest} to {last}; restore a snapshot to go back further, "
-            f"or let the weights count as those after step {oldest}: --step {oldest} --relabel"
-        )
+    wanted = _chosen(step, recorded, (oldest, last), settings.run, relabel=relabel)
     if step is None:
         click.echo(
             f"{recorded.by} says that the weights are those after step {recorded.step}"
@@ -97,6 +84,29 @@ class _Recorded(NamedTuple):
     step: int
     by: str
     is_foreign: bool = False
+
+
+def _chosen(step: int | None, recorded: _Recorded | None, possible: tuple[int, int], run: str, *, relabel: bool) -> int:
+    """The step that weights count as: the one given, or else recorded, or else the last of the `possible` ones.
+
+    Raises `ConfigError` if the given step contradicts what is recorded, or the buffer cannot continue after it.
+    """
+    oldest, last = possible
+    if relabel and step is None:
+        raise ConfigError("--relabel needs --step, the step that the weights are to count as")
+    if recorded is not None and not relabel and (recorded.is_foreign or step not in (None, recorded.step)):
+        raise ConfigError(
+            f"the weights are those after step {recorded.step}, as {recorded.by} says: to let them count as those "
+            f"after another step of run {run!r}, give --step and --relabel"
+        )
+    wanted = step if step is not None else recorded.step if recorded else last
+    if not oldest <= wanted <= last:
+        source = f"--step {wanted}" if step is not None or not recorded else f"{recorded.by} says step {wanted}"
+        raise ConfigError(
+            f"{source}: the buffer can continue after steps {oldest} to {last}; restore a snapshot to go back further, "
+            f"or let the weights count as those after step {oldest}: --step {oldest} --relabel"
+        )
+    return wanted
 
 
 def _recorded(buffer: "Buffer", weights: Path) -> _Recorded | None:

@@ -15,32 +15,6 @@ from rollq.consumer.mismatch import LabelledMismatch
 from rollq.consumer.ranks import Ranks
 
 
-def find_truncation(batch: Batch) -> str | None:
-    """A warning if samples were drawn with top_p or top_k, which the trainer's logprobs do not include."""
-    for sample in batch.share_samples:
-        top_p, top_k = sample.sampling.get("top_p", 1.0), sample.sampling.get("top_k", 0)
-        if top_p < 1 or top_k > 0:
-            return (
-                f"step {batch.step}: samples were drawn with top_p = {top_p}, top_k = {top_k}. Their behaviour "
-                "logprobs are those of the truncated distribution, the trainer's are not, so importance ratios are too "
-                "small. Use top_p = 1 and top_k = 0 for training, and other values only for evaluations"
-            )
-    return None
-
-
-def find_idle_tasks(batch: Batch) -> list[str]:
-    """Tasks of which the share has inserted groups, none with an advantage: a loss that multiplies by advantages learns
-    nothing from them."""
-    largest: dict[str, float] = {}
-    for index in batch.share_groups:
-        group = batch.groups[index]
-        if any(sample.is_inserted for sample in group.samples):
-            task = task_of(group.task)
-            found = float(np.abs(batch.advantages[batch.sample_groups == index]).max())
-            largest[task] = max(largest.get(task, 0.0), found)
-    return [task for task, found in largest.items() if not found]
-
-
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
     """The metrics of all ranks on the batch of a step.

@@ -20,14 +20,13 @@ import numpy as np
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import InvalidGroup, ProductionStalled, ProductionStopped, ServerError, SyncFirst
-from rollq.buffer.log_once import LogOnce
 from rollq.buffer.settings import PayloadSettings
 from rollq.consumer.batch import Batch
+from rollq.consumer.batch_warnings import BatchWarnings
 from rollq.consumer.checkpoints import save_checkpoint
 from rollq.consumer.consumer import Consumer
 from rollq.consumer.epoch_start import wait_for_holder
 from rollq.consumer.learner import Learner, start_learner
-from rollq.consumer.loss import ABSENT_REMEDY
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.metrics_files import EVALUATIONS_FILE, METRICS_FILE, append, cut
 from rollq.consumer.output_lock import locked
@@ -37,7 +36,7 @@ from rollq.consumer.ranks import Ranks, check_same, join_ranks
 from rollq.consumer.recorded import BatchSource
 from rollq.consumer.recorder import record_batch, record_weights
 from rollq.consumer.settings import TrainerSettings
-from rollq.consumer.step_metrics import StepMetrics, describe_batch, find_idle_tasks, find_truncation
+from rollq.consumer.step_metrics import StepMetrics, describe_batch
 from rollq.consumer.trackers.trackers import Trackers, check_packages
 from rollq.consumer.weights.probe import probe_of
 
@@ -141,7 +140,7 @@ class Trainer:
         self._bad_batches = 0
         self._claimed: Batch | None = None
         self._ended: ProductionStopped | None = None
-        self._log_once = LogOnce(log)
+        self._warnings = BatchWarnings(settings)
         self._trained = self._saved = self._published = consumer.step - 1
 
     def run(self) -> int:
@@ -234,18 +233,7 @@ class Trainer:
         """Train one step, without its checkpoint. False if stopped: the batch stays claimed and is returned again."""
         consumer, learner = self._consumer, self._learner
         arrived_s = time.monotonic()
-        if truncation := find_truncation(batch):
-            self._log_once.warning("truncation", "%s", truncation)
-        idle = find_idle_tasks(batch) if self._settings.credit == "sample" else []
-        for task in set(idle) - set(self._settings.loss.components):
-            self._log_once.warning(
-                f"idle {task}",
-                "step %d: the inserted groups of task %r have equal rewards each, so all their advantages are 0, and "
-                "nothing is learned from them: insert responses of different rewards, or name the task in sft of "
-                "[trainer.loss] to imitate it",
-                batch.step,
-                task,
-            )
+        self._warnings.look_at(batch)
         metrics, norms = LossMetrics(), list[float]()
         if not self._update(batch, metrics, norms):
             return False
@@ -253,16 +241,8 @@ class Trainer:
             self._quarantine(batch)
             return True
         found = StepMetrics.gather(batch, metrics, self._ranks)
-        for task, tokens in sorted(found.loss.left_out.items()) if self._ranks.is_first else ():
-            self._log_once.warning(
-                f"without logprobs {task}",
-                "step %d: samples of task %r were inserted without logprobs, with which the loss compares; these %d "
-                "tokens are left out of it, as such samples of later steps are (without_logprobs in the metrics): %s",
-                batch.step,
-                task,
-                tokens,
-                ABSENT_REMEDY,
-            )
+        if self._ranks.is_first:
+            self._warnings.left_out(batch.step, found.loss.left_out)
         self._bad_batches = 0
         trained_s = time.monotonic()
         if self._settings.record_dir is not None and self._ranks.is_first:
