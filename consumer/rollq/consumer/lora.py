@@ -39,9 +39,8 @@ def add_adapter(model: Any, settings: LoraSettings) -> None:
         inject_adapter_in_model(config, model)
     except ValueError as error:
         raise ConfigError(f"[trainer.lora] targets = {settings.targets!r}: {error}") from error
-    config.target_modules = sorted(
-        config.target_modules or ()
-    )  # all that match; as a set, its file would differ each time
+    # The names of all modules that match, in one order: as a set, their file would differ in each process.
+    config.target_modules = sorted(config.target_modules or ())
     model.rollq_adapter = config
     for parameter in _adapter(model).values():
         parameter.data = parameter.data.to(model.dtype)

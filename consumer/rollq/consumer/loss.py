@@ -151,7 +151,7 @@ def _behaviour_logprobs(micro: MicroBatch, new: torch.Tensor, settings: LossSett
     behaviour = micro.behaviour_logprobs[micro.loss_mask]
     absent = behaviour.isnan()
     if settings.absent_logprobs == "refuse":
-        spared = _is_of(micro, dict.fromkeys(settings.need_no_logprobs, 1.0))
+        spared = _is_of(micro, settings.need_no_logprobs)
         if (absent if spared is None else absent & ~spared).any():
             raise InvalidGroup(
                 "the micro-batch has samples that were inserted without logprobs, and the loss compares with them: "
@@ -180,7 +180,7 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
             dist.all_reduce(parameter.grad)
 
 
-def _is_of(micro: MicroBatch, tasks: Mapping[str, float]) -> torch.Tensor | None:
+def _is_of(micro: MicroBatch, tasks: Collection[str]) -> torch.Tensor | None:
     """Whether the loss tokens belong to these `tasks`, bool [n]; None if there are no such tasks."""
     if not tasks:
         return None
