@@ -57,6 +57,9 @@ def test_a_resume_of_a_retired_task_says_how_it_comes_back(ask: Ask, buffer: Buf
         ask("resume", "--task", "math").output
         == "task math: already runs; it is retired, and `rollq set math batch_groups=N` brings it back\n"
     )
+    ask("pause", "--task", "math")
+    back = "it is retired, and `rollq set math batch_groups=N` brings it back"
+    assert ask("resume", "--task", "math").output == f"task math: pause -> run; {back}\n"
 
 
 def test_a_worker_gets_its_order_with_the_next_report(ask: Ask, buffer: Buffer) -> None:

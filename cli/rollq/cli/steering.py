@@ -53,13 +53,15 @@ def steer_tasks(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[
         before, rules = clock.control, clock.rules
         if before is Control.SLEEP:
             raise ConfigError(f"task {task!r} sleeps while the trainer uses the GPUs; the trainer will wake it")
+        retired = is_retired(rules.batch_groups, rules.schedule, clock.step)
         if why := why_not(before, order, named=bool(names)):
-            back = way_back(task, before, order, is_retired=is_retired(rules.batch_groups, rules.schedule, clock.step))
+            back = way_back(task, before, order, is_retired=retired)
             yield f"task {task}: {why}" + (f"; {back}" if back else "")
         else:
             buffer.set_control(task, control, reason)
-            ends = f"; production has ended, until `rollq resume --task {task}`" if control is Control.DONE else ""
-            yield f"task {task}: {before.value} -> {control.value}{ends}"
+            until = f"production has ended, until `rollq resume --task {task}`" if control is Control.DONE else ""
+            note = until or way_back(task, control, order, is_retired=retired)
+            yield f"task {task}: {before.value} -> {control.value}" + (f"; {note}" if note else "")
 
 
 def steer_workers(buffer: Buffer, names: Sequence[str], order: Order) -> Iterator[str]:
