@@ -7,12 +7,12 @@ import pytest
 from support.waiting import PATIENCE_S
 
 DROPPED = """
-import os, signal, time
+import signal, time
 from rollq.cli.signals import interrupt_once
 
 class Garbage:
     def __del__(self):
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         for _ in range(1000):
             pass  # the interrupt is raised in here, where Python drops it
 
@@ -22,6 +22,18 @@ with interrupt_once():
         time.sleep(60)
     except KeyboardInterrupt:
         print("interrupted")
+"""
+
+MISSED = """
+import os, signal, threading
+
+kill = os.kill
+
+def kill_this_thread(_pid, number):  # does not wake the main thread, like a signal just before its system call
+    os.kill = kill
+    signal.pthread_kill(threading.get_ident(), number)
+
+os.kill = kill_this_thread
 """
 
 HELD = """
@@ -44,6 +56,11 @@ def test_a_signal_in_the_middle_of_a_wait_for_it_ends_the_wait() -> None:
 def test_an_interrupt_that_python_drops_comes_again(after_s: str) -> None:
     program = f"from rollq.cli import signals\nsignals.AGAIN_AFTER_S = {after_s}\n{DROPPED}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
+def test_a_repeated_interrupt_that_does_not_end_a_system_call_is_sent_again() -> None:
+    done = subprocess.run([sys.executable, "-c", MISSED + DROPPED], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 

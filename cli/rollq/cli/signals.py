@@ -66,13 +66,17 @@ def interrupt_once() -> Iterator[None]:
     shutdown short. The process is killed if the shutdown takes longer than `EXIT_WITHIN_S`.
 
     A signal may arrive inside a `__del__` or a weak reference's callback, where Python drops exceptions and reports
-    them to `sys.unraisablehook`. In that case the interrupt is raised again, a moment later.
+    them to `sys.unraisablehook`. In that case the interrupt is raised again, a moment later, until it gets through: a
+    signal that arrives just before a system call blocks does not end that call.
     """
+    repeating = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal repeating
         if _runs(frame, dropped):  # where Python would drop it, too
-            _interrupt_again()
+            repeat()
             return
+        repeating = False
         for ignored in INTERRUPT_SIGNALS:
             signal.signal(ignored, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -84,25 +88,30 @@ def interrupt_once() -> Iterator[None]:
             hook(unraisable)
             return
         signal.signal(signal.SIGINT, interrupt)
-        _interrupt_again()
+        repeat()
+
+    def repeat() -> None:
+        nonlocal repeating
+        if not repeating:
+            repeating = True
+            _thread.start_new_thread(send_until_raised, ())
+
+    def send_until_raised() -> None:
+        time.sleep(AGAIN_AFTER_S)
+        while repeating:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(AGAIN_AFTER_S)
 
     before = {number: signal.signal(number, interrupt) for number in INTERRUPT_SIGNALS}
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     finally:
+        repeating = False
         sys.unraisablehook = hook
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _interrupt_again() -> None:
-    def later() -> None:
-        time.sleep(AGAIN_AFTER_S)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    _thread.start_new_thread(later, ())
 
 
 def _runs(frame: FrameType | None, function: Callable[..., None]) -> bool:
