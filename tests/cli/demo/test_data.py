@@ -16,8 +16,8 @@ def rows(name: str) -> list[dict[str, str]]:
 
 def test_the_same_code_gives_the_same_bytes() -> None:
     assert {name: md5(content).hexdigest() for name, content in FILES.items()} == {
-        "digits.jsonl": "c6ea1e006b1b105dc02830bd92c87c2e",
-        "digits_heldout.jsonl": "1e014f9aec0ae7a38329c629fb4d6e65",
+        "digits.jsonl": "e02c7d893451e06b4d4f948b665435cd",
+        "digits_heldout.jsonl": "658c7e8dfe2755259b3fe62c96d3bf2e",
         "sort.jsonl": "dbaad49160b3b43dcb1dd954c9232381",
         "sort_heldout.jsonl": "119fe9e28f67960f801899b906f143a7",
         "sum.jsonl": "e55950e55cd78ee44a0858ab02743bbd",
@@ -44,14 +44,15 @@ def test_every_answer_is_right() -> None:
 
 
 def terms(row: dict[str, str]) -> tuple[int, int]:
-    first, second = row["prompt"].removeprefix("Question: What is ").removesuffix("?\nAnswer:").split(" + ")
+    example = "Question: What is 2 + 3?\nAnswer: 5\n\nQuestion: What is "
+    first, second = row["prompt"].removeprefix(example).removesuffix("?\nAnswer:").split(" + ")
     return int(first), int(second)
 
 
-def test_the_hundred_sums_of_two_digits_are_split_so_that_no_twin_of_a_held_out_sum_is_trained_on() -> None:
+def test_the_sums_of_two_digits_are_split_so_that_no_twin_of_a_held_out_sum_is_trained_on() -> None:
     train = [terms(row) for row in rows("digits.jsonl")]
     heldout = [terms(row) for row in rows("digits_heldout.jsonl")]
-    assert sorted(train + heldout) == [(a, b) for a in range(10) for b in range(10)]
+    assert sorted(train + heldout) == [(a, b) for a in range(10) for b in range(10) if {a, b} != {2, 3}]
     unordered = {tuple(sorted(pair)) for pair in heldout}
     assert len(unordered) == 20
     assert not unordered & {tuple(sorted(pair)) for pair in train}

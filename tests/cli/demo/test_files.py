@@ -81,11 +81,12 @@ def test_the_settings_of_smollm2_suit_a_model_that_is_too_large_for_redis(folder
     folder.config.write_text(demo_toml(wanted, folder, tasks, "redis://127.0.0.1:7777/0"))
     settings = load_settings(folder.config, {})
     assert settings.trainer is not None
-    assert (settings.trainer.transport, settings.trainer.learning_rate) == ("path", 1e-5)
+    assert (settings.trainer.transport, settings.trainer.learning_rate) == ("path", 3e-6)
     assert set(settings.tasks) == {"digits"}
     task, held_out = settings.tasks["digits"], held_out_settings(tasks[0])
     assert (task.batch_groups, task.group_size, task.judge) == (4, 8, "last_number")
-    assert (task.temperature, task.max_tokens) == (held_out.temperature, held_out.max_tokens) == (0.5, 12)
+    assert task.stop == held_out.stop == ("\n",)
+    assert (task.temperature, task.max_tokens) == (held_out.temperature, held_out.max_tokens) == (0.5, 8)
     assert task.prompts.exists()
     assert held_out.prompts.exists()
     assert task.prompts != held_out.prompts

@@ -29,6 +29,7 @@ class DemoTask:
     judge: str
     max_tokens: int
     batch_groups: int
+    stop: tuple[str, ...] = ()
     prompt_field: str = "prompt"
     answer_field: str = "answer"
     temperature: float = 1.0
@@ -131,8 +132,9 @@ def own_tasks(folder: DemoFolder, model: DemoModel = TINY) -> list[DemoTask]:
             prompts=folder.prompts / f"{name}.jsonl",
             held_out=folder.prompts / f"{name}_heldout.jsonl",
             judge="last_number" if real else "exact_match",
-            max_tokens=12 if real else 8,
+            max_tokens=8,
             batch_groups=model.own_batch_groups,
+            stop=("\n",) if real else (),
             temperature=model.temperature,
         )
         for name in (("digits",) if real else ("sum", "sort"))

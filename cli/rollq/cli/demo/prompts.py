@@ -1,8 +1,8 @@
 """The demo's prompts: tasks whose answers can be checked. Every call gives the same bytes.
 
 For the tiny model, `sum` asks for the sum of two two-digit numbers ("12+34=", "46"), `sort` for four digits in
-ascending order ("sort 3142=", "1234"). For SmolLM2, `digits` asks for the sum of two digits. No held-out prompt is
-trained on; of `digits`, nor is the same sum in the other order.
+ascending order ("sort 3142=", "1234"). For SmolLM2, `digits` asks for the sum of two digits, after one solved example.
+No held-out prompt is trained on; of `digits`, nor is the same sum in the other order.
 """
 
 import random
@@ -45,14 +45,16 @@ def prompt_files() -> dict[str, bytes]:
 
 
 HELDOUT_PAIRS = 20
+EXAMPLE = (2, 3)
+"""The digits of the solved example, which are not asked for."""
 
 
 def digit_sum_files() -> dict[str, bytes]:
-    """Content of the prompt files of `digits`, by file name: the 100 sums of two digits.
+    """Content of the prompt files of `digits`, by file name: the 98 sums of two digits but those of the example.
 
-    Of the 55 unordered pairs, `HELDOUT_PAIRS` are held out, each in both orders.
+    Of the 54 unordered pairs, `HELDOUT_PAIRS` are held out, each in both orders.
     """
-    pairs = [(a, b) for a in range(10) for b in range(a, 10)]
+    pairs = [(a, b) for a in range(10) for b in range(a, 10) if (a, b) != EXAMPLE]
     random.Random(f"{SEED} digits").shuffle(pairs)
     return {
         "digits_heldout.jsonl": _digit_sums(pairs[:HELDOUT_PAIRS]),
@@ -62,8 +64,12 @@ def digit_sum_files() -> dict[str, bytes]:
 
 def _digit_sums(pairs: Sequence[tuple[int, int]]) -> bytes:
     """The rows of unordered pairs: each pair in both orders, one row where these are the same."""
+    example = f"{_question(*EXAMPLE)} {sum(EXAMPLE)}\n\n"
     ordered = [order for a, b in pairs for order in sorted({(a, b), (b, a)})]
     return b"".join(
-        orjson.dumps({"prompt": f"Question: What is {a} + {b}?\nAnswer:", "answer": str(a + b)}) + b"\n"
-        for a, b in ordered
+        orjson.dumps({"prompt": example + _question(a, b), "answer": str(a + b)}) + b"\n" for a, b in ordered
     )
+
+
+def _question(a: int, b: int) -> str:
+    return f"Question: What is {a} + {b}?\nAnswer:"

@@ -19,6 +19,7 @@ prompt_field = {prompt_field}
 answer_field = {answer_field}
 judge = {judge}
 max_tokens = {max_tokens}
+stop = {stop}
 temperature = {temperature}
 chat = {chat}
 batch_groups = {batch_groups}
@@ -120,6 +121,7 @@ def _task_toml(options: DemoOptions, folder: DemoFolder, task: DemoTask) -> str:
         answer_field=_toml(task.answer_field),
         judge=_toml(task.judge),
         max_tokens=task.max_tokens,
+        stop=_toml(task.stop),
         temperature=task.temperature,
         chat=_toml(task.chat),
         batch_groups=task.batch_groups,
@@ -131,7 +133,7 @@ def _task_toml(options: DemoOptions, folder: DemoFolder, task: DemoTask) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A text or a boolean in TOML, which writes both as JSON does."""
+    """A text, a boolean or texts in TOML, which writes them as JSON does."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -143,6 +145,7 @@ def held_out_settings(task: DemoTask) -> EvaluationSettings:
         answer_field=task.answer_field,
         judge=task.judge,
         max_tokens=task.max_tokens,
+        stop=task.stop,
         temperature=task.temperature,
         chat=task.chat,
     )
