@@ -129,6 +129,13 @@ class Leasing(BufferCore):
         lease is the caller's, and after all parts of the group with smaller numbers. One that cannot be encoded is
         refused alone. Harmless to repeat.
         """
+        return self._keep("salvage", parts)
+
+    def record(self, calls: Sequence[SamplePart]) -> list[SalvageOutcome]:
+        """Keep calls of agents before they are answered, as `salvage` keeps parts; also on a full server."""
+        return self._keep("record", calls)
+
+    def _keep(self, function: str, parts: Sequence[SamplePart]) -> list[SalvageOutcome]:
         outcomes = dict.fromkeys(range(len(parts)), SalvageOutcome.REFUSED)
         for task in dict.fromkeys(part.lease.task for part in parts):
             indices = [index for index, part in enumerate(parts) if part.lease.task == task]
@@ -136,7 +143,7 @@ class Leasing(BufferCore):
             clock = task_keys(self.run, task).clock
             encoded = {index: args for index in indices if (args := part_args(parts[index], floors, rules))}
             mine = calls_of(GroupArgs(args, {"": args[-1]}) for args in encoded.values())
-            replies = self.call_all([("salvage", clock, self.incarnation, *args) for args, _ in mine])
+            replies = self.call_all([(function, clock, self.incarnation, *args) for args, _ in mine])
             words = [SalvageOutcome(word.decode()) for reply in replies for word in reply]
             outcomes |= zip(encoded, words, strict=True)
         return [outcomes[index] for index in range(len(parts))]

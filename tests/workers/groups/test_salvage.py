@@ -2,16 +2,12 @@
 
 import asyncio
 import gc
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 
 from rollq.buffer.buffer import Buffer
@@ -48,7 +44,7 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import EOS, chat_tokenizer
 from support.step_engine import answer
 from support.talking_engine import TURNS
-from support.waiting import wait_until
+from support.worker_processes import Workers
 from support.worker_run import Script, WorkerWorld
 
 MOST_LOST = 256
@@ -60,55 +56,6 @@ RULES: Mapping[str, Any] = {
     "batch_groups": 4, "group_size": 2, "max_tokens": LENGTH, "partial_rollout": True, "max_staleness": 4,
     "temperature": 1.0, "top_k": 1,
 }  # fmt: skip
-
-
-@dataclass
-class Workers:
-    """Worker processes of one run, killed at the end at the latest."""
-
-    world: WorkerWorld
-    stack: ExitStack
-    folder: Path
-    count: int = field(default=0)
-
-    def start(self, engine: str, **options: Any) -> "subprocess.Popen[bytes]":
-        self.count += 1
-        settings = {"engine": engine, "options": options, "grace_s": 1}
-        given = orjson.dumps({"tasks": {"math": self.world.rules}, "worker": settings}, default=str).decode()
-        command = [sys.executable, "-m", "support.salvage_worker", self.world.url, self.world.buffer.run, given]
-        log = self.stack.enter_context((self.folder / f"worker-{self.count}.log").open("wb"))
-        worker = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=log, stderr=log)
-        self.stack.callback(worker.wait)
-        self.stack.callback(worker.kill)
-        return worker
-
-    def until(self, happened: Callable[[], bool]) -> None:
-        """Wait until `happened` returns True; if it never does, show what the workers logged."""
-        wait_until(happened, otherwise=lambda: [path.read_text() for path in sorted(self.folder.glob("worker-*.log"))])
-
-    def until_parts(self, parts: int) -> None:
-        """Wait until so many parts of the only group were salvaged."""
-        self.until(lambda: int(self.world.buffer.inspect("math", 1).get("parts", 0)) >= parts)
-
-    def kill(self, worker: "subprocess.Popen[bytes]") -> list[Sample]:
-        """Kill the worker of the only group; returns the samples that the next one gets."""
-        worker.kill()
-        worker.wait()
-        self.world.world.run_out([Lease("math", 1, 0, "", 0, Prompt(""), (), 0)])
-        assert self.world.buffer.reap("math").requeued == 1
-        self.world.world.check()
-        (lease,) = self.world.world.lease(1, worker="a look")
-        assert lease.suspect
-        self.world.buffer.hand_back([lease])
-        self.world.tickets(1)
-        return list(lease.samples)
-
-    def result(self) -> list[Sample]:
-        """The samples of the only group, when it is completed."""
-        self.until(lambda: self.world.count(Status.COMPLETED) == 1)
-        self.world.world.check()
-        ((_, samples),) = self.world.results(1)
-        return list(samples)
 
 
 @pytest.fixture
@@ -271,7 +218,7 @@ def test_a_sample_that_is_kept_whole_says_how_much_of_it_was_kept_before() -> No
 
 async def until_sent(salvage: Salvage) -> None:
     """Wait until all parts have been sent and answered."""
-    batcher = salvage._batcher
+    batcher = salvage._parts
     while batcher._gathering is not None or not batcher._idle:
         await asyncio.sleep(GATHER_S / 10)
     await asyncio.sleep(0)  # the callbacks of the last answers

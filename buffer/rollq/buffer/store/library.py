@@ -39,6 +39,7 @@ COMMON = (
     "clock",
     "samples",
     "groups",
+    "parts",
     "batches",
     "steps",
     "plans",

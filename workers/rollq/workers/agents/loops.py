@@ -34,7 +34,9 @@ class Rollout:
     `session` identifies this attempt at this sample: put it into requests that belong together, so that they reach the
     same server. `generate` asks the engine; it raises `EngineDead` if the engine has died. `keep`, if there is one,
     takes the sample so far, aborted: if this worker is killed, the next attempt gets it as `previous`. Each sample that
-    it takes extends the one before.
+    it takes extends the one before. `record` does the same and waits until it is kept; it returns False if it is not,
+    and never will be. `is_stopped` says whether the group is being stopped: then requests return at once, aborted.
+    `at_end` takes functions that are called once the sample has been judged; they may block.
     """
 
     prompt: Prompt
@@ -47,11 +49,15 @@ class Rollout:
     generate: Callable[[Request], Awaitable[Completion]]
     session: str = ""
     keep: Callable[[Sample], None] | None = None
+    record: Callable[[Sample], Awaitable[bool]] | None = None
+    is_stopped: Callable[[], bool] = lambda: False
+    at_end: Callable[[Callable[[], object]], object] = lambda _function: None
 
 
 class AgentLoop(Protocol):
     """Generates one sample. A loop with the attribute `resumable`, a bool, says whether it continues
-    `Rollout.previous`; loops without it do not, and get an empty one."""
+    `Rollout.previous`; loops without it do not, and get an empty one. One with the attribute `records`, a bool, says
+    whether it awaits `Rollout.record` instead of calling `Rollout.keep`."""
 
     async def run(self, rollout: Rollout) -> Sample:
         """Generate the sample. An exception fails this sample alone; `EngineDead` must not be caught."""
@@ -61,6 +67,11 @@ class AgentLoop(Protocol):
 def is_resumable(loop: AgentLoop) -> bool:
     """Whether the loop continues `Rollout.previous`."""
     return getattr(loop, "resumable", False)
+
+
+def records(loop: AgentLoop) -> bool:
+    """Whether the loop records what it has made before it continues."""
+    return getattr(loop, "records", False)
 
 
 class PromptTooLong(Exception):
@@ -87,6 +98,8 @@ class SingleTurn:
         sampling = rollout.sampling
         check_length(rollout)
         segment = rollout.previous.segments[-1] if rollout.previous.segments else None
+        if segment is not None and not np.array_equal(segment.prompt_ids, rollout.prompt_ids):
+            raise ValueError("the sample cannot be continued: another agent loop, or another prompt, began it")
         prefix = None if segment is None else segment.response_ids
         reason = spent(prefix, sampling.max_tokens, sampling.end_ids(rollout.tokenizer.eos_ids))
         if reason is None:

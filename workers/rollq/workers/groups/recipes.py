@@ -7,9 +7,10 @@ from rollq.buffer.contracts import inside
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import Lease
 from rollq.buffer.shards import task_of
-from rollq.workers.agents.loops import AgentLoop, is_resumable
-from rollq.workers.agents.registry import make_loop
+from rollq.workers.agent_loops import make_loop
+from rollq.workers.agents.loops import AgentLoop, is_resumable, records
 from rollq.workers.engines.protocol import Sampling
+from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.groups.filters import Filter
 from rollq.workers.groups.salvage import SHORT_TOKENS
 from rollq.workers.http.pools import ModelPool
@@ -39,7 +40,13 @@ class Recipe:
     def salvages(self, lease: Lease) -> bool:
         """Whether samples that are still being made are kept in the buffer, in case this worker is killed."""
         settings = self.settings
-        return settings.partial_rollout and settings.max_tokens > SHORT_TOKENS and not lease.evaluation
+        is_long = self.records or settings.max_tokens > SHORT_TOKENS
+        return settings.partial_rollout and is_long and not lease.evaluation
+
+    @property
+    def records(self) -> bool:
+        """Whether the agent loop waits until what it has made is in the buffer."""
+        return records(self.loop)
 
     @property
     def min_valid_samples(self) -> int:
@@ -53,9 +60,13 @@ class Recipe:
 
 
 def make_recipes(
-    tasks: Mapping[str, WorkerTask], settings: WorkerSettings, run_seed: int, processes: JudgePool
+    tasks: Mapping[str, WorkerTask],
+    settings: WorkerSettings,
+    run_seed: int,
+    processes: JudgePool,
+    gateway: Gateway | None = None,
 ) -> dict[str, Recipe]:
-    """The recipe of every task; shards of a task share one.
+    """The recipe of every task; shards of a task share one. `gateway` is the worker's.
 
     Raises `ConfigError` for a loop, judge, filter or pool that does not exist.
     """
@@ -72,7 +83,7 @@ def make_recipes(
         with inside(f"{'tasks' if task.kind == 'train' else 'evaluations'}.{name}"):
             recipes[name] = Recipe(
                 settings=task,
-                loop=make_loop(task.agent_loop, task.agent_options),
+                loop=make_loop(task.agent_loop, task.agent_options, gateway),
                 judge=make_judge(task.judge, task.judge_options, context),
                 filters=tuple(Filter.load(path, limit_s) for path in task.filters),
                 pools=pools,

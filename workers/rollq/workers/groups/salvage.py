@@ -5,10 +5,10 @@ is sent only once. Salvage is an extra: when a call fails or the buffer does not
 and sends nothing more of that lease.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import SalvageOutcome
@@ -19,12 +19,10 @@ from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.protocol import REPORT_TOKENS
 from rollq.workers.groups.leases import HeldLease
 
-if TYPE_CHECKING:
-    import asyncio
-
 log = logging.getLogger(__name__)
 
 GATHER_S = 0.05
+RECORD_GATHER_S = 0.001
 LIMIT = 64
 SHORT_TOKENS = 2 * REPORT_TOKENS
 """Answers that cannot get longer than this are not salvaged: they are soon made again."""
@@ -33,11 +31,12 @@ SHORT_TOKENS = 2 * REPORT_TOKENS
 class SampleSalvage:
     """Salvages one sample; `tokens` of its response tokens are in the buffer or on their way."""
 
-    def __init__(self, salvage: "Salvage", held: HeldLease, index: int, previous: Sample) -> None:
+    def __init__(self, salvage: "Salvage", held: HeldLease, index: int, previous: Sample, *, recorded: bool) -> None:
         self.tokens = previous.response_tokens
         self._salvage = salvage
         self._held = held
         self._index = index
+        self._recorded = recorded
 
     def keep(self, sample: Sample, *, tokens_again: int = 0) -> None:
         """Keep the tokens of `sample` that come after those kept before, and its other fields.
@@ -49,13 +48,25 @@ class SampleSalvage:
         if held.finished:
             return
         held.kept[self._index] = sample
-        if not held.salvages:
-            return
+        if held.salvages:
+            self._send(sample, tokens_again)
+
+    async def record(self, sample: Sample) -> bool:
+        """Keep `sample`, as `keep` does, and wait until it is kept; False if it is not, and never will be."""
+        held = self._held
+        if held.finished or not held.salvages:
+            return False
+        sent = self._send(sample, 0)
+        held.kept[self._index] = sample
+        return await asyncio.shield(sent) is SalvageOutcome.KEPT
+
+    def _send(self, sample: Sample, tokens_again: int) -> "asyncio.Future[SalvageOutcome]":
+        held = self._held
         rest = rest_of(sample, self.tokens)
         part = SamplePart(held.lease, held.parts, self._index, self.tokens, rest, tokens_again)
         held.parts += 1
         self.tokens = sample.response_tokens
-        self._salvage.send(held, part)
+        return self._salvage.send(held, part, recorded=self._recorded)
 
     def keep_whole(self, sample: Sample) -> None:
         """Keep all of a finished sample, whose loss mask and arrays may have changed, instead of what was kept."""
@@ -67,16 +78,20 @@ class Salvage:
     """Sends parts of samples to the buffer, in order."""
 
     def __init__(self, calls: BufferCalls) -> None:
-        self._batcher = Batcher(partial(_salvage, calls), calls.threads, gather_s=GATHER_S, limit=LIMIT)
+        self._parts = Batcher(partial(_salvage, calls), calls.threads, gather_s=GATHER_S, limit=LIMIT)
+        self._recorded = Batcher(partial(_record, calls), calls.threads, gather_s=RECORD_GATHER_S, limit=LIMIT)
         self._failures = LogOnce(log)
 
-    def of(self, held: HeldLease, index: int, previous: Sample) -> SampleSalvage:
-        """The salvage of one sample, which continues `previous`."""
-        return SampleSalvage(self, held, index, previous)
+    def of(self, held: HeldLease, index: int, previous: Sample, *, recorded: bool = False) -> SampleSalvage:
+        """The salvage of one sample, which continues `previous`. `recorded`: its agent loop waits for each part; all
+        samples of a lease must agree."""
+        return SampleSalvage(self, held, index, previous, recorded=recorded)
 
-    def send(self, held: HeldLease, part: SamplePart) -> None:
+    def send(self, held: HeldLease, part: SamplePart, *, recorded: bool) -> "asyncio.Future[SalvageOutcome]":
         """Send a part with the next call. When it is not kept, no more parts of its lease are sent."""
-        self._batcher.submit(part).add_done_callback(partial(self._sent, held))
+        sent = (self._recorded if recorded else self._parts).submit(part)
+        sent.add_done_callback(partial(self._sent, held))
+        return sent
 
     def _sent(self, held: HeldLease, future: "asyncio.Future[SalvageOutcome]") -> None:
         if future.cancelled():
@@ -97,3 +112,7 @@ class Salvage:
 
 def _salvage(calls: BufferCalls, parts: Sequence[SamplePart]) -> Sequence[SalvageOutcome]:
     return calls.buffer.salvage(parts)
+
+
+def _record(calls: BufferCalls, parts: Sequence[SamplePart]) -> Sequence[SalvageOutcome]:
+    return calls.buffer.record(parts)

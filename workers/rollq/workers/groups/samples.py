@@ -7,6 +7,7 @@ happens to the others.
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -28,12 +29,15 @@ from rollq.workers.groups.overlong import mask_truncated, punish
 from rollq.workers.groups.recipes import Recipe
 from rollq.workers.groups.salvage import Salvage
 from rollq.workers.http.pools import score
+from rollq.workers.judging.rewards import Verdict
 from rollq.workers.judging.token_rewards import check_token_rewards, with_token_rewards
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from rollq.workers.user_code import contained
 
 log = logging.getLogger(__name__)
 
+OWN_REWARD = "session"
+"""In place of the judge's name: the agent said what its sample earned."""
 UNFINISHED = (SampleStatus.PENDING, SampleStatus.ABORTED)
 ABORTED = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), FinishReason.ABORT)
 
@@ -132,10 +136,21 @@ class SampleMaker:
     async def _make_sample(
         self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int
     ) -> None:
+        ends = ExitStack()
+        try:
+            await self._make_with(recipe, held, prompt, samples, index, ends)
+        finally:
+            await asyncio.to_thread(ends.close)
+
+    async def _make_with(
+        self, recipe: Recipe, held: HeldLease, prompt: ReadPrompt, samples: list[Sample], index: int, ends: ExitStack
+    ) -> None:
         lease = held.lease
         resumes = recipe.resumes(lease)
         previous = samples[index] if resumes else EMPTY_SAMPLE
-        salvage = self._salvage.of(held, index, previous) if recipe.salvages(lease) else None
+        salvage = None
+        if recipe.salvages(lease):
+            salvage = self._salvage.of(held, index, previous, recorded=recipe.records)
         rollout = Rollout(
             prompt=lease.prompt,
             prompt_ids=prompt.ids,
@@ -147,6 +162,9 @@ class SampleMaker:
             generate=partial(self._generate, held, prompt),
             session=f"{lease.task}/{lease.group_id}/{index}/{lease.nonce}",
             keep=salvage.keep if salvage and resumes else None,
+            record=salvage.record if salvage and resumes else None,
+            is_stopped=lambda: held.finished,
+            at_end=ends.callback,
         )
         started_s = monotonic()
         try:
@@ -165,15 +183,13 @@ class SampleMaker:
             samples[index] = EMPTY_SAMPLE
             return
         if made.status is SampleStatus.COMPLETED:
-            started_s = monotonic()
+            started_s, rewarded = monotonic(), made.reward is not None
             made = await self._judge(recipe, lease, made)
             judge_s = monotonic() - started_s
             self._judged += 1
             self._judge_s += judge_s
-            made = replace(
-                made,
-                extra={**made.extra, "judge": recipe.settings.judge.rpartition(".")[2], "judge_s": round(judge_s, 3)},
-            )
+            judge = OWN_REWARD if rewarded else recipe.settings.judge.rpartition(".")[2]
+            made = replace(made, extra={**made.extra, "judge": judge, "judge_s": round(judge_s, 3)})
         samples[index] = replace(made, extra={**made.extra, **self._extra, **prompt.extra(), **self._weights_check()})
         if salvage and held.looping and made.status is SampleStatus.COMPLETED:  # it waits for the rest of its group
             salvage.keep_whole(samples[index])
@@ -193,8 +209,12 @@ class SampleMaker:
         )  # fmt: skip
 
     async def _judge(self, recipe: Recipe, lease: Lease, made: Sample) -> Sample:
-        """A completed sample with its reward, or a failed one; what is too long is treated as the task wants."""
-        verdict = await recipe.judge.judge(lease.prompt, made)
+        """A completed sample with its reward, or a failed one; what is too long is treated as the task wants. A sample
+        that has a reward keeps it."""
+        if made.reward is None:
+            verdict = await recipe.judge.judge(lease.prompt, made)
+        else:
+            verdict = Verdict(made.reward, made.reward_parts)
         if verdict.error is not None:
             return replace(made, status=SampleStatus.FAILED, error=verdict.error)
         judged = replace(made, reward=verdict.reward, reward_parts=verdict.parts)
