@@ -1,7 +1,7 @@
 """Families of models: real chat templates, from installed packages, and turns as each family writes them.
 
 Tokenizers are byte-level, with the family's tokens. Templates of TRL are files in `trl/chat_templates`; those of
-Xinference are fields of the files in `xinference/model/llm/models`.
+Xinference are fields of the files in `xinference/model/llm/models`; others are in `tests/data/templates`.
 """
 
 import sys
@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rollq.buffer.rollouts import Prompt, Sample
+from rollq.workers.agent_loops import check_loop, make_loop
 from rollq.workers.agents.environments import Opening, Step
-from rollq.workers.agents.registry import check_loop, make_loop
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.agents.turns import Turn
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
@@ -76,6 +76,11 @@ class Family:
     segments: int = 1
     kept: bool = False
 
+    @property
+    def prompt(self) -> str:
+        """The end of the prompt: some templates open the thoughts."""
+        return "<think>\n" if self.thinks.startswith("THOUGHT") else ""
+
     def thinking(self, text: str, thought: str = THOUGHT) -> str:
         """A turn with a thought before it."""
         return self.thinks.replace("THOUGHT", thought) + text
@@ -92,10 +97,64 @@ class Family:
 
 HERMES = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "VALUE"}}\n</tool_call>'
 JSON = '{"name": "calculator", "parameters": {"expression": "VALUE"}}'
+XML = "<tool_call>\n<function=calculator>\n<parameter=expression>\nVALUE\n</parameter>\n</function>\n</tool_call>"
+FENCED = (
+    '<｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n```json\n{"expression": "VALUE"}\n```<｜tool▁call▁end｜>'
+)
 LINES = "<think>\nTHOUGHT\n</think>\n\n"
+DEEPSEEK_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK_TOKENS = (*DEEPSEEK, *THINK, "<｜User｜>", "<｜Assistant｜>")
 BUILT_IN: Mapping[str, Family] = {
     "Qwen2.5": Family("trl:qwen2_5", {}, (*CHATML, *TOOL_CALL), "<|im_end|>", HERMES),
     "Qwen3": Family("trl:qwen3", {}, (*CHATML, *TOOL_CALL, *THINK), "<|im_end|>", HERMES, thinks=LINES),
+    "Qwen3, found": Family(
+        "trl:qwen3", {"tool_parser": "auto"}, (*CHATML, *TOOL_CALL, *THINK), "<|im_end|>", HERMES, thinks=LINES,
+    ),
+    "Qwen3-Coder": Family(
+        "data:qwen3_coder", {"tool_parser": "qwen3_coder"}, (*CHATML, *TOOL_CALL), "<|im_end|>", XML,
+    ),
+    "Qwen3.6": Family(
+        "trl:qwen3_6", {"tool_parser": "qwen3_xml"}, (*CHATML, *TOOL_CALL, *THINK), "<|im_end|>", XML,
+        thinks="THOUGHT\n</think>\n\n",
+    ),
+    "Llama 3.1": Family("trl:llama3_1", {"tool_parser": "llama3_json"}, LLAMA, "<|eot_id|>", JSON, between="; "),
+    "Llama 3.2": Family("trl:llama3_2", {"tool_parser": "llama3_json"}, LLAMA, "<|eot_id|>", JSON, between="; "),
+    "Mistral Nemo": Family(
+        "data:mistral_nemo", {"tool_parser": "mistral"}, MISTRAL, "</s>",
+        '{"name": "calculator", "arguments": {"expression": "VALUE"}}', ("[TOOL_CALLS][", "]"), ", ", segments=2,
+    ),
+    "Ministral 3": Family(
+        "data:ministral_3", {"tool_parser": "mistral"}, (*MISTRAL, "[ARGS]"), "</s>",
+        '[TOOL_CALLS]calculator[ARGS]{"expression": "VALUE"}', between="",
+    ),
+    "Ministral 3, with thoughts": Family(
+        "data:ministral_3", {"tool_parser": "mistral"}, (*MISTRAL, "[ARGS]", "[THINK]", "[/THINK]"), "</s>",
+        '[TOOL_CALLS]calculator[ARGS]{"expression": "VALUE"}', between="", kept=True, thinks="[THINK]THOUGHT[/THINK]",
+    ),
+    "DeepSeek-V3": Family(
+        "trl:deepseekv3", {"tool_parser": "deepseek_v3"}, DEEPSEEK_TOKENS, "<｜end▁of▁sentence｜>", FENCED,
+        DEEPSEEK_CALLS, thinks="THOUGHT\n</think>\n\n", segments=2,
+        kept=True,  # after the tool's answer, the template renders a turn as it is
+    ),
+    "DeepSeek-R1-0528": Family(
+        "data:deepseek_r1_0528", {"tool_parser": "deepseek_v3"}, DEEPSEEK_TOKENS, "<｜end▁of▁sentence｜>", FENCED,
+        DEEPSEEK_CALLS, thinks=LINES, segments=3,
+    ),
+    "DeepSeek-V3.1": Family(
+        "data:deepseek_v3_1", {"tool_parser": "deepseek_v31"}, DEEPSEEK_TOKENS, "<｜end▁of▁sentence｜>",
+        '<｜tool▁call▁begin｜>calculator<｜tool▁sep｜>{"expression": "VALUE"}<｜tool▁call▁end｜>',
+        DEEPSEEK_CALLS, between="",
+    ),
+    "GLM-4.5": Family(
+        "trl:glm4moe", {"tool_parser": "glm45"}, (*TOOL_CALL, *THINK, *GLM), "<|user|>",
+        "\n<tool_call>calculator\n<arg_key>expression</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
+        between="", thinks="\n<think>THOUGHT</think>", says="\nTEXT", call_end="<|observation|>",
+    ),
+    "GLM-4.7": Family(
+        "data:glm_4_7", {"tool_parser": "glm47"}, (*TOOL_CALL, *THINK, *GLM), "<|user|>",
+        "<tool_call>calculator<arg_key>expression</arg_key><arg_value>VALUE</arg_value></tool_call>",
+        between="", thinks="THOUGHT</think>", call_end="<|observation|>",
+    ),
     "GPT-OSS": Family(
         "trl:gptoss", {"tool_parser": "harmony"}, HARMONY, "<|return|>",
         ' to=functions.calculator<|channel|>commentary json<|message|>{"expression": "VALUE"}',
@@ -104,7 +163,7 @@ BUILT_IN: Mapping[str, Family] = {
         says="<|channel|>final<|message|>TEXT",
     ),
     "GPT-OSS, recipient in the channel": Family(
-        "trl:gptoss", {"tool_parser": "harmony"}, HARMONY, "<|return|>",
+        "trl:gptoss", {"tool_parser": "openai"}, HARMONY, "<|return|>",
         '<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{"expression":"VALUE"}',
         between="<|call|><|start|>assistant", call_end="<|call|>",
         thinks="<|channel|>analysis<|message|>THOUGHT<|end|><|start|>assistant",
@@ -116,32 +175,6 @@ OF_VLLM: Mapping[str, Family] = {
     "Qwen3, thoughts apart": Family(
         "trl:qwen3", {"reasoning_parser": "qwen3"}, (*CHATML, *TOOL_CALL, *THINK), "<|im_end|>", HERMES, thinks=LINES,
     ),
-    "Qwen3.6": Family(
-        "trl:qwen3_6", {"tool_parser": "qwen3_coder", "reasoning_parser": "qwen3"}, (*CHATML, *TOOL_CALL, *THINK),
-        "<|im_end|>",
-        "<tool_call>\n<function=calculator>\n<parameter=expression>\nVALUE\n</parameter>\n</function>\n</tool_call>",
-        thinks="THOUGHT\n</think>\n\n",
-    ),
-    "Llama 3.1": Family("trl:llama3_1", {"tool_parser": "llama3_json"}, LLAMA, "<|eot_id|>", JSON, between="; "),
-    "Llama 3.2": Family("trl:llama3_2", {"tool_parser": "llama3_json"}, LLAMA, "<|eot_id|>", JSON, between="; "),
-    "Mistral Nemo": Family(
-        "xinference:mistral-nemo-instruct", {"tool_parser": "mistral"}, MISTRAL, "</s>",
-        '{"name": "calculator", "arguments": {"expression": "VALUE"}}', ("[TOOL_CALLS][", "]"), ", ", segments=2,
-    ),
-    "DeepSeek-V3": Family(
-        "trl:deepseekv3", {"tool_parser": "deepseek_v3", "reasoning_parser": "deepseek_r1"},
-        (*DEEPSEEK, *THINK, "<｜User｜>", "<｜Assistant｜>"), "<｜end▁of▁sentence｜>",
-        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>calculator\n"
-        '```json\n{"expression": "VALUE"}\n```<｜tool▁call▁end｜>',
-        ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), thinks="THOUGHT\n</think>\n\n", segments=2,
-        kept=True,  # after the tool's answer, the template renders a turn as it is
-    ),
-    "GLM-4.5": Family(
-        "trl:glm4moe", {"tool_parser": "glm45", "reasoning_parser": "glm45"},
-        (*TOOL_CALL, *THINK, *GLM), "<|user|>",
-        "\n<tool_call>calculator\n<arg_key>expression</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
-        between="", thinks="\n<think>THOUGHT</think>", says="\nTEXT", call_end="<|observation|>",
-    ),
     "Kimi K2.5": Family(
         "xinference:Kimi-K2.5", {"tool_parser": "kimi_k2", "reasoning_parser": "kimi_k2"},
         (*KIMI, *THINK, "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>"), "<|im_end|>",
@@ -151,14 +184,18 @@ OF_VLLM: Mapping[str, Family] = {
     ),
 }  # fmt: skip
 """Families whose turns a parser of vLLM parses."""
+TEMPLATES = Path(__file__).parent.parent / "data" / "templates"
 
 
 def template_of(source: str) -> str:
-    """The template `trl:NAME` or `xinference:NAME`. Raises `FileNotFoundError` if the package is not installed.
+    """The template `data:NAME`, `trl:NAME` or `xinference:NAME`. Raises `FileNotFoundError` if the package is not
+    installed.
 
     Packages that must not be imported, since vLLM would load plugins of theirs, lie in the environment's `templates`.
     """
     package, _, name = source.partition(":")
+    if package == "data":
+        return (TEMPLATES / f"{name}.jinja").read_text()
     spec = PathFinder.find_spec(package, [*sys.path, str(Path(sys.prefix) / "templates")])
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError(f"{source}: the package {package!r} is not installed")

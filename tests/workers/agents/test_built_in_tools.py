@@ -1,12 +1,10 @@
-"""The tools that come with rollq, and the form in which models call them."""
-
-from typing import Any
+"""The tools that come with rollq."""
 
 import pytest
 
 from rollq.buffer.rollouts import Prompt
 from rollq.workers.agents.built_in_tools import Lookup, calculator
-from rollq.workers.agents.tool_calls import CallError, ToolCall, parse_calls
+from rollq.workers.agents.tool_calls import CallError
 
 
 @pytest.mark.parametrize(
@@ -88,23 +86,3 @@ def test_lookup_reads_the_table_of_the_options_or_of_the_prompt() -> None:
         Lookup()("Ben", prompt)
     with pytest.raises(CallError, match="the table has no entry 'Ann'"):
         Lookup()("Ann", Prompt("x"))
-
-
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        ("no call", []),
-        ('<tool_call>{"name": "a", "arguments": {"b": 1}}</tool_call>', [ToolCall("a", {"b": 1})]),
-        ('so: <tool_call>\n{"name": "a"}\n</tool_call> there', [ToolCall("a", {})]),
-        (
-            '<tool_call>{"name": "a"}</tool_call>\n<tool_call>{"name": "b"}</tool_call>',
-            [ToolCall("a", {}), ToolCall("b", {})],
-        ),
-        (
-            '<think><tool_call>{"name": "a"}</tool_call></think><tool_call>{"name": "b"}</tool_call>',
-            [ToolCall("b", {})],
-        ),
-    ],
-)
-def test_calls_are_read_in_the_form_of_hermes_and_qwen(text: str, calls: list[Any]) -> None:
-    assert parse_calls(text) == calls

@@ -1,51 +1,53 @@
 """Chat formats: how turns of the model are parsed, by name, and how conversations keep them."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus, Status
+from rollq.workers.agent_loops import check_loop, make_loop
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.environments import Opening, Step
-from rollq.workers.agents.harmony import parse_harmony
-from rollq.workers.agents.registry import check_loop, make_loop
 from rollq.workers.agents.tool_calls import Malformed, ToolCall
 from rollq.workers.agents.turns import Turn, forms, shows_calls
 from rollq.workers.run import Worker
 from rollq.workers.tokenizers.byte import ByteTokenizer
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import PLAIN, Model, call, chat_tokenizer, converse, rollout
-from support.chat_families import BUILT_IN, HARMONY, THOUGHT, Family, family_tokenizer, sample_of
+from support.chat_families import BUILT_IN, THOUGHT, TOOL, Family, family_tokenizer, sample_of
 from support.chat_round_trip import check_exact, check_second_question, check_tools, tool_turns
 from support.worker_run import Script, WorkerWorld
 
 SIX = ToolCall("calculator", {"expression": "6*7"})
 SEVEN = ToolCall("calculator", {"expression": "7*6"})
-PIECES = (*HARMONY, "<tool_call>", "</tool_call>", "</think>", " to=f", "{", "}", '"name": "f"', "x")
 GPT_OSS = BUILT_IN["GPT-OSS"]
-QWEN3 = BUILT_IN["Qwen3"]
-BY_NAME = {"Qwen3": QWEN3, **{name: family for name, family in BUILT_IN.items() if name.startswith("GPT-OSS")}}
 
 
-def parse(family: Family, text: str) -> Turn:
-    """A turn as the family's format parses it; the built-in ones need no tokenizer."""
-    parsers = {"tool_parser": "hermes", **family.parsers}
-    return asyncio.run(make_format(**parsers).parse(ByteTokenizer(), text, [], ()))
+@pytest.fixture(params=list(BUILT_IN))
+def family(request: pytest.FixtureRequest) -> Family:
+    return BUILT_IN[request.param]
 
 
-@pytest.mark.parametrize("family", BUILT_IN.values(), ids=BUILT_IN)
+@pytest.fixture
+def tokenizer(family: Family, tmp_path: Path) -> HfTokenizer:
+    return family_tokenizer(tmp_path, family)
+
+
+def parse(tokenizer: HfTokenizer, family: Family, text: str) -> Turn:
+    """A turn as the family's format parses it."""
+    found = make_format(**{"tool_parser": "hermes", **family.parsers})
+    return asyncio.run(found.parse(tokenizer, text, [], (TOOL,), family.prompt))
+
+
 def test_a_conversation_with_tools_keeps_the_tokens_of_the_model(family: Family, tmp_path: Path) -> None:
     check_tools(tmp_path, family)
 
 
-@pytest.mark.parametrize("family", BUILT_IN.values(), ids=BUILT_IN)
 def test_thoughts_are_in_later_prompts_as_the_template_wants(family: Family, tmp_path: Path) -> None:
     check_second_question(tmp_path, family)
 
@@ -77,80 +79,70 @@ class Asking:
         pass
 
 
-@pytest.mark.parametrize("family", BY_NAME.values(), ids=BY_NAME)
-class TestEveryFamily:
-    def test_calls_are_parsed_with_what_is_around_them(self, family: Family) -> None:
-        turn = parse(family, family.thinking(family.calling("6*7")))
-        assert turn.calls == (SIX,)
-        assert turn.reasoning is not None
-        assert turn.reasoning.strip() == THOUGHT
-        assert turn.content.strip() == ""
-
-    def test_an_answer_has_no_calls(self, family: Family) -> None:
-        turn = parse(family, family.thinking(family.saying("Zweiundvierzig 😀 ٤٢")))
-        assert (turn.calls, turn.content.strip()) == ((), "Zweiundvierzig 😀 ٤٢")
-        assert parse(family, family.saying("42")) == Turn(family.saying("42"), "42")
-
-    def test_parallel_calls_have_different_ids(self, family: Family) -> None:
-        if family.between is None:  # it makes one call in a turn
-            return
-        turn = parse(family, family.calling("6*7", "7*6"))
-        assert turn.calls == (SIX, SEVEN)
-        assert len({one.id for one in turn.well_formed}) == 2
-
-    def test_unicode_arguments_arrive(self, family: Family) -> None:
-        assert parse(family, family.calling("六×七 😀")).calls == (ToolCall("calculator", {"expression": "六×七 😀"}),)
-
-    def test_calls_within_thoughts_are_not_calls(self, family: Family) -> None:
-        turn = parse(family, family.thinking(family.saying("No."), thought=f"Perhaps {family.calling('6*7')}?"))
-        if family.parsers.get("tool_parser") != "harmony":  # there, a channel of its own is a call wherever it is
-            assert (turn.calls, turn.content.strip()) == ((), "No.")
-
-    def test_invalid_json_is_a_malformed_call(self, family: Family) -> None:
-        for broken in (family.calling('6*7"')[:-4], family.calling('"')):
-            calls = parse(family, broken).calls
-            assert [type(one) for one in calls] == [Malformed]
-
-    def test_a_turn_cut_off_anywhere_can_be_parsed(self, family: Family) -> None:
-        whole = family.thinking(family.calling("6*7"))
-        for length in range(len(whole)):
-            turn = parse(family, whole[:length])
-            assert turn.well_formed in ((), (SIX,))
-
-    def test_a_malformed_call_is_answered_and_the_model_tries_again(self, family: Family, tmp_path: Path) -> None:
-        tokenizer = family_tokenizer(tmp_path, family)
-        turns = [(family.calling('"'), True), *tool_turns(family)[1:]]
-        sample, model = sample_of(tokenizer, family, turns, "tools", tools={"calculator": {}})
-        assert (sample.status, sample.error) == (SampleStatus.COMPLETED, None)
-        check_exact(tokenizer, sample, model)
-        (told,) = (one["content"] for one in sample.extra["messages"] if "error: " in one["content"])
-        assert told in tokenizer.decode(model.requests[1].prompt_ids.tolist())
-
-    def test_an_unknown_tool_is_answered(self, family: Family, tmp_path: Path) -> None:
-        tokenizer = family_tokenizer(tmp_path, family)
-        turns = [(family.calling("6*7").replace("calculator", "abacus"), True), tool_turns(family)[-1]]
-        sample, _ = sample_of(tokenizer, family, turns, "tools", tools={"calculator": {}})
-        (answer,) = (one for one in sample.extra["messages"] if one["role"] == "tool")
-        assert answer["content"] == "error: there is no tool 'abacus', use one of calculator"
-
-    @given(text=st.lists(st.sampled_from(PIECES)))
-    @settings(deadline=None)
-    def test_no_text_is_too_strange(self, family: Family, text: Sequence[str]) -> None:
-        turn = parse(family, "".join(text))
-        assert all(isinstance(one, ToolCall | Malformed) for one in turn.calls)
+def test_calls_are_parsed_with_what_is_around_them(family: Family, tokenizer: HfTokenizer) -> None:
+    turn = parse(tokenizer, family, family.thinking(family.calling("6*7")))
+    assert (turn.calls, turn.content.strip()) == ((SIX,), "")
+    assert (turn.reasoning or "").strip() == (THOUGHT if family.thinks else "")
 
 
-def test_harmony_reads_all_its_channels() -> None:
-    turn = parse_harmony(
-        "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>commentary<|message|>I will look.<|end|>"
-        "<|start|>assistant<|channel|>analysis<|message|>B<|end|>"
-        "<|start|>assistant<|channel|>commentary to=functions.calculator <|constrain|>json<|message|>{}<|call|>"
+def test_an_answer_has_no_calls(family: Family, tokenizer: HfTokenizer) -> None:
+    turn = parse(tokenizer, family, family.thinking(family.saying("Zweiundvierzig 😀 ٤٢")))
+    assert (turn.calls, turn.content.strip()) == ((), "Zweiundvierzig 😀 ٤٢")
+
+
+def test_parallel_calls_have_different_ids(family: Family, tokenizer: HfTokenizer) -> None:
+    if family.between is None:  # it makes one call in a turn
+        return
+    turn = parse(tokenizer, family, family.thinking(family.calling("6*7", "7*6")))
+    assert turn.calls == (SIX, SEVEN)
+    assert len({one.id for one in turn.well_formed}) == 2
+
+
+def test_unicode_arguments_arrive(family: Family, tokenizer: HfTokenizer) -> None:
+    turn = parse(tokenizer, family, family.thinking(family.calling("六×七 😀")))
+    assert turn.calls == (ToolCall("calculator", {"expression": "六×七 😀"}),)
+
+
+def test_calls_within_thoughts_are_not_calls(family: Family, tokenizer: HfTokenizer) -> None:
+    if not family.thinks or family.template == "trl:gptoss":  # there, a message to a tool is a call wherever it is
+        return
+    thought = f"Perhaps {family.calling('6*7')}?"
+    turn = parse(tokenizer, family, family.thinking(family.saying("No."), thought=thought))
+    assert (turn.calls, turn.content.strip()) == ((), "No.")
+    cut_off = parse(tokenizer, family, family.thinking("", thought=thought).partition(thought)[0] + thought)
+    assert (cut_off.calls, cut_off.content) == ((), "")
+    assert "6*7" in (cut_off.reasoning or "")
+
+
+def test_a_call_that_is_cut_off_is_malformed(family: Family, tokenizer: HfTokenizer) -> None:
+    turn = parse(tokenizer, family, family.thinking(family.calling("6*7").partition("6*7")[0]))
+    assert [type(call) for call in turn.calls] == [Malformed]
+
+
+def test_a_turn_cut_off_anywhere_makes_no_other_call(family: Family, tokenizer: HfTokenizer) -> None:
+    whole = family.thinking(family.calling("6*7"))
+    for length in range(len(whole)):
+        assert parse(tokenizer, family, whole[:length]).well_formed in ((), (SIX,))
+
+
+def test_a_malformed_call_is_answered_and_the_model_tries_again(family: Family, tokenizer: HfTokenizer) -> None:
+    broken = family.thinking(family.calling("6*7").partition("6*7")[0])
+    turns = [(broken, True), *tool_turns(family)[1:]]
+    sample, model = sample_of(tokenizer, family, turns, "tools", tools={"calculator": {}})
+    assert (sample.status, sample.error) == (SampleStatus.COMPLETED, None)
+    check_exact(tokenizer, sample, model)
+    (told,) = (one["content"] for one in sample.extra["messages"] if "error: " in one["content"])
+    assert told in tokenizer.decode(model.requests[1].prompt_ids.tolist(), special=True)
+
+
+def test_an_unknown_tool_is_answered(family: Family, tokenizer: HfTokenizer) -> None:
+    abacus = family.thinking(family.calling("6*7").replace("calculator", "abacus"))
+    sample, model = sample_of(
+        tokenizer, family, [(abacus, True), tool_turns(family)[-1]], "tools", tools={"calculator": {}}
     )
-    assert (turn.reasoning, turn.content, turn.calls) == ("A\nB", "I will look.", (ToolCall("calculator", {}),))
-    assert parse_harmony("42") == Turn("42", "42")
-    assert parse_harmony("<|channel|>ana") == Turn("<|channel|>ana", "")
-    stranger = "<|channel|>final<|message|>1<|end|><|start|>user<|message|>2<|end|>"
-    assert parse_harmony(stranger) == Turn(stranger, "1")
+    check_exact(tokenizer, sample, model)
+    (answer,) = (one for one in sample.extra["messages"] if one["role"] == "tool")
+    assert answer["content"] == "error: there is no tool 'abacus', use one of calculator"
 
 
 def test_gpt_oss_with_a_remark_between_thoughts_and_call_is_rendered(tmp_path: Path) -> None:
@@ -205,14 +197,18 @@ def test_without_parsers_the_loops_keep_text_as_before(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (
-            {"tool_parser": "mistral"},
-            r"agent_options.tool_parser 'mistral' would be one of vLLM's, which is not installed here: "
-            r"use hermes or harmony, or pip install 'rollq\[vllm\]'",
+            {"tool_parser": "kimi_k2"},
+            r"agent_options.tool_parser 'kimi_k2' would be one of vLLM's, which is not installed here: "
+            r"use auto or one of hermes, .*glm45.*, or pip install 'rollq\[vllm\]'",
         ),
         ({"reasoning_parser": "qwen3"}, "agent_options.reasoning_parser 'qwen3' would be .*: leave it out, or pip"),
         (
             {"tool_parser": "harmony", "reasoning_parser": "openai_gptoss"},
             "agent_options.tool_parser 'harmony' parses thoughts too: leave out reasoning_parser",
+        ),
+        (
+            {"tool_parser": "auto", "reasoning_parser": "qwen3"},
+            "agent_options.tool_parser 'auto' parses thoughts too: leave out reasoning_parser",
         ),
     ],
 )
@@ -223,10 +219,22 @@ def test_a_parser_that_cannot_be_had_is_refused_at_start(options: dict[str, str]
         make_loop("environment", {"environment": "support.chat_families.Interview", **options})
 
 
-def test_harmony_needs_its_tokens(tmp_path: Path) -> None:
-    loop = make_loop("tools", {"tools": {"calculator": {}}, "tool_parser": "harmony"})
-    with pytest.raises(ConfigError, match=r"'harmony' needs a tokenizer with the token '<\|start\|>'"):
+@pytest.mark.parametrize(
+    ("name", "token"),
+    [("harmony", r"<\|start\|>"), ("mistral", r"\[TOOL_CALLS\]"), ("deepseek_v31", "<｜tool▁calls▁begin｜>")],
+)
+def test_a_format_whose_tokens_are_missing_is_refused(name: str, token: str, tmp_path: Path) -> None:
+    loop = make_loop("tools", {"tools": {"calculator": {}}, "tool_parser": name})
+    with pytest.raises(ConfigError, match=rf"tool_parser {name!r} needs a tokenizer with the token '{token}'"):
         check_loop(loop, chat_tokenizer(tmp_path))
+
+
+def test_auto_needs_a_chat_template_that_it_knows(tmp_path: Path) -> None:
+    loop = make_loop("tools", {"tools": {"calculator": {}}, "tool_parser": "auto"})
+    with pytest.raises(ConfigError, match="'auto' does not know the chat template of this model: name one of hermes, "):
+        check_loop(loop, chat_tokenizer(tmp_path))
+    with pytest.raises(ConfigError, match=r"'auto' needs a chat template, .*has none: .*or name one of hermes, "):
+        check_loop(loop, ByteTokenizer())
 
 
 def last_answer(prompt: Prompt, sample: Sample) -> float:

@@ -13,10 +13,10 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.credit import last_tokens
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import EMPTY_SAMPLE, FinishReason, Prompt, Sample, SampleStatus, Status
+from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.environments import Opening, Step
 from rollq.workers.agents.loops import AgentLoop, is_resumable
-from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.protocol import EngineDead
 from rollq.workers.judging.judge import JudgeContext
 from rollq.workers.judging.judges import make_judge

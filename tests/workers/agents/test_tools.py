@@ -19,8 +19,8 @@ from rollq.buffer.settings import TaskRules
 from rollq.buffer.staleness import Floors
 from rollq.buffer.wire.parts import join_parts, rest_of
 from rollq.buffer.wire.validation import check_group
+from rollq.workers.agent_loops import make_loop
 from rollq.workers.agents.loops import AgentLoop, is_resumable
-from rollq.workers.agents.registry import make_loop
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import Completion, ContextFull, Request, Sampling
 from rollq.workers.run import Worker

@@ -1,53 +1,88 @@
-"""Chat formats by their names in the settings."""
+"""Chat formats by their names in the settings: rollq's, which need nothing else, and vLLM's where it is installed."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from rollq.buffer.errors import ConfigError
 from rollq.workers.agents.conversation import Message
-from rollq.workers.agents.harmony import HarmonyFormat
-from rollq.workers.agents.tool_calls import CALL, END_OF_THOUGHTS, parse_calls
+from rollq.workers.agents.formats.deepseek import CALLS_START, parse_deepseek
+from rollq.workers.agents.formats.families import family_of
+from rollq.workers.agents.formats.glm import parse_glm
+from rollq.workers.agents.formats.harmony import BODY, CHANNEL, START, parse_harmony
+from rollq.workers.agents.formats.hermes import parse_hermes
+from rollq.workers.agents.formats.llama3 import parse_llama3
+from rollq.workers.agents.formats.mistral import CALLS, parse_mistral
+from rollq.workers.agents.formats.qwen3_xml import parse_qwen3_xml
 from rollq.workers.agents.turns import ChatFormat, Turn
 from rollq.workers.agents.vllm_parsers import HERMES, VllmFormat
 from rollq.workers.engines.protocol import Tokenizer
 
-START_OF_THOUGHTS: Final = re.compile(r"\A\s*<think>")
+AUTO: Final = "auto"
 
 
-class PlainFormat:
+@dataclass(frozen=True, slots=True)
+class BuiltInFormat:
+    """A format of rollq. `parser` is a pure function; `tokens` are those that the tokenizer must have."""
+
+    name: str
+    parser: Callable[[str, Sequence[Message], str], Turn]
+    tokens: tuple[str, ...] = ()
+    verbatim: bool = False
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """See `ChatFormat.check`."""
+        for token in self.tokens:
+            if len(tokenizer.encode(token)) != 1:
+                raise ConfigError(f"agent_options.tool_parser {self.name!r} needs a tokenizer with the token {token!r}")
+
+    async def parse(
+        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message], prompt: str
+    ) -> Turn:
+        """See `ChatFormat.parse`."""
+        return self.parser(text, tools, prompt)
+
+
+class AutoFormat:
+    """The format of the family that the chat template belongs to."""
+
+    verbatim: ClassVar[bool] = False
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """See `ChatFormat.check`."""
+        format_of(tokenizer).check(tokenizer)
+
+    async def parse(
+        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message], prompt: str
+    ) -> Turn:
+        """See `ChatFormat.parse`."""
+        return format_of(tokenizer).parser(text, tools, prompt)
+
+
+def parse_plain(text: str, tools: Sequence[Message], prompt: str) -> Turn:
     """Text without calls; all of it is content."""
-
-    verbatim: ClassVar[bool] = True
-
-    def check(self, tokenizer: Tokenizer) -> None:
-        """Accept every tokenizer."""
-
-    async def parse(self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
-        """See `ChatFormat.parse`."""
-        return Turn(text, text)
+    return Turn(text, text)
 
 
-class HermesFormat:
-    """Calls as Hermes and Qwen write them, after thoughts that end with `</think>`, if there are any."""
-
-    verbatim: ClassVar[bool] = True
-
-    def check(self, tokenizer: Tokenizer) -> None:
-        """Accept every tokenizer."""
-
-    async def parse(self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
-        """See `ChatFormat.parse`."""
-        thoughts, end, visible = text.rpartition(END_OF_THOUGHTS)
-        reasoning = START_OF_THOUGHTS.sub("", thoughts) if end else None
-        return Turn(text, CALL.sub("", visible), reasoning, tuple(parse_calls(text)))
-
-
-BUILT_IN: Final[Mapping[str, Callable[[], ChatFormat]]] = {
-    "": PlainFormat,
-    HERMES: HermesFormat,
-    "harmony": HarmonyFormat,
+BUILT_IN: Final[Mapping[str, BuiltInFormat]] = {
+    named.name: named
+    for named in (
+        BuiltInFormat(HERMES, parse_hermes, verbatim=True),
+        BuiltInFormat("qwen3_coder", parse_qwen3_xml),
+        BuiltInFormat("qwen3_xml", parse_qwen3_xml),
+        BuiltInFormat("llama3_json", parse_llama3),
+        BuiltInFormat("mistral", parse_mistral, (CALLS,)),
+        BuiltInFormat("deepseek_v3", parse_deepseek, (CALLS_START,)),
+        BuiltInFormat("deepseek_v31", parse_deepseek, (CALLS_START,)),
+        BuiltInFormat("glm45", parse_glm),
+        BuiltInFormat("glm47", parse_glm),
+        BuiltInFormat("harmony", parse_harmony, (START, CHANNEL, BODY)),
+        BuiltInFormat("openai", parse_harmony, (START, CHANNEL, BODY)),
+    )
 }
+"""Names as vLLM's server has them; `harmony` is `openai` there."""
+PLAIN: Final = BuiltInFormat("", parse_plain, verbatim=True)
+NAMES: Final = ", ".join(BUILT_IN)
 
 
 def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
@@ -55,8 +90,26 @@ def make_format(tool_parser: str, reasoning_parser: str = "") -> ChatFormat:
 
     Raises `ConfigError` for an unknown name, and for a parser of vLLM where it is not installed.
     """
-    if tool_parser == "harmony" and reasoning_parser:
-        raise ConfigError("agent_options.tool_parser 'harmony' parses thoughts too: leave out reasoning_parser")
-    if not reasoning_parser and tool_parser in BUILT_IN:
-        return BUILT_IN[tool_parser]()
-    return VllmFormat.load(tool_parser, reasoning_parser)
+    if reasoning_parser and (tool_parser == AUTO or (tool_parser in BUILT_IN and tool_parser != HERMES)):
+        raise ConfigError(f"agent_options.tool_parser {tool_parser!r} parses thoughts too: leave out reasoning_parser")
+    if tool_parser == AUTO:
+        return AutoFormat()
+    if not reasoning_parser and (not tool_parser or tool_parser in BUILT_IN):
+        return BUILT_IN.get(tool_parser, PLAIN)
+    return VllmFormat.load(tool_parser, reasoning_parser, instead=f"use auto or one of {NAMES}")
+
+
+def format_of(tokenizer: Tokenizer) -> BuiltInFormat:
+    """The format of the tokenizer's chat template. Raises `ConfigError` without a template, or for an unknown one."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            "agent_options.tool_parser 'auto' needs a chat template, and the tokenizer has none: add the model's "
+            f"chat_template.jinja to its folder, or name one of {NAMES}"
+        )
+    family = family_of(tokenizer.chat_template)
+    if family is None:
+        raise ConfigError(
+            "agent_options.tool_parser 'auto' does not know the chat template of this model: name one of "
+            f"{NAMES}, or one of vLLM's where it is installed"
+        )
+    return BUILT_IN[family]

@@ -48,6 +48,23 @@ class Conversation:
         prompt_ids = _ids(tokenizer, rendered)
         return cls(tokenizer, tuple(tools), conversation, rendered, prompt_ids, preferred=conversation)
 
+    @classmethod
+    def begin_with(cls, tokenizer: Tokenizer, text: str, ids: Sequence[int] | None = None) -> Self:
+        """A conversation without messages: the model continues this text, or these `ids`, of which it is the text."""
+        prompt_ids = _ids(tokenizer, text) if ids is None else np.array(ids, np.int32)
+        return cls(tokenizer, (), (), text, prompt_ids)
+
+    def after_text(self, text: str, ids: Sequence[int] | None = None) -> Self:
+        """The conversation after `text`, or `ids`, of the environment; the next turn is the model's."""
+        new = _ids(self.tokenizer, text) if ids is None else np.array(ids, np.int32)
+        segment = None if self.segment is None else with_environment(self.segment, new)
+        prompt_ids = np.concatenate([self.prompt_ids, new]) if self.segment is None else self.prompt_ids
+        return replace(self, rendered=self.rendered + text, prompt_ids=prompt_ids, segment=segment, forms=())
+
+    def branched(self) -> Self:
+        """This conversation in a new segment, whose prompt is all that there is so far."""
+        return replace(self, prompt_ids=self.context, closed=(), segment=None)
+
     def resumed(self, messages: Sequence[Message], segments: Sequence[Segment]) -> Self:
         """This conversation, which has just started, after `messages`, of which `segments` hold the tokens.
 

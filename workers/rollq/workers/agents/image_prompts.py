@@ -51,6 +51,11 @@ class ImageTokenizer:
         return self.encode(self.render(messages, tools))
 
     @property
+    def chat_template(self) -> str | None:
+        """See `Tokenizer.chat_template`."""
+        return self._tokenizer.chat_template
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """See `Tokenizer.eos_ids`."""
         return self._tokenizer.eos_ids

@@ -39,7 +39,7 @@ class EnvironmentSettings(Settings):
     environment: str = Field(description="dotted path of a class, see rollq.workers.agents.environments.Environment")
     options: dict[str, Any] = Field(default_factory=dict, description="arguments of the class")
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
-    tool_parser: str = Field(default="", description="how the model writes calls: hermes, harmony, or vLLM's")
+    tool_parser: str = Field(default="", description="how the model writes calls: auto, or the name of a format")
     reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
     concurrent: int = Field(default=256, gt=0, description="environments at the same time, in one worker")
     setup_timeout_s: float = Field(default=60.0, gt=0)
@@ -167,7 +167,7 @@ class _Dialogue:
         self.conversation = upcoming.after_model(completion, end_ids)
         text = self.conversation.messages[-1]["content"]
         without_end = ids[:-1] if ids and ids[-1] in end_ids else ids
-        self.turn = await self.chat_format.parse(tokenizer, text, without_end, self.opening.tools)
+        self.turn = await self.chat_format.parse(tokenizer, text, without_end, self.opening.tools, upcoming.rendered)
         if self.chat_format.verbatim:
             self.text = tokenizer.decode(ids)
         else:

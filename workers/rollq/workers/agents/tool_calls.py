@@ -1,22 +1,15 @@
-"""Function calls of a model, and those in its text in the form of Hermes and Qwen. Pure.
-
-<tool_call>
-{"name": "calculator", "arguments": {"expression": "6 * 7"}}
-</tool_call>
-"""
+"""Function calls of a model. Pure."""
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 
 from rollq.buffer.errors import RollqError
 
-CALL: Final = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.S)
-END_OF_THOUGHTS: Final = "</think>"
 ID_LENGTH: Final = 9
 """Characters of an id that we give a call; Mistral's templates accept no other length."""
 
@@ -42,20 +35,14 @@ class Malformed:
     problem: str
 
 
-def parse_calls(text: str) -> list[ToolCall | Malformed]:
-    """The calls in one turn of the model, in order. Text before `</think>` is ignored."""
-    visible = text.rpartition(END_OF_THOUGHTS)[2]
-    return [
-        _parse(match[1], call_id(None, text, index)) if match[2] else Malformed("a tool call without </tool_call>")
-        for index, match in enumerate(CALL.finditer(visible))
-    ]
+def call_id(text: str, index: int) -> str:
+    """The id of call number `index` of the turn `text`, the same every time."""
+    return hashlib.sha256(f"{index}:{_digest(text)}".encode()).hexdigest()[:ID_LENGTH]
 
 
-def call_id(written: str | None, text: str, index: int) -> str:
-    """The id of a call: the one that the model wrote in `text`, else one made from the text, the same every time."""
-    if written and written in text:
-        return written
-    return hashlib.sha256(f"{index}:{text}".encode(errors="replace")).hexdigest()[:ID_LENGTH]
+@lru_cache(maxsize=8)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
 
 
 def parse_arguments(name: str, raw_arguments: str, id: str) -> ToolCall | Malformed:
@@ -67,16 +54,3 @@ def parse_arguments(name: str, raw_arguments: str, id: str) -> ToolCall | Malfor
     if not isinstance(arguments, dict):
         return Malformed(f'"arguments" of {name!r} must be a JSON object')
     return ToolCall(name, arguments, id, raw_arguments)
-
-
-def _parse(body: str, id: str) -> ToolCall | Malformed:
-    try:
-        call = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        return Malformed(f"a tool call is one JSON object, this is not: {error}")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return Malformed('a tool call is a JSON object with "name" (a string) and "arguments" (an object)')
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return Malformed(f'"arguments" of {call["name"]!r} must be a JSON object')
-    return ToolCall(call["name"], arguments, id, orjson.dumps(arguments).decode())

@@ -30,7 +30,7 @@ class ToolsSettings(Settings):
     tools: dict[str, ToolSettings] = Field(min_length=1)
     max_turns: int = Field(default=8, gt=0, description="of the model in one sample")
     tool_parser: str = Field(
-        default="hermes", min_length=1, description="how the model writes calls: hermes, harmony, or one of vLLM's"
+        default="hermes", min_length=1, description="how the model writes calls: auto, or the name of a format"
     )
     reasoning_parser: str = Field(default="", description="how the model writes thoughts: one of vLLM's")
     tell_errors: bool = Field(default=False, description="show a tool's error to the model; otherwise the sample fails")

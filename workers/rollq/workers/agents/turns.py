@@ -6,7 +6,7 @@ own tokens.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import orjson
@@ -23,13 +23,15 @@ class Turn:
     """One turn of the model.
 
     `text` is as written, with special tokens, but without the token that ended it. `content` is what belongs neither to
-    the thoughts (`reasoning`, None without any) nor to the `calls`.
+    the thoughts (`reasoning`, None without any) nor to the `calls`. `lead` is the text before the calls, for families
+    whose templates have no place for thoughts but the content.
     """
 
     text: str
     content: str
     reasoning: str | None = None
     calls: tuple[ToolCall | Malformed, ...] = ()
+    lead: str = ""
 
     @property
     def well_formed(self) -> tuple[ToolCall, ...]:
@@ -52,8 +54,10 @@ class ChatFormat(Protocol):
         """Raise `ConfigError` if turns of this tokenizer cannot be parsed."""
         ...
 
-    async def parse(self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
-        """The turn with this text and these token ids, without the token that ended it.
+    async def parse(
+        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message], prompt: str
+    ) -> Turn:
+        """The turn with this text and these token ids, without the token that ended it; it continued `prompt`.
 
         Never raises for what a model wrote: a turn that cannot be parsed has a malformed call.
         """
@@ -68,17 +72,22 @@ def verbatim_message(turn: Turn) -> Message:
 def forms(turn: Turn, tokenizer: Tokenizer) -> tuple[Message, ...]:
     """The turn as messages for the chat template, the preferred one first.
 
-    First its parts, with the arguments of calls as a mapping, then as JSON; then all of its text; at last its parts
-    without the content, for templates that accept either content or thoughts. Its text alone, if a call is malformed or
-    the template ignores calls: its parts would not show what the model did.
+    First its parts, with the arguments of calls as a mapping, then as JSON; then with its lead as content; then all of
+    its text; at last its parts without the content, for templates that accept either content or thoughts.
+
+    If a call is malformed or the template ignores calls, the parts would not show what the model did: it is its text.
+    Templates that refuse the text of a malformed call, as GPT-OSS does after thoughts, get the parts without calls.
     """
-    if len(turn.well_formed) < len(turn.calls) or (turn.calls and not shows_calls(tokenizer)):
+    if len(turn.well_formed) < len(turn.calls):
+        return verbatim_message(turn), _parts(replace(turn, calls=()), [])
+    if turn.calls and not shows_calls(tokenizer):
         return (verbatim_message(turn),)
     parts = _parts(turn, [call.arguments for call in turn.well_formed])
     if not turn.calls:
         return parts, verbatim_message(turn)
     as_json = _parts(turn, [call.raw_arguments for call in turn.well_formed])
-    return parts, as_json, verbatim_message(turn), {**parts, "content": ""}
+    lead = _parts(replace(turn, content=turn.lead, reasoning=None), [call.raw_arguments for call in turn.well_formed])
+    return parts, as_json, *([lead] if turn.lead else []), verbatim_message(turn), {**parts, "content": ""}
 
 
 def _parts(turn: Turn, arguments: Sequence[Any]) -> Message:

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final, Self
 
 from rollq.buffer.errors import ConfigError
 from rollq.workers.agents.conversation import Message
-from rollq.workers.agents.tool_calls import CALL, Malformed, ToolCall, call_id, parse_arguments, parse_calls
+from rollq.workers.agents.formats.hermes import hermes_calls
+from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id, parse_arguments
 from rollq.workers.agents.turns import Turn
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.user_code import UserFunction
@@ -46,13 +47,14 @@ class VllmFormat:
     verbatim: ClassVar[bool] = False
 
     @classmethod
-    def load(cls, tool_parser: str, reasoning_parser: str) -> Self:
-        """Import the parsers. Raises `ConfigError` for a name that vLLM does not know, or without vLLM."""
+    def load(cls, tool_parser: str, reasoning_parser: str, *, instead: str) -> Self:
+        """Import the parsers. Raises `ConfigError` for a name that vLLM does not know, or without vLLM; `instead` says
+        there which other tool parsers there are."""
         for logger in NOISY:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         theirs = "" if tool_parser == HERMES else tool_parser
-        tools_alone = _load("tool_parser", theirs) if theirs else None
-        both = _load("reasoning_parser", reasoning_parser) if reasoning_parser else tools_alone
+        tools_alone = _load("tool_parser", theirs, instead) if theirs else None
+        both = _load("reasoning_parser", reasoning_parser, "leave it out") if reasoning_parser else tools_alone
         if theirs and reasoning_parser:
             both = _compose(theirs, reasoning_parser)
         run = UserFunction.wrap(_parse, PARSE_TIMEOUT_S, quick=False)
@@ -74,7 +76,9 @@ class VllmFormat:
                         f"{str(error) or type(error).__name__}"
                     ) from error
 
-    async def parse(self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
+    async def parse(
+        self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message], prompt: str
+    ) -> Turn:
         """See `ChatFormat.parse`."""
         try:
             turn: Turn = await self.run(self, _backend(tokenizer), text, ids, tools)
@@ -93,19 +97,18 @@ def known_parsers(setting: str) -> list[str]:
     return names
 
 
-def _load(setting: str, name: str) -> Any:
+def _load(setting: str, name: str, instead: str) -> Any:
     """The class of one parser. Raises `ConfigError` naming the setting."""
-    built_in = "use hermes or harmony" if setting == "tool_parser" else "leave it out"
     try:
         known = known_parsers(setting)
     except ImportError as error:
         raise ConfigError(
-            f"agent_options.{setting} {name!r} would be one of vLLM's, which is not installed here: {built_in}, or "
+            f"agent_options.{setting} {name!r} would be one of vLLM's, which is not installed here: {instead}, or "
             "pip install 'rollq[vllm]'"
         ) from error
     if name not in known:
         raise ConfigError(
-            f"agent_options.{setting} {name!r} does not exist: {built_in}, or one of vLLM's: {', '.join(known)}"
+            f"agent_options.{setting} {name!r} does not exist: {instead}, or one of vLLM's: {', '.join(known)}"
         )
     if name in UNBOUNDED:
         raise ConfigError(f"agent_options.{setting} {name!r} is refused: vLLM's parser {UNBOUNDED[name]}")
@@ -159,14 +162,20 @@ def _parse(format: VllmFormat, backend: Any, text: str, ids: list[int], tools: S
         if reasoning:
             thoughts, visible = reasoning, content or ""
     if format.tool_parser == HERMES:
-        return Turn(text, CALL.sub("", visible), thoughts or None, tuple(parse_calls(visible)))
+        content, own = hermes_calls(visible, visible)
+        return Turn(text, content, thoughts or None, own)
     calls: list[ToolCall | Malformed] = [
-        parse_arguments(call.name, call.arguments or "{}", call_id(call.id, text, index))
+        parse_arguments(call.name, call.arguments or "{}", call.id if _is_in(call.id, text) else call_id(text, index))
         for index, call in enumerate(found or ())
     ]
     if format.tool_parser and (problem := _problem(_marks(backend), visible, found=bool(calls))):
         calls[-1:] = [Malformed(problem)]
     return Turn(text, content or "", thoughts or None, tuple(calls))
+
+
+def _is_in(id: str | None, text: str) -> bool:
+    """Whether the model wrote the id of a call; otherwise vLLM has made it up, another one every time."""
+    return bool(id) and str(id) in text
 
 
 def _closed_thoughts(format: VllmFormat, backend: Any, text: str) -> tuple[str | None, str]:

@@ -244,6 +244,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def chat_template(self) -> str | None:
+        """The template of `render` for conversations with tools, None without one."""
+        ...
+
+    @property
     def eos_ids(self) -> frozenset[int]: ...
 
     @property

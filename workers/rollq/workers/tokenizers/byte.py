@@ -12,6 +12,7 @@ class ByteTokenizer:
 
     eos_ids = frozenset({EOS_ID})
     eos_id = EOS_ID
+    chat_template = None
 
     def encode(self, text: str) -> list[int]:
         """The bytes of `text`."""

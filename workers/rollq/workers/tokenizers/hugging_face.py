@@ -93,6 +93,15 @@ class HfTokenizer:
         return self.encode(self.render(messages, tools))
 
     @property
+    def chat_template(self) -> str | None:
+        """See `Tokenizer.chat_template`. Of several, the one for tools."""
+        try:
+            template: str = self._tokenizer.get_chat_template(tools=[])
+        except ValueError:
+            return None
+        return template
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Ids that end a response, of the tokenizer and of the model's generation config."""
         return self._eos_ids

@@ -9,13 +9,11 @@ for the user. A recipient (`to=`), in either place of the header, makes a messag
 
 import re
 from collections.abc import Sequence
-from typing import ClassVar, Final
+from typing import Final
 
-from rollq.buffer.errors import ConfigError
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.tool_calls import Malformed, ToolCall, call_id, parse_arguments
 from rollq.workers.agents.turns import Turn
-from rollq.workers.engines.protocol import Tokenizer
 
 START: Final = "<|start|>"
 CHANNEL: Final = "<|channel|>"
@@ -25,24 +23,8 @@ RECIPIENT: Final = re.compile(r"to=([^\s<]+)")
 NAMESPACE: Final = "functions."
 
 
-class HarmonyFormat:
-    """The harmony format; it needs neither vLLM nor openai-harmony."""
-
-    verbatim: ClassVar[bool] = False
-
-    def check(self, tokenizer: Tokenizer) -> None:
-        """See `ChatFormat.check`."""
-        for token in (START, CHANNEL, BODY):
-            if len(tokenizer.encode(token)) != 1:
-                raise ConfigError(f"agent_options.tool_parser 'harmony' needs a tokenizer with the token {token!r}")
-
-    async def parse(self, tokenizer: Tokenizer, text: str, ids: list[int], tools: Sequence[Message]) -> Turn:
-        """See `ChatFormat.parse`."""
-        return parse_harmony(text)
-
-
-def parse_harmony(text: str) -> Turn:
-    """The turn that continues `<|start|>assistant` with `text`."""
+def parse_harmony(text: str, tools: Sequence[Message] = (), prompt: str = "") -> Turn:
+    """The turn that continues `<|start|>assistant`, the end of `prompt`, with `text`."""
     thoughts: list[str] = []
     content: list[str] = []
     calls: list[ToolCall | Malformed] = []
@@ -51,7 +33,7 @@ def parse_harmony(text: str) -> Turn:
         channel = header.rpartition(CHANNEL)[2].lstrip()
         if recipient is not None:
             name = recipient[1].removeprefix(NAMESPACE)
-            calls.append(parse_arguments(name, body, call_id(None, text, len(calls))))
+            calls.append(parse_arguments(name, body, call_id(text, len(calls))))
         elif channel.startswith("analysis"):
             thoughts.append(body)
         elif channel.startswith(("final", "commentary")) or CHANNEL not in header:

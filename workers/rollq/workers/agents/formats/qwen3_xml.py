@@ -1,0 +1,62 @@
+"""Turns as Qwen3-Coder, Qwen3.5 and later models, and Nemotron 3 write them. Pure.
+
+6*7 needs the calculator.
+</think>
+
+<tool_call>
+<function=calculator>
+<parameter=expression>
+6*7
+</parameter>
+</function>
+</tool_call>
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.formats.blocks import CALL_START, NOT_CLOSED, cut
+from rollq.workers.agents.formats.thoughts import split_thoughts
+from rollq.workers.agents.formats.typed_arguments import typed_call
+from rollq.workers.agents.tool_calls import Malformed, ToolCall
+from rollq.workers.agents.turns import Turn
+
+CALL: Final = re.compile(
+    r"(?:<tool_call>\s*)?<function=([^<>\n]*)>(.*?)(?:(</function>)(?:\s*</tool_call>)?|</tool_call>|\Z)"
+    r"|<tool_call>.*?(?:(</tool_call>)|\Z)",
+    re.S,
+)
+"""A call, of which these models sometimes forget `<tool_call>`; or a call in another form."""
+PARAMETER: Final = re.compile(r"\s*<parameter=([^<>\n]*)>\n?(?>(.*?)\n?</parameter>)", re.S)
+
+
+def parse_qwen3_xml(text: str, tools: Sequence[Message] = (), prompt: str = "") -> Turn:
+    """The turn that continues `prompt` with `text`."""
+    thoughts, visible = split_thoughts(text, prompt, CALL_START)
+    content, found = cut(CALL, visible)
+    return Turn(text, content, thoughts, tuple(_call(match, tools, text, index) for index, match in enumerate(found)))
+
+
+def _call(match: re.Match[str], tools: Sequence[Message], text: str, index: int) -> ToolCall | Malformed:
+    name, body, function_end, call_end = match.groups()
+    if call_end:
+        return Malformed("a tool call holds <function=NAME> and </function>")
+    if name is None:
+        return NOT_CLOSED
+    name = name.strip()
+    if not function_end:
+        return Malformed(f"the call of {name!r} has no </function>")
+    place, end = 0, len(body.rstrip())
+    written = []
+    while place < end:
+        parameter = PARAMETER.match(body, place)
+        if parameter is None:
+            return Malformed(
+                f"an argument of {name!r} is <parameter=NAME>, a line with its value, and </parameter>, "
+                f"this is not: {body[place : place + 50].strip()!r}"
+            )
+        written.append((parameter[1].strip(), parameter[2]))
+        place = parameter.end()
+    return typed_call(name, written, tools, text, index)
