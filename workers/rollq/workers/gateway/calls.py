@@ -1,0 +1,122 @@
+"""Calls of a harness and their answers, whatever the protocol. Pure.
+
+A protocol parses a request's body into a `Call` and writes an `Answer`, or a `CallRefused`, in its own form.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from rollq.buffer.rollouts import FinishReason
+from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.tool_calls import ToolCall
+
+ToolChoice = Literal["auto", "none", "required"]
+
+
+class CallRefused(Exception):
+    """A call that gets no answer. Each protocol writes it as its own error.
+
+    `status` is that of HTTP; only 400 keeps every client from asking again. `code` is one of the constants below, or
+    a word of rollq, such as `session_over`. `retry_after_s`: when to ask again, for 429 and 503.
+    """
+
+    def __init__(
+        self, message: str, *, status: int = 400, code: str = "invalid_request", retry_after_s: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+CONTEXT_FULL = "context_full"
+"""The code of a call whose messages leave no room for an answer; clients compact their history when they see it."""
+
+
+def context_full(tokens: int, most_tokens: int) -> CallRefused:
+    """The refusal of a call whose messages have `tokens`. Claude Code and LangChain look for these words."""
+    return CallRefused(f"prompt is too long: {tokens} tokens > {most_tokens} maximum", code=CONTEXT_FULL)
+
+
+def call_id(number: int, index: int) -> str:
+    """The id under which the caller gets tool call `index` of answer `number`, whatever id the model wrote.
+
+    It differs from the ids of all other calls of a session, and has the nine letters and digits that Mistral's
+    templates ask for as long as `number` has three and `index` has two.
+    """
+    return f"call{number:03}{index:02}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request to the model.
+
+    `messages` are chat messages as chat templates read them: `role` (system, user, assistant, tool) and `content` (a
+    text); of an assistant also `reasoning_content` (a text) and `tool_calls`
+    (`{"id", "type": "function", "function": {"name", "arguments": JSON}}`), of a tool `tool_call_id` and `name`.
+    A completion has a `text` or `ids` instead, and no messages. `tools` are definitions as in chat completions.
+    `max_tokens` and `stop` are what the caller asks for. `repeats`: how often its client says that it has sent the same
+    request before. `ignored`: names of parts of the request that have no effect here.
+    """
+
+    model: str
+    messages: tuple[Message, ...] = ()
+    text: str | None = None
+    ids: tuple[int, ...] | None = None
+    tools: tuple[Message, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    repeats: int = 0
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The model's turn, as it is given to the caller.
+
+    `number` counts the calls of a session, from 0; ids of the answer and of its items are made from it, those of tool
+    calls by `call_id`. `content` and `reasoning` are texts without the stop text that ended them, `stop_text`. `calls`
+    are the tool calls that could be parsed. Token counts are those of the engine.
+    """
+
+    number: int
+    content: str
+    reasoning: str | None
+    calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason
+    stop_text: str | None
+    prompt_tokens: int
+    response_tokens: int
+    reasoning_tokens: int
+    created_s: int
+
+
+class CallProtocol(Protocol):
+    """How one kind of client asks and is answered."""
+
+    def parse(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Call:
+        """The call of a request with this JSON body; names of `headers` are in lower case.
+
+        Raises `CallRefused`, which names the field, for what cannot be served.
+        """
+        ...
+
+    def answer(self, call: Call, body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+        """The answer to a request that does not stream, as JSON."""
+        ...
+
+    def events(self, call: Call, body: Mapping[str, Any], answer: Answer) -> Iterator[bytes]:
+        """The answer to a request that streams: server-sent events, each with its blank line."""
+        ...
+
+    def error(self, refused: CallRefused) -> dict[str, Any]:
+        """The body of an error, as JSON."""
+        ...
+
+    def error_events(self, call: Call, refused: CallRefused) -> Iterator[bytes]:
+        """The end of a stream that has started, and has no answer: server-sent events."""
+        ...

@@ -1,0 +1,213 @@
+"""Typed access to the JSON of requests. Pure.
+
+Each function takes a value and its name as the caller wrote it, such as `messages[2].content`, and raises `CallRefused`
+with that name if the value is of another type. Values are those that orjson reads; what it writes cannot fail later.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from rollq.workers.agents.conversation import Message
+from rollq.workers.gateway.calls import CallRefused, ToolChoice
+
+RETRY_COUNT: Final = "x-stainless-retry-count"
+"""Header of the SDKs of OpenAI and Anthropic: how often this request was sent before."""
+
+UNREADABLE: Final = "(This model cannot read what is here.)"
+"""Takes the place of an image in a tool's result: the model chose to look at it, and can choose again."""
+
+_MOST: Final = 2**31 - 1
+_LABEL: Final = 40
+_ROOM: Final = 16
+"""Levels that a record may add around a value before orjson, which writes at most 254, refuses it."""
+
+
+def mapping(value: Any, name: str) -> Mapping[str, Any]:
+    """An object."""
+    if not isinstance(value, Mapping):
+        raise _wrong(name, "an object", value)
+    return value
+
+
+def items(value: Any, name: str) -> Sequence[Any]:
+    """A list; None is an empty one."""
+    if value is None:
+        return ()
+    if not isinstance(value, list | tuple):
+        raise _wrong(name, "a list", value)
+    return value
+
+
+def text(value: Any, name: str) -> str:
+    """A text that UTF-8 can hold."""
+    if not isinstance(value, str):
+        raise _wrong(name, "a text", value)
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise CallRefused(f"{name} has half of a surrogate pair, which is not a character") from None
+    return value
+
+
+def nonempty(value: Any, name: str) -> str:
+    """A text that is not empty."""
+    found = text(value, name)
+    if not found:
+        raise CallRefused(f"{name} must not be empty")
+    return found
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or false; None is false."""
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise _wrong(name, "true or false", value)
+    return value
+
+
+def count(value: Any, name: str) -> int | None:
+    """A positive integer, of int32 at most, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise _wrong(name, "a positive integer", value)
+    return min(value, _MOST)
+
+
+def texts(value: Any, name: str) -> tuple[str, ...]:
+    """Texts that are not empty: a list of them, a single one, or None."""
+    if isinstance(value, str):
+        value = [value]
+    found = tuple(text(each, f"{name}[{place}]") for place, each in enumerate(items(value, name)))
+    if "" in found:
+        raise CallRefused(f"{name} must not have an empty text")
+    return found
+
+
+def content(
+    value: Any, name: str, kinds: Collection[str], between: str = "\n", left_out: dict[str, None] | None = None
+) -> str:
+    """The text of a message: a text, None, or a list of blocks of a type in `kinds`, with `between` between them.
+
+    Other blocks are refused, unless `left_out` collects their names; then `UNREADABLE` takes their place.
+    """
+    if value is None or isinstance(value, str):
+        return text(value or "", name)
+    blocks = enumerate(items(value, name))
+    return between.join(block_text(block, f"{name}[{place}]", kinds, left_out) for place, block in blocks)
+
+
+def block_text(block: Any, name: str, kinds: Collection[str], left_out: dict[str, None] | None = None) -> str:
+    """The text of one block; see `content`."""
+    kind = mapping(block, name).get("type")
+    if kind in kinds:
+        field = "refusal" if kind == "refusal" else "text"
+        return text(block.get(field), f"{name}.{field}")
+    if left_out is None:
+        raise CallRefused(f"{name} is {label(kind)}, and this model reads {', '.join(kinds)} alone")
+    left_out[f"messages.{label(kind)}"] = None
+    return UNREADABLE
+
+
+def json_text(value: Any, name: str) -> str:
+    """An object as JSON."""
+    nested: Any = mapping(value, name)
+    for _ in range(_ROOM):
+        nested = (nested,)
+    try:
+        return orjson.dumps(nested)[_ROOM:-_ROOM].decode()
+    except (orjson.JSONEncodeError, RecursionError) as error:
+        raise CallRefused(f"{name} cannot be written as JSON: {error}") from None
+
+
+def definition(tool: str, description: Any, parameters: Any, where: str) -> Message:
+    """The definition of a tool, as in chat completions. `where` names it in errors."""
+    function: dict[str, Any] = {"name": tool}
+    if description is not None:
+        function["description"] = text(description, f"{where}.description")
+    if parameters is None:
+        parameters = {"type": "object", "properties": {}}
+    json_text(parameters, f"the parameters of {where}")
+    function["parameters"] = parameters
+    return {"type": "function", "function": function}
+
+
+def tool_call(id: str, name: str, arguments: str) -> Message:
+    """A tool call as in chat completions, with `arguments` as JSON."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
+
+
+def tool_result(id: str, name: str | None, content: str) -> Message:
+    """The message with a tool's result. `name` is that of the tool, None if its call is not among the messages."""
+    named = {} if name is None else {"name": name}
+    return {"role": "tool", "content": content, "tool_call_id": id, **named}
+
+
+def openai_choice(value: Any) -> tuple[ToolChoice, tuple[str, ...]]:
+    """OpenAI's choice of tools, and names of what it asks for in vain: one tool."""
+    if value is None:
+        return "auto", ()
+    if value in ("auto", "none", "required"):
+        return value, ()
+    mapping(value, "tool_choice")
+    return "auto", ("tool_choice",)
+
+
+def unused(body: Mapping[str, Any], known: Collection[str], defaults: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of fields that are set, but neither `known` nor equal to their `defaults`."""
+    return tuple(
+        label(field)
+        for field, value in body.items()
+        if field not in known and not _is_default(value, defaults.get(field))
+    )
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    if value is None or default is not None:
+        return value is None or bool(value == default)
+    return value is False or value in ("", [], {})
+
+
+def absent(body: Mapping[str, Any], remedies: Mapping[str, str]) -> None:
+    """Refuse a body in which a field of `remedies` is set."""
+    for field, remedy in remedies.items():
+        if body.get(field) not in (None, False, [], {}, ""):
+            raise CallRefused(f"{field} is not supported: {remedy}")
+
+
+def one_answer(body: Mapping[str, Any], name: str) -> None:
+    """Refuse a request for more than one answer."""
+    if count(body.get(name), name) not in (None, 1):
+        raise CallRefused(f"{name} must be 1: ask for one answer at a time")
+
+
+def label(value: Any) -> str:
+    """A short name for a value of a request, which an error or a log may quote."""
+    if isinstance(value, str):
+        return value[:_LABEL] if value.isascii() and value.isprintable() else ascii(value[:_LABEL])
+    return _KINDS.get(type(value), "another value")
+
+
+def repeats(headers: Mapping[str, str]) -> int:
+    """How often an SDK says that it has sent this request before."""
+    said = headers.get(RETRY_COUNT, "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 4 else 0
+
+
+def _wrong(name: str, wanted: str, value: Any) -> CallRefused:
+    return CallRefused(f"{name} must be {wanted}, not {_KINDS.get(type(value), 'another value')}")
+
+
+_KINDS: Final[Mapping[type, str]] = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "this number",
+    float: "this number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}

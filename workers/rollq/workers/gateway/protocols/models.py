@@ -1,0 +1,30 @@
+"""The served model, as `GET /v1/models` and `GET /v1/models/{id}` describe it. Pure.
+
+OpenAI and Anthropic use one path; an object that has the fields of both suits the clients of either.
+"""
+
+from datetime import UTC, datetime
+from typing import Any
+
+
+def model(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
+    """The model. `most_tokens`: how many tokens a prompt may have, None if it is not known."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created_s,
+        "owned_by": "rollq",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created_s, UTC).isoformat(),
+        "lifecycle": "active",
+        "capabilities": None,
+        "max_input_tokens": most_tokens,
+        "max_tokens": most_tokens,
+    }
+
+
+def model_list(name: str, created_s: int, most_tokens: int | None) -> dict[str, Any]:
+    """All models: the one that is served."""
+    only = model(name, created_s, most_tokens)
+    return {"object": "list", "data": [only], "has_more": False, "first_id": name, "last_id": name}

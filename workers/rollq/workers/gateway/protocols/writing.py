@@ -1,0 +1,65 @@
+"""Parts of answers and errors that several protocols share. Pure."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from rollq.buffer.rollouts import FinishReason
+from rollq.workers.agents.tool_calls import ToolCall
+from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, CallRefused
+from rollq.workers.gateway.protocols import fields
+
+DONE: Final = b"data: [DONE]\n\n"
+"""The end of a stream of completions."""
+
+_KINDS: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+def event(data: Any, kind: str | None = None) -> bytes:
+    """A server-sent event of a type, or of none."""
+    head = b"" if kind is None else b"event: %b\n" % kind.encode()
+    return b"%bdata: %b\n\n" % (head, orjson.dumps(data))
+
+
+def arguments_of(call: ToolCall) -> str:
+    """The arguments of a call as JSON, as the model wrote them."""
+    return call.raw_arguments or orjson.dumps(call.arguments).decode()
+
+
+def openai_finish(answer: Answer) -> str:
+    """Why an answer ended, in the words of completions."""
+    if answer.finish_reason == FinishReason.LENGTH:
+        return "length"
+    return "tool_calls" if answer.calls else "stop"
+
+
+def openai_usage(answer: Answer) -> dict[str, Any]:
+    """The tokens of an answer, in the form of completions."""
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.response_tokens,
+        "total_tokens": answer.prompt_tokens + answer.response_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+    }
+
+
+def openai_error(refused: CallRefused) -> dict[str, Any]:
+    """OpenAI's error."""
+    kind = _KINDS.get(refused.status, "invalid_request_error" if refused.status < 500 else "server_error")
+    code = "context_length_exceeded" if refused.code == CONTEXT_FULL else refused.code
+    return {"error": {"message": refused.message, "type": kind, "param": None, "code": code}}
+
+
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether a stream of completions ends with its usage."""
+    options = body.get("stream_options")
+    return options is not None and fields.flag(
+        fields.mapping(options, "stream_options").get("include_usage"), "stream_options.include_usage"
+    )
