@@ -61,11 +61,16 @@ def written(text: str, *, reward: float = 0.5, versions: Sequence[int] = (0,), t
         {"role": "tool", "name": "add", "content": HOSTILE},
         {"role": "assistant", "content": text},
     ]
+    numbered = [(0, None, 0, None), (1, 0, 0, None), (2, 0, 1, None), (3, None, None, HOSTILE)]
+    calls = [
+        {"number": number, "parent": parent, "segment": segment, "tokens": 3, "left_out": why}
+        for number, parent, segment, why in numbered
+    ]
     facts = {"worker": "gpu0-ab12", "judge": "exact_match", "judge_s": 0.25}
     return Sample(
         (Segment(np.array([1, 2], np.int32), ids, logprobs, tuple(spans), mask),), SampleStatus.COMPLETED,
         FinishReason.STOP, reward, {"exact": reward, "format": 0.125}, text,
-        extra={**facts, "messages": messages} if talks else facts,
+        extra={**facts, "messages": messages, "calls": calls} if talks else facts,
     )  # fmt: skip
 
 

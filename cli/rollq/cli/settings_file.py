@@ -58,6 +58,9 @@ def _config_error(path: Path, problems: list[str]) -> ConfigError:
     return ConfigError("\n  ".join([f"{path}:", *problems]) if len(problems) > 1 else f"{path}: {problems[0]}")
 
 
+PATH_OPTIONS = ("model", "workspace")
+
+
 def anchored(settings: AnySettings, folder: Path) -> AnySettings:
     """`settings` with every relative path made absolute, starting at `folder`."""
     return settings.model_copy(update={name: _anchored(value, folder) for name, value in settings})
@@ -74,8 +77,8 @@ def _anchored(value: Any, folder: Path) -> Any:
 
 
 def _path_option(key: str, value: Any) -> Any:
-    """An engine's options are plain values until the engine validates them; only `model` is a path."""
-    return Path(value) if key == "model" and isinstance(value, str) else value
+    """Options of engines and agent loops are plain values until these validate them; two of them are paths."""
+    return Path(value) if key in PATH_OPTIONS and isinstance(value, str) else value
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rq import Queue
 
@@ -23,11 +23,12 @@ from rollq.buffer.errors import ConfigError, RollqError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.roles import WorkerBuffer
 from rollq.buffer.steering import Order
-from rollq.workers.agents.registry import check_loop
+from rollq.workers.agent_loops import check_loop
 from rollq.workers.buffer_calls import BufferCalls
 from rollq.workers.engines.host import EngineHost
 from rollq.workers.engines.protocol import Engine, Tokenizer
 from rollq.workers.engines.registry import make_engine
+from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.groups.intake import Intake
 from rollq.workers.groups.leases import LeaseTable
 from rollq.workers.groups.recipes import make_recipes
@@ -46,6 +47,9 @@ from rollq.workers.tokenizers.byte import ByteTokenizer
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from rollq.workers.wakeups import Wakeups
 from rollq.workers.weight_follower import WeightFollower
+
+if TYPE_CHECKING:
+    from rollq.workers.gateway.server import Server
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +100,9 @@ class Worker:
         tokenizer = make_tokenizer(settings)
         self.maker = SampleMaker(self.host, tokenizer, self.table, Salvage(calls), worker=name)
         self.processes = JudgePool(settings.judge_processes)
-        self.recipes = make_recipes(tasks, settings, seed, self.processes)
+        self.gateway = Gateway(settings.gateway)
+        self.gateway_server: Server | None = None
+        self.recipes = make_recipes(tasks, settings, seed, self.processes, self.gateway)
         for recipe in self.recipes.values():
             check_loop(recipe.loop, tokenizer)
         self.runner = GroupRunner(calls, self.host, self.recipes, self.maker, timeouts)
@@ -137,6 +143,11 @@ class Worker:
         return True
 
     async def _serve(self) -> None:
+        if self.gateway.is_wanted:
+            from rollq.workers.gateway.server import Server  # needs aiohttp
+
+            self.gateway_server = Server(self.gateway)
+            await self.gateway_server.start()
         background = [
             asyncio.create_task(part)
             for part in (
@@ -173,6 +184,8 @@ class Worker:
             for pool in recipe.pools.values():
                 await pool.close()
         await self.processes.close()
+        if self.gateway_server is not None:
+            await self.gateway_server.close()
         await self.host.close()
         self.calls.close()
 
@@ -183,6 +196,7 @@ class Worker:
             "host": socket.gethostname(),
             "engine": self._engine_name,
             "capacity": self._capacity,
+            **({"gateway": self.gateway.url} if self.gateway.url else {}),
         }
         last_minute = LastMinute(monotonic(), self.maker.times())
         while True:

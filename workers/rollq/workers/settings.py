@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints, model_validator
 from rollq.buffer.settings import Settings
 from rollq.buffer.weights.manifest import Verify
 from rollq.workers.engines.protocol import SwapMode
+from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.http.pools import PoolSettings
 
 PoolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")]
@@ -61,6 +62,9 @@ class WorkerSettings(Settings):
     )
     pools: dict[PoolName, PoolSettings] = Field(
         default_factory=dict, description="auxiliary models for scorers and judges, by name"
+    )
+    gateway: GatewaySettings = Field(
+        default_factory=GatewaySettings, description="where agents reach the model, for the loops harness and outside"
     )
     pause: PauseMode = Field(
         default=PauseMode.DRAIN, description="whether running groups of a paused task finish or are interrupted"

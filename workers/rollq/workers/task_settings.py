@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, model_validator
 
 from rollq.buffer.settings import PromptLength, Settings, TaskRules
-from rollq.workers.agents.registry import gives_rewards
+from rollq.workers.agent_loops import gives_rewards
 from rollq.workers.engines.protocol import Sampling
 
 NOT_TRAINED: Final = (

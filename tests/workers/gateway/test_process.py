@@ -1,0 +1,119 @@
+"""The process of a harness: whatever it starts ends with it, and with the worker."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rollq.workers.gateway.process import HarnessFolder, HarnessProcess
+from support.gateway_calls import run
+from support.waiting import wait_until
+
+ESCAPES = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()  # it leaves the process group, and its parent
+    if os.fork() == 0:
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("marker", os.getpid(), flush=True)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+{then}
+"""
+WORKER = """
+import asyncio, sys, time
+from pathlib import Path
+from rollq.workers.gateway.process import HarnessFolder, HarnessProcess
+
+async def main():
+    folder = HarnessFolder.make(None)
+    await HarnessProcess.start([sys.executable, "-c", sys.argv[1]], folder, {}, b"")
+    print(folder.root, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def escaped(folder: HarnessFolder) -> int:
+    """The process that has left its group, once it has said so."""
+    wait_until(lambda: folder.output.exists() and "marker" in folder.tail())
+    return int(folder.tail().split()[-1])
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+@pytest.mark.parametrize("then", ["pass", "time.sleep(600)"], ids=["exits", "is ended"])
+def test_what_has_left_the_process_group_ends_with_the_command(then: str) -> None:
+    async def work() -> None:
+        folder = HarnessFolder.make(None)
+        process = await HarnessProcess.start([sys.executable, "-c", ESCAPES.format(then=then)], folder, {}, b"")
+        pid = await asyncio.to_thread(escaped, folder)
+        if then == "pass":
+            assert await process.wait() == 0
+        await process.end()
+        assert not psutil.pid_exists(pid)
+        folder.remove()
+        assert not folder.root.exists()
+
+    run(work)
+
+
+def test_all_of_it_ends_with_a_worker_that_is_killed_and_its_folder_goes() -> None:
+    program = ESCAPES.format(then="time.sleep(600)")
+    with subprocess.Popen([sys.executable, "-c", WORKER, program], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        folder = HarnessFolder(Path(worker.stdout.readline().strip()))
+        pid = escaped(folder)
+        worker.kill()
+    wait_until(lambda: not psutil.pid_exists(pid) and not folder.root.exists())
+
+
+def test_a_command_has_the_prompt_a_workspace_and_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLQ_REDIS_PASSWORD", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    template = tmp_path / "template"
+    template.mkdir()
+    (template / "file").write_text("content")
+    shown = "sys.stdin.read(), open('file').read(), os.getcwd() == os.environ['HOME'], dict(os.environ)"
+    program = f"import os, sys; print({shown})"
+
+    async def work() -> str:
+        folder = HarnessFolder.make(template)
+        process = await HarnessProcess.start([sys.executable, "-c", program], folder, {"MODE": "train"}, b"the prompt")
+        assert await process.wait() == 0
+        return folder.tail()
+
+    said = run(work)
+    assert said.startswith("the prompt content True")
+    assert "'MODE': 'train'" in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (["no such program"], 127, "no such program: No such file"),
+        (["sh", "-c", "kill -9 $$"], 128 + signal.SIGKILL, ""),
+    ],
+)
+def test_a_command_that_cannot_start_or_is_killed_has_a_code(command: list[str], code: int, words: str) -> None:
+    async def work() -> tuple[int, str]:
+        folder = HarnessFolder.make(None)
+        process = await HarnessProcess.start(command, folder, {}, b"")
+        return await process.wait(), folder.tail()
+
+    found, tail = run(work)
+    assert found == code
+    assert words in tail

@@ -1,0 +1,299 @@
+"""The gateway over HTTP: tokens, statuses, streams, lost connections, rewards, sessions for harnesses from outside."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import Prompt
+from rollq.workers.engines.protocol import Completion, Request
+from rollq.workers.gateway import server as server_module
+from rollq.workers.gateway.gateway import KEY_VARIABLE, Gateway
+from rollq.workers.gateway.outside import outside_loop
+from rollq.workers.gateway.server import Server
+from rollq.workers.gateway.session import Session
+from rollq.workers.gateway.settings import GatewaySettings
+from rollq.workers.tokenizers.hugging_face import HfTokenizer
+from support.chat_engine import Model, chat_tokenizer, rollout
+from support.gateway_calls import make_session, run
+from support.waiting import PATIENCE_S
+
+BODY = {"model": "rollq", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfTokenizer:
+    return chat_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@dataclass
+class Served:
+    """A session that is served over HTTP."""
+
+    gateway: Gateway
+    session: Session
+    token: str
+    http: aiohttp.ClientSession
+
+    @property
+    def base(self) -> str:
+        return self.gateway.base_url(self.token)
+
+    async def post(self, path: str, body: Any = BODY, **headers: str) -> tuple[int, dict[str, Any], Any]:
+        """Status, JSON body and headers of the answer."""
+        data = body if isinstance(body, bytes) else orjson.dumps(body)
+        async with self.http.post(self.gateway.url + path, data=data, headers=headers) as answer:
+            return answer.status, await answer.json(content_type=None), answer.headers
+
+
+@asynccontextmanager
+async def listening(settings: GatewaySettings | None = None) -> AsyncIterator[tuple[Gateway, aiohttp.ClientSession]]:
+    gateway = Gateway(settings or GatewaySettings())
+    server = Server(gateway)
+    await server.start()
+    async with aiohttp.ClientSession() as http:
+        try:
+            yield gateway, http
+        finally:
+            await server.close()
+
+
+@asynccontextmanager
+async def served(session: Session, settings: GatewaySettings | None = None) -> AsyncIterator[Served]:
+    async with listening(settings) as (gateway, http):
+        with gateway.serving(session) as token:
+            yield Served(gateway, session, token, http)
+
+
+def with_served(model: Model, use: Callable[[Served], Awaitable[None]], **settings: Any) -> None:
+    async def work() -> None:
+        async with served(make_session(model), GatewaySettings(**settings)) as given:
+            await use(given)
+
+    run(work)
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1", "/v1/v1"])
+@pytest.mark.parametrize("way", ["path", "bearer", "key", "path and another key"])
+def test_a_token_is_taken_from_the_path_or_a_header(tokenizer: HfTokenizer, prefix: str, way: str) -> None:
+    async def use(given: Served) -> None:
+        path = f"/s/{given.token}{prefix}" if way.startswith("path") else prefix
+        headers = {
+            "bearer": {"Authorization": f"bearer {given.token}"},
+            "key": {"x-api-key": given.token},
+            "path and another key": {"Authorization": "Bearer sk-1234"},
+        }.get(way, {})
+        status, body, _ = await given.post(f"{path}/chat/completions", **headers)
+        assert (status, body["choices"][0]["message"]["content"]) == (200, "Hello")
+
+    with_served(Model(tokenizer, ["Hello"]), use)
+
+
+def test_nothing_is_reached_without_a_token(tokenizer: HfTokenizer) -> None:
+    async def use(given: Served) -> None:
+        for path in ("/v1/chat/completions", "/s/wrong/v1/chat/completions", "/v1/messages", "/reward", "/v1/models"):
+            status, body, _ = await given.post(path)
+            assert (status, body["error"]["message"]) == (400, "this session is over")
+        status, body, _ = await given.post("/s/wrong/v1/messages", **{"x-api-key": given.token})
+        assert status == 400  # a token that is over is not replaced by another
+        async with given.http.head(given.gateway.url + "/") as answer:
+            assert answer.status == 400
+        async with given.http.head(given.base) as answer:
+            assert answer.status == 200
+
+    with_served(Model(tokenizer, []), use)
+
+
+def test_the_tokens_of_two_sessions_are_refused(tokenizer: HfTokenizer) -> None:
+    async def use(given: Served) -> None:
+        with given.gateway.serving(make_session(Model(tokenizer, []))) as other:
+            status, _, _ = await given.post(f"/s/{given.token}/chat/completions", Authorization=f"Bearer {other}")
+            assert status == 401
+
+    with_served(Model(tokenizer, []), use)
+
+
+def test_models_and_token_counts_are_those_of_the_session(tokenizer: HfTokenizer) -> None:
+    async def use(given: Served) -> None:
+        async with given.http.get(given.base + "/v1/models") as models:
+            listed = await models.json()
+        assert [entry["id"] for entry in listed["data"]] == ["rollq"]
+        body = {**BODY, "max_tokens": 5}
+        status, counted, _ = await given.post(f"/s/{given.token}/v1/messages/count_tokens", body)
+        assert (status, counted) == (200, {"input_tokens": len("user: Hi\nassistant: ") + 1})
+        status, answer, _ = await given.post(f"/s/{given.token}/v1/messages", body)
+        assert answer["usage"]["input_tokens"] == counted["input_tokens"]
+
+    with_served(Model(tokenizer, ["Hey"]), use)
+
+
+def test_bodies_that_are_no_requests_get_one_clear_error(tokenizer: HfTokenizer) -> None:
+    async def use(given: Served) -> None:
+        path = f"/s/{given.token}/v1/chat/completions"
+        for body, words in [(b"{", "is not JSON"), (b"[1]", "not a JSON object"), (b"{}", "messages")]:
+            status, answer, _ = await given.post(path, body)
+            assert status == 400
+            assert words in answer["error"]["message"]
+        status, answer, _ = await given.post(path, b" " * 20_000)
+        assert (status, answer["error"]["message"]) == (
+            400,
+            "the request is larger than max_body_mb of [worker.gateway]",
+        )
+        for wrong in ("/v1/embeddings", "/etc/passwd", "/v1/../../x"):
+            status, _, _ = await given.post(f"/s/{given.token}{wrong}")
+            assert status == 400
+
+    with_served(Model(tokenizer, []), use, max_body_mb=0.01)
+
+
+def test_a_stream_has_comments_until_the_answer_is_there(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "KEEPALIVE_S", 0.05)
+    go = asyncio.Event()
+    model = Model(tokenizer, ["Hello"])
+
+    async def generate(request: Request) -> Completion:
+        await go.wait()
+        return await model.generate(request)
+
+    async def use(given: Served) -> None:
+        given.session.answering.rollout = replace(given.session.answering.rollout, generate=generate)
+        async with given.http.post(given.base + "/v1/chat/completions", json={**BODY, "stream": True}) as answer:
+            assert answer.headers["Content-Type"] == "text/event-stream"
+            for _ in range(2):
+                assert await answer.content.readuntil(b"\n\n") == b": keepalive\n\n"
+            go.set()
+            rest = await answer.content.read()
+        assert b'"content":"Hello"' in rest
+        assert rest.endswith(b"data: [DONE]\n\n")
+
+    with_served(model, use)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_gives_up_and_asks_again_gets_the_answer_that_was_being_made(
+    tokenizer: HfTokenizer, streams: bool
+) -> None:
+    """As SDKs do at a timeout: they close the connection and send the request again."""
+    asked: list[Request] = []
+    go = asyncio.Event()
+    model = Model(tokenizer, ["Hello", "again"])
+
+    async def generate(request: Request) -> Completion:
+        asked.append(request)
+        await go.wait()
+        return await model.generate(request)
+
+    async def use(given: Served) -> None:
+        given.session.answering.rollout = replace(given.session.answering.rollout, generate=generate)
+        body = orjson.dumps({**BODY, "stream": streams})
+        host, port = given.gateway.url.removeprefix("http://").split(":")
+        for _ in range(2):
+            _, writer = await asyncio.open_connection(host, int(port))
+            head = (
+                f"POST /s/{given.token}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            writer.write(head.encode() + body)
+            await writer.drain()
+            while not asked:
+                await asyncio.sleep(0.01)
+            writer.close()
+            await writer.wait_closed()
+        go.set()
+        status, answer, _ = await given.post(f"/s/{given.token}/v1/chat/completions")
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "Hello")
+        assert len(asked) == 1
+
+    with_served(model, use)
+
+
+def test_a_reward_may_come_again_and_not_change(tokenizer: HfTokenizer) -> None:
+    async def use(given: Served) -> None:
+        path = f"/s/{given.token}/reward"
+        for wrong in (
+            {},
+            {"reward": "1"},
+            {"reward": True},
+            {"reward": 1, "parts": [1]},
+            {"reward": 1, "parts": {"a": None}},
+        ):
+            status, answer, _ = await given.post(path, wrong)
+            assert (status, answer["error"]["message"][:10]) == (400, "a reward i")
+        for _ in range(2):
+            assert (await given.post(path, {"reward": 0.5}))[0] == 200
+        assert (await given.post(path, {"reward": 0.75}))[0] == 409
+        assert given.session.reward == 0.5
+        status, answer, _ = await given.post(f"/s/{given.token}/v1/chat/completions")
+        assert (status, answer["error"]["message"]) == (400, "this session is over")
+
+    with_served(Model(tokenizer, []), use)
+
+
+def test_an_address_that_is_taken_is_one_clear_error() -> None:
+    async def work() -> None:
+        async with listening() as (gateway, _):
+            taken = gateway.url.removeprefix("http://")
+            with pytest.raises(ConfigError, match=r"\[worker.gateway\] bind = .*in use"):
+                await Server(Gateway(GatewaySettings(bind=taken))).start()
+
+    run(work)
+
+
+def test_a_harness_from_outside_takes_a_session_with_the_operators_key(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "the operator's")
+
+    async def work() -> None:
+        async with listening() as (gateway, http):
+            given = Served(gateway, make_session(Model(tokenizer, [])), "", http)
+            key = {"Authorization": "Bearer the operator's"}
+            status, _, headers = await given.post("/sessions", {}, **key)
+            assert (status, headers["Retry-After"]) == (429, "2")
+            loop = outside_loop(gateway, tool_parser="")
+            making = asyncio.ensure_future(loop.run(rollout(Model(tokenizer, ["Hello"]), Prompt("Say hello"))))
+            while (taken := await given.post("/sessions", {}, **key))[0] != 200:
+                await asyncio.sleep(0.01)
+            offered = taken[1]
+            assert offered["prompt"] == "Say hello"
+            for wrong in ({}, {"Authorization": "Bearer x"}):
+                assert (await given.post("/sessions", {}, **wrong))[0] == 401
+            base = offered["session_url"].removeprefix(gateway.url)
+            assert (await given.post(f"{base}/v1/chat/completions"))[0] == 200
+            assert (await given.post(f"{base}/reward", {"reward": 1}))[0] == 200
+            sample = await asyncio.wait_for(making, PATIENCE_S)
+            assert (sample.reward, sample.text) == (1.0, "Hello")
+
+    run(work)
+
+
+def test_without_a_key_of_the_operator_no_session_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    with pytest.raises(Exception, match=KEY_VARIABLE):
+        Gateway(GatewaySettings()).take("")
+
+
+def test_a_session_that_is_taken_and_not_used_ends_as_failed(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "key")
+
+    async def work() -> None:
+        gateway = Gateway(GatewaySettings())
+        loop = outside_loop(gateway, idle_s=0.01, tool_parser="")
+        making = asyncio.ensure_future(loop.run(rollout(Model(tokenizer, []), Prompt("Say hello"))))
+        await asyncio.sleep(0.05)
+        gateway.take("key")
+        sample = await asyncio.wait_for(making, PATIENCE_S)
+        assert (sample.status.name, sample.error) == ("FAILED", "the harness made no call for 0.01 s")
+        assert sample.reward is None
+
+    run(work)

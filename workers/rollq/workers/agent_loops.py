@@ -1,0 +1,72 @@
+"""Agent loops by their names in the settings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from rollq.buffer.contracts import AGENT_LOOP, check_object
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.plugins import load_plugin
+from rollq.buffer.settings_errors import explanation
+from rollq.workers.agents.loops import AgentLoop, SingleTurn
+from rollq.workers.agents.multi_turn import MultiTurn, environment_loop
+from rollq.workers.agents.tool_environment import tools_loop
+from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.gateway.gateway import Gateway
+from rollq.workers.gateway.harness import Harness, harness_loop
+from rollq.workers.gateway.outside import Outside, outside_loop
+from rollq.workers.gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInLoop:
+    """A built-in agent loop. `gives_rewards`: its samples earn rewards on the way, for the judge `environment`.
+    `is_served`: its first argument is the worker's gateway."""
+
+    make: Callable[..., AgentLoop]
+    gives_rewards: bool = False
+    is_served: bool = False
+
+
+BUILT_IN: Final[Mapping[str, BuiltInLoop]] = {
+    "single_turn": BuiltInLoop(SingleTurn),
+    "tools": BuiltInLoop(tools_loop),
+    "environment": BuiltInLoop(environment_loop, gives_rewards=True),
+    "harness": BuiltInLoop(harness_loop, is_served=True),
+    "outside": BuiltInLoop(outside_loop, is_served=True),
+}
+
+
+def gives_rewards(name: str) -> bool:
+    """Whether samples of the agent loop called `name` may earn rewards on the way. True for custom loops."""
+    return name not in BUILT_IN or BUILT_IN[name].gives_rewards
+
+
+def make_loop(name: str, options: Mapping[str, Any], gateway: Gateway | None = None) -> AgentLoop:
+    """A built-in agent loop, or a custom class by dotted path, made with `options`. `gateway` is the worker's.
+
+    Raises `ConfigError` for an unknown loop or unsupported options.
+    """
+    makers = {built_in: loop.make for built_in, loop in BUILT_IN.items()}
+    make: Callable[..., AgentLoop] = load_plugin("agent loop", name, makers)
+    if name in BUILT_IN and BUILT_IN[name].is_served:
+        make = partial(make, gateway or Gateway(GatewaySettings()))
+    try:
+        loop = make(**options)
+    except ValidationError as error:
+        problem = explanation(error)
+    except TypeError as error:
+        problem = f"{error}; given: {', '.join(options)}"
+    else:
+        check_object(loop, AGENT_LOOP, name)
+        return loop
+    raise ConfigError(f"agent_options of agent loop {name!r}: {problem}")
+
+
+def check_loop(loop: AgentLoop, tokenizer: Tokenizer) -> None:
+    """Raise `ConfigError` if a built-in loop cannot parse the turns of a model with this tokenizer."""
+    if isinstance(loop, MultiTurn | Harness | Outside):
+        loop.check(tokenizer)

@@ -1,0 +1,252 @@
+"""How a session answers one call: it is placed, generated or taken from the record, parsed, and recorded.
+
+Invariant: an answer is recorded in the buffer before it is returned, so what a harness has seen is known to the next
+attempt. That one answers the same requests from the record, and samples only what differs.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+
+from rollq.buffer.rollouts import FinishReason, Sample, Segment
+from rollq.workers.agents.continuation import join, spent
+from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.loops import Rollout, finish
+from rollq.workers.agents.stop_strings import cut_at_stop_string
+from rollq.workers.agents.tool_calls import ToolCall
+from rollq.workers.agents.turns import ChatFormat, Turn
+from rollq.workers.engines.protocol import Completion, ContextFull, EngineDead, Request, Sampling, parse_reason
+from rollq.workers.gateway.call_tree import CallTree, Located, Node, Placement
+from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused, call_id, context_full
+from rollq.workers.gateway.normal_form import shown_calls, shown_content
+from rollq.workers.gateway.records import RecordedCall
+
+MOST_CHARACTERS: Final = 128
+"""Characters of a token, at most: a text with more of them for each token that fits is not tokenised."""
+MOST_MESSAGES: Final = 10_000
+"""Messages in a request; more would occupy the worker's event loop."""
+THREAD_CHARACTERS: Final = 8000
+"""More new text than this is tokenised in a thread."""
+
+
+def session_over() -> CallRefused:
+    """The refusal of a call to a session that is over."""
+    return CallRefused("this session is over", code="session_over")
+
+
+class Answering:
+    """Answers the calls of one session. `failure` is what ended it, if something did; `replayed` counts answers from
+    the record, of which there were `recorded` at the start; `forced` counts calls that demanded a tool call, which the
+    model was free to make."""
+
+    def __init__(self, rollout: Rollout, chat_format: ChatFormat) -> None:
+        """Raises `CorruptFrame` for records that cannot be read."""
+        self.tree = CallTree(rollout.tokenizer, chat_format.verbatim)
+        self.rollout = rollout
+        self.failure: BaseException | None = None
+        self.tools: tuple[Message, ...] = ()
+        self.replayed = self.forced = 0
+        self._format = chat_format
+        self._placing = asyncio.Lock()
+        self._log: list[Segment] = list(rollout.previous.segments)
+        self._replay: dict[bytes, list[RecordedCall]] = {}
+        self.recorded = 0
+        for record in map(RecordedCall.of, self._log):
+            if record is not None:
+                self._replay.setdefault(record.digest, []).append(record)
+                self.recorded += 1
+        self._next_number = self.recorded
+
+    @property
+    def most_prompt_tokens(self) -> int:
+        """The longest history that leaves room for a token."""
+        return self.rollout.max_prompt_tokens + self.rollout.sampling.max_tokens - 1
+
+    def count_tokens(self, call: Call) -> int:
+        """Tokens of a call's prompt, as the model would get them."""
+        placement = self.tree.place(self.tree.locate(call))
+        self.tree.give_up(placement)
+        return len(placement.context)
+
+    def so_far(self) -> Sample:
+        """The calls so far, for the next attempt."""
+        return replace(finish(self.rollout, self._log, FinishReason.ABORT, ""), session_id=self.rollout.session)
+
+    async def answer(self, located: Located, times: int, begun: int) -> Answer:
+        """The answer to a call, which was asked `times` times before, and now at the count `begun`.
+
+        Raises `CallRefused`; afterwards, `failure` says why if the session cannot continue.
+        """
+        call = located.call
+        placement = await self._place(located, begun)
+        try:
+            room = self._room(placement)
+            record = self._recorded_answer(placement)
+            if record is None:
+                completion = await self._generate(placement, room, times)
+                number, created_s = self._next_number, int(time.time())
+                self._next_number += 1
+            else:
+                completion, number, created_s = record.completion, record.number, record.created_s
+            turn, stop_text = await self._read(placement, completion)
+            turn = with_call_ids(turn, number)
+        except BaseException:
+            self.tree.give_up(placement)
+            raise
+        async with self._placing:
+            node = self.tree.add(placement, completion, turn, number=number, stop_text=stop_text, end_ids=self._end_ids)
+        self.tools = self.tools or call.tools
+        self.forced += call.tool_choice == "required"
+        if record is None:
+            await self._record(RecordedCall(number, located.digest, placement.delta, completion, created_s))
+        else:
+            self.replayed += 1
+        return answer_of(node, completion, len(placement.context), self.rollout, created_s)
+
+    async def _place(self, located: Located, begun: int) -> Placement:
+        most = self.most_prompt_tokens + 1
+        if located.new_characters > MOST_CHARACTERS * most:  # would take a minute to tokenise
+            raise context_full(located.new_characters // MOST_CHARACTERS, most)
+        async with self._placing:
+            try:
+                if located.new_characters > THREAD_CHARACTERS:
+                    return await asyncio.to_thread(self.tree.place, located, begun)
+                return self.tree.place(located, begun)
+            except Exception as error:  # templates raise what they like
+                raise CallRefused(f"the model's chat template does not accept these messages: {error}") from error
+
+    def _room(self, placement: Placement) -> int:
+        """How many tokens the answer may have. Raises `CallRefused` if there is no room."""
+        rollout, conversation, call = self.rollout, placement.conversation, placement.located.call
+        context, max_tokens = len(placement.context), rollout.sampling.max_tokens
+        limit = rollout.max_prompt_tokens + max_tokens
+        room = limit - context
+        if placement.is_opening and context > rollout.max_prompt_tokens:
+            room = 0
+        elif conversation.segment is not None:
+            room = min(room, max_tokens - len(conversation.segment.response_ids))
+        else:
+            room = min(room, max_tokens)
+        if room <= 0:
+            most = rollout.max_prompt_tokens if placement.is_opening else limit
+            raise context_full(context, most)
+        return room if call.max_tokens is None else max(min(room, call.max_tokens), 1)
+
+    def _recorded_answer(self, placement: Placement) -> RecordedCall | None:
+        """The next recorded answer to this request, if it continues the same tokens."""
+        known = self._replay.get(placement.located.digest)
+        if not known:
+            return None
+        record = known.pop(0)
+        return record if np.array_equal(record.delta, placement.delta) else None
+
+    @property
+    def _end_ids(self) -> frozenset[int]:
+        return self.rollout.sampling.end_ids(self.rollout.tokenizer.eos_ids)
+
+    async def _generate(self, placement: Placement, room: int, times: int) -> Completion:
+        """The model's answer. Interrupted ones continue, unless the group is being stopped."""
+        rollout, context, located = self.rollout, placement.context, placement.located
+        sampling = replace(
+            rollout.sampling,
+            max_tokens=room,
+            stop=(*rollout.sampling.stop, *located.call.stop),
+            seed=call_seed(rollout.sampling, located.digest, times),
+        )
+        segment: Segment | None = None
+        reason: FinishReason | None = None
+        while reason is None:
+            prefix = None if segment is None else segment.response_ids
+            left = sampling if prefix is None else replace(sampling, max_tokens=room - len(prefix))
+            request = Request(context, left, prefix_ids=prefix, priority=rollout.priority, session=rollout.session)
+            completion = await self._ask_engine(request)
+            if prefix is not None:
+                completion = cut_at_stop_string(prefix, completion, sampling.stop, rollout.tokenizer)
+            segment = join(context, segment, completion)
+            reason = parse_reason(completion.finish_reason)
+            if reason is FinishReason.ABORT:
+                if rollout.is_stopped():
+                    raise session_over()
+                reason = spent(segment.response_ids, room, self._end_ids)
+        assert segment is not None
+        if reason is FinishReason.ERROR or not len(segment.response_ids):
+            raise CallRefused("the model gave no answer", status=503, code="no_answer", retry_after_s=1)
+        arrays = {name: np.asarray(array) for name, array in segment.arrays.items()}
+        return Completion(segment.response_ids, segment.logprobs, segment.versions, reason, arrays)
+
+    async def _ask_engine(self, request: Request) -> Completion:
+        try:
+            return await self.rollout.generate(request)
+        except EngineDead as error:
+            self.failure = error
+            raise session_over() from error
+        except ContextFull as error:
+            raise CallRefused(f"prompt is too long: {error}", code=CONTEXT_FULL) from error
+        except ValueError as error:
+            raise CallRefused(f"the engine refused the request: {error}") from error
+
+    async def _read(self, placement: Placement, completion: Completion) -> tuple[Turn, str | None]:
+        """The parsed turn, and the stop text that ended it."""
+        call, prompt = placement.located.call, placement.conversation.rendered
+        tokenizer, ids = self.rollout.tokenizer, completion.ids.tolist()
+        if ids and ids[-1] in self._end_ids:
+            ids = ids[:-1]
+        text = tokenizer.decode(ids, special=True)
+        stop_text = None
+        if len(ids) == len(completion.ids) and completion.finish_reason is FinishReason.STOP:
+            stops = [stop for stop in (*self.rollout.sampling.stop, *call.stop) if stop in text]
+            stop_text = min(stops, key=text.find, default=None)
+        if not call.messages:
+            return Turn(text, text), stop_text
+        tools = call.tools if call.tool_choice != "none" else ()
+        return await self._format.parse(tokenizer, text, ids, tools, prompt), stop_text
+
+    async def _record(self, record: RecordedCall) -> None:
+        """Keep a call in the buffer. Raises `CallRefused` if it is not kept: then nobody may see its answer."""
+        self._log.append(record.segment)
+        if self.rollout.record is not None and not await self.rollout.record(self.so_far()):
+            self.failure = self.failure or RuntimeError(
+                "a call was not recorded: the lease is lost, or its group is full"
+            )
+            raise session_over()
+
+
+def answer_of(node: Node, completion: Completion, prompt_tokens: int, rollout: Rollout, created_s: int) -> Answer:
+    """The answer as the harness gets it."""
+    turn = node.turn
+    calls = tuple(shown_calls(turn))
+    reasoning_tokens = len(rollout.tokenizer.encode(turn.reasoning)) if turn.reasoning else 0
+    reason = completion.finish_reason
+    return Answer(
+        number=node.number,
+        content=shown_content(turn, node.stop_text),
+        reasoning=turn.reasoning,
+        calls=calls,
+        finish_reason=FinishReason.TOOL_CALLS if calls and reason is FinishReason.STOP else reason,
+        stop_text=node.stop_text,
+        prompt_tokens=prompt_tokens,
+        response_tokens=len(completion.ids),
+        reasoning_tokens=reasoning_tokens,
+        created_s=created_s,
+    )
+
+
+def with_call_ids(turn: Turn, number: int) -> Turn:
+    """The turn, whose tool calls have the ids that the caller gets. Ids that the model wrote stay."""
+    calls = [
+        replace(call, id=call_id(number, place)) if isinstance(call, ToolCall) and call.id not in turn.text else call
+        for place, call in enumerate(turn.calls)
+    ]
+    return replace(turn, calls=tuple(calls))
+
+
+def call_seed(sampling: Sampling, digest: bytes, times: int) -> int | None:
+    """The seed of one call, 63 bits: by its request, and how often that was asked before. Order has no effect."""
+    if sampling.seed is None:
+        return None
+    name = f"{sampling.seed}/{digest.hex()}/{times}"
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,339 @@
+"""The calls of one session as a tree, and the segments that they make. Pure.
+
+A call continues the recorded answer that its history repeats farthest. The first one that continues an answer extends
+its segment; another one opens a segment whose prompt holds the tokens that both share, so that every token has credit
+once. Where the chat template, or the client, rewrites what came before, a new segment begins too.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rollq.buffer.rollouts import FinishReason, Int32Array, Segment
+from rollq.workers.agents.conversation import Conversation, Message
+from rollq.workers.agents.turns import Turn, forms, verbatim_message
+from rollq.workers.engines.protocol import Completion, Tokenizer
+from rollq.workers.gateway.calls import Call, call_id
+from rollq.workers.gateway.normal_form import (
+    OPENING,
+    after_answer,
+    after_message,
+    after_text,
+    ordered_results,
+    repeats_turn,
+    request_digest,
+)
+from rollq.workers.gateway.system_messages import fold_system_messages, keeps_system_messages
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One answered call.
+
+    `history` and `digest` are those of its request; `conversation` ends with its answer. `thread` numbers the chain of
+    segments that it belongs to. It was asked and answered between the counts `begun` and `ended`. `stop_text` ended
+    it, if one did. `left_out` says why it is not trained.
+    """
+
+    number: int
+    parent: "Node | None"
+    history: bytes
+    digest: bytes
+    call: Call
+    conversation: Conversation
+    turn: Turn
+    stop_text: str | None
+    finish_reason: FinishReason
+    thread: int
+    tokens: int
+    begun: int
+    ended: int
+    left_out: str | None = None
+    children: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """A call whose history is recognised: it continues the answer of `parent`, if there is one, with the messages
+    `rest`. `history` and `digest` are those of the request."""
+
+    call: Call
+    history: bytes
+    digest: bytes
+    parent: Node | None
+    rest: tuple[Message, ...]
+
+    @property
+    def new_characters(self) -> int:
+        """How much text has not been tokenised yet."""
+        text = 0 if self.parent is not None else len(self.call.text or "")
+        return text + sum(len(message.get("content") or "") for message in self.rest)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Where a call belongs that was asked at the count `begun`. The model continues `context` int32 [P], all tokens of
+    the `conversation`; `delta` int32 [D] are those after the tokens of the parent's segment, or all in a new segment.
+    """
+
+    located: Located
+    conversation: Conversation
+    context: Int32Array
+    delta: Int32Array
+    thread: int
+    begun: int
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the history repeats no answer."""
+        return self.located.parent is None
+
+
+@dataclass(slots=True)
+class CallTree:
+    """The calls of a session. `verbatim`: whether conversations keep turns as their text (see `ChatFormat`)."""
+
+    tokenizer: Tokenizer
+    verbatim: bool
+    nodes: list[Node] = field(default_factory=list)
+    _asked: dict[bytes, list[Node]] = field(default_factory=dict)  # by the history of the request
+    _tips: dict[int, Node | None] = field(default_factory=dict)  # the last node of each thread; None: none yet
+    _continuing: dict[int, Placement] = field(default_factory=dict)  # calls that run, by their thread
+    _threads: int = 0
+    _events: int = 0
+
+    def locate(self, call: Call) -> Located:
+        """Recognise a call's history. Raises `TypeError` for values that are not JSON."""
+        if not call.messages:
+            history = after_text(call.text, call.ids)
+            return Located(call, history, request_digest(history, call), self._text_before(call), ())
+        history, parent, rest = self._history(self._accepted(call))
+        return Located(call, history, request_digest(history, call), parent, rest)
+
+    def tick(self) -> int:
+        """Count an event: a call that is asked, or answered."""
+        self._events += 1
+        return self._events
+
+    def place(self, located: Located, begun: int = 0) -> Placement:
+        """Find where a call belongs that was asked at the count `begun`. `add` or `give_up` must follow.
+
+        Raises what the chat template raises for messages that it does not accept.
+        """
+        parent = located.parent
+        conversation, continues = self._continued(located)
+        is_first = continues and parent is not None and self._is_free(parent)
+        if continues and not is_first:
+            conversation = conversation.branched()
+        context = conversation.context
+        thread, delta = self._new_thread(), context
+        if is_first and parent is not None:
+            thread, delta = parent.thread, context[len(parent.conversation.context) :]
+        placement = Placement(located, conversation, context, delta, thread, begun)
+        self._continuing[thread] = placement
+        return placement
+
+    def give_up(self, placement: Placement) -> None:
+        """Forget a call that gets no answer."""
+        if self._continuing.get(placement.thread) is placement:
+            del self._continuing[placement.thread]
+
+    def add(
+        self,
+        placement: Placement,
+        completion: Completion,
+        turn: Turn,
+        *,
+        number: int,
+        stop_text: str | None,
+        end_ids: frozenset[int],
+    ) -> Node:
+        """Add the answer to a placed call. Raises `ValueError` for tokens that logprobs or versions do not cover."""
+        self.give_up(placement)
+        conversation = placement.conversation.after_model(completion, end_ids)
+        located = placement.located
+        if located.call.messages:
+            messages = (verbatim_message(turn),) if self.verbatim else forms(turn, self.tokenizer)
+            conversation = conversation.with_forms(messages)
+        node = Node(
+            number=number,
+            parent=located.parent,
+            history=located.history,
+            digest=located.digest,
+            call=located.call,
+            conversation=conversation,
+            turn=turn,
+            stop_text=stop_text,
+            finish_reason=completion.finish_reason,
+            thread=placement.thread,
+            tokens=len(completion.ids),
+            begun=placement.begun,
+            ended=self.tick(),
+        )
+        if located.parent is not None:
+            located.parent.children += 1
+        self.nodes.append(node)
+        self._asked.setdefault(node.history, []).append(node)
+        self._tips[node.thread] = node
+        return node
+
+    def _history(self, messages: Sequence[Message]) -> tuple[bytes, Node | None, tuple[Message, ...]]:
+        """The digest of a history, the last answer of the model in it, and the messages after that one."""
+        history, parent, after = OPENING, None, 0
+        for place, message in enumerate(messages):
+            found = self._answer_repeated(history, message) if message["role"] == "assistant" else None
+            if found is None:
+                history = after_message(history, message)
+            else:
+                history, parent, after = after_answer(history, found.number), found, place + 1
+        return history, parent, tuple(messages[after:])
+
+    def _accepted(self, call: Call) -> Sequence[Message]:
+        """The messages of a call, with results in the order of their calls: clients send them as their tools end, and
+        templates without ids go by the place. System messages are where the chat template takes them."""
+        messages = ordered_results(call.messages)
+        keeps = keeps_system_messages(self.tokenizer)  # type: ignore[arg-type]  # hashed by identity
+        return messages if keeps else fold_system_messages(messages)
+
+    def _answer_repeated(self, history: bytes, message: Message) -> Node | None:
+        for node in reversed(self._asked.get(history, ())):
+            if repeats_turn(message, node.turn, node.stop_text):
+                return node
+        return None
+
+    def _text_before(self, call: Call) -> Node | None:
+        """The completion whose prompt and answer begin this one's prompt, the longest one."""
+        found = [node for node in self.nodes if not node.call.messages and _begins(node.conversation, call)]
+        return max(found, key=lambda node: len(node.conversation.rendered), default=None)
+
+    def _continued(self, located: Located) -> tuple[Conversation, bool]:
+        """The conversation that the model continues, and whether it extends the parent's tokens."""
+        call, parent = located.call, located.parent
+        if not call.messages:
+            return self._continued_text(call, parent)
+        if parent is None:
+            return Conversation.begin(self.tokenizer, located.rest, call.tools), False
+        before, rest = parent.conversation, [_with_model_ids(message, parent) for message in located.rest]
+        if call.tools != parent.call.tools:
+            return Conversation.begin(self.tokenizer, (*before.preferred, *rest), call.tools), False
+        after = before.after_environment(rest)
+        return after, after.segment is not None
+
+    def _continued_text(self, call: Call, parent: Node | None) -> tuple[Conversation, bool]:
+        if parent is None:
+            text = self.tokenizer.decode(list(call.ids), special=True) if call.ids is not None else call.text or ""
+            return Conversation.begin_with(self.tokenizer, text, call.ids), False
+        before = parent.conversation
+        if call.ids is not None:
+            rest = list(call.ids[len(before.context) :])
+            return before.after_text(self.tokenizer.decode(rest, special=True), rest), True
+        return before.after_text((call.text or "")[len(before.rendered) :]), True
+
+    def _is_free(self, node: Node) -> bool:
+        """Whether nothing continues a node's segment yet."""
+        return self._tips[node.thread] is node and node.thread not in self._continuing
+
+    def _new_thread(self) -> int:
+        self._threads += 1
+        return self._threads
+
+    # the sample
+
+    def supersede(self) -> None:
+        """Leave out all but the last of equal calls one after another from which nothing continues."""
+        by_digest: dict[bytes, list[Node]] = {}
+        for node in self.nodes:
+            if node.left_out is None:
+                by_digest.setdefault(node.digest, []).append(node)
+        for equal in by_digest.values():
+            for node in equal:
+                if not node.children and any(node.ended < other.begun for other in equal):
+                    node.left_out = "superseded"
+
+    def segments(self) -> tuple[Segment, ...]:
+        """The segments of the answers that are not left out, thread by thread. Answers that are left out, but on which
+        others build, are outside the loss."""
+        found: list[Segment] = []
+        for thread in sorted(self._tips):
+            nodes = [node for node in self.nodes if node.thread == thread]
+            while nodes and nodes[-1].left_out is not None:
+                nodes.pop()
+            if nodes:
+                found += _trained(nodes)
+        return tuple(found)
+
+    def segment_numbers(self) -> dict[int, int]:
+        """The segment, counted from 0 over `segments`, that each trained call's tokens are in, by the call's number."""
+        numbers: dict[int, int] = {}
+        before = 0
+        for thread in sorted(self._tips):
+            nodes = [node for node in self.nodes if node.thread == thread]
+            while nodes and nodes[-1].left_out is not None:
+                nodes.pop()
+            if not nodes:
+                continue
+            kept = _kept_segments(nodes)
+            places = {old: before + new for new, old in enumerate(kept)}
+            for node in nodes:
+                if node.left_out is None and node.tokens:
+                    numbers[node.number] = places[len(node.conversation.closed)]
+            before += len(kept)
+        return numbers
+
+
+def _with_model_ids(message: Message, parent: Node) -> Message:
+    """A tool's answer to a call of the parent's, under the id that the model knows."""
+    ids = {call_id(parent.number, place): made.id for place, made in enumerate(parent.turn.well_formed)}
+    given = message.get("tool_call_id")
+    return {**message, "tool_call_id": ids[given]} if given in ids else message
+
+
+def _begins(before: Conversation, call: Call) -> bool:
+    if call.ids is not None:
+        context = before.context
+        return np.array_equal(np.array(call.ids[: len(context)], np.int32), context)
+    return (call.text or "").startswith(before.rendered)
+
+
+def _kept_segments(nodes: Sequence[Node]) -> list[int]:
+    """Which segments of a thread have a token that is trained."""
+    return sorted({len(node.conversation.closed) for node in nodes if node.left_out is None and node.tokens})
+
+
+def _trained(nodes: Sequence[Node]) -> list[Segment]:
+    """The segments of a thread that have a trained token, with the tokens that are left out outside the loss."""
+    segments = nodes[-1].conversation.segments
+    return [_masked(segments[place], place, nodes) for place in _kept_segments(nodes)]
+
+
+def _masked(segment: Segment, place: int, nodes: Iterable[Node]) -> Segment:
+    """Segment number `place` of a thread, without the tokens of answers that are left out."""
+    mask = None
+    for node in nodes:
+        own = node.conversation.segment
+        if node.left_out is None or not node.tokens or own is None or len(node.conversation.closed) != place:
+            continue
+        if mask is None:
+            mask = (
+                np.ones(len(segment.response_ids), np.bool_) if segment.loss_mask is None else segment.loss_mask.copy()
+            )
+        end = len(own.response_ids)
+        mask[end - node.tokens : end] = False
+    return segment if mask is None else replace(segment, loss_mask=mask)
+
+
+def as_facts(nodes: Iterable[Node], segments: dict[int, int]) -> list[dict[str, Any]]:
+    """The facts of each call, for people: its number, its parent's, the segment that its tokens are in, and why it
+    is left out."""
+    return [
+        {
+            "number": node.number,
+            "parent": None if node.parent is None else node.parent.number,
+            "segment": segments.get(node.number),
+            "tokens": node.tokens,
+            "left_out": node.left_out,
+        }
+        for node in sorted(nodes, key=lambda node: node.number)
+    ]

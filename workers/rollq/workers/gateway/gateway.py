@@ -1,0 +1,114 @@
+"""The gateway of a worker: the sessions that are open, each behind a token, and those that wait for a harness.
+
+Invariant: a session is found by its token alone, which is in this process's memory only, and never logged.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import os
+import secrets
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Final
+
+from rollq.buffer.errors import ConfigError
+from rollq.workers.gateway.answering import session_over
+from rollq.workers.gateway.calls import CallRefused
+from rollq.workers.gateway.session import Session
+from rollq.workers.gateway.settings import GatewaySettings
+
+SESSION_PATH: Final = "/s/"
+TOKEN_BYTES: Final = 32
+KEY_VARIABLE: Final = "ROLLQ_GATEWAY_KEY"
+RETRY_S: Final = 2
+"""When to ask again for a session, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """A session that waits for a harness from outside: its token, its prompt, and the event that it was taken."""
+
+    token: str
+    prompt: Any
+    taken: asyncio.Event
+
+
+class Gateway:
+    """The sessions of one worker. A server makes them reachable at `url`."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self.settings = settings
+        self.is_wanted = False
+        self.url = ""
+        self._sessions: dict[bytes, Session] = {}  # by the digest of their token
+        self._offers: deque[Offer] = deque()
+
+    def want(self) -> None:
+        """Ask for a server, which starts with the worker. Raises `ConfigError` if it cannot be."""
+        if find_spec("aiohttp") is None:
+            raise ConfigError("agent loops over the gateway need the package aiohttp: pip install 'rollq[gateway]'")
+        self.is_wanted = True
+
+    @contextmanager
+    def serving(self, session: Session) -> Iterator[str]:
+        """Serve a session; yields its token."""
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        key = _digest(token)
+        self._sessions[key] = session
+        try:
+            yield token
+        finally:
+            del self._sessions[key]
+
+    @contextmanager
+    def offering(self, token: str, prompt: Any) -> Iterator[asyncio.Event]:
+        """Offer a session to harnesses from outside; yields the event that one has taken it."""
+        offer = Offer(token, prompt, asyncio.Event())
+        self._offers.append(offer)
+        try:
+            yield offer.taken
+        finally:
+            if offer in self._offers:
+                self._offers.remove(offer)
+
+    def take(self, key: str) -> dict[str, Any]:
+        """The oldest session that is offered, for a harness with the operator's key. Raises `CallRefused`."""
+        expected = os.environ.get(KEY_VARIABLE, "")
+        if not expected or not hmac.compare_digest(key.encode(errors="replace"), expected.encode()):
+            raise CallRefused(
+                f"a session needs the key in {KEY_VARIABLE} of the worker", status=401, code="invalid_key"
+            )
+        if not self._offers:
+            raise CallRefused("no session waits for a harness", status=429, code="no_session", retry_after_s=RETRY_S)
+        offer = self._offers.popleft()
+        offer.taken.set()
+        base = self.base_url(offer.token)
+        return {"prompt": offer.prompt, "token": offer.token, "session_url": base, "openai_base_url": f"{base}/v1"}
+
+    def base_url(self, token: str) -> str:
+        """The base URL of a session, without `/v1`."""
+        return f"{self.url}{SESSION_PATH}{token}"
+
+    def session_of(self, token_in_path: str, tokens: Sequence[str]) -> Session:
+        """The session of a request with these tokens. Raises `CallRefused`.
+
+        Clients with a token in their base URL may send any other key, but not that of another session.
+        """
+        in_path = self._sessions.get(_digest(token_in_path)) if token_in_path else None
+        found = {session for token in tokens if (session := self._sessions.get(_digest(token))) is not None}
+        if in_path is not None:
+            found.add(in_path)
+        if len(found) > 1:
+            raise CallRefused("the request has the tokens of two sessions", status=401, code="invalid_token")
+        if not found or (token_in_path and in_path is None):
+            raise session_over()
+        return found.pop()
+
+
+def _digest(token: str) -> bytes:
+    """Tokens are looked up by their digest, so that the time which it takes says nothing about them."""
+    return hashlib.sha256(token.encode(errors="replace")).digest()

@@ -1,0 +1,169 @@
+"""The agent loop `harness`: a process for each sample, which talks to the model over the gateway.
+
+The command gets the prompt on its standard input and in a file, and the addresses and the token of its session in
+variables that the clients of OpenAI and Anthropic read.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import orjson
+from pydantic import Field
+
+from rollq.buffer.contracts import inside
+from rollq.buffer.plugins import load_plugin
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample
+from rollq.workers.agents.chat_formats import make_format
+from rollq.workers.agents.loops import Rollout, check_length, failed
+from rollq.workers.agents.turns import ChatFormat
+from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.gateway.gateway import Gateway
+from rollq.workers.gateway.outcome import Chooser
+from rollq.workers.gateway.process import HarnessFolder, HarnessProcess
+from rollq.workers.gateway.session import SETTLE_S, Session
+from rollq.workers.gateway.settings import SessionSettings
+
+LOOK_S = 0.2
+"""How soon a stopped group is noticed."""
+
+
+class HarnessSettings(SessionSettings):
+    """`agent_options` of the loop `harness`."""
+
+    command: tuple[str, ...] = Field(min_length=1, description="the program and its arguments")
+    env: dict[str, str] = Field(
+        default_factory=dict, description="variables of the command, beside those of the session"
+    )
+    workspace: Path | None = Field(
+        default=None, description="folder that is copied for each sample, where the command runs; default: empty"
+    )
+    timeout_s: float = Field(default=600, gt=0, description="longest run of a command, in seconds")
+    concurrent: int = Field(default=16, gt=0, description="commands at the same time, in one worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Harness:
+    """Runs a command for each sample. It is interrupted and started again like any agent, and its recorded calls are
+    answered from the record."""
+
+    settings: HarnessSettings
+    gateway: Gateway
+    chat_format: ChatFormat
+    chosen: Chooser | None
+    places: asyncio.Semaphore = field(repr=False)
+    resumable: ClassVar[bool] = True
+    records: ClassVar[bool] = True
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
+        self.chat_format.check(tokenizer)
+
+    async def run(self, rollout: Rollout) -> Sample:
+        """See `AgentLoop.run`."""
+        check_length(rollout)
+        async with self.places:
+            folder = await asyncio.to_thread(HarnessFolder.make, self.settings.workspace)
+            rollout.at_end(folder.remove)
+            session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
+            with self.gateway.serving(session) as token:
+                return await self._run(rollout, session, folder, token)
+
+    async def _run(self, rollout: Rollout, session: Session, folder: HarnessFolder, token: str) -> Sample:
+        """Run the command until it exits, its session is closed, or its time is up."""
+        prompt = prompt_bytes(rollout.prompt)
+        variables = {**session_variables(self.gateway, token), **self.settings.env}
+        process = await HarnessProcess.start(self.settings.command, folder, variables, prompt)
+        try:
+            exit_code = await self._until_ended(process, session, rollout)
+            if session.answering.failure is None and not rollout.is_stopped():
+                await session.settle()
+        finally:
+            session.closed.set()
+            await process.end()
+            await session.stop()
+        if session.answering.failure is not None:
+            raise session.answering.failure
+        if rollout.is_stopped():
+            return session.so_far()
+        return self._sample(session, folder, exit_code)
+
+    async def _until_ended(self, process: HarnessProcess, session: Session, rollout: Rollout) -> int | None:
+        """The command's exit code; None if it is still running: its session is closed, or its time is up."""
+        exiting = asyncio.ensure_future(process.wait())
+        closing = asyncio.ensure_future(session.closed.wait())
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.settings.timeout_s
+        try:
+            while not rollout.is_stopped() and (left_s := deadline_s - loop.time()) > 0:
+                await asyncio.wait([exiting, closing], timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_COMPLETED)
+                if exiting.done() or closing.done():
+                    break
+            if session.reward is not None:  # the command has no more to say, and may still clean up
+                await asyncio.wait([exiting], timeout=SETTLE_S)
+            return exiting.result() if exiting.done() else None
+        finally:
+            for waiting in (exiting, closing):
+                waiting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await waiting
+
+    def _sample(self, session: Session, folder: HarnessFolder, exit_code: int | None) -> Sample:
+        tail = folder.tail()
+        facts = {"exit_code": exit_code, "output": tail, "workspace": str(folder.workspace)}
+        if session.reward is None and exit_code:
+            made = session.sample(extra={"harness": facts})
+            error = f"the command ended with exit code {exit_code}: {tail[-500:] or 'it wrote nothing'}"
+            return replace(failed(error), extra=made.extra)
+        made = session.sample(extra={"harness": facts})
+        if exit_code is None and session.reward is None and made.segments:
+            return replace(made, finish_reason=FinishReason.LENGTH)  # its time was up
+        return made
+
+
+def prompt_bytes(prompt: Prompt) -> bytes:
+    """The prompt as the command reads it: a text as it is, messages as JSON. Never the answer.
+
+    Raises `ValueError` for token ids.
+    """
+    if prompt.ids is not None:
+        raise ValueError(
+            "the prompt has token ids, which no command can read: name the column of a text or of messages"
+        )
+    return prompt.content.encode() if isinstance(prompt.content, str) else orjson.dumps(list(prompt.content))
+
+
+def session_variables(gateway: Gateway, token: str) -> dict[str, str]:
+    """The variables that lead clients to a session."""
+    base = gateway.base_url(token)
+    return {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_KEY": token,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_AUTH_TOKEN": token,
+        "ROLLQ_SESSION_URL": base,
+    }
+
+
+def harness_loop(gateway: Gateway, **options: Any) -> Harness:
+    """The loop `harness` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
+    settings = HarnessSettings(**options)
+    gateway.want()
+    return Harness(
+        settings=settings,
+        gateway=gateway,
+        chat_format=make_format(settings.tool_parser, settings.reasoning_parser),
+        chosen=make_chooser(settings.calls),
+        places=asyncio.Semaphore(settings.concurrent),
+    )
+
+
+def make_chooser(path: str) -> Chooser | None:
+    """The function that says which calls are trained; None for all. Raises `ConfigError`."""
+    if path == "all":
+        return None
+    with inside("agent_options.calls"):
+        chooser: Chooser = load_plugin("function", path, {})
+    return chooser

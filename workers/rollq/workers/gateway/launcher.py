@@ -1,0 +1,75 @@
+"""Runs one command, and ends it with all that it started: when it exits, when this process gets SIGTERM, and when the
+process that started this one dies. Then it removes the command's folder as well, since nobody else would.
+
+Run as a script, `python -I -S launcher.py PARENT FOLDER COMMAND...`; imports no packages.
+
+On Linux, descendants that leave the command's process group are ended too: orphans become children of this process.
+"""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+NOT_FOUND = 127
+
+
+def main(parent: int, folder: str, command: list[str]) -> int:
+    """Run the command; returns its exit code, or 128 and the number of the signal that ended it."""
+
+    def end_all(group: int | None) -> None:
+        end_descendants(group)
+        if os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, lambda *_: end_all(None))
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it died before prctl
+        return 1
+    try:
+        child = subprocess.Popen(command, start_new_session=True)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_FOUND
+    signal.signal(signal.SIGTERM, lambda *_: end_all(child.pid))
+    code = child.wait()
+    end_descendants(child.pid)
+    return code if code >= 0 else 128 - code
+
+
+def end_descendants(group: int | None) -> None:
+    """Kill the process group of the command, and all children that are left, until there are none."""
+    if group is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    while pids := children():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def children() -> list[int]:
+    """The children of this process, where the system knows them."""
+    try:
+        texts = [file.read_text() for file in Path("/proc/self/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(pid) for text in texts for pid in text.split()]
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -1,0 +1,110 @@
+"""The normal form of calls: two requests that ask for the same have the same digest. Pure.
+
+Clients write the same history differently from call to call: they give other ids, put keys of arguments in
+another order, leave thoughts out. None of that is in the normal form. An answer that was recorded is in it as a number,
+however the client repeats it.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+from rollq.workers.agents.conversation import Message
+from rollq.workers.agents.tool_calls import ToolCall
+from rollq.workers.agents.turns import Turn
+from rollq.workers.gateway.calls import Call
+
+DIGEST_BYTES = 16
+OPENING = bytes(DIGEST_BYTES)
+"""The digest of a history without messages."""
+
+
+def digest_of(*parts: bytes) -> bytes:
+    """A digest of these parts, in order."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def after_message(history: bytes, message: Message) -> bytes:
+    """The digest of a history after one more message that no answer of ours is."""
+    calls = [_call_key(call) for call in message.get("tool_calls") or ()]
+    fields = [message["role"], message.get("content") or "", message.get("reasoning_content") or "", calls]
+    return digest_of(history, b"message", orjson.dumps(fields))
+
+
+def after_answer(history: bytes, number: int) -> bytes:
+    """The digest of a history after the answer to call `number`."""
+    return digest_of(history, b"answer", number.to_bytes(8, "little"))
+
+
+def after_text(text: str | None, ids: Sequence[int] | None) -> bytes:
+    """The digest of the history of a completion."""
+    return digest_of(OPENING, b"text", orjson.dumps([text, ids]))
+
+
+def ordered_results(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages, with the results that follow a message with tool calls in the order of the calls."""
+    ordered: list[Message] = []
+    for is_result, run in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result and ordered:
+            calls = ordered[-1].get("tool_calls") or ()
+            places = {call["id"]: place for place, call in enumerate(calls)}
+            ordered += sorted(run, key=lambda result: places.get(result.get("tool_call_id", ""), len(calls)))
+        else:
+            ordered += run
+    return ordered
+
+
+def request_digest(history: bytes, call: Call) -> bytes:
+    """The digest of a whole request: its history, its tools, and how it wants the answer."""
+    wanted = [call.tools, call.tool_choice, call.max_tokens, call.stop]
+    return digest_of(history, b"request", orjson.dumps(wanted, option=orjson.OPT_SORT_KEYS))
+
+
+def repeats_turn(message: Message, turn: Turn, stop_text: str | None) -> bool:
+    """Whether a client's assistant message is this turn of the model, as the client was given it.
+
+    Its thoughts may be missing, the stop text may follow, and arguments of calls are compared as JSON.
+    """
+    thoughts = message.get("reasoning_content")
+    if thoughts and thoughts.strip() != (turn.reasoning or "").strip():
+        return False
+    given = [_call_key(call) for call in message.get("tool_calls") or ()]
+    if given != [[call.name, canonical_arguments(call.raw_arguments)] for call in shown_calls(turn)]:
+        return False
+    content, shown = (message.get("content") or "").strip(), shown_content(turn, stop_text)
+    return content == shown.strip() or (stop_text is not None and content == (shown + stop_text).strip())
+
+
+def shown_content(turn: Turn, stop_text: str | None) -> str:
+    """The text of a turn that a client gets, up to the stop text: all that the model wrote, if a call cannot be parsed.
+    Beside calls, no blank space is shown around it."""
+    content = turn.text if len(turn.well_formed) < len(turn.calls) else turn.content
+    if stop_text is not None:
+        content = content.partition(stop_text)[0]
+    return content.strip() if shown_calls(turn) else content
+
+
+def shown_calls(turn: Turn) -> Sequence[ToolCall]:
+    """The tool calls of a turn that a client gets: none, if one cannot be parsed."""
+    return () if len(turn.well_formed) < len(turn.calls) else turn.well_formed
+
+
+def canonical_arguments(raw: Any) -> str:
+    """Arguments of a call as JSON with sorted keys; as they are, if they are not JSON."""
+    try:
+        value = orjson.loads(raw) if isinstance(raw, str) else raw
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    except (orjson.JSONDecodeError, TypeError):
+        return str(raw)
+
+
+def _call_key(call: Mapping[str, Any]) -> list[str]:
+    function = call["function"]
+    return [function["name"], canonical_arguments(function["arguments"])]

@@ -1,0 +1,104 @@
+"""The agent loop `outside`: a harness elsewhere asks the worker for a session, and talks to the model over it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any, ClassVar, Final
+
+from pydantic import Field
+
+from rollq.buffer.rollouts import FinishReason, Sample
+from rollq.workers.agents.chat_formats import make_format
+from rollq.workers.agents.loops import Rollout, check_length, failed
+from rollq.workers.agents.turns import ChatFormat
+from rollq.workers.engines.protocol import Tokenizer
+from rollq.workers.gateway.gateway import Gateway
+from rollq.workers.gateway.harness import make_chooser
+from rollq.workers.gateway.outcome import Chooser
+from rollq.workers.gateway.session import Session
+from rollq.workers.gateway.settings import SessionSettings
+
+LOOK_S: Final = 0.2
+
+
+class OutsideSettings(SessionSettings):
+    """`agent_options` of the loop `outside`."""
+
+    session_timeout_s: float = Field(default=600, gt=0, description="longest session, in seconds, once it was taken")
+    idle_s: float = Field(default=300, gt=0, description="seconds without a call after which a session ends")
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Waits for a harness to take each sample. An interrupted one is offered again, and its recorded calls are answered
+    from the record."""
+
+    settings: OutsideSettings
+    gateway: Gateway
+    chat_format: ChatFormat
+    chosen: Chooser | None
+    resumable: ClassVar[bool] = True
+    records: ClassVar[bool] = True
+
+    def check(self, tokenizer: Tokenizer) -> None:
+        """Raise `ConfigError` if the model's turns cannot be parsed with this tokenizer."""
+        self.chat_format.check(tokenizer)
+
+    async def run(self, rollout: Rollout) -> Sample:
+        """See `AgentLoop.run`."""
+        check_length(rollout)
+        session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
+        prompt = rollout.prompt.content if isinstance(rollout.prompt.content, str) else list(rollout.prompt.content)
+        with self.gateway.serving(session) as token:
+            try:
+                with self.gateway.offering(token, prompt) as taken:
+                    await _until(taken, rollout, lambda: False)
+                ended = await self._until_closed(rollout, session)
+                if session.answering.failure is None and not rollout.is_stopped():
+                    await session.settle()
+            finally:
+                await session.stop()
+        if session.answering.failure is not None:
+            raise session.answering.failure
+        if rollout.is_stopped():
+            return session.so_far()
+        made = session.sample(extra={"harness": {"ended": ended}})
+        if session.reward is None and ended == "idle":
+            return replace(failed(f"the harness made no call for {self.settings.idle_s:g} s"), extra=made.extra)
+        if session.reward is None and made.segments:
+            return replace(made, finish_reason=FinishReason.LENGTH)  # its time was up
+        return made
+
+    async def _until_closed(self, rollout: Rollout, session: Session) -> str:
+        """Wait until the session is closed, is idle for too long, or its time is up; says which."""
+        session.used_s = begun_s = monotonic()
+
+        def ended() -> str:
+            if session.closed.is_set():
+                return "closed"
+            if monotonic() - begun_s >= self.settings.session_timeout_s:
+                return "timeout"
+            is_idle = not session.is_busy and monotonic() - session.used_s >= self.settings.idle_s
+            return "idle" if is_idle else ""
+
+        await _until(session.closed, rollout, lambda: bool(ended()))
+        return ended()
+
+
+async def _until(event: asyncio.Event, rollout: Rollout, is_over: Callable[[], bool]) -> None:
+    """Wait for an event, until it is over, or the group is being stopped."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        while not (waiting.done() or rollout.is_stopped() or is_over()):
+            await asyncio.wait([waiting], timeout=LOOK_S)
+    finally:
+        waiting.cancel()
+
+
+def outside_loop(gateway: Gateway, **options: Any) -> Outside:
+    """The loop `outside` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
+    settings = OutsideSettings(**options)
+    gateway.want()
+    chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
+    return Outside(settings, gateway, chat_format, make_chooser(settings.calls))

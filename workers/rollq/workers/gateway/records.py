@@ -1,0 +1,59 @@
+"""Recorded calls, as they are kept in the buffer: each is a segment of its sample. Pure.
+
+Until a sample is finished, its segments are its calls in the order in which they were answered. The prompt of such a
+segment holds only the tokens that the call added to its parent's, and the array `call` what else there is to know.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from rollq.buffer.errors import CorruptFrame
+from rollq.buffer.rollouts import FinishReason, Int32Array, Segment
+from rollq.workers.engines.protocol import Completion
+
+CALL = "call"
+"""The name of the array with the facts of a call, as JSON in bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedCall:
+    """One answered call: its `number` in the session, the `digest` of its request, the tokens `delta` int32 [D] that it
+    added, and the model's answer."""
+
+    number: int
+    digest: bytes
+    delta: Int32Array
+    completion: Completion
+    created_s: int
+
+    @property
+    def segment(self) -> Segment:
+        """The call as a segment."""
+        facts = {
+            "number": self.number,
+            "digest": self.digest.hex(),
+            "finish_reason": self.completion.finish_reason.value,
+            "created_s": self.created_s,
+        }
+        made = self.completion
+        arrays: dict[str, npt.NDArray[Any]] = {**made.arrays, CALL: np.frombuffer(orjson.dumps(facts), np.uint8)}
+        return Segment(self.delta, made.ids, made.logprobs, made.versions, arrays=arrays)
+
+    @classmethod
+    def of(cls, segment: Segment) -> Self | None:
+        """The call that a segment is; None for a segment that another agent loop has made. Raises `CorruptFrame`."""
+        if CALL not in segment.arrays:
+            return None
+        try:
+            facts: Mapping[str, Any] = orjson.loads(np.asarray(segment.arrays[CALL]).tobytes())
+            arrays = {name: np.asarray(array) for name, array in segment.arrays.items() if name != CALL}
+            reason = FinishReason(facts["finish_reason"])
+            made = Completion(segment.response_ids, segment.logprobs, segment.versions, reason, arrays)
+            return cls(facts["number"], bytes.fromhex(facts["digest"]), segment.prompt_ids, made, facts["created_s"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptFrame(f"a segment is not a recorded call: {error!r}") from error

@@ -1,0 +1,262 @@
+"""The gateway over HTTP: routes, tokens of sessions, statuses and streams.
+
+Invariant: nothing can be reached without the token of a session but the request for one, which needs the operator's
+key. Every answer is complete before its first byte is sent.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+
+from rollq.buffer.errors import ConfigError
+from rollq.buffer.log_once import LogOnce
+from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
+from rollq.workers.gateway.gateway import SESSION_PATH, Gateway
+from rollq.workers.gateway.protocols import chat, completions, messages, responses
+from rollq.workers.gateway.protocols.models import model, model_list
+from rollq.workers.gateway.session import Session
+
+log = logging.getLogger(__name__)
+
+KEEPALIVE_S: Final = 5.0
+"""Pause between comments in a stream whose answer is being made."""
+MODEL: Final = "rollq"
+"""The name of the model; requests may have any."""
+PROTOCOLS: Final[Mapping[str, CallProtocol]] = {
+    "/chat/completions": chat,
+    "/completions": completions,
+    "/messages": messages,
+    "/responses": responses,
+}
+READ_S: Final = 60.0
+"""How long a request may take to arrive."""
+LOOK_S: Final = 0.25
+"""How soon a lost connection is noticed."""
+COMMENT: Final = b": keepalive\n\n"
+
+
+class Connection:
+    """The connection of one request, as a session's `Caller`."""
+
+    def __init__(self, request: web.Request) -> None:
+        self.is_served = False
+        self._request = request
+
+    @property
+    def is_lost(self) -> bool:
+        transport = self._request.transport
+        return not self.is_served and (transport is None or transport.is_closing())
+
+
+class Server:
+    """The HTTP server of a gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._runner: web.AppRunner | None = None
+        self._ignored = LogOnce(log)
+        self._started_s = int(time.time())
+
+    async def start(self) -> None:
+        """Listen, and give the gateway its URL. Raises `ConfigError` for an address that cannot be used."""
+        settings = self._gateway.settings
+        app = web.Application(client_max_size=int(settings.max_body_mb * 1e6))
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=75, shutdown_timeout=1.0)
+        await self._runner.setup()
+        host, _, port = settings.bind.rpartition(":")
+        try:
+            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"[worker.gateway] bind = {settings.bind!r}: {error}") from error
+        self._gateway.url = settings.url.rstrip("/") or _url_of(self._runner)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    # requests
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        token_in_path, path = _split_path(request.path)
+        protocol = _protocol_of(path)
+        try:
+            if request.method == "HEAD" and token_in_path:
+                return web.Response()
+            if request.method == "POST" and path == "/sessions":
+                return _json(self._gateway.take(_bearer(request)))
+            session = self._gateway.session_of(token_in_path, _tokens(request))
+            if request.method == "GET" and path == "/models":
+                return _json(model_list(MODEL, self._started_s, session.answering.most_prompt_tokens))
+            if request.method == "GET" and path.startswith("/models/"):
+                return _json(
+                    model(path.removeprefix("/models/"), self._started_s, session.answering.most_prompt_tokens)
+                )
+            if request.method != "POST":
+                raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
+            body = await _body(request)
+            if path == "/reward":
+                return _reward(session, body)
+            if protocol is None:
+                raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
+            call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
+            if path.endswith("/count_tokens"):
+                return _json(messages.token_count(session.answering.count_tokens(call)))
+            self._note_ignored(call)
+            return await self._answer(request, session, protocol, call, body)
+        except CallRefused as refused:
+            return _refusal(refused, protocol or PROTOCOLS["/chat/completions"])
+
+    async def _answer(
+        self, request: web.Request, session: Session, protocol: CallProtocol, call: Call, body: Mapping[str, Any]
+    ) -> web.StreamResponse:
+        connection = Connection(request)
+        asking = asyncio.ensure_future(session.ask(call, connection))
+        try:
+            if not call.stream:
+                await self._until_answered(asking, connection, None)
+                payload = orjson.dumps(protocol.answer(call, body, await asking))
+                response: web.StreamResponse = web.Response(body=payload, content_type="application/json")
+                await response.prepare(request)
+                await response.write_eof()
+                connection.is_served = True
+            else:
+                response = await self._stream(request, asking, connection, protocol, call, body)
+            return response
+        except ConnectionError:
+            session.lose()
+            return web.Response(status=400)  # nobody reads it
+        finally:
+            if not asking.done():
+                asking.cancel()
+            with suppress(asyncio.CancelledError, CallRefused):
+                await asking
+
+    async def _stream(
+        self,
+        request: web.Request,
+        asking: "asyncio.Task[Answer]",
+        connection: Connection,
+        protocol: CallProtocol,
+        call: Call,
+        body: Mapping[str, Any],
+    ) -> web.StreamResponse:
+        """Send the events of an answer, and comments until it is there."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        if not await self._until_answered(asking, connection, KEEPALIVE_S):
+            await response.prepare(request)
+            while True:
+                await response.write(COMMENT)
+                if await self._until_answered(asking, connection, KEEPALIVE_S):
+                    break
+        try:
+            answer = await asking
+        except CallRefused as refused:
+            if not response.prepared:
+                raise
+            await response.write(b"".join(protocol.error_events(call, refused)))
+            await response.write_eof()
+            return response
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(b"".join(protocol.events(call, body, answer)))
+        connection.is_served = True
+        with suppress(ConnectionError):  # clients hang up at the last event, before the end of the stream
+            await response.write_eof()
+        return response
+
+    async def _until_answered(
+        self, asking: "asyncio.Task[Answer]", connection: Connection, limit_s: float | None
+    ) -> bool:
+        """Wait for an answer; False after `limit_s`. Raises `ConnectionError` if the client is gone."""
+        left_s = math.inf if limit_s is None else limit_s
+        while left_s > 0:
+            await asyncio.wait([asking], timeout=min(LOOK_S, left_s))
+            if asking.done():
+                return True
+            if connection.is_lost:
+                raise ConnectionResetError("the client is gone")
+            left_s -= LOOK_S
+        return False
+
+    def _note_ignored(self, call: Call) -> None:
+        for name in call.ignored:
+            self._ignored.warning(name, "requests of agents set %s, which has no effect here", name)
+
+
+def _url_of(runner: web.AppRunner) -> str:
+    host, port = runner.addresses[0][:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bearer(request: web.Request) -> str:
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _tokens(request: web.Request) -> list[str]:
+    """The tokens in the headers of a request."""
+    return [token for token in (_bearer(request), request.headers.get("x-api-key", "")) if token]
+
+
+def _split_path(path: str) -> tuple[str, str]:
+    """The token in a path, and the rest of the path without `/v1`, which clients write never, once or twice."""
+    token = ""
+    if path.startswith(SESSION_PATH):
+        token, _, rest = path.removeprefix(SESSION_PATH).partition("/")
+        path = "/" + rest
+    while path.startswith("/v1/"):
+        path = path.removeprefix("/v1")
+    return token, path.rstrip("/") or "/"
+
+
+def _protocol_of(path: str) -> CallProtocol | None:
+    return PROTOCOLS.get(path.removesuffix("/count_tokens"))
+
+
+async def _body(request: web.Request) -> Mapping[str, Any]:
+    """The JSON object in a request's body. Raises `CallRefused`."""
+    try:
+        async with asyncio.timeout(READ_S):
+            data = await request.read()
+        body = orjson.loads(data)
+    except TimeoutError as error:
+        raise CallRefused(f"the request did not arrive within {READ_S:g} s", code="too_slow") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise CallRefused("the request is larger than max_body_mb of [worker.gateway]", code="too_large") from error
+    except ValueError as error:
+        raise CallRefused(f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise CallRefused("the request is not a JSON object")
+    return body
+
+
+def _reward(session: Session, body: Mapping[str, Any]) -> web.Response:
+    """Take the reward of a session."""
+    reward, parts = body.get("reward"), body.get("parts", {})
+    if not isinstance(parts, dict) or not all(map(_is_number, parts.values())) or not _is_number(reward):
+        raise CallRefused('a reward is {"reward": a number, "parts": {name: a number}}, finite ones')
+    if not session.close(float(str(reward)), {str(name): float(value) for name, value in parts.items()}):
+        raise CallRefused("the session has another reward, or was closed without one", status=409, code="conflict")
+    return _json({"reward": reward})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, headers=headers, content_type="application/json")
+
+
+def _refusal(refused: CallRefused, protocol: CallProtocol) -> web.Response:
+    headers = {"Retry-After": str(refused.retry_after_s)} if refused.retry_after_s else None
+    return _json(protocol.error(refused), refused.status, headers)

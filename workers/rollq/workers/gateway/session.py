@@ -1,0 +1,214 @@
+"""One session: the calls of one harness for one sample, from its first request to its reward.
+
+Invariant: a request that repeats an earlier one, because its client has lost the answer, gets that answer, and nothing
+is sampled for it.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from rollq.buffer.rollouts import Sample
+from rollq.workers.agents.loops import Rollout
+from rollq.workers.agents.turns import ChatFormat
+from rollq.workers.gateway.answering import MOST_MESSAGES, Answering, session_over
+from rollq.workers.gateway.call_tree import Located
+from rollq.workers.gateway.calls import Answer, Call, CallRefused
+from rollq.workers.gateway.outcome import Chooser, finished_sample, leave_out
+
+SETTLE_S: Final = 5.0
+"""How long calls that run when a session closes are awaited."""
+
+
+class Caller(Protocol):
+    """The connection that waits for an answer."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was lost before the last byte of the answer was sent."""
+        ...
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the last byte of the answer was sent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """Limits of a session. `max_made_tokens` 0: no limit. `repeat_s`: how long a call may run whose caller is lost."""
+
+    max_calls: int = 256
+    max_made_tokens: int = 0
+    parallel_calls: int = 8
+    repeat_s: float = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Asked:
+    """A call that was asked for, once or more often, and its answer."""
+
+    task: "asyncio.Task[Answer]"
+    callers: list[Caller] = field(default_factory=list)
+    number: int | None = None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether nobody waits for the answer, and nobody has it."""
+        return all(caller.is_lost for caller in self.callers)
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether somebody has the answer."""
+        return any(caller.is_served for caller in self.callers)
+
+
+class Session:
+    """The calls of one harness. All methods run on the event loop."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        chat_format: ChatFormat,
+        limits: SessionLimits,
+        chosen: Chooser | None = None,
+    ) -> None:
+        """`chosen` says which calls are trained; by default all are. Raises `CorruptFrame`, as `Answering` does."""
+        self.closed = asyncio.Event()
+        self.used_s = time.monotonic()
+        self.reward: float | None = None
+        self.reward_parts: Mapping[str, float] = {}
+        self.answering = Answering(rollout, chat_format)
+        self._rollout = rollout
+        self._limits = limits
+        self._chosen = chosen
+        self._asked: dict[bytes, list[Asked]] = {}
+        self._running = self._unfinished = 0
+
+    async def ask(self, call: Call, caller: Caller) -> Answer:
+        """The answer to a call. Raises `CallRefused`."""
+        self.used_s = time.monotonic()
+        if self.closed.is_set() or self._rollout.is_stopped():
+            raise session_over()
+        if len(call.messages) > MOST_MESSAGES:
+            raise CallRefused(f"the request has {len(call.messages)} messages, more than {MOST_MESSAGES}")
+        try:
+            located = self.answering.tree.locate(call)
+        except TypeError as error:
+            raise CallRefused(f"the request cannot be read: {error}") from error
+        asked = self._repeated(located)
+        if asked is None:
+            asked = self._begin(located)
+        asked.callers.append(caller)
+        try:
+            return await asyncio.shield(asked.task)
+        except asyncio.CancelledError:
+            if asked.task.cancelled():
+                raise session_over() from None
+            self._note_lost(asked)
+            raise
+
+    def lose(self) -> None:
+        """Note that a caller may have lost its connection."""
+        for known in self._asked.values():
+            for asked in known:
+                self._note_lost(asked)
+
+    def close(self, reward: float | None = None, parts: Mapping[str, float] | None = None) -> bool:
+        """End the session, with its reward if the harness knows it. The same reward may come again; False for another
+        one, or one that comes too late."""
+        if reward is None:
+            self.closed.set()
+            return True
+        if self.closed.is_set():
+            return self.reward == reward and dict(self.reward_parts) == dict(parts or {})
+        self.reward, self.reward_parts = reward, dict(parts or {})
+        self.closed.set()
+        return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way."""
+        return self._running > 0
+
+    def _repeated(self, located: Located) -> Asked | None:
+        """The earlier call that this one repeats: its client says so, or has lost its connection."""
+        known = self._asked.get(located.digest, [])
+        for asked in reversed(known):
+            if asked.is_abandoned:
+                return asked
+        candidates = [asked for asked in known if not asked.is_seen] or known
+        return candidates[-1] if candidates and located.call.repeats else None
+
+    def _note_lost(self, asked: Asked) -> None:
+        """Stop a call, after a while, that nobody waits for any more."""
+        if asked.is_abandoned and not asked.task.done():
+            asyncio.get_running_loop().call_later(
+                self._limits.repeat_s, lambda: asked.task.cancel() if asked.is_abandoned else None
+            )
+
+    def _begin(self, located: Located) -> Asked:
+        if self._running >= self._limits.parallel_calls:
+            raise CallRefused(
+                f"{self._running} calls of this session run already", status=429, code="rate_limit", retry_after_s=1
+            )
+        if len(self.answering.tree.nodes) + self._running >= self._limits.max_calls:
+            raise CallRefused(f"this session has made its {self._limits.max_calls} calls", code="too_many_calls")
+        made = sum(node.tokens for node in self.answering.tree.nodes)
+        if 0 < self._limits.max_made_tokens <= made:
+            raise CallRefused(f"this session has made {made} tokens, the most that it may", code="too_many_tokens")
+        known = self._asked.setdefault(located.digest, [])
+        begun = self.answering.tree.tick()
+        asked = Asked(asyncio.ensure_future(self.answering.answer(located, len(known), begun)))
+        known.append(asked)
+        asked.task.add_done_callback(lambda _: self._answered(located.digest, asked))
+        self._running += 1
+        return asked
+
+    def _answered(self, digest: bytes, asked: Asked) -> None:
+        self._running -= 1
+        if asked.task.cancelled() or asked.task.exception() is not None:
+            self._asked[digest].remove(asked)
+            if self.answering.failure is not None:
+                self.closed.set()
+        else:
+            asked.number = asked.task.result().number
+
+    async def settle(self) -> None:
+        """Wait a while for calls that still run, then stop them."""
+        self.closed.set()
+        running = [asked.task for known in self._asked.values() for asked in known if not asked.task.done()]
+        if running:
+            await asyncio.wait(running, timeout=SETTLE_S)
+        self._unfinished += sum(not answering.done() for answering in running)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Stop all calls that still run."""
+        self.closed.set()
+        running = [asked.task for known in self._asked.values() for asked in known if not asked.task.done()]
+        for answering in running:
+            answering.cancel()
+        if running:
+            await asyncio.wait(running)
+
+    def so_far(self) -> Sample:
+        """The calls so far, for the next attempt."""
+        return self.answering.so_far()
+
+    def sample(self, *, extra: Mapping[str, Any]) -> Sample:
+        """The finished sample: the segments of all calls that are trained."""
+        answering = self.answering
+        seen = {asked.number for known in self._asked.values() for asked in known if asked.is_seen}
+        leave_out(answering.tree, {number for number in seen if number is not None}, self._chosen)
+        counts = {
+            "replayed_calls": answering.replayed,
+            "dropped_records": answering.recorded - answering.replayed,
+            "unfinished_calls": self._unfinished,
+            "forced_tool_choices": answering.forced,
+        }
+        facts = {**extra, **{name: count for name, count in counts.items() if count}}
+        made = finished_sample(answering.tree, self._rollout, facts)
+        return replace(made, reward=self.reward, reward_parts=dict(self.reward_parts), tools=tuple(answering.tools))
