@@ -173,6 +173,34 @@ def test_an_agents_conversation_is_shown_turn_by_turn(world: World, show: Show) 
     ) in shown
 
 
+def test_the_calls_of_an_agent_are_a_tree_with_the_segments_that_train_them(world: World, show: Show) -> None:
+    world.start()
+    segment = make_sample(0).segments[0]
+    facts = [
+        (0, None, 0, None),
+        (1, 0, 0, None),
+        (2, 0, 1, None),
+        (3, 1, None, "superseded"),
+        (4, 2, 1, None),
+        (5, None, 2, None),
+    ]
+    calls = [
+        {"number": number, "parent": parent, "segment": place, "tokens": number + 3, "left_out": why}
+        for number, parent, place, why in facts
+    ]
+    sample = Sample((segment,) * 3, SampleStatus.COMPLETED, reward=1.0, text="3", extra={"calls": calls})
+    put(world, sample, sample)
+    shown = show("math", 1).output
+    assert (
+        "  call 0: 3 tokens, segment 0\n"
+        "  call 1 after 0: 4 tokens, segment 0\n"
+        "  call 3 after 1: 6 tokens, not trained, superseded\n"
+        "    call 2 after 0: 5 tokens, segment 1\n"
+        "    call 4 after 2: 7 tokens, segment 1\n"
+        "  call 5: 8 tokens, segment 2\n"
+    ) in shown
+
+
 def test_images_of_a_prompt_are_counted(world: World, show: Show) -> None:
     world.start()
     image = ImageRef("https://example.org/cat.png", "0" * 64)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from rollq.buffer.looking import FoundGroup
-from rollq.monitor.group_view import GroupView, SampleView, Turn, prompt_turns
+from rollq.monitor.group_view import CallView, GroupView, SampleView, Turn, prompt_turns
 from rollq.monitor.plain import cut, escaped, one_line, wrapped
 from rollq.monitor.tables import aligned
 
@@ -40,6 +40,8 @@ def as_text(view: GroupView, *, width: int = 100, full: bool = False) -> str:
 
 
 MORE = "more lines"
+MOST_DEPTH = 12
+"""How far the calls of an agent are indented."""
 
 
 def _title(view: GroupView) -> str:
@@ -85,10 +87,22 @@ def _sample(sample: SampleView, width: int, most: int | None) -> Iterator[str]:
         yield cut(f"{INDENT}made by {one_line(sample.worker)}, judged by {one_line(sample.judge)}{seconds}", width)
     if sample.error:
         yield from _block(f"error: {sample.error}", width, most)
+    yield from _calls(sample.calls, width, most)
     if sample.turns:
         yield from _turns(sample.turns, width, most)
     elif sample.text:
         yield from _block(sample.text, width, most, mark="| ")
+
+
+def _calls(calls: Sequence[CallView], width: int, most: int | None) -> Iterator[str]:
+    for call in calls[:most]:
+        where = "not trained" if call.segment is None else f"segment {call.segment}"
+        reason = f", {one_line(call.left_out)}" if call.left_out else ""
+        after = "" if call.parent is None else f" after {call.parent}"
+        text = f"call {call.number}{after}: {call.tokens} tokens, {where}{reason}"
+        yield cut(INDENT * (1 + min(call.depth, MOST_DEPTH)) + text, width)
+    if most is not None and len(calls) > most:
+        yield f"{INDENT}... and {len(calls) - most} more calls; --full shows all"
 
 
 def _facts(sample: SampleView) -> Iterator[str]:

@@ -52,9 +52,24 @@ class SegmentView:
 
 
 @dataclass(frozen=True, slots=True)
+class CallView:
+    """One call of an agent over the gateway. `parent`: the number of the call that it continues; `depth`: how many of
+    those have other calls that continue them before. `segment`: the one with its tokens; None if it is not trained, and
+    `left_out` says why."""
+
+    number: int
+    parent: int | None
+    depth: int
+    tokens: int
+    segment: int | None
+    left_out: str
+
+
+@dataclass(frozen=True, slots=True)
 class SampleView:
     """One sample. `reward` and `advantage`: of a pipeline, where there was one. `counted_tokens`: how many of its
-    response tokens the loss may count. `turns`: what follows the prompt, for an agent."""
+    response tokens the loss may count. `turns`: what follows the prompt, for an agent. `calls`: those that it made over
+    the gateway, each after the one that it continues."""
 
     index: int
     status: str
@@ -65,6 +80,7 @@ class SampleView:
     error: str
     text: str
     turns: tuple[Turn, ...]
+    calls: tuple[CallView, ...]
     tokens: int
     counted_tokens: int
     tokens_by_version: Mapping[int, int]
@@ -233,6 +249,7 @@ def _sample_view(
         error=sample.error or "",
         text=sample.text,
         turns=tuple(_turn(message) for message in extra.get("messages") or () if isinstance(message, Mapping)),
+        calls=tuple(_calls(extra.get("calls"))),
         tokens=sample.response_tokens,
         counted_tokens=sum(sum(segment.counts) for segment in segments),
         tokens_by_version=dict(sorted(by_version.items())),
@@ -242,6 +259,21 @@ def _sample_view(
         sampling=sample.sampling,
         segments=segments,
     )
+
+
+def _calls(stored: Any) -> Iterator[CallView]:
+    """The calls of an agent as a tree, depth first."""
+    facts = [fact for fact in stored if isinstance(fact, Mapping)] if isinstance(stored, list | tuple) else []
+    children: dict[Any, list[Mapping[str, Any]]] = {}
+    for fact in facts:
+        children.setdefault(fact.get("parent"), []).append(fact)
+    waiting = [(fact, 0) for fact in reversed(children.pop(None, []))]
+    while waiting:
+        fact, depth = waiting.pop()
+        segment, left_out = fact.get("segment"), fact.get("left_out")
+        yield CallView(fact["number"], fact["parent"], depth, fact["tokens"], segment, str(left_out or ""))
+        following = list(enumerate(children.pop(fact["number"], [])))
+        waiting += [(child, depth + min(place, 1)) for place, child in reversed(following)]
 
 
 def _segment_view(segment: Segment, pieces: Pieces | None) -> SegmentView:

@@ -288,6 +288,17 @@ def test_the_keyboard_alone_is_enough(page: Page, shown: Shown) -> None:
     expect(page.locator("#view-group")).to_be_hidden()
 
 
+def test_the_calls_of_an_agent_are_listed_with_their_segments(page: Page, shown: Shown) -> None:
+    page.goto(f"{shown.address}/#/rollouts/math/{shown.hostile}")
+    listed = page.get_by_role("article", name="sample 0").locator(".calls li")
+    expect(listed).to_have_text([
+        "call 0: 3 tokens, segment 0", "call 1 after 0: 3 tokens, segment 0", "call 2 after 0: 3 tokens, segment 1",
+        f"call 3: 3 tokens, not trained, {HOSTILE}",
+    ])  # fmt: skip
+    left = [float(item.evaluate("item => item.getBoundingClientRect().left")) for item in listed.all()]
+    assert left[0] == left[1] < left[2]
+
+
 def test_hostile_texts_are_shown_as_texts(page: Page, shown: Shown) -> None:
     page.goto(f"{shown.address}/#/rollouts/math/{shown.hostile}")
     expect(page.locator(".tokens").first).to_contain_text("<script>")

@@ -228,6 +228,9 @@ function card(sample, tokens) {
     ),
     h("p", { class: "note" }, facts.filter(Boolean).join(", ")),
     sample.error ? h("p", { class: "problem" }, sample.error) : "",
+    sample.calls.length
+      ? h("details", { class: "calls", open: true }, h("summary", null, plural(sample.calls.length, "call")), calls(sample))
+      : "",
     h(
       "div",
       { class: "as-tokens" },
@@ -244,6 +247,19 @@ function card(sample, tokens) {
     Object.keys(sample.sampling).length
       ? h("details", { class: "note" }, h("summary", null, "sampling"), textual(sample.sampling))
       : "",
+  );
+}
+
+function calls(sample) {
+  return h(
+    "ol",
+    null,
+    sample.calls.map((call) => {
+      const after = call.parent === null ? "" : ` after ${call.parent}`;
+      const where = call.segment === null ? `not trained, ${call.left_out}` : `segment ${call.segment}`;
+      const text = `call ${call.number}${after}: ${plural(call.tokens, "token")}, ${where}`;
+      return h("li", { class: call.segment === null ? "untrained" : "", "data-depth": Math.min(call.depth, 8) }, text);
+    }),
   );
 }
 
