@@ -14,6 +14,7 @@ from benchmarks import (
     exchange,
     expiry,
     fleet,
+    gateway,
     logprobs,
     machine,
     production,
@@ -44,6 +45,7 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "bystanders": bystanders.measure,
     "archive": archive.measure,
     "dashboard": dashboard.measure,
+    "gateway": gateway.measure,
     "production": production.measure,
     "sustained": sustained.measure,
     "cluster": cluster.measure,
@@ -51,7 +53,9 @@ BENCHMARKS: Mapping[str, Callable[[bool], list[Result]]] = {
     "throughput": throughput.measure,
     "salvage": salvage.measure,
 }
-BY_NAME = frozenset({"archive", "bystanders", "dashboard", "sustained", "cluster", "stores", "throughput", "salvage"})
+BY_NAME = frozenset(
+    {"archive", "bystanders", "dashboard", "gateway", "sustained", "cluster", "stores", "throughput", "salvage"}
+)
 """Benchmarks that run only with `--only`: they take ten minutes, or need a browser or vLLM (see `make bench-vllm`)."""
 RESULTS = Path("benchmarks/results.json")
 PAGE = Path("docs/benchmarks.md")
