@@ -102,6 +102,7 @@ def test_the_pods_of_the_base_start_become_ready_and_stop_cleanly(
         play(pods)
 
 
+@pytest.mark.slow  # users and TLS of all roles are in tests/docs/test_security_page.py
 def test_with_users_and_tls_they_do_the_same(
     tmp_path: Path, volumes: dict[str, Path], redis_cli: Path, redis_binary: Path, openssl: Path
 ) -> None:

@@ -69,6 +69,7 @@ def job(prepared_demo: Path, tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
+@pytest.mark.slow  # the next test has a job that trains, and more
 def test_a_job_trains_to_the_end_and_leaves_nothing_behind(job: Job) -> None:
     text = job.settings.read_text("utf-8")
     job.settings.write_text(text.replace("steps = 150", "steps = 2"), "utf-8")

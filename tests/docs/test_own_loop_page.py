@@ -43,6 +43,7 @@ def test_loops_of_plain_pytorch_and_of_accelerate_train_in_two_ranks(roles: Desk
         assert steps(run_script(script, 2)) == [4]
 
 
+@pytest.mark.slow  # DeepSpeed compiles an operator, for a minute on both cores
 @pytest.mark.usefixtures("cxx_compiler")
 def test_a_loop_of_deepspeed_trains_in_two_ranks(roles: Desk) -> None:
     with roles:

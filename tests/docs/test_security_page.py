@@ -60,7 +60,9 @@ def refusals(log: str) -> set[str]:
     return {lines[at + 1].strip() for at, line in enumerate(lines) if line == "object"} - {"client|setinfo"}
 
 
-@pytest.mark.parametrize("tls", [True, False], ids=["redis with TLS", "valkey without"])
+@pytest.mark.parametrize(
+    "tls", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["redis with TLS", "valkey without"]
+)
 def test_the_roles_of_the_page_train_as_users(
     desk: Desk, sums: Path, request: pytest.FixtureRequest, openssl: Path, redis_cli: Path, tls: bool
 ) -> None:

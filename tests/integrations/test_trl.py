@@ -42,6 +42,7 @@ class At(TrainerCallback):
             self._act()
 
 
+@pytest.mark.slow  # one process that stops and resumes is in tests/docs/test_trl_page.py
 def test_two_ranks_that_are_killed_and_resume_train_as_one_process_does(
     server_url: str, model_folder: Path, tmp_path: Path
 ) -> None:
