@@ -27,6 +27,9 @@ from rollq.workers.agents.tool_environment import ToolsSettings
 from rollq.workers.agents.tools import ToolSettings
 from rollq.workers.engines.registry import ENGINES
 from rollq.workers.engines.vllm.settings import VllmSettings
+from rollq.workers.gateway.harness import HarnessSettings
+from rollq.workers.gateway.outside import OutsideSettings
+from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.http.pools import PoolSettings
 from rollq.workers.judging.options import HttpOptions, Part, RegexOptions, WeightedOptions
 from rollq.workers.settings import WorkerSettings
@@ -44,11 +47,14 @@ TABLES: Mapping[str, type[BaseModel]] = {
     "[tasks.NAME.agent_options], loop tools": ToolsSettings,
     "[tasks.NAME.agent_options.tools.TOOL]": ToolSettings,
     "[tasks.NAME.agent_options], loop environment": EnvironmentSettings,
+    "[tasks.NAME.agent_options], loop harness": HarnessSettings,
+    "[tasks.NAME.agent_options], loop outside": OutsideSettings,
     "[batch]": BatchSettings,
     "[batch] schedule": BatchStep,
     "[evaluations.NAME]": EvaluationSettings,
     "[producer]": ProducerSettings,
     "[worker]": WorkerSettings,
+    "[worker.gateway]": GatewaySettings,
     "[worker.pools.NAME]": PoolSettings,
     "[trainer]": TrainerSettings,
     "[trainer.loss]": LossSettings,

@@ -10,8 +10,8 @@ import pytest
 
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample, SampleStatus
 from rollq.cli.settings_file import load_settings
+from rollq.workers.agent_loops import BUILT_IN, make_loop
 from rollq.workers.agents.multi_turn import EnvironmentSettings
-from rollq.workers.agents.registry import BUILT_IN, make_loop
 from rollq.workers.agents.tool_environment import ToolsSettings
 from rollq.workers.agents.tools import ToolSettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
