@@ -66,11 +66,20 @@ class Answering:
         """The longest history that leaves room for a token."""
         return self.rollout.max_prompt_tokens + self.rollout.sampling.max_tokens - 1
 
-    def count_tokens(self, call: Call) -> int:
-        """Tokens of a call's prompt, as the model would get them."""
-        placement = self.tree.place(self.tree.locate(call))
+    async def count_tokens(self, call: Call) -> int:
+        """Tokens of a call's prompt, as the model would get them. Raises `CallRefused`."""
+        placement = await self._place(self.locate(call), begun=0)
         self.tree.give_up(placement)
         return len(placement.context)
+
+    def locate(self, call: Call) -> Located:
+        """Recognise a call's history. Raises `CallRefused` for a request that cannot be served."""
+        if len(call.messages) > MOST_MESSAGES:
+            raise CallRefused(f"the request has {len(call.messages)} messages, more than {MOST_MESSAGES}")
+        try:
+            return self.tree.locate(call)
+        except TypeError as error:
+            raise CallRefused(f"the request cannot be read: {error}") from error
 
     def so_far(self) -> Sample:
         """The calls so far, for the next attempt."""

@@ -109,7 +109,7 @@ class Server:
                 raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
             call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
             if path.endswith("/count_tokens"):
-                return _json(messages.token_count(session.answering.count_tokens(call)))
+                return _json(messages.token_count(await session.answering.count_tokens(call)))
             self._note_ignored(call)
             return await self._answer(request, session, protocol, call, body)
         except CallRefused as refused:

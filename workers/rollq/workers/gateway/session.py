@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from rollq.buffer.rollouts import Sample
 from rollq.workers.agents.loops import Rollout
 from rollq.workers.agents.turns import ChatFormat
-from rollq.workers.gateway.answering import MOST_MESSAGES, Answering, session_over
+from rollq.workers.gateway.answering import Answering, session_over
 from rollq.workers.gateway.call_tree import Located
 from rollq.workers.gateway.calls import Answer, Call, CallRefused
 from rollq.workers.gateway.outcome import Chooser, finished_sample, leave_out
@@ -92,12 +92,7 @@ class Session:
         self.used_s = time.monotonic()
         if self.closed.is_set() or self._rollout.is_stopped():
             raise session_over()
-        if len(call.messages) > MOST_MESSAGES:
-            raise CallRefused(f"the request has {len(call.messages)} messages, more than {MOST_MESSAGES}")
-        try:
-            located = self.answering.tree.locate(call)
-        except TypeError as error:
-            raise CallRefused(f"the request cannot be read: {error}") from error
+        located = self.answering.locate(call)
         asked = self._repeated(located)
         if asked is None:
             asked = self._begin(located)
