@@ -34,6 +34,7 @@ def golden_run(world: World, folder: Path) -> Iterator[str]:
     yield "lease"
     buffer.salvage([SamplePart(leases[3], 0, 0, 0, make_sample(0, status="a"))])
     buffer.salvage([SamplePart(leases[3], 1, 1, 0, make_sample(0, status="a"))])
+    buffer.record([SamplePart(leases[3], 2, 1, 0, make_sample(0, status="a"))])
     yield "salvage"
     buffer.hand_back(leases[3:])
     yield "hand back"
