@@ -229,7 +229,12 @@ function card(sample, tokens) {
     h("p", { class: "note" }, facts.filter(Boolean).join(", ")),
     sample.error ? h("p", { class: "problem" }, sample.error) : "",
     sample.calls.length
-      ? h("details", { class: "calls", open: true }, h("summary", null, plural(sample.calls.length, "call")), calls(sample))
+      ? h(
+          "details",
+          { class: "calls", open: true },
+          h("summary", null, plural(sample.calls.length, "call")),
+          calls(sample),
+        )
       : "",
     h(
       "div",
