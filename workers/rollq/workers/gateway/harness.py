@@ -5,6 +5,7 @@ variables that the clients of OpenAI and Anthropic read.
 """
 
 import asyncio
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import orjson
 from pydantic import Field
 
 from rollq.buffer.contracts import inside
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.plugins import load_plugin
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agents.chat_formats import make_format
@@ -150,6 +152,11 @@ def session_variables(gateway: Gateway, token: str) -> dict[str, str]:
 def harness_loop(gateway: Gateway, **options: Any) -> Harness:
     """The loop `harness` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
     settings = HarnessSettings(**options)
+    program, workspace = settings.command[0], settings.workspace
+    if "/" not in program and shutil.which(program) is None:
+        raise ConfigError(f"agent_options.command: {program!r} is not on the PATH of this worker")
+    if workspace is not None and not workspace.is_dir():
+        raise ConfigError(f"agent_options.workspace: {str(workspace)!r} is not a folder")
     gateway.want()
     return Harness(
         settings=settings,
