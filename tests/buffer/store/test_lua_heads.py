@@ -40,8 +40,11 @@ def arguments_of(name: str) -> tuple[list[str], list[str]]:
 
 
 def unpacked(name: str) -> list[list[str]]:
-    """The names of every `local a, b = unpack(args...)`, those of the function itself first."""
+    """The names of every `local a, b = unpack(args...)`, those of the function itself first; with those in the file of
+    common functions that two functions share for their arguments."""
     source = FUNCTIONS[name].read_text()
+    if "keep_parts(clock, args)" in source:
+        source = (PACKAGE / "lua" / "common" / "parts.lua").read_text() + source
     before, _, body = source.partition(f"local function {name}(keys, args)\n")
     pattern = r"local ([\w,\s]+?)\s*=\s*unpack\(args\b"
     return [re.split(r",\s*", names) for names in re.findall(pattern, body) + re.findall(pattern, before)]

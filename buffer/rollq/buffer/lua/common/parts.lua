@@ -49,11 +49,8 @@ local function keep_part(clock, key, args, at)
   return 'kept'
 end
 
-local function keep_parts(keys, args)
-  local incarnation = unpack(args, 1, 1)
-  check_rows(args, FIRST_PART, PART_ARGS)
-  local clock, err = read_clock(keys[1], incarnation)
-  if err then return err end
+-- Adds the parts of a call, once all of them are found to be sound; returns a word for each.
+local function keep_parts(clock, args)
   for at = FIRST_PART, #args, PART_ARGS do
     check_part(clock, args, at)
   end

@@ -2,10 +2,15 @@
 -- then there for the next attempt. A call that is not recorded is never answered, so this also runs on a full server.
 -- Moves: nothing
 -- KEYS: clock
--- ARGV: as those of `salvage`
--- Returns: as `salvage` does
+-- ARGV: incarnation, then per part: id, attempt, nonce, number, index, letter, version, token_version, begins, part
+--   number, index, letter, version, token_version, begins: see `salvage`
+-- Returns: one word per part, as `salvage` does
 -- Caller: Leasing.record; workers, after each call of an agent
 -- Repeat: finds that parts with these numbers are there, and changes nothing
 local function record(keys, args)
-  return keep_parts(keys, args)
+  local incarnation = unpack(args, 1, 1)
+  check_rows(args, FIRST_PART, PART_ARGS)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  return keep_parts(clock, args)
 end

@@ -10,5 +10,9 @@
 -- Caller: Leasing.salvage; workers, whenever samples have enough new tokens
 -- Repeat: finds that parts with these numbers are there, and changes nothing
 local function salvage(keys, args)
-  return keep_parts(keys, args)
+  local incarnation = unpack(args, 1, 1)
+  check_rows(args, FIRST_PART, PART_ARGS)
+  local clock, err = read_clock(keys[1], incarnation)
+  if err then return err end
+  return keep_parts(clock, args)
 end
