@@ -27,6 +27,7 @@ from rollq.buffer.settings import TaskRules
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout
 from rollq.workers.buffer_calls import BufferCalls
+from rollq.workers.engines.host import freeze_heap
 from rollq.workers.engines.protocol import Completion, Request, Sampling
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.gateway.server import Server
@@ -102,6 +103,7 @@ async def _serve(
     gateway = Gateway(GatewaySettings())
     http = Server(gateway)
     await http.start()
+    freeze_heap()  # as a worker does when its engine has started
     ids = np.array([*tokenizer.encode(ANSWER), 1], np.int32)
     made = Completion(ids, np.full(len(ids), -0.5, np.float32), (VersionSpan(1, 0, len(ids)),), FinishReason.STOP)
 

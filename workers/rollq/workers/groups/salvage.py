@@ -22,7 +22,8 @@ from rollq.workers.groups.leases import HeldLease
 log = logging.getLogger(__name__)
 
 GATHER_S = 0.05
-RECORD_GATHER_S = 0.001
+RECORD_GATHER_S = 0.0
+"""Agents wait for each record. What comes while one is sent is sent together, in any case."""
 LIMIT = 64
 SHORT_TOKENS = 2 * REPORT_TOKENS
 """Answers that cannot get longer than this are not salvaged: they are soon made again."""
