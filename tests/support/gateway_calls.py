@@ -5,7 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt, Sample
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Lease, Prompt, Sample, SamplePart
+from rollq.buffer.wire.parts import decode_parts, encode_part, rest_of
+from rollq.buffer.wire.samples import encode_samples
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.conversation import Message
 from rollq.workers.gateway.calls import Answer, Call
@@ -94,6 +96,19 @@ def make_session(
         rollout(model, Prompt(prompt), **lengths), previous=previous, record=None if recorded is None else record
     )
     return Session(made, make_format(tool_parser), limits or SessionLimits())
+
+
+def as_stored(recorded: Sequence[Sample], before: Sample = EMPTY_SAMPLE) -> Sample:
+    """The last of `recorded`, as the next attempt gets it: from the parts that the buffer has. An attempt that began
+    with `before` recorded them."""
+    lease = Lease("math", 0, 1, "nonce", 1, Prompt(""), (EMPTY_SAMPLE,), 1)
+    parts, tokens = {} if before is EMPTY_SAMPLE else {0: encode_samples([before])}, before.response_tokens
+    for number, sample in enumerate(recorded):
+        parts[1 + number] = encode_part(SamplePart(lease, number, 0, tokens, rest_of(sample, tokens), 0))
+        tokens = sample.response_tokens
+    stored = decode_parts(0, parts, group_size=1)
+    assert stored is not None
+    return stored
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:

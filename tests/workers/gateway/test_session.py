@@ -15,7 +15,17 @@ from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
 from rollq.workers.gateway.session import SessionLimits
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, Model, call, chat_tokenizer
-from support.gateway_calls import CALCULATOR, Client, Connection, as_message, make_session, run, serve, trained_tokens
+from support.gateway_calls import (
+    CALCULATOR,
+    Client,
+    Connection,
+    as_message,
+    as_stored,
+    make_session,
+    run,
+    serve,
+    trained_tokens,
+)
 
 SUM = call("calculator", expression="6*7")
 
@@ -511,3 +521,16 @@ def test_what_would_occupy_the_worker_is_refused_at_once(tokenizer: HfTokenizer,
     session = make_session(Model(tokenizer, []))
     with pytest.raises(CallRefused, match=words):
         run(lambda: serve(session, given))
+
+
+def test_a_completion_that_continues_one_without_new_words_is_recorded(tokenizer: HfTokenizer) -> None:
+    async def use(session: Any) -> str:
+        first = await serve(session, Call(model="m", text="Hello", max_tokens=3))
+        return (await serve(session, Call(model="m", text="Hello" + first.content))).content
+
+    recorded: list[Sample] = []
+    first = make_session(Model(tokenizer, [tokenizer.encode(" wo"), tokenizer.encode("rld")]), recorded=recorded)
+    assert run(partial(use, first)) == "rld"
+    again = make_session(Model(tokenizer, []), previous=as_stored(recorded), recorded=[])
+    assert run(partial(use, again)) == "rld"
+    assert text_of(tokenizer, again.sample(extra={})) == ["Hello| world"]

@@ -1,7 +1,9 @@
 """Recorded calls, as they are kept in the buffer: each is a segment of its sample. Pure.
 
 Until a sample is finished, its segments are its calls in the order in which they were answered. The prompt of such a
-segment holds only the tokens that the call added to its parent's, and the array `call` what else there is to know.
+segment holds only the tokens that the call added to its parent's, and the array `call` what else there is to know. It
+is never empty, since a part without a prompt continues the one before it: for a call that adds none, it holds one token
+that is not counted.
 """
 
 from collections.abc import Mapping
@@ -39,10 +41,12 @@ class RecordedCall:
             "digest": self.digest.hex(),
             "finish_reason": self.completion.finish_reason.value,
             "created_s": self.created_s,
+            "added": len(self.delta),
         }
         made = self.completion
         arrays: dict[str, npt.NDArray[Any]] = {**made.arrays, CALL: np.frombuffer(orjson.dumps(facts), np.uint8)}
-        return Segment(self.delta, made.ids, made.logprobs, made.versions, arrays=arrays)
+        prompt = self.delta if len(self.delta) else np.zeros(1, np.int32)
+        return Segment(prompt, made.ids, made.logprobs, made.versions, arrays=arrays)
 
     @classmethod
     def of(cls, segment: Segment) -> Self | None:
@@ -54,6 +58,7 @@ class RecordedCall:
             arrays = {name: np.asarray(array) for name, array in segment.arrays.items() if name != CALL}
             reason = FinishReason(facts["finish_reason"])
             made = Completion(segment.response_ids, segment.logprobs, segment.versions, reason, arrays)
-            return cls(facts["number"], bytes.fromhex(facts["digest"]), segment.prompt_ids, made, facts["created_s"])
+            delta = segment.prompt_ids[: facts["added"]]
+            return cls(facts["number"], bytes.fromhex(facts["digest"]), delta, made, facts["created_s"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptFrame(f"a segment is not a recorded call: {error!r}") from error
