@@ -534,3 +534,23 @@ def test_a_completion_that_continues_one_without_new_words_is_recorded(tokenizer
     again = make_session(Model(tokenizer, []), previous=as_stored(recorded), recorded=[])
     assert run(partial(use, again)) == "rld"
     assert text_of(tokenizer, again.sample(extra={})) == ["Hello| world"]
+
+
+def test_a_group_that_is_stopped_while_a_call_is_answered_does_not_fail(tokenizer: HfTokenizer) -> None:
+    stopped = False
+
+    async def refuse(_sample: Sample) -> bool:  # as a held lease does once its group is being stopped
+        nonlocal stopped
+        stopped = True
+        return False
+
+    async def use() -> None:
+        session = make_session(Model(tokenizer, ["Hello"]))
+        rollout = replace(session.answering.rollout, record=refuse, is_stopped=lambda: stopped)
+        session.answering.rollout = rollout
+        with pytest.raises(CallRefused, match="this session is over"):
+            await serve(session, REQUEST)
+        assert session.answering.failure is None
+        assert len(session.so_far().segments) == 1
+
+    run(use)

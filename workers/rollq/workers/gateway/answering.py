@@ -217,11 +217,13 @@ class Answering:
     async def _record(self, record: RecordedCall) -> None:
         """Keep a call in the buffer. Raises `CallRefused` if it is not kept: then nobody may see its answer."""
         self._log.append(record.segment)
-        if self.rollout.record is not None and not await self.rollout.record(self.so_far()):
+        if self.rollout.record is None or await self.rollout.record(self.so_far()):
+            return
+        if not self.rollout.is_stopped():  # else the next attempt gets the call with the others
             self.failure = self.failure or RuntimeError(
                 "a call was not recorded: the lease is lost, or its group is full"
             )
-            raise session_over()
+        raise session_over()
 
 
 def answer_of(node: Node, completion: Completion, prompt_tokens: int, rollout: Rollout, created_s: int) -> Answer:
