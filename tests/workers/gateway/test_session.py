@@ -554,3 +554,24 @@ def test_a_group_that_is_stopped_while_a_call_is_answered_does_not_fail(tokenize
         assert len(session.so_far().segments) == 1
 
     run(use)
+
+
+def test_subagents_that_ask_in_another_order_are_answered_from_the_record(tokenizer: HfTokenizer) -> None:
+    async def use(session: Any, *order: str) -> None:
+        main = Client(session)
+        await main.say("Task")
+        for name in order:
+            agent = Client(session, main.messages)
+            answer = await agent.say(name)
+            assert answer.content == f"I am {name}"
+            assert (await agent.say("more")).content == f"more of {name}"
+
+    recorded: list[Sample] = []
+    words = ["Main", "I am a", "more of a", "I am b", "more of b"]
+    first = make_session(Model(tokenizer, words), recorded=recorded)
+    run(partial(use, first, "a", "b"))
+    again = make_session(Model(tokenizer, []), previous=as_stored(recorded), recorded=[])
+    run(partial(use, again, "b", "a"))
+    sample = again.sample(extra={})
+    assert sample.extra["replayed_calls"] == 5
+    assert trained_tokens(sample) == sum(fact["tokens"] for fact in sample.extra["calls"])

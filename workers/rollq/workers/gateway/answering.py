@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from rollq.buffer.rollouts import FinishReason, Sample, Segment
+from rollq.buffer.rollouts import FinishReason, Int32Array, Sample, Segment
 from rollq.workers.agents.continuation import join, spent
 from rollq.workers.agents.conversation import Message
 from rollq.workers.agents.loops import Rollout, finish
@@ -151,7 +151,7 @@ class Answering:
         if not known:
             return None
         record = known.pop(0)
-        return record if np.array_equal(record.delta, placement.delta) else None
+        return record if _continues(placement, record.delta) else None
 
     @property
     def _end_ids(self) -> frozenset[int]:
@@ -244,6 +244,16 @@ def answer_of(node: Node, completion: Completion, prompt_tokens: int, rollout: R
         reasoning_tokens=reasoning_tokens,
         created_s=created_s,
     )
+
+
+def _continues(placement: Placement, delta: Int32Array) -> bool:
+    """Whether a placed call ends with the recorded `delta` int32 [D], after nothing or after its parent's tokens: which
+    of several calls continues their parent's segment may differ from attempt to attempt."""
+    context, parent = placement.context, placement.located.parent
+    if np.array_equal(context, delta):
+        return True
+    known = np.zeros(0, np.int32) if parent is None else parent.conversation.context
+    return np.array_equal(context, np.concatenate([known, delta]))
 
 
 def with_call_ids(turn: Turn, number: int) -> Turn:
