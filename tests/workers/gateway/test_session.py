@@ -575,3 +575,23 @@ def test_subagents_that_ask_in_another_order_are_answered_from_the_record(tokeni
     sample = again.sample(extra={})
     assert sample.extra["replayed_calls"] == 5
     assert trained_tokens(sample) == sum(fact["tokens"] for fact in sample.extra["calls"])
+
+
+def test_no_call_has_the_number_of_a_recorded_one(tokenizer: HfTokenizer) -> None:
+    recorded: list[Sample] = []
+    first = make_session(Model(tokenizer, ["a", "b"]), recorded=recorded)
+
+    async def stopped_between() -> None:
+        client = Client(first)
+        await client.say("one")
+        first.answering._next_number += 1  # a call that was stopped once it was made, before it was recorded
+        await client.say("two")
+
+    run(stopped_between)
+    again = make_session(Model(tokenizer, ["c"]), previous=recorded[-1], recorded=[])
+
+    async def use() -> list[int]:
+        client = Client(again)
+        return [(await client.say(text)).number for text in ("one", "two", "three")]
+
+    assert run(use) == [0, 2, 3]

@@ -54,12 +54,12 @@ class Answering:
         self._placing = asyncio.Lock()
         self._log: list[Segment] = list(rollout.previous.segments)
         self._replay: dict[bytes, list[RecordedCall]] = {}
-        self.recorded = 0
+        self.recorded = self._next_number = 0
         for record in map(RecordedCall.of, self._log):
             if record is not None:
                 self._replay.setdefault(record.digest, []).append(record)
                 self.recorded += 1
-        self._next_number = self.recorded
+                self._next_number = max(self._next_number, record.number + 1)
 
     @property
     def most_prompt_tokens(self) -> int:
