@@ -595,3 +595,19 @@ def test_no_call_has_the_number_of_a_recorded_one(tokenizer: HfTokenizer) -> Non
         return [(await client.say(text)).number for text in ("one", "two", "three")]
 
     assert run(use) == [0, 2, 3]
+
+
+def test_a_call_that_was_told_to_come_again_is_no_repeat(tokenizer: HfTokenizer) -> None:
+    async def use() -> None:
+        session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
+        first = asyncio.ensure_future(serve(session, REQUEST))
+        await asyncio.sleep(0)
+        with pytest.raises(CallRefused, match="run already"):
+            await serve(session, REQUEST)
+        model.go.set()
+        await first
+        assert (await serve(session, replace(REQUEST, repeats=1))).content == "answer 1"
+        assert (await serve(session, replace(REQUEST, repeats=1))).content == "answer 1"  # this one is
+        assert model.asked == 2
+
+    run(use)

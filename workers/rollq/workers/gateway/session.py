@@ -6,6 +6,7 @@ is sampled for it.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -85,6 +86,7 @@ class Session:
         self._limits = limits
         self._chosen = chosen
         self._asked: dict[bytes, list[Asked]] = {}
+        self._turned_away: Counter[bytes] = Counter()  # requests whose clients are to ask again
         self._running = self._unfinished = 0
 
     async def ask(self, call: Call, caller: Caller) -> Answer:
@@ -134,8 +136,13 @@ class Session:
         for asked in reversed(known):
             if asked.is_abandoned:
                 return asked
+        if not located.call.repeats:
+            return None
+        if self._turned_away[located.digest]:
+            self._turned_away[located.digest] -= 1
+            return None
         candidates = [asked for asked in known if not asked.is_seen] or known
-        return candidates[-1] if candidates and located.call.repeats else None
+        return candidates[-1] if candidates else None
 
     def _note_lost(self, asked: Asked) -> None:
         """Stop a call, after a while, that nobody waits for any more."""
@@ -146,6 +153,7 @@ class Session:
 
     def _begin(self, located: Located) -> Asked:
         if self._running >= self._limits.parallel_calls:
+            self._turned_away[located.digest] += 1
             raise CallRefused(
                 f"{self._running} calls of this session run already", status=429, code="rate_limit", retry_after_s=1
             )
@@ -166,6 +174,7 @@ class Session:
         self._running -= 1
         if asked.task.cancelled() or asked.task.exception() is not None:
             self._asked[digest].remove(asked)
+            self._turned_away[digest] += sum(not caller.is_lost for caller in asked.callers)
             if self.answering.failure is not None:
                 self.closed.set()
         else:
