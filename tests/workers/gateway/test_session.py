@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus
+from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
 from rollq.workers.gateway.session import SessionLimits
@@ -510,17 +511,29 @@ def test_results_in_another_order_are_the_same_request(tokenizer: HfTokenizer) -
     assert results(replayed, 0, 1) == "Done"
 
 
+HI: tuple[Message, ...] = ({"role": "user", "content": "Hi"},)
+
+
+def with_arguments(arguments: str) -> Message:
+    function = {"name": "calculator", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         (Call(model="m", messages=({"role": "user", "content": "x"},) * 10_001), "10001 messages, more than 10000"),
         (Call(model="m", text="x" * 300_000), "prompt is too long: 2343 tokens > 2000 maximum"),
+        (Call(model="m", ids=(5,) * 2001), "prompt is too long: 2001 tokens > 2000 maximum"),
+        (Call(model="m", messages=HI, tools=({"name": "x" * 1000},) * 300), "prompt is too long: 23"),
+        (Call(model="m", messages=(with_arguments("x" * 300_000), *HI)), "prompt is too long: 23"),
     ],
 )
 def test_what_would_occupy_the_worker_is_refused_at_once(tokenizer: HfTokenizer, given: Call, words: str) -> None:
     session = make_session(Model(tokenizer, []))
     with pytest.raises(CallRefused, match=words):
         run(lambda: serve(session, given))
+    assert not session.answering.tree._continuing
 
 
 def test_a_completion_that_continues_one_without_new_words_is_recorded(tokenizer: HfTokenizer) -> None:
@@ -609,5 +622,22 @@ def test_a_call_that_was_told_to_come_again_is_no_repeat(tokenizer: HfTokenizer)
         assert (await serve(session, replace(REQUEST, repeats=1))).content == "answer 1"
         assert (await serve(session, replace(REQUEST, repeats=1))).content == "answer 1"  # this one is
         assert model.asked == 2
+
+    run(use)
+
+
+def test_a_call_that_is_stopped_while_it_is_tokenised_leaves_no_trace(tokenizer: HfTokenizer) -> None:
+    async def use() -> None:
+        session = make_session(Model(tokenizer, ["Yes", "Sure"]), max_prompt_tokens=10**6)
+        client = Client(session)
+        await client.say("Really?")
+        large = Call(model="m", messages=(*client.messages, {"role": "user", "content": "x" * 200_000}))
+        asking = asyncio.ensure_future(session.answering.answer(session.answering.locate(large), 0, 0))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await asyncio.get_running_loop().shutdown_default_executor()
+        await client.say("Sure?")
+        assert len(session.sample(extra={}).segments) == 1
 
     run(use)

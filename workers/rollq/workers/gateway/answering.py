@@ -25,12 +25,12 @@ from rollq.workers.gateway.calls import CONTEXT_FULL, Answer, Call, CallRefused,
 from rollq.workers.gateway.normal_form import shown_calls, shown_content
 from rollq.workers.gateway.records import RecordedCall
 
-MOST_CHARACTERS: Final = 128
-"""Characters of a token, at most: a text with more of them for each token that fits is not tokenised."""
+MOST_BYTES: Final = 128
+"""Bytes of a token, at most: a request with more of them for each token that fits is not tokenised."""
 MOST_MESSAGES: Final = 10_000
 """Messages in a request; more would occupy the worker's event loop."""
-THREAD_CHARACTERS: Final = 8000
-"""More new text than this is tokenised in a thread."""
+THREAD_BYTES: Final = 8000
+"""A larger request is rendered and tokenised in a thread: a template that rewrites it has all of it tokenised."""
 
 
 def session_over() -> CallRefused:
@@ -51,7 +51,6 @@ class Answering:
         self.tools: tuple[Message, ...] = ()
         self.replayed = self.forced = 0
         self._format = chat_format
-        self._placing = asyncio.Lock()
         self._log: list[Segment] = list(rollout.previous.segments)
         self._replay: dict[bytes, list[RecordedCall]] = {}
         self.recorded = self._next_number = 0
@@ -106,8 +105,7 @@ class Answering:
         except BaseException:
             self.tree.give_up(placement)
             raise
-        async with self._placing:
-            node = self.tree.add(placement, completion, turn, number=number, stop_text=stop_text, end_ids=self._end_ids)
+        node = self.tree.add(placement, completion, turn, number=number, stop_text=stop_text, end_ids=self._end_ids)
         self.tools = self.tools or call.tools
         self.forced += call.tool_choice == "required"
         if record is None:
@@ -117,16 +115,18 @@ class Answering:
         return answer_of(node, completion, len(placement.context), self.rollout, created_s)
 
     async def _place(self, located: Located, begun: int) -> Placement:
-        most = self.most_prompt_tokens + 1
-        if located.new_characters > MOST_CHARACTERS * most:  # would take a minute to tokenise
-            raise context_full(located.new_characters // MOST_CHARACTERS, most)
-        async with self._placing:
-            try:
-                if located.new_characters > THREAD_CHARACTERS:
-                    return await asyncio.to_thread(self.tree.place, located, begun)
-                return self.tree.place(located, begun)
-            except Exception as error:  # templates raise what they like
-                raise CallRefused(f"the model's chat template does not accept these messages: {error}") from error
+        most, size = self.most_prompt_tokens + 1, located.size
+        least = max(size // MOST_BYTES, len(located.call.ids or ()))
+        if least > most:  # would take a minute to tokenise
+            raise context_full(least, most)
+        try:
+            if size > THREAD_BYTES:
+                rendered = await asyncio.to_thread(self.tree.render, located)
+            else:
+                rendered = self.tree.render(located)
+        except Exception as error:  # templates raise what they like
+            raise CallRefused(f"the model's chat template does not accept these messages: {error}") from error
+        return self.tree.place(rendered, begun)
 
     def _room(self, placement: Placement) -> int:
         """How many tokens the answer may have. Raises `CallRefused` if there is no room."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import orjson
 
 from rollq.buffer.rollouts import FinishReason, Int32Array, Segment
 from rollq.workers.agents.conversation import Conversation, Message
@@ -66,10 +67,20 @@ class Located:
     rest: tuple[Message, ...]
 
     @property
-    def new_characters(self) -> int:
-        """How much text has not been tokenised yet."""
-        text = 0 if self.parent is not None else len(self.call.text or "")
-        return text + sum(len(message.get("content") or "") for message in self.rest)
+    def size(self) -> int:
+        """How much there is to render: bytes of text, or token ids."""
+        call = self.call
+        return len(call.text or "") + len(call.ids or ()) + len(orjson.dumps([call.messages, call.tools]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rendered:
+    """The tokens of a call that is `located`: the model continues the `conversation`, which extends the tokens of the
+    parent, or begins anew."""
+
+    located: Located
+    conversation: Conversation
+    extends_parent: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,15 +128,19 @@ class CallTree:
         self._events += 1
         return self._events
 
-    def place(self, located: Located, begun: int = 0) -> Placement:
-        """Find where a call belongs that was asked at the count `begun`. `add` or `give_up` must follow.
+    def render(self, located: Located) -> Rendered:
+        """Render and tokenise a call. Changes nothing, and so may run in a thread.
 
         Raises what the chat template raises for messages that it does not accept.
         """
+        return Rendered(located, *self._continued(located))
+
+    def place(self, rendered: Rendered, begun: int = 0) -> Placement:
+        """Find where a call belongs that was asked at the count `begun`. `add` or `give_up` must follow."""
+        located, conversation = rendered.located, rendered.conversation
         parent = located.parent
-        conversation, continues = self._continued(located)
-        is_first = continues and parent is not None and self._is_free(parent)
-        if continues and not is_first:
+        is_first = rendered.extends_parent and parent is not None and self._is_free(parent)
+        if rendered.extends_parent and not is_first:
             conversation = conversation.branched()
         context = conversation.context
         thread, delta = self._new_thread(), context
