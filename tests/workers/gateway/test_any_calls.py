@@ -1,5 +1,6 @@
 """Random agents: every token is trained at most once, after exactly the tokens that the engine was given for it."""
 
+import asyncio
 import random
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ from rollq.workers.gateway.calls import Answer, Call
 from rollq.workers.gateway.session import Session
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import EOS, FORGETFUL, PLAIN, Model, call, chat_tokenizer
-from support.gateway_calls import CALCULATOR, as_message, make_session, run, serve
+from support.gateway_calls import CALCULATOR, as_message, as_stored, make_session, run, serve
 
 TRIMMING = PLAIN.replace("message.content }}", "message.content | trim }}")
 REFUSING = PLAIN.replace(
@@ -30,7 +31,7 @@ WORDS = (
     f"Look: {PRODUCTS[1]}{PRODUCTS[2]}", f"<think>a</think>{PRODUCTS[3]}", "<tool_call>broken</tool_call>",
     "Stop here. END",
 )  # fmt: skip
-CALLS = 40
+CALLS = 30
 
 
 @dataclass
@@ -44,39 +45,58 @@ class Spoken:
     async def generate(self, request: Request) -> Completion:
         ids = [*self.tokenizer.encode(self.random.choice(WORDS)), EOS]
         reason = FinishReason.STOP
-        if request.sampling.stop and self.tokenizer.decode(ids).endswith("END"):
+        context = request.prompt_ids
+        if request.prefix_ids is not None:
+            context = np.concatenate([context, request.prefix_ids])
+        if len(ids) > 3 and self.random.random() < 0.2:
+            ids, reason = ids[:3], FinishReason.ABORT
+        elif request.sampling.stop and self.tokenizer.decode(ids).endswith("END"):
             ids = ids[:-1]
         elif len(ids) > 3 and self.random.random() < 0.1:
             ids, reason = ids[:3], FinishReason.LENGTH
         logprobs = []
         for place in range(len(ids)):
             logprob = float(np.float32(-(len(self.made) + 1) / 64))
-            self.made[logprob] = (request.prompt_ids, np.array(ids, np.int32), place)
+            self.made[logprob] = (context, np.array(ids, np.int32), place)
             logprobs.append(logprob)
-        spans = (VersionSpan(1, 0, len(ids)),)
+        spans = (VersionSpan(1, len(self.made), len(ids)),)
         return Completion(np.array(ids, np.int32), np.array(logprobs, np.float32), spans, reason)
 
 
 @dataclass
 class Agent:
-    """Asks a session at random: it continues any history that it has, opens new ones, and asks again."""
+    """Asks a session at random: it continues any history that it has, opens new ones, asks again, and at once."""
 
     session: Session
     random: random.Random
     histories: list[tuple[Message, ...]] = field(default_factory=lambda: [()])
+    texts: list[str] = field(default_factory=lambda: ["user: "])
 
     async def act(self) -> None:
+        asked = [self.call() for _ in range(self.random.choice([1, 1, 1, 2, 4]))]
+        answers = await asyncio.gather(*(serve(self.session, given) for given in asked))
+        for given, answer in zip(asked, answers, strict=True):
+            self.keep(given, answer)
+            if self.random.random() < 0.2:
+                self.keep(given, await serve(self.session, given))
+
+    def keep(self, given: Call, answer: Answer) -> None:
+        if given.text is not None:
+            self.texts.append(given.text + answer.content)
+        elif given.messages:
+            self.histories.append((*given.messages, self.sent_back(answer)))
+
+    def call(self) -> Call:
+        stop = ("END",) if self.random.random() < 0.3 else ()
+        if self.random.random() < 0.2:
+            text = self.random.choice(self.texts) + self.random.choice(["", "", " and ", "x"])
+            if self.random.random() < 0.3:
+                return Call(model="m", ids=tuple(self.session.answering.rollout.tokenizer.encode(text)), stop=stop)
+            return Call(model="m", text=text, stop=stop)
         history = self.random.choice(self.histories[-8:] if self.random.random() < 0.7 else self.histories)
         asked = self.changed((*history, *self.news(history)))
         tools = self.random.choice([(CALCULATOR,), (CALCULATOR,), ()])
-        stop = ("END",) if self.random.random() < 0.3 else ()
-        if self.random.random() < 0.05:
-            await serve(self.session, Call(model="m", text="user: " + "x" * self.random.randrange(3)))
-            return
-        given = Call(model="m", messages=asked, tools=tools, stop=stop)
-        answers = [await serve(self.session, given) for _ in range(self.random.choice([1, 1, 1, 2]))]
-        for answer in answers:
-            self.histories.append((*asked, self.sent_back(answer)))
+        return Call(model="m", messages=asked, tools=tools, stop=stop)
 
     def news(self, history: tuple[Message, ...]) -> list[Message]:
         calls = history[-1].get("tool_calls", ()) if history else ()
@@ -152,7 +172,7 @@ def test_every_token_is_trained_once_after_the_tokens_that_led_to_it(
     check(whole, spoken)
 
     made = len(spoken.made)
-    again = make_session(Model(tokenizer, []), previous=recorded[-1], recorded=[], **lengths)
+    again = make_session(Model(tokenizer, []), previous=as_stored(recorded), recorded=[], **lengths)
     run(partial(use, again, f"agent {seed}"))
     assert len(spoken.made) == made, "a replay samples nothing"
     replayed = again.sample(extra={})
