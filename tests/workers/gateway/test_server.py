@@ -11,8 +11,8 @@ import aiohttp
 import orjson
 import pytest
 
-from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.errors import ConfigError, ServerUnavailable
+from rollq.buffer.rollouts import Prompt, Sample
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway import server as server_module
 from rollq.workers.gateway.gateway import KEY_VARIABLE, Gateway
@@ -297,3 +297,17 @@ def test_a_session_that_is_taken_and_not_used_ends_as_failed(
         assert sample.reward is None
 
     run(work)
+
+
+def test_a_buffer_that_is_away_is_not_taken_for_a_client_that_is_gone(tokenizer: HfTokenizer) -> None:
+    async def away(_sample: Sample) -> bool:
+        raise ServerUnavailable("no server answers")
+
+    async def use(given: Served) -> None:
+        rollout = given.session.answering.rollout
+        given.session.answering.rollout = replace(rollout, record=away)
+        status, body, _ = await given.post(f"/s/{given.token}/v1/chat/completions")
+        assert (status, body["error"]["code"]) == (400, "session_over")
+        assert isinstance(given.session.answering.failure, ServerUnavailable)
+
+    with_served(Model(tokenizer, ["Hello"]), use)

@@ -217,12 +217,16 @@ class Answering:
     async def _record(self, record: RecordedCall) -> None:
         """Keep a call in the buffer. Raises `CallRefused` if it is not kept: then nobody may see its answer."""
         self._log.append(record.segment)
-        if self.rollout.record is None or await self.rollout.record(self.so_far()):
+        if self.rollout.record is None:
             return
+        failure: Exception = RuntimeError("a call was not recorded: the lease is lost, or its group is full")
+        try:
+            if await self.rollout.record(self.so_far()):
+                return
+        except Exception as error:  # noqa: BLE001 - of the buffer, also a `ConnectionError`, which the server takes for a client that left
+            failure = error
         if not self.rollout.is_stopped():  # else the next attempt gets the call with the others
-            self.failure = self.failure or RuntimeError(
-                "a call was not recorded: the lease is lost, or its group is full"
-            )
+            self.failure = self.failure or failure
         raise session_over()
 
 

@@ -132,6 +132,8 @@ class Server:
                 response = await self._stream(request, asking, connection, protocol, call, body)
             return response
         except ConnectionError:
+            if not connection.is_lost:
+                raise
             session.lose()
             return web.Response(status=400)  # nobody reads it
         finally:
