@@ -16,15 +16,18 @@ from support.waiting import wait_until
 
 ESCAPES = """
 import os, sys, time
+ready, tell = os.pipe()
 if os.fork() == 0:
     os.setsid()  # it leaves the process group, and its parent
     if os.fork() == 0:
         import signal
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("marker", os.getpid(), flush=True)
+        os.write(tell, b"x")
         time.sleep(600)
     os._exit(0)
 os.wait()
+os.read(ready, 1)
 {then}
 """
 WORKER = """
