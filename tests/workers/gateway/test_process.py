@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rollq.workers.gateway import launcher
 from rollq.workers.gateway.process import HarnessFolder, HarnessProcess
 from support.gateway_calls import run
 from support.waiting import wait_until
@@ -81,6 +82,16 @@ def test_all_of_it_ends_with_a_worker_that_is_killed_and_its_folder_goes() -> No
         pid = escaped(folder)
         worker.kill()
     wait_until(lambda: not psutil.pid_exists(pid) and not folder.root.exists())
+
+
+def test_a_command_whose_worker_has_died_before_does_not_start_and_its_folder_goes(tmp_path: Path) -> None:
+    folder = HarnessFolder.make(None)
+    command = ["touch", str(tmp_path / "started")]
+    nobody = str(2**22 + 1)  # beyond the largest process id
+    done = subprocess.run([sys.executable, "-I", "-S", launcher.__file__, nobody, str(folder.root), *command])
+    assert done.returncode == 1
+    assert not folder.root.exists()
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_command_has_the_prompt_a_workspace_and_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ def main(parent: int, folder: str, command: list[str]) -> int:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:  # it died before prctl
+        shutil.rmtree(folder, ignore_errors=True)
         return 1
     try:
         child = subprocess.Popen(command, start_new_session=True)
