@@ -9,6 +9,7 @@ import orjson
 import pytest
 from redis import Redis
 from rq import Queue, Worker
+from rq.worker import BaseWorker
 
 from rollq.buffer.store.keys import RunKeys
 from rollq.buffer.tickets import TicketJob, TicketSerializer
@@ -46,8 +47,15 @@ def test_a_demo_whose_worker_server_and_trainer_are_killed_trains_every_group_on
     demos.append(demo)
     demo.wait_until(lambda: len(demo.steps()) >= 1)
     with Redis(port=demo.ports()[0]) as connection:
-        workers = Worker.all(connection=connection, job_class=TicketJob, serializer=TicketSerializer)
-        assert len(workers) == 2
+
+        def all_workers() -> list[BaseWorker]:
+            found: list[BaseWorker] = Worker.all(
+                connection=connection, job_class=TicketJob, serializer=TicketSerializer
+            )
+            return found
+
+        demo.wait_until(lambda: len(all_workers()) == 2)  # one may train the first step before the other has started
+        workers = all_workers()
         assert {name for worker in workers for name in worker.queue_names()} == {RunKeys(RUN).queue()}
         queues = Queue.all(connection=connection, job_class=TicketJob, serializer=TicketSerializer)
         assert RunKeys(RUN).queue() in [queue.name for queue in queues]
