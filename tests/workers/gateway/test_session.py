@@ -1,6 +1,7 @@
 """Sessions of the gateway: segments, repeats, records and limits, with a model that says given words."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
+from rollq.workers.gateway import call_tree
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
+from rollq.workers.gateway.normal_form import after_message
 from rollq.workers.gateway.session import SessionLimits
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import FORGETFUL, Model, call, chat_tokenizer
@@ -641,3 +644,64 @@ def test_a_call_that_is_stopped_while_it_is_tokenised_leaves_no_trace(tokenizer:
         assert len(session.sample(extra={}).segments) == 1
 
     run(use)
+
+
+def test_a_long_session_keeps_its_text_and_tokens_once(tokenizer: HfTokenizer) -> None:
+    def kept(calls: int) -> int:
+        """Bytes that are held after so many calls, each of which adds as much."""
+
+        async def work() -> int:
+            model = Model(tokenizer, ["Yes"] * calls)
+            client = Client(make_session(model, max_tokens=100_000))
+            tracemalloc.start()
+            try:
+                for _ in range(calls):
+                    client.messages = tuple(dict(message) for message in client.messages)  # parsed anew
+                    await client.say("r" * 400)
+                    model.requests = model.requests[:1] * len(model.requests)  # the model keeps none
+                return tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+
+        return run(work)
+
+    kept(2)  # what is imported and cached once
+    assert kept(80) < 3 * kept(40)  # four times as much if every call kept all that came before
+
+
+def test_a_history_that_was_recognised_is_not_hashed_again(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[Message] = []
+
+    def noted(history: bytes, message: Message) -> bytes:
+        hashed.append(message)
+        return after_message(history, message)
+
+    monkeypatch.setattr(call_tree, "after_message", noted)
+
+    async def work() -> None:
+        client = Client(make_session(Model(tokenizer, ["Yes"] * 4)))
+        for number in range(4):
+            await client.say(str(number))
+        assert [message["content"] for message in hashed] == ["0", "1", "2", "3"]
+
+    run(work)
+
+
+def test_an_earlier_answer_can_be_continued_after_a_later_one(tokenizer: HfTokenizer) -> None:
+    async def work() -> Sample:
+        session = make_session(Model(tokenizer, ["One", "Two", "Three", "Four", "Else"]))
+        client = Client(session)
+        for number in range(2):
+            await client.say(str(number))
+        earlier = client.messages
+        for number in range(2, 4):
+            await client.say(str(number))
+        await Client(session, earlier).say("or")
+        return session.sample(extra={})
+
+    first, second = text_of(tokenizer, run(work))
+    assert first.count("assistant: ") == 4
+    earlier = "user: 0<eos>\nassistant: One<eos>\nuser: 1<eos>\nassistant: Two<eos>\n"
+    assert second == f"{earlier}user: or<eos>\nassistant: |Else<eos>"

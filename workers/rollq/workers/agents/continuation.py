@@ -1,11 +1,12 @@
 """Tokens of an interrupted response joined with those that continue it. Pure."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from rollq.buffer.rollouts import FinishReason, Int32Array, NamedArrays, Segment
+from rollq.buffer.rollouts import FinishReason, Int32Array, NamedArrays, Segment, VersionSpan
 from rollq.buffer.wire.parts import join_spans
 from rollq.workers.engines.protocol import Completion
 
@@ -41,6 +42,27 @@ def join(prompt_ids: Int32Array, before: Segment | None, new: Completion) -> Seg
     )
 
 
+def first_tokens(segment: Segment, tokens: int) -> Segment:
+    """The segment up to its first `tokens` response tokens, without a copy of them."""
+    response = len(segment.response_ids)
+    left, versions = tokens, list[VersionSpan]()
+    for epoch, version, spanned in segment.versions:
+        if left > 0:
+            versions.append(VersionSpan(epoch, version, min(spanned, left)))
+            left -= spanned
+    return replace(
+        segment,
+        response_ids=segment.response_ids[:tokens],
+        logprobs=segment.logprobs[:tokens],
+        versions=tuple(versions),
+        loss_mask=None if segment.loss_mask is None else segment.loss_mask[:tokens],
+        arrays={
+            name: array[: len(array) - response + tokens] if _is_per_token(array, segment) else array
+            for name, array in segment.arrays.items()
+        },
+    )
+
+
 def check_covered(new: Completion, context: int) -> None:
     """Raise `ValueError` unless every new token has a logprob, a version, and an entry in every array.
 
@@ -70,14 +92,18 @@ def join_arrays(before: Segment, new: Completion) -> NamedArrays:
 
 def padded_arrays(segment: Segment, added: int) -> NamedArrays:
     """The segment's arrays, with `added` zeros appended to those per token."""
-    response = len(segment.response_ids)
-    lengths = (response, len(segment.prompt_ids) + response)
     return {
         name: np.concatenate([array, np.zeros((added, *array.shape[1:]), array.dtype)])
-        if isinstance(array, np.ndarray) and array.ndim and len(array) in lengths
+        if _is_per_token(array, segment)
         else array
         for name, array in segment.arrays.items()
     }
+
+
+def _is_per_token(array: Any, segment: Segment) -> TypeGuard[npt.NDArray[Any]]:
+    response = len(segment.response_ids)
+    lengths = (response, len(segment.prompt_ids) + response)
+    return isinstance(array, np.ndarray) and array.ndim > 0 and len(array) in lengths
 
 
 def _continued(name: str, array: npt.NDArray[Any], before: Segment, new: Completion) -> npt.NDArray[Any]:

@@ -14,11 +14,30 @@ from typing import Any, Self
 import numpy as np
 
 from rollq.buffer.rollouts import Int32Array, Segment, VersionSpan
-from rollq.workers.agents.continuation import join, padded_arrays
+from rollq.workers.agents.continuation import first_tokens, join, padded_arrays
 from rollq.workers.engines.protocol import Completion, Tokenizer
 
 Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and other fields that the chat template reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationEnd:
+    """Where a conversation ended that was continued since: its messages, `forms` and `preferred` ones, the `characters`
+    of its text, the number of its `closed` segments, and the tokens of the one after them."""
+
+    messages: tuple[Message, ...]
+    forms: tuple[Message, ...]
+    preferred: tuple[Message, ...]
+    characters: int
+    closed: int
+    prompt_tokens: int
+    response_tokens: int
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the last segment, which the model continues."""
+        return self.prompt_tokens + self.response_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +103,27 @@ class Conversation:
             closed=tuple(segments[:-1] if continues else segments),
             segment=last if continues else None,
             preferred=conversation,
+        )
+
+    @property
+    def end(self) -> ConversationEnd:
+        """Where this conversation ends."""
+        response_tokens = 0 if self.segment is None else len(self.segment.response_ids)
+        sizes = (len(self.rendered), len(self.closed), len(self.prompt_ids), response_tokens)
+        return ConversationEnd(self.messages, self.forms, self.preferred, *sizes)
+
+    def until(self, end: ConversationEnd) -> Self:
+        """This conversation at an earlier `end`, after a turn of the model in the same segment. Tokens are not
+        copied."""
+        if self.segment is None or len(self.segment.response_ids) == end.response_tokens:
+            return self
+        return replace(
+            self,
+            messages=end.messages,
+            forms=end.forms,
+            preferred=end.preferred,
+            rendered=self.rendered[: end.characters],
+            segment=first_tokens(self.segment, end.response_tokens),
         )
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from rollq.buffer.rollouts import FinishReason, Int32Array, Segment
-from rollq.workers.agents.conversation import Conversation, Message
+from rollq.workers.agents.conversation import Conversation, ConversationEnd, Message
 from rollq.workers.agents.turns import Turn, forms, verbatim_message
 from rollq.workers.engines.protocol import Completion, Tokenizer
 from rollq.workers.gateway.calls import Call, call_id
@@ -28,22 +28,36 @@ from rollq.workers.gateway.normal_form import (
 )
 from rollq.workers.gateway.system_messages import fold_system_messages, keeps_system_messages
 
+RECENT = 16
+"""Answers that are looked at first when a history is recognised."""
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """The conversation of calls that extend one segment, up to the newest of them. Earlier ones are cut out of it, so
+    that a long session does not hold a copy of its text and tokens for each call."""
+
+    newest: Conversation
+
 
 @dataclass(slots=True, eq=False)
 class Node:
     """One answered call.
 
-    `history` and `digest` are those of its request; `conversation` ends with its answer. `thread` numbers the chain of
-    segments that it belongs to. It was asked and answered between the counts `begun` and `ended`. `stop_text` ended
-    it, if one did. `left_out` says why it is not trained.
+    `history` and `digest` are those of its request, which had these `messages` and `tools`. `stretch` has its
+    conversation, and `end` says where in it its answer ends. `thread` numbers the chain of segments that it belongs to.
+    It was asked and answered between the counts `begun` and `ended`. `stop_text` ended it, if one did. `left_out` says
+    why it is not trained.
     """
 
     number: int
     parent: "Node | None"
     history: bytes
     digest: bytes
-    call: Call
-    conversation: Conversation
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...]
+    stretch: Stretch
+    end: ConversationEnd
     turn: Turn
     stop_text: str | None
     finish_reason: FinishReason
@@ -54,23 +68,31 @@ class Node:
     left_out: str | None = None
     children: int = 0
 
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation, which ends with this answer."""
+        return self.stretch.newest.until(self.end)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Located:
-    """A call whose history is recognised: it continues the answer of `parent`, if there is one, with the messages
-    `rest`. `history` and `digest` are those of the request."""
+    """A call whose history is recognised: it continues the answer of `parent`, if there is one, with the last `rest` of
+    the `messages`, which are in the form that the chat template takes. `history` and `digest` are those of the request.
+    """
 
     call: Call
     history: bytes
     digest: bytes
     parent: Node | None
+    messages: tuple[Message, ...]
+    tools: tuple[Message, ...]
     rest: tuple[Message, ...]
 
     @property
     def size(self) -> int:
         """How much there is to render: bytes of text, or token ids."""
         call = self.call
-        return len(call.text or "") + len(call.ids or ()) + len(orjson.dumps([call.messages, call.tools]))
+        return len(call.text or "") + len(call.ids or ()) + len(orjson.dumps([self.messages, self.tools]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,9 +141,11 @@ class CallTree:
         """Recognise a call's history. Raises `TypeError` for values that are not JSON."""
         if not call.messages:
             history = after_text(call.text, call.ids)
-            return Located(call, history, request_digest(history, call), self._text_before(call), ())
-        history, parent, rest = self._history(self._accepted(call))
-        return Located(call, history, request_digest(history, call), parent, rest)
+            return Located(call, history, request_digest(history, call), self._text_before(call), (), call.tools, ())
+        history, parent, messages, rest = self._history(self._accepted(call))
+        digest = request_digest(history, call)
+        tools = parent.tools if parent is not None and parent.tools == call.tools else call.tools  # kept once
+        return Located(call, history, digest, parent, messages, tools, rest)
 
     def tick(self) -> int:
         """Count an event: a call that is asked, or answered."""
@@ -145,7 +169,7 @@ class CallTree:
         context = conversation.context
         thread, delta = self._new_thread(), context
         if is_first and parent is not None:
-            thread, delta = parent.thread, context[len(parent.conversation.context) :]
+            thread, delta = parent.thread, context[parent.end.context_tokens :].copy()
         placement = Placement(located, conversation, context, delta, thread, begun)
         self._continuing[thread] = placement
         return placement
@@ -167,18 +191,25 @@ class CallTree:
     ) -> Node:
         """Add the answer to a placed call. Raises `ValueError` for tokens that logprobs or versions do not cover."""
         self.give_up(placement)
-        conversation = placement.conversation.after_model(completion, end_ids)
-        located = placement.located
-        if located.call.messages:
+        before, located = placement.conversation, placement.located
+        conversation = before.after_model(completion, end_ids)
+        if located.messages:
             messages = (verbatim_message(turn),) if self.verbatim else forms(turn, self.tokenizer)
             conversation = conversation.with_forms(messages)
+        if before.segment is None or located.parent is None:
+            stretch = Stretch(conversation)
+        else:
+            stretch = located.parent.stretch
+            stretch.newest = conversation
         node = Node(
             number=number,
             parent=located.parent,
             history=located.history,
             digest=located.digest,
-            call=located.call,
-            conversation=conversation,
+            messages=located.messages,
+            tools=located.tools,
+            stretch=stretch,
+            end=conversation.end,
             turn=turn,
             stop_text=stop_text,
             finish_reason=completion.finish_reason,
@@ -194,23 +225,42 @@ class CallTree:
         self._tips[node.thread] = node
         return node
 
-    def _history(self, messages: Sequence[Message]) -> tuple[bytes, Node | None, tuple[Message, ...]]:
-        """The digest of a history, the last answer of the model in it, and the messages after that one."""
+    def _history(
+        self, messages: tuple[Message, ...]
+    ) -> tuple[bytes, Node | None, tuple[Message, ...], tuple[Message, ...]]:
+        """The digest of a history, the last answer of the model in it, all messages, and those after that answer."""
         history, parent, after = OPENING, None, 0
-        for place, message in enumerate(messages):
+        known = self._known_before(messages)
+        if known is not None:  # what was recognised before need not be hashed again, nor kept twice
+            after = len(known.messages) + 1
+            history, parent = after_answer(known.history, known.number), known
+            messages = (*known.messages, *messages[after - 1 :])
+        for place in range(after, len(messages)):
+            message = messages[place]
             found = self._answer_repeated(history, message) if message["role"] == "assistant" else None
             if found is None:
                 history = after_message(history, message)
             else:
                 history, parent, after = after_answer(history, found.number), found, place + 1
-        return history, parent, tuple(messages[after:])
+        return history, parent, messages, messages[after:]
 
-    def _accepted(self, call: Call) -> Sequence[Message]:
+    def _known_before(self, messages: tuple[Message, ...]) -> Node | None:
+        """The recent call with the longest history whose messages begin these ones, followed by its answer."""
+        recent = sorted(self.nodes[-RECENT:], key=lambda node: len(node.messages))
+        for node in reversed(recent):
+            place = len(node.messages)
+            if 0 < place < len(messages) and node.messages == messages[:place]:
+                message = messages[place]
+                if message["role"] == "assistant" and repeats_turn(message, node.turn, node.stop_text):
+                    return node
+        return None
+
+    def _accepted(self, call: Call) -> tuple[Message, ...]:
         """The messages of a call, with results in the order of their calls: clients send them as their tools end, and
         templates without ids go by the place. System messages are where the chat template takes them."""
         messages = ordered_results(call.messages)
         keeps = keeps_system_messages(self.tokenizer)  # type: ignore[arg-type]  # hashed by identity
-        return messages if keeps else fold_system_messages(messages)
+        return tuple(messages) if keeps else fold_system_messages(messages)
 
     def _answer_repeated(self, history: bytes, message: Message) -> Node | None:
         for node in reversed(self._asked.get(history, ())):
@@ -220,19 +270,19 @@ class CallTree:
 
     def _text_before(self, call: Call) -> Node | None:
         """The completion whose prompt and answer begin this one's prompt, the longest one."""
-        found = [node for node in self.nodes if not node.call.messages and _begins(node.conversation, call)]
-        return max(found, key=lambda node: len(node.conversation.rendered), default=None)
+        found = [node for node in self.nodes if not node.messages and _begins(node.conversation, call)]
+        return max(found, key=lambda node: node.end.characters, default=None)
 
     def _continued(self, located: Located) -> tuple[Conversation, bool]:
         """The conversation that the model continues, and whether it extends the parent's tokens."""
         call, parent = located.call, located.parent
-        if not call.messages:
+        if not located.messages:
             return self._continued_text(call, parent)
         if parent is None:
-            return Conversation.begin(self.tokenizer, located.rest, call.tools), False
+            return Conversation.begin(self.tokenizer, located.rest, located.tools), False
         before, rest = parent.conversation, [_with_model_ids(message, parent) for message in located.rest]
-        if call.tools != parent.call.tools:
-            return Conversation.begin(self.tokenizer, (*before.preferred, *rest), call.tools), False
+        if located.tools != parent.tools:
+            return Conversation.begin(self.tokenizer, (*before.preferred, *rest), located.tools), False
         after = before.after_environment(rest)
         return after, after.segment is not None
 
@@ -293,7 +343,7 @@ class CallTree:
             places = {old: before + new for new, old in enumerate(kept)}
             for node in nodes:
                 if node.left_out is None and node.tokens:
-                    numbers[node.number] = places[len(node.conversation.closed)]
+                    numbers[node.number] = places[node.end.closed]
             before += len(kept)
         return numbers
 
@@ -314,7 +364,7 @@ def _begins(before: Conversation, call: Call) -> bool:
 
 def _kept_segments(nodes: Sequence[Node]) -> list[int]:
     """Which segments of a thread have a token that is trained."""
-    return sorted({len(node.conversation.closed) for node in nodes if node.left_out is None and node.tokens})
+    return sorted({node.end.closed for node in nodes if node.left_out is None and node.tokens})
 
 
 def _trained(nodes: Sequence[Node]) -> list[Segment]:
@@ -327,14 +377,13 @@ def _masked(segment: Segment, place: int, nodes: Iterable[Node]) -> Segment:
     """Segment number `place` of a thread, without the tokens of answers that are left out."""
     mask = None
     for node in nodes:
-        own = node.conversation.segment
-        if node.left_out is None or not node.tokens or own is None or len(node.conversation.closed) != place:
+        if node.left_out is None or not node.tokens or node.end.closed != place:
             continue
         if mask is None:
             mask = (
                 np.ones(len(segment.response_ids), np.bool_) if segment.loss_mask is None else segment.loss_mask.copy()
             )
-        end = len(own.response_ids)
+        end = node.end.response_tokens
         mask[end - node.tokens : end] = False
     return segment if mask is None else replace(segment, loss_mask=mask)
 

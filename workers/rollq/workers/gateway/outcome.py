@@ -37,7 +37,7 @@ def finished_sample(tree: CallTree, rollout: Rollout, extra: Mapping[str, Any]) 
         return replace(failed("the agent made no call that is trained"), extra=facts)
     reason = FinishReason.LENGTH if last.finish_reason is FinishReason.LENGTH else FinishReason.STOP
     made = finish(rollout, tree.segments(), reason, shown_content(last.turn, last.stop_text))
-    if last.call.messages:
+    if last.messages:
         facts["messages"] = list(last.conversation.messages)
     return replace(made, session_id=rollout.session, extra=facts)
 
