@@ -13,6 +13,7 @@ import pytest
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.rollouts import Prompt, Sample
+from rollq.workers.agent_loops import make_loop
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway import server as server_module
 from rollq.workers.gateway.gateway import KEY_VARIABLE, Gateway
@@ -279,6 +280,17 @@ def test_without_a_key_of_the_operator_no_session_is_given(monkeypatch: pytest.M
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     with pytest.raises(Exception, match=KEY_VARIABLE):
         Gateway(GatewaySettings()).take("")
+
+
+@pytest.mark.parametrize("key", [None, ""])
+def test_a_worker_without_a_key_of_the_operator_does_not_start(
+    key: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    if key is not None:
+        monkeypatch.setenv(KEY_VARIABLE, key)
+    with pytest.raises(ConfigError, match=f"agent loop 'outside' needs {KEY_VARIABLE}"):
+        make_loop("outside", {"tool_parser": ""})
 
 
 def test_a_session_that_is_taken_and_not_used_ends_as_failed(

@@ -1,6 +1,7 @@
 """The agent loop `outside`: a harness elsewhere asks the worker for a session, and talks to the model over it."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -8,12 +9,13 @@ from typing import Any, ClassVar, Final
 
 from pydantic import Field
 
+from rollq.buffer.errors import ConfigError
 from rollq.buffer.rollouts import FinishReason, Sample
 from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
-from rollq.workers.gateway.gateway import Gateway
+from rollq.workers.gateway.gateway import KEY_VARIABLE, Gateway
 from rollq.workers.gateway.harness import make_chooser
 from rollq.workers.gateway.outcome import Chooser
 from rollq.workers.gateway.session import Session
@@ -99,6 +101,11 @@ async def _until(event: asyncio.Event, rollout: Rollout, is_over: Callable[[], b
 def outside_loop(gateway: Gateway, **options: Any) -> Outside:
     """The loop `outside` from its `agent_options`. Raises `ConfigError`, and `ValidationError` for wrong ones."""
     settings = OutsideSettings(**options)
+    if not os.environ.get(KEY_VARIABLE):
+        raise ConfigError(
+            f"agent loop 'outside' needs {KEY_VARIABLE} in the worker's environment: set it to a secret of your choice, "
+            "which programs send when they ask for a session"
+        )
     gateway.want()
     chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
     return Outside(settings, gateway, chat_format, make_chooser(settings.calls))
