@@ -282,6 +282,15 @@ def test_without_a_key_of_the_operator_no_session_is_given(monkeypatch: pytest.M
         Gateway(GatewaySettings()).take("")
 
 
+def test_a_prompt_of_token_ids_is_not_offered(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "key")
+    gateway = Gateway(GatewaySettings())
+    loop = outside_loop(gateway, tool_parser="")
+    prompt = Prompt("", ids=(5, 6))
+    with pytest.raises(ValueError, match="the prompt has token ids, which no agent over the gateway can read"):
+        run(lambda: loop.run(rollout(Model(tokenizer, []), prompt)))
+
+
 @pytest.mark.parametrize("key", [None, ""])
 def test_a_worker_without_a_key_of_the_operator_does_not_start(
     key: str | None, monkeypatch: pytest.MonkeyPatch

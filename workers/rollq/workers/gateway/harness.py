@@ -6,6 +6,7 @@ variables that the clients of OpenAI and Anthropic read.
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -125,16 +126,20 @@ class Harness:
         return made
 
 
-def prompt_bytes(prompt: Prompt) -> bytes:
-    """The prompt as the command reads it: a text as it is, messages as JSON. Never the answer.
-
-    Raises `ValueError` for token ids.
-    """
+def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:
+    """The prompt as an agent gets it: a text or messages. Never the answer. Raises `ValueError` for token ids."""
     if prompt.ids is not None:
         raise ValueError(
-            "the prompt has token ids, which no command can read: name the column of a text or of messages"
+            "the prompt has token ids, which no agent over the gateway can read: name the column of a text or of "
+            "messages, and no ids_field"
         )
-    return prompt.content.encode() if isinstance(prompt.content, str) else orjson.dumps(list(prompt.content))
+    return prompt.content if isinstance(prompt.content, str) else list(prompt.content)
+
+
+def prompt_bytes(prompt: Prompt) -> bytes:
+    """The prompt as the command reads it: a text as it is, messages as JSON. Raises `ValueError` for token ids."""
+    given = given_prompt(prompt)
+    return given.encode() if isinstance(given, str) else orjson.dumps(given)
 
 
 def session_variables(gateway: Gateway, token: str) -> dict[str, str]:

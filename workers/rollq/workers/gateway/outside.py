@@ -16,7 +16,7 @@ from rollq.workers.agents.loops import Rollout, check_length, failed
 from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.gateway.gateway import KEY_VARIABLE, Gateway
-from rollq.workers.gateway.harness import make_chooser
+from rollq.workers.gateway.harness import given_prompt, make_chooser
 from rollq.workers.gateway.outcome import Chooser
 from rollq.workers.gateway.session import Session
 from rollq.workers.gateway.settings import SessionSettings
@@ -50,8 +50,8 @@ class Outside:
     async def run(self, rollout: Rollout) -> Sample:
         """See `AgentLoop.run`."""
         check_length(rollout)
+        prompt = given_prompt(rollout.prompt)
         session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
-        prompt = rollout.prompt.content if isinstance(rollout.prompt.content, str) else list(rollout.prompt.content)
         with self.gateway.serving(session) as token:
             try:
                 with self.gateway.offering(token, prompt) as taken:
@@ -103,8 +103,8 @@ def outside_loop(gateway: Gateway, **options: Any) -> Outside:
     settings = OutsideSettings(**options)
     if not os.environ.get(KEY_VARIABLE):
         raise ConfigError(
-            f"agent loop 'outside' needs {KEY_VARIABLE} in the worker's environment: set it to a secret of your choice, "
-            "which programs send when they ask for a session"
+            f"agent loop 'outside' needs {KEY_VARIABLE} in the worker's environment: set it to a secret of your choice, which "
+            "programs send when they ask for a session"
         )
     gateway.want()
     chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
