@@ -103,8 +103,8 @@ def outside_loop(gateway: Gateway, **options: Any) -> Outside:
     settings = OutsideSettings(**options)
     if not os.environ.get(KEY_VARIABLE):
         raise ConfigError(
-            f"agent loop 'outside' needs {KEY_VARIABLE} in the worker's environment: set it to a secret of your choice, which "
-            "programs send when they ask for a session"
+            f"agent loop 'outside' needs {KEY_VARIABLE} in the worker's environment: set it to a secret "
+            "of your choice, which programs send when they ask for a session"
         )
     gateway.want()
     chat_format = make_format(settings.tool_parser, settings.reasoning_parser)
