@@ -46,6 +46,17 @@ asyncio.run(main())
 """
 
 
+KILLS_LAUNCHER = "os.kill(os.getppid(), 9)\ntime.sleep(600)"
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended may wait for its parent."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def escaped(folder: HarnessFolder) -> int:
     """The process that has left its group, once it has said so."""
     wait_until(lambda: folder.output.exists() and "marker" in folder.tail())
@@ -82,6 +93,31 @@ def test_all_of_it_ends_with_a_worker_that_is_killed_and_its_folder_goes() -> No
         pid = escaped(folder)
         worker.kill()
     wait_until(lambda: not psutil.pid_exists(pid) and not folder.root.exists())
+
+
+def test_a_command_that_kills_its_launcher_ends_with_all_that_it_has_started() -> None:
+    async def work() -> None:
+        folder = HarnessFolder.make(None)
+        program = ESCAPES.format(then=KILLS_LAUNCHER)
+        process = await HarnessProcess.start([sys.executable, "-c", program], folder, {}, b"")
+        assert await process.wait() == 128 + signal.SIGKILL
+        pid = escaped(folder)
+        await process.end()
+        wait_until(lambda: not runs(pid))
+
+    run(work)
+
+
+def test_a_launcher_that_does_not_answer_is_killed_with_all_that_its_command_has_started() -> None:
+    async def work() -> None:
+        folder = HarnessFolder.make(None)
+        program = ESCAPES.format(then="os.kill(os.getppid(), 19)\ntime.sleep(600)")
+        process = await HarnessProcess.start([sys.executable, "-c", program], folder, {}, b"")
+        pid = await asyncio.to_thread(escaped, folder)
+        await process.end()
+        wait_until(lambda: not runs(pid))
+
+    run(work)
 
 
 def test_a_command_whose_worker_has_died_before_does_not_start_and_its_folder_goes(tmp_path: Path) -> None:

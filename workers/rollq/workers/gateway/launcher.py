@@ -30,15 +30,13 @@ def main(parent: int, folder: str, command: list[str]) -> int:
         os._exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, lambda *_: end_all(None))
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    process_control(PR_SET_CHILD_SUBREAPER, 1)
+    process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before prctl
         shutil.rmtree(folder, ignore_errors=True)
         return 1
     try:
-        child = subprocess.Popen(command, start_new_session=True)
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND
@@ -46,6 +44,17 @@ def main(parent: int, folder: str, command: list[str]) -> int:
     code = child.wait()
     end_descendants(child.pid)
     return code if code >= 0 else 128 - code
+
+
+def end_with_parent() -> None:
+    """Let the command die with this process, also where that is killed. Runs in the command's process."""
+    process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def process_control(option: int, value: int) -> None:
+    """`prctl` of Linux, see its page of the manual; elsewhere nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def end_descendants(group: int | None) -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Final
 
 from rollq.workers.gateway import launcher
@@ -18,6 +20,9 @@ INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE",
 OUTPUT: Final = "output.log"
 TAIL_BYTES: Final = 2000
 END_S: Final = 5.0
+LOOK_S: Final = 0.01
+MARKER: Final = "ROLLQ_SESSION_FOLDER"
+"""The variable by which the processes of a harness are known, also without their parent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,25 @@ class HarnessFolder:
     def environment(self, added: Mapping[str, str]) -> dict[str, str]:
         """The variables of the command."""
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return {**inherited, "HOME": str(self.workspace), "TMPDIR": str(self.root / "tmp"), **added}
+        own = {"HOME": str(self.workspace), "TMPDIR": str(self.root / "tmp")}
+        return {**inherited, **own, **added, MARKER: str(self.root)}
+
+    def end_processes(self) -> None:
+        """Kill the processes whose environment names this folder, until there are none, where the system shows it."""
+        deadline_s = monotonic() + END_S
+        while (pids := self._processes()) and monotonic() < deadline_s:
+            for pid in pids:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            sleep(LOOK_S)
+
+    def _processes(self) -> list[int]:
+        marker, found = f"\0{MARKER}={self.root}\0".encode(), []
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if marker in b"\0" + file.read_bytes():
+                    found.append(int(file.parent.name))
+        return found
 
     def tail(self) -> str:
         """The end of what the command has written."""
@@ -71,8 +94,9 @@ class HarnessFolder:
 class HarnessProcess:
     """A running command. It ends with the worker, however that ends, and so does all that it has started."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, folder: HarnessFolder) -> None:
         self._process = process
+        self._folder = folder
 
     @classmethod
     async def start(
@@ -97,11 +121,12 @@ class HarnessProcess:
                 env=folder.environment(environment),
                 start_new_session=True,
             )
-        return cls(process)
+        return cls(process, folder)
 
     async def wait(self) -> int:
         """Wait until the command has ended; returns its exit code, or 128 and the signal that ended it."""
-        return await self._process.wait()
+        code = await self._process.wait()
+        return code if code >= 0 else 128 - code
 
     async def end(self) -> None:
         """End the command and all that it has started, if they run."""
@@ -113,3 +138,5 @@ class HarnessProcess:
             except TimeoutError:
                 with suppress(ProcessLookupError):
                     self._process.kill()
+        if await self._process.wait() < 0:  # the launcher was killed before it had ended the others
+            await asyncio.to_thread(self._folder.end_processes)
