@@ -1,11 +1,20 @@
+import asyncio
 import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollq.buffer.errors import ConfigError
+from rollq.buffer.rollouts import Prompt
 from rollq.workers.agent_loops import make_loop
+from rollq.workers.gateway.process import HarnessFolder
+from support.chat_engine import Model, chat_tokenizer, rollout
+from support.gateway_calls import run
 
 
 @pytest.mark.parametrize(
@@ -31,3 +40,35 @@ def test_what_cannot_work_is_refused_at_the_start(options: dict[str, Any], words
 
 def test_a_program_of_the_workspace_need_not_be_on_the_path(tmp_path: Path) -> None:
     make_loop("harness", {"command": ["./agent"], "workspace": tmp_path})
+
+
+def test_a_folder_that_is_made_while_its_sample_is_stopped_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "sessions"))
+    (tmp_path / "sessions").mkdir()
+    begun, go, make = threading.Event(), threading.Event(), HarnessFolder.make
+
+    def late(template: Path | None) -> HarnessFolder:
+        begun.set()
+        go.wait()
+        return make(template)
+
+    monkeypatch.setattr(HarnessFolder, "make", late)
+    ends: list[Callable[[], object]] = []
+
+    async def work() -> None:
+        loop = make_loop("harness", {"command": [sys.executable], "tool_parser": ""})
+        given = rollout(Model(chat_tokenizer(tmp_path / "model"), []), Prompt("Hi"))
+        running = asyncio.ensure_future(loop.run(replace(given, at_end=ends.append)))
+        await asyncio.to_thread(begun.wait)
+        running.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.wait([running])
+        assert running.cancelled()
+
+    run(work)
+    for end in ends:
+        end()
+    assert list((tmp_path / "sessions").iterdir()) == []

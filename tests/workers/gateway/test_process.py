@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rollq.workers.gateway import launcher
-from rollq.workers.gateway.process import HarnessFolder, HarnessProcess
+from rollq.workers.gateway.process import HarnessFolder, HarnessProcess, remove_left_folders
 from support.gateway_calls import run
 from support.waiting import wait_until
 
@@ -118,6 +118,44 @@ def test_a_launcher_that_does_not_answer_is_killed_with_all_that_its_command_has
         wait_until(lambda: not runs(pid))
 
     run(work)
+
+
+HOLDS = """
+import sys
+from rollq.workers.gateway.process import HarnessFolder
+folder = HarnessFolder.make(None)
+print(folder.root, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_whose_worker_is_gone_is_removed_at_the_next_start_and_no_other() -> None:
+    mine = HarnessFolder.make(None)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        folder = Path(worker.stdout.readline().strip())
+        remove_left_folders()
+        assert folder.exists()
+        worker.kill()
+    remove_left_folders()
+    assert not folder.exists()
+    assert mine.root.exists()
+    mine.remove()
+    assert not mine.root.exists()
+
+
+def test_what_outlives_its_worker_and_its_launcher_ends_at_the_next_start() -> None:
+    program = ESCAPES.format(then=KILLS_LAUNCHER)
+    with subprocess.Popen([sys.executable, "-c", WORKER, program], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        folder = HarnessFolder(Path(worker.stdout.readline().strip()))
+        pid = escaped(folder)
+        worker.kill()
+    remove_left_folders()
+    wait_until(lambda: not runs(pid))
+    assert not folder.root.exists()
 
 
 def test_a_command_whose_worker_has_died_before_does_not_start_and_its_folder_goes(tmp_path: Path) -> None:

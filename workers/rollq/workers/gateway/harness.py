@@ -25,7 +25,7 @@ from rollq.workers.agents.turns import ChatFormat
 from rollq.workers.engines.protocol import Tokenizer
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.gateway.outcome import Chooser
-from rollq.workers.gateway.process import HarnessFolder, HarnessProcess
+from rollq.workers.gateway.process import HarnessFolder, HarnessProcess, remove_left_folders
 from rollq.workers.gateway.session import SETTLE_S, Session
 from rollq.workers.gateway.settings import SessionSettings
 
@@ -68,11 +68,20 @@ class Harness:
         """See `AgentLoop.run`."""
         check_length(rollout)
         async with self.places:
-            folder = await asyncio.to_thread(HarnessFolder.make, self.settings.workspace)
-            rollout.at_end(folder.remove)
+            folder = await self._make_folder(rollout)
             session = Session(rollout, self.chat_format, self.settings.limits, self.chosen)
             with self.gateway.serving(session) as token:
                 return await self._run(rollout, session, folder, token)
+
+    async def _make_folder(self, rollout: Rollout) -> HarnessFolder:
+        """A new folder. It is removed at the end, also if this is cancelled: a thread that makes one is not."""
+        making = asyncio.ensure_future(asyncio.to_thread(HarnessFolder.make, self.settings.workspace))
+        try:
+            return await asyncio.shield(making)
+        finally:
+            await asyncio.wait([making])
+            if making.exception() is None:
+                rollout.at_end(making.result().remove)
 
     async def _run(self, rollout: Rollout, session: Session, folder: HarnessFolder, token: str) -> Sample:
         """Run the command until it exits, its session is closed, or its time is up."""
@@ -163,6 +172,7 @@ def harness_loop(gateway: Gateway, **options: Any) -> Harness:
     if workspace is not None and not workspace.is_dir():
         raise ConfigError(f"agent_options.workspace: {str(workspace)!r} is not a folder")
     gateway.want()
+    remove_left_folders()
     return Harness(
         settings=settings,
         gateway=gateway,

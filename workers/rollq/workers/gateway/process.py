@@ -1,6 +1,7 @@
 """The process of one harness: its folder, its environment, its output, its end."""
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -17,6 +18,8 @@ from rollq.workers.gateway import launcher
 
 INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
 """Variables of the worker that a harness gets; none of them is a secret of rollq's."""
+PREFIX: Final = "rollq-session-"
+NEW_PREFIX: Final = "rollq-new-"
 OUTPUT: Final = "output.log"
 TAIL_BYTES: Final = 2000
 END_S: Final = 5.0
@@ -27,14 +30,21 @@ MARKER: Final = "ROLLQ_SESSION_FOLDER"
 
 @dataclass(frozen=True, slots=True)
 class HarnessFolder:
-    """The folder of one session: `workspace`, where the command runs, is also its home; the rest is beside it."""
+    """The folder of one session: `workspace`, where the command runs, is also its home; the rest is beside it.
+
+    The worker holds a `lock` on the folder, an open file. One that nobody locks is left from a worker that was killed.
+    """
 
     root: Path
+    lock: int | None = None
 
     @classmethod
     def make(cls, template: Path | None) -> "HarnessFolder":
         """A new folder, whose workspace is a copy of `template`, or empty. Raises `OSError`."""
-        folder = cls(Path(tempfile.mkdtemp(prefix="rollq-session-")))
+        new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX))  # gets its name once it is locked
+        lock = os.open(new, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        folder = cls(new.rename(new.with_name(new.name.replace(NEW_PREFIX, PREFIX))), lock)
         try:
             (folder.root / "tmp").mkdir()
             if template is None:
@@ -89,6 +99,23 @@ class HarnessFolder:
     def remove(self) -> None:
         """Remove everything."""
         shutil.rmtree(self.root, ignore_errors=True)
+        if self.lock is not None:
+            os.close(self.lock)
+
+
+def remove_left_folders() -> None:
+    """Remove the folders of workers that were killed, and end the processes that are left of their harnesses."""
+    for root in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            folder = HarnessFolder(root, lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # its worker lives
+                os.close(lock)
+                continue
+            folder.end_processes()
+            folder.remove()
 
 
 class HarnessProcess:
