@@ -23,14 +23,17 @@ def words(turn: int) -> str:
 
 class CallingEngine(SimulatedEngine):
     """Says `words`, in a conversation of the template `PLAIN`; nothing from turn `silent` on. It dies at each turn in
-    `dies`, once."""
+    `dies`, once. Each turn has `array_bytes` more, of each of its tokens."""
 
-    def __init__(self, model: str, notes: str, silent: int = CALLS, dies: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: str, notes: str, silent: int = CALLS, dies: Sequence[int] = (), array_bytes: int = 0
+    ) -> None:
         super().__init__(SimulatedSettings())
         self._dies = dies
         self._tokenizer = HfTokenizer(Path(model))
         self._notes = Path(notes)
         self._silent = silent
+        self._array_bytes = array_bytes
 
     async def generate(self, request: Request) -> Completion:
         turn = self._tokenizer.decode(request.prompt_ids.tolist()).count("assistant: ") - 1
@@ -45,4 +48,6 @@ class CallingEngine(SimulatedEngine):
         ids = np.array([*self._tokenizer.encode(words(turn)), EOS], np.int32)
         logprobs = np.full(len(ids), -(turn + 1) / 16, np.float32)
         spans = (VersionSpan(self.version.epoch, self.version.version, len(ids)),)
-        return Completion(ids, logprobs, spans, FinishReason.STOP)
+        noise = np.random.default_rng(turn).bytes(len(ids) * self._array_bytes)
+        arrays = {"noise": np.frombuffer(noise, np.uint8).reshape(len(ids), -1)} if noise else {}
+        return Completion(ids, logprobs, spans, FinishReason.STOP, arrays)

@@ -1,21 +1,24 @@
 """Claude Code and Codex, the real programs, as harnesses: their calls become the segments of a sample."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rollq.buffer.rollouts import Prompt, Sample
+from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt, Sample
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.gateway.server import Server
 from rollq.workers.gateway.settings import GatewaySettings
 from support.agent_programs import programs as installed
 from support.chat_engine import Model, call, chat_tokenizer, rollout
-from support.gateway_calls import run, trained_tokens
+from support.gateway_calls import as_stored, run, trained_tokens
 
 pytestmark = pytest.mark.slow
 
 PROMPT_TOKENS = 400_000
+QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +26,36 @@ def programs() -> Path:
     return installed()
 
 
-def sample_of(words: list[str], folder: Path, command: list[str], **env: str) -> tuple[Sample, Model]:
-    """The sample of a program that talks to a model with these words."""
-    model = Model(chat_tokenizer(folder), words)
+def sample_of(
+    words: list[str],
+    folder: Path,
+    command: list[str],
+    *,
+    previous: Sample = EMPTY_SAMPLE,
+    recorded: list[Sample] | None = None,
+    env: Mapping[str, str] = QUIET,
+) -> tuple[Sample, Model]:
+    """The sample of a program that talks to a model with these words; `recorded` gets it at every call."""
+    model, kept = Model(chat_tokenizer(folder), words), [] if recorded is None else recorded
+    ends: list[Callable[[], object]] = []
+
+    async def record(sample: Sample) -> bool:
+        kept.append(sample)
+        return True
 
     async def work() -> Sample:
         gateway = Gateway(GatewaySettings())
-        loop = make_loop("harness", {"command": command, "env": env, "tool_parser": "hermes"}, gateway)
+        loop = make_loop("harness", {"command": command, "env": dict(env), "tool_parser": "hermes"}, gateway)
         server = Server(gateway)
         await server.start()
         try:
             prompt = Prompt("Use Bash to print six.")
             given = rollout(model, prompt, max_tokens=PROMPT_TOKENS, max_prompt_tokens=PROMPT_TOKENS)
-            return await loop.run(given)
+            return await loop.run(replace(given, previous=previous, record=record, at_end=ends.append))
         finally:
             await server.close()
+            for end in ends:
+                end()
 
     return run(work), model
 
@@ -45,8 +63,7 @@ def sample_of(words: list[str], folder: Path, command: list[str], **env: str) ->
 def test_claude_code_uses_a_tool_in_one_segment(programs: Path, tmp_path: Path) -> None:
     words = [call("Bash", command="echo $((3+3))", description="Print six"), "It is 6."]
     command = [str(programs / "claude"), "-p", "--allowedTools", "Bash"]
-    quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}
-    sample, model = sample_of(words, tmp_path, command, **quiet)
+    sample, model = sample_of(words, tmp_path, command)
     assert (sample.text, sample.extra["harness"]) == ("It is 6.", {**sample.extra["harness"], "exit_code": 0})
     assert sample.extra["harness"]["output"] == "It is 6."
     assert len(model.requests) == 2
@@ -57,11 +74,20 @@ def test_claude_code_uses_a_tool_in_one_segment(programs: Path, tmp_path: Path) 
     assert trained_tokens(sample) == sum(fact["tokens"] for fact in sample.extra["calls"])
 
 
+def test_the_next_attempt_of_claude_code_is_answered_from_the_record(programs: Path, tmp_path: Path) -> None:
+    words = [call("Bash", command="echo $((3+3))", description="Print six"), "It is 6."]
+    command = [str(programs / "claude"), "-p", "--allowedTools", "Bash"]
+    recorded: list[Sample] = []
+    sample_of(words, tmp_path, command, recorded=recorded)
+    sample, model = sample_of([], tmp_path, command, previous=as_stored(recorded))
+    assert (sample.text, len(model.requests)) == ("It is 6.", 0)
+    assert sample.extra["replayed_calls"] == 2
+
+
 def test_a_subagent_of_claude_code_is_another_segment(programs: Path, tmp_path: Path) -> None:
     spawn = call("Agent", description="Say hi", prompt="say hi", subagent_type="claude")
     command = [str(programs / "claude"), "-p"]
-    quiet = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}
-    sample, _ = sample_of([spawn, "Hi.", "It said hi."], tmp_path, command, **quiet)
+    sample, _ = sample_of([spawn, "Hi.", "It said hi."], tmp_path, command)
     assert (sample.text, sample.extra["harness"]["exit_code"]) == ("It said hi.", 0)
     assert [(fact["parent"], fact["segment"]) for fact in sample.extra["calls"]] == [(None, 0), (None, 1), (0, 0)]
     assert trained_tokens(sample) == sum(fact["tokens"] for fact in sample.extra["calls"])

@@ -49,10 +49,10 @@ def test_a_folder_that_is_made_while_its_sample_is_stopped_is_removed(
     (tmp_path / "sessions").mkdir()
     begun, go, make = threading.Event(), threading.Event(), HarnessFolder.make
 
-    def late(template: Path | None) -> HarnessFolder:
+    def late(template: Path | None, name: str) -> HarnessFolder:
         begun.set()
         go.wait()
-        return make(template)
+        return make(template, name)
 
     monkeypatch.setattr(HarnessFolder, "make", late)
     ends: list[Callable[[], object]] = []

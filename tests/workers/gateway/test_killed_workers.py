@@ -145,6 +145,21 @@ def test_an_agent_that_dies_fails_its_sample_alone(buffer: Buffer, server_url: s
     assert dead[0].reward is None
 
 
+def test_an_agent_whose_records_do_not_fit_fails_with_the_limit_and_the_remedy(
+    buffer: Buffer, server_url: str, tmp_path: Path
+) -> None:
+    chat_tokenizer(tmp_path / "model")
+    with ExitStack() as stack:
+        task = rules(sys.executable, plain_agent.__file__)
+        workers = Workers(WorkerWorld(buffer, server_url, task), stack, tmp_path)
+        workers.world.admit(1)
+        workers.start(ENGINE, model=tmp_path / "model", notes=tmp_path / "notes", array_bytes=300_000)
+        workers.until(lambda: "RecordsFull" in (tmp_path / "worker-1.log").read_text())
+    log = (tmp_path / "worker-1.log").read_text()
+    assert "the calls of one group have filled its records, 16384 calls or 64 MiB: " in log
+    assert "set max_calls or max_made_tokens of agent_options, or group_size, lower" in log
+
+
 def test_an_agent_gives_its_own_reward(buffer: Buffer, server_url: str, tmp_path: Path) -> None:
     chat_tokenizer(tmp_path / "model")
     with ExitStack() as stack:

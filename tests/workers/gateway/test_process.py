@@ -123,7 +123,7 @@ def test_a_launcher_that_does_not_answer_is_killed_with_all_that_its_command_has
 HOLDS = """
 import sys
 from rollq.workers.gateway.process import HarnessFolder
-folder = HarnessFolder.make(None)
+folder = HarnessFolder.make(None, *sys.argv[1:])
 print(folder.root, flush=True)
 sys.stdin.read()
 """
@@ -144,6 +144,29 @@ def test_a_folder_whose_worker_is_gone_is_removed_at_the_next_start_and_no_other
     assert mine.root.exists()
     mine.remove()
     assert not mine.root.exists()
+
+
+def test_a_folder_has_the_path_of_the_attempt_before_unless_that_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, "sums-1-0"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdout is not None
+        first = Path(worker.stdout.readline().strip())
+        assert first == tmp_path / "rollq-session-sums-1-0"
+        (first / "workspace" / "half done").touch()
+        beside = HarnessFolder.make(None, "sums-1-0")
+        assert beside.root != first
+        worker.kill()
+    again = HarnessFolder.make(None, "sums-1-0")
+    assert again.root == first
+    assert list(again.workspace.iterdir()) == []
+    for folder in (beside, again):
+        folder.remove()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_outlives_its_worker_and_its_launcher_ends_at_the_next_start() -> None:

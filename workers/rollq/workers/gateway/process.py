@@ -39,14 +39,19 @@ class HarnessFolder:
     lock: int | None = None
 
     @classmethod
-    def make(cls, template: Path | None) -> "HarnessFolder":
-        """A new folder, whose workspace is a copy of `template`, or empty. Raises `OSError`."""
+    def make(cls, template: Path | None, name: str = "") -> "HarnessFolder":
+        """A new folder, whose workspace is a copy of `template`, or empty. Raises `OSError`.
+
+        The path has the `name`, so that the next attempt at a sample gets the same one: agents write it into what they
+        ask. Where a folder with this name is in use, the path is another one.
+        """
         new = Path(tempfile.mkdtemp(prefix=NEW_PREFIX))  # gets its name once it is locked
         lock = os.open(new, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        folder = cls(new.rename(new.with_name(new.name.replace(NEW_PREFIX, PREFIX))), lock)
+        (new / "tmp").mkdir()
+        folder = cls(new, lock)
         try:
-            (folder.root / "tmp").mkdir()
+            folder = cls(_named(new, name), lock)
             if template is None:
                 folder.workspace.mkdir()
             else:
@@ -103,19 +108,35 @@ class HarnessFolder:
             os.close(self.lock)
 
 
+def _named(new: Path, name: str) -> Path:
+    """The path of a new folder, not an empty one, once it has its name."""
+    wanted, other = new.with_name(PREFIX + name), new.with_name(new.name.replace(NEW_PREFIX, PREFIX))
+    for _ in range(2 if name else 0):
+        try:
+            return new.rename(wanted)
+        except OSError:  # the folder exists
+            _remove_if_left(wanted)
+    return new.rename(other)
+
+
 def remove_left_folders() -> None:
     """Remove the folders of workers that were killed, and end the processes that are left of their harnesses."""
     for root in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            folder = HarnessFolder(root, lock)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # its worker lives
-                os.close(lock)
-                continue
-            folder.end_processes()
-            folder.remove()
+        _remove_if_left(root)
+
+
+def _remove_if_left(root: Path) -> None:
+    """Remove a folder whose worker was killed."""
+    with suppress(OSError):
+        lock = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        folder = HarnessFolder(root, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # its worker lives
+            os.close(lock)
+            return
+        folder.end_processes()
+        folder.remove()
 
 
 class HarnessProcess:
