@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from rollq.buffer.errors import ConfigError, ServerUnavailable
-from rollq.buffer.rollouts import Prompt, Sample
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agent_loops import make_loop
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway import server as server_module
@@ -225,6 +225,7 @@ def test_a_reward_may_come_again_and_not_change(tokenizer: HfTokenizer) -> None:
             {"reward": True},
             {"reward": 1, "parts": [1]},
             {"reward": 1, "parts": {"a": None}},
+            {"reward": None, "parts": {"a": 1}},
         ):
             status, answer, _ = await given.post(path, wrong)
             assert (status, answer["error"]["message"][:10]) == (400, "a reward i")
@@ -248,8 +249,9 @@ def test_an_address_that_is_taken_is_one_clear_error() -> None:
     run(work)
 
 
+@pytest.mark.parametrize("reward", [1.0, None])  # None: the task's judge finds it
 def test_a_harness_from_outside_takes_a_session_with_the_operators_key(
-    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+    reward: float | None, tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "the operator's")
 
@@ -269,9 +271,9 @@ def test_a_harness_from_outside_takes_a_session_with_the_operators_key(
                 assert (await given.post("/sessions", {}, **wrong))[0] == 401
             base = offered["session_url"].removeprefix(gateway.url)
             assert (await given.post(f"{base}/v1/chat/completions"))[0] == 200
-            assert (await given.post(f"{base}/reward", {"reward": 1}))[0] == 200
+            assert (await given.post(f"{base}/reward", {"reward": reward}))[0] == 200
             sample = await asyncio.wait_for(making, PATIENCE_S)
-            assert (sample.reward, sample.text) == (1.0, "Hello")
+            assert (sample.reward, sample.text, sample.finish_reason) == (reward, "Hello", FinishReason.STOP)
 
     run(work)
 

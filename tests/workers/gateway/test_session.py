@@ -427,7 +427,8 @@ def test_the_reward_closes_the_session_and_may_come_again_but_not_change(tokeniz
         await serve(session, REQUEST)
         assert session.close(0.5, {"style": 0.5})
         assert session.close(0.5, {"style": 0.5})
-        assert not session.close(0.75)
+        assert not session.close(0.75, {})
+        assert not session.close(None, {})
         with pytest.raises(CallRefused, match="over"):
             await serve(session, REQUEST)
         sample = session.sample(extra={})

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollq.buffer.rollouts import EMPTY_SAMPLE, Prompt
-from rollq.workers.agents.loops import Rollout, SingleTurn, prompt_tokens
+from rollq.workers.agent_loops import make_loop
+from rollq.workers.agents.loops import AgentLoop, Rollout, prompt_tokens
 from rollq.workers.engines.transformers.engine import TransformersEngine, TransformersSettings
 from rollq.workers.judging.judge import Judge, JudgeContext
 from rollq.workers.judging.judges import make_judge
@@ -26,7 +27,7 @@ PromptSet = tuple[RolloutSettings, Sequence[Prompt]]
 def mean_rewards(
     model: Path, prompts: Mapping[str, PromptSet], *, samples: int, seed: int, device: str = "cpu"
 ) -> dict[str, float]:
-    """Mean reward per task over `samples` single-turn samples of each prompt, drawn as its settings say.
+    """Mean reward per task over `samples` samples of each prompt, drawn as its settings say.
 
     On one device, the same weights and seed give the same rewards. Samples that cannot be judged are left out; without
     any, the mean is 0. Raises `ConfigError` when `model` is not a model folder.
@@ -57,11 +58,12 @@ class _Sampler:
 
     async def mean_reward(self, task: str, settings: RolloutSettings, prompts: Sequence[Prompt]) -> float:
         processes = JudgePool(1)
+        loop = make_loop(settings.agent_loop, settings.agent_options)
         judge = make_judge(settings.judge, settings.judge_options, JudgeContext(JUDGE_TIMEOUT_S, processes))
         try:
             judged = await asyncio.gather(
                 *(
-                    self._reward(judge, self._rollout(task, settings, prompt, index))
+                    self._reward(loop, judge, self._rollout(task, settings, prompt, index))
                     for prompt in prompts
                     for index in range(self._samples)
                 )
@@ -85,6 +87,6 @@ class _Sampler:
             generate=self._engine.generate,
         )
 
-    async def _reward(self, judge: Judge, rollout: Rollout) -> float | None:
-        verdict = await judge.judge(rollout.prompt, await SingleTurn().run(rollout))
+    async def _reward(self, loop: AgentLoop, judge: Judge, rollout: Rollout) -> float | None:
+        verdict = await judge.judge(rollout.prompt, await loop.run(rollout))
         return verdict.reward

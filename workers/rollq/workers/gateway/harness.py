@@ -75,7 +75,7 @@ class Harness:
 
     async def _make_folder(self, rollout: Rollout) -> HarnessFolder:
         """A new folder. It is removed at the end, also if this is cancelled: a thread that makes one is not."""
-        sample = "-".join(rollout.session.split("/")[:-1])  # without what tells its attempts apart
+        sample = "-".join(rollout.session.split("/")[:-1])  # the same in each attempt
         making = asyncio.ensure_future(asyncio.to_thread(HarnessFolder.make, self.settings.workspace, sample))
         try:
             return await asyncio.shield(making)

@@ -68,8 +68,8 @@ class Outside:
         made = session.sample(extra={"harness": {"ended": ended}})
         if session.reward is None and ended == "idle":
             return replace(failed(f"the harness made no call for {self.settings.idle_s:g} s"), extra=made.extra)
-        if session.reward is None and made.segments:
-            return replace(made, finish_reason=FinishReason.LENGTH)  # its time was up
+        if ended == "timeout" and made.segments:
+            return replace(made, finish_reason=FinishReason.LENGTH)
         return made
 
     async def _until_closed(self, rollout: Rollout, session: Session) -> str:

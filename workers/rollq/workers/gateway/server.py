@@ -242,11 +242,16 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
 
 
 def _reward(session: Session, body: Mapping[str, Any]) -> web.Response:
-    """Take the reward of a session."""
-    reward, parts = body.get("reward"), body.get("parts", {})
-    if not isinstance(parts, dict) or not all(map(_is_number, parts.values())) or not _is_number(reward):
-        raise CallRefused('a reward is {"reward": a number, "parts": {name: a number}}, finite ones')
-    if not session.close(float(str(reward)), {str(name): float(value) for name, value in parts.items()}):
+    """Take the reward of a session; with null, the task's judge finds it."""
+    reward, parts = body.get("reward", ""), body.get("parts", {})
+    is_reward = _is_number(reward) or (reward is None and not parts)
+    if not is_reward or not isinstance(parts, dict) or not all(map(_is_number, parts.values())):
+        raise CallRefused(
+            'a reward is {"reward": a number, "parts": {name: a number}}, finite ones, or {"reward": null} for the '
+            "task's judge"
+        )
+    given = None if reward is None else float(reward)
+    if not session.close(given, {str(name): float(value) for name, value in parts.items()}):
         raise CallRefused("the session has another reward, or was closed without one", status=409, code="conflict")
     return _json({"reward": reward})
 

@@ -113,15 +113,12 @@ class Session:
             for asked in known:
                 self._note_lost(asked)
 
-    def close(self, reward: float | None = None, parts: Mapping[str, float] | None = None) -> bool:
-        """End the session, with its reward if the harness knows it. The same reward may come again; False for another
-        one, or one that comes too late."""
-        if reward is None:
-            self.closed.set()
-            return True
+    def close(self, reward: float | None, parts: Mapping[str, float]) -> bool:
+        """End the session with the reward that the harness knows, or None: then the task's judge finds one. The same
+        may come again; False for another reward, or one that comes too late."""
         if self.closed.is_set():
-            return self.reward == reward and dict(self.reward_parts) == dict(parts or {})
-        self.reward, self.reward_parts = reward, dict(parts or {})
+            return self.reward == reward and self.reward_parts == parts
+        self.reward, self.reward_parts = reward, parts
         self.closed.set()
         return True
 
