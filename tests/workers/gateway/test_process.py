@@ -1,6 +1,7 @@
 """The process of a harness: whatever it starts ends with it, and with the worker."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from rollq.workers.gateway.process import HarnessFolder, HarnessProcess
 
 async def main():
     folder = HarnessFolder.make(None)
-    await HarnessProcess.start([sys.executable, "-c", sys.argv[1]], folder, {}, b"")
+    await HarnessProcess.start([sys.executable, "-c", sys.argv[1]], folder, {}, b"", max_file_bytes=10**7)
     print(folder.root, flush=True)
     await asyncio.sleep(600)
 
@@ -73,7 +74,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_has_left_the_process_group_ends_with_the_command(then: str) -> None:
     async def work() -> None:
         folder = HarnessFolder.make(None)
-        process = await HarnessProcess.start([sys.executable, "-c", ESCAPES.format(then=then)], folder, {}, b"")
+        process = await HarnessProcess.start(
+            [sys.executable, "-c", ESCAPES.format(then=then)], folder, {}, b"", max_file_bytes=10**7
+        )
         pid = await asyncio.to_thread(escaped, folder)
         if then == "pass":
             assert await process.wait() == 0
@@ -95,11 +98,31 @@ def test_all_of_it_ends_with_a_worker_that_is_killed_and_its_folder_goes() -> No
     wait_until(lambda: not psutil.pid_exists(pid) and not folder.root.exists())
 
 
+@pytest.mark.parametrize(
+    "command", [["sh", "-c", "exec cat /dev/zero"], ["sh", "-c", "exec cat /dev/zero > file"]], ids=["output", "file"]
+)
+def test_a_file_cannot_grow_beyond_its_limit(command: list[str]) -> None:
+    async def work() -> None:
+        folder = HarnessFolder.make(None)
+        process = await HarnessProcess.start(command, folder, {}, b"", max_file_bytes=5000)
+        assert await process.wait() == 128 + signal.SIGXFSZ
+        file = folder.output if len(command[-1]) < 20 else folder.workspace / "file"
+        assert file.stat().st_size == 5000
+
+    run(work)
+
+
+def test_output_that_a_command_has_replaced_does_not_hold_the_worker() -> None:
+    folder = HarnessFolder.make(None)
+    os.mkfifo(folder.output)
+    assert folder.tail() == ""
+
+
 def test_a_command_that_kills_its_launcher_ends_with_all_that_it_has_started() -> None:
     async def work() -> None:
         folder = HarnessFolder.make(None)
         program = ESCAPES.format(then=KILLS_LAUNCHER)
-        process = await HarnessProcess.start([sys.executable, "-c", program], folder, {}, b"")
+        process = await HarnessProcess.start([sys.executable, "-c", program], folder, {}, b"", max_file_bytes=10**7)
         assert await process.wait() == 128 + signal.SIGKILL
         pid = escaped(folder)
         await process.end()
@@ -112,7 +135,7 @@ def test_a_launcher_that_does_not_answer_is_killed_with_all_that_its_command_has
     async def work() -> None:
         folder = HarnessFolder.make(None)
         program = ESCAPES.format(then="os.kill(os.getppid(), 19)\ntime.sleep(600)")
-        process = await HarnessProcess.start([sys.executable, "-c", program], folder, {}, b"")
+        process = await HarnessProcess.start([sys.executable, "-c", program], folder, {}, b"", max_file_bytes=10**7)
         pid = await asyncio.to_thread(escaped, folder)
         await process.end()
         wait_until(lambda: not runs(pid))
@@ -185,7 +208,7 @@ def test_a_command_whose_worker_has_died_before_does_not_start_and_its_folder_go
     folder = HarnessFolder.make(None)
     command = ["touch", str(tmp_path / "started")]
     nobody = str(2**22 + 1)  # beyond the largest process id
-    done = subprocess.run([sys.executable, "-I", "-S", launcher.__file__, nobody, str(folder.root), *command])
+    done = subprocess.run([sys.executable, "-I", "-S", launcher.__file__, nobody, str(folder.root), "1", *command])
     assert done.returncode == 1
     assert not folder.root.exists()
     assert not (tmp_path / "started").exists()
@@ -202,7 +225,9 @@ def test_a_command_has_the_prompt_a_workspace_and_no_secrets(tmp_path: Path, mon
 
     async def work() -> str:
         folder = HarnessFolder.make(template)
-        process = await HarnessProcess.start([sys.executable, "-c", program], folder, {"MODE": "train"}, b"the prompt")
+        process = await HarnessProcess.start(
+            [sys.executable, "-c", program], folder, {"MODE": "train"}, b"the prompt", max_file_bytes=10**7
+        )
         assert await process.wait() == 0
         return folder.tail()
 
@@ -222,7 +247,7 @@ def test_a_command_has_the_prompt_a_workspace_and_no_secrets(tmp_path: Path, mon
 def test_a_command_that_cannot_start_or_is_killed_has_a_code(command: list[str], code: int, words: str) -> None:
     async def work() -> tuple[int, str]:
         folder = HarnessFolder.make(None)
-        process = await HarnessProcess.start(command, folder, {}, b"")
+        process = await HarnessProcess.start(command, folder, {}, b"", max_file_bytes=10**7)
         return await process.wait(), folder.tail()
 
     found, tail = run(work)

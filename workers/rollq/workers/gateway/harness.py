@@ -6,6 +6,7 @@ variables that the clients of OpenAI and Anthropic read.
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,15 @@ class HarnessSettings(SessionSettings):
         default=None, description="folder that is copied for each sample, where the command runs; default: empty"
     )
     timeout_s: float = Field(default=600, gt=0, description="longest run of a command, in seconds")
+    max_file_mb: float = Field(
+        default=256, gt=0, description="largest file that a command can write, its output among them, in megabytes"
+    )
     concurrent: int = Field(default=16, gt=0, description="commands at the same time, in one worker")
+
+    @property
+    def max_file_bytes(self) -> int:
+        """The largest file, in bytes."""
+        return int(self.max_file_mb * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,9 @@ class Harness:
         """Run the command until it exits, its session is closed, or its time is up."""
         prompt = prompt_bytes(rollout.prompt)
         variables = {**session_variables(self.gateway, token), **self.settings.env}
-        process = await HarnessProcess.start(self.settings.command, folder, variables, prompt)
+        process = await HarnessProcess.start(
+            self.settings.command, folder, variables, prompt, max_file_bytes=self.settings.max_file_bytes
+        )
         try:
             exit_code = await self._until_ended(process, session, rollout)
             if session.answering.failure is None and not rollout.is_stopped():
@@ -128,12 +139,18 @@ class Harness:
         facts = {"exit_code": exit_code, "output": tail, "workspace": str(folder.workspace)}
         if session.reward is None and exit_code:
             made = session.sample(extra={"harness": facts})
-            error = f"the command ended with exit code {exit_code}: {tail[-500:] or 'it wrote nothing'}"
-            return replace(failed(error), extra=made.extra)
+            problem = f"the command ended with exit code {exit_code}{self._too_large(folder, exit_code)}"
+            return replace(failed(f"{problem}: {tail[-500:] or 'it wrote nothing'}"), extra=made.extra)
         made = session.sample(extra={"harness": facts})
         if exit_code is None and session.reward is None and made.segments:
             return replace(made, finish_reason=FinishReason.LENGTH)  # its time was up
         return made
+
+    def _too_large(self, folder: HarnessFolder, exit_code: int) -> str:
+        """Words for a command that has failed because a file of its became too large, where that can be known."""
+        if exit_code == 128 + signal.SIGXFSZ or folder.output_bytes() >= self.settings.max_file_bytes:
+            return f", since its output or another file reached max_file_mb = {self.settings.max_file_mb:g}"
+        return ""
 
 
 def given_prompt(prompt: Prompt) -> str | list[Mapping[str, Any]]:

@@ -1,7 +1,7 @@
 """Runs one command, and ends it with all that it started: when it exits, when this process gets SIGTERM, and when the
 process that started this one dies. Then it removes the command's folder as well, since nobody else would.
 
-Run as a script, `python -I -S launcher.py PARENT FOLDER COMMAND...`; imports no packages.
+Run as a script, `python -I -S launcher.py PARENT FOLDER MAX_FILE_BYTES COMMAND...`; imports no packages.
 
 On Linux, descendants that leave the command's process group are ended too: orphans become children of this process.
 """
@@ -9,6 +9,7 @@ On Linux, descendants that leave the command's process group are ended too: orph
 import contextlib
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36
 NOT_FOUND = 127
 
 
-def main(parent: int, folder: str, command: list[str]) -> int:
+def main(parent: int, folder: str, max_file_bytes: int, command: list[str]) -> int:
     """Run the command; returns its exit code, or 128 and the number of the signal that ended it."""
 
     def end_all(group: int | None) -> None:
@@ -35,6 +36,7 @@ def main(parent: int, folder: str, command: list[str]) -> int:
     if os.getppid() != parent:  # it died before prctl
         shutil.rmtree(folder, ignore_errors=True)
         return 1
+    limit_files(max_file_bytes)
     try:
         child = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
     except OSError as error:
@@ -44,6 +46,13 @@ def main(parent: int, folder: str, command: list[str]) -> int:
     code = child.wait()
     end_descendants(child.pid)
     return code if code >= 0 else 128 - code
+
+
+def limit_files(most_bytes: int) -> None:
+    """Let no file become larger that this process or the command writes."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limit = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 def end_with_parent() -> None:
@@ -82,4 +91,4 @@ def children() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]))

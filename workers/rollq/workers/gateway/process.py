@@ -93,13 +93,20 @@ class HarnessFolder:
         return found
 
     def tail(self) -> str:
-        """The end of what the command has written."""
+        """The end of what the command has written. Empty, if the command has put something else than a file there."""
         try:
-            with self.output.open("rb") as file:
-                file.seek(max(0, self.output.stat().st_size - TAIL_BYTES))
-                return file.read().decode(errors="replace").strip()
+            with open(os.open(self.output, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+                file.seek(max(0, self.output_bytes() - TAIL_BYTES))
+                return file.read(TAIL_BYTES).decode(errors="replace").strip()
         except OSError:
             return ""
+
+    def output_bytes(self) -> int:
+        """How much the command has written."""
+        try:
+            return self.output.lstat().st_size
+        except OSError:  # the command has removed it
+            return 0
 
     def remove(self) -> None:
         """Remove everything."""
@@ -148,9 +155,16 @@ class HarnessProcess:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], folder: HarnessFolder, environment: Mapping[str, str], prompt: bytes
+        cls,
+        command: Sequence[str],
+        folder: HarnessFolder,
+        environment: Mapping[str, str],
+        prompt: bytes,
+        *,
+        max_file_bytes: int,
     ) -> "HarnessProcess":
-        """Start a command in the workspace of a folder, with the prompt as its standard input."""
+        """Start a command in the workspace of a folder, with the prompt as its standard input. No file that it writes,
+        its output among them, can become larger than `max_file_bytes`."""
         prompt_file = folder.root / "prompt"
         prompt_file.write_bytes(prompt)
         with prompt_file.open("rb") as stdin, folder.output.open("wb") as output:
@@ -161,6 +175,7 @@ class HarnessProcess:
                 launcher.__file__,
                 str(os.getpid()),
                 str(folder.root),
+                str(max_file_bytes),
                 *command,
                 stdin=stdin,
                 stdout=output,
