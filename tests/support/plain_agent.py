@@ -29,7 +29,7 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Talk until the model has no more calls."""
-    assert not [name for name in os.environ if name.startswith("ROLLQ_") and name != "ROLLQ_SESSION_URL"]
+    assert not [name for name in os.environ if name.startswith("ROLLQ_") and "SESSION" not in name]
     messages: list[dict[str, Any]] = [{"role": "user", "content": sys.stdin.read()}]
     while True:
         body = {"model": "rollq", "messages": messages, "tools": [TOOL]}

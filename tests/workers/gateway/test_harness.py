@@ -74,20 +74,23 @@ def test_a_folder_that_is_made_while_its_sample_is_stopped_is_removed(
     assert list((tmp_path / "sessions").iterdir()) == []
 
 
-CAT = "import os; os.execvp('sh', ['sh', '-c', 'exec cat /dev/zero > file'])"
+TOO_LARGE = "since its output or another file reached max_file_mb = 0.005"
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("command", "words"),
     [
-        ("print('x' * 9000)", "since its output or another file reached max_file_mb = 0.005"),
-        (CAT, "since its output or another file reached max_file_mb = 0.005"),
-        ("open('file', 'wb', 0).write(b'x' * 9000); open('file', 'ab', 0).write(b'x')", "File too large"),
+        (["sh", "-c", "cat /dev/zero"], TOO_LARGE),
+        (["sh", "-c", "exec cat /dev/zero > file"], TOO_LARGE),
+        (
+            [sys.executable, "-c", "open('file', 'wb', 0).write(b'x' * 9999), open('file', 'ab', 0).write(b'x')"],
+            "File too large",
+        ),
     ],
 )
-def test_a_command_that_writes_too_much_is_told_so(program: str, words: str, tmp_path: Path) -> None:
+def test_a_command_that_writes_too_much_is_told_so(command: list[str], words: str, tmp_path: Path) -> None:
     async def work() -> str | None:
-        options = {"command": [sys.executable, "-c", program], "tool_parser": "", "max_file_mb": 0.005}
+        options = {"command": command, "tool_parser": "", "max_file_mb": 0.005}
         sample = await make_loop("harness", options).run(
             rollout(Model(chat_tokenizer(tmp_path / "model"), []), Prompt("Hi"))
         )
