@@ -44,6 +44,7 @@ RollqError
  |- TransientError       an inference server failed for a reason that may pass
  |   |- WrongWeights        a server gives other logprobs than its weights should
  |- RequestFailed        a request to the engine's servers failed at every try
+ |- RecordsFull          the buffer keeps no more calls of a group that agents over HTTP have made
  |- JudgeFailed          a judge in a separate process ended without a reward
  |- FilterError          a filter failed; names it and the reason
  |- ToolError            a tool failed; names it and the reason

@@ -40,7 +40,8 @@ class HeldLease:
 
     `started`: its task has run its first step; `finished`: it is being put or handed back. `requests`: those at the
     engine; `looping`: samples whose agent loop has not ended; `parts`: how many parts of its samples were salvaged;
-    `salvages`: whether the buffer still keeps them; `kept`: each sample as it was last to be salvaged.
+    `salvages`: whether the buffer still keeps them; `is_full`: it does not, since they are too many; `kept`: each
+    sample as it was last to be salvaged.
     """
 
     lease: Lease
@@ -54,6 +55,7 @@ class HeldLease:
     looping: set[int] = field(default_factory=set)
     parts: int = 0
     salvages: bool = True
+    is_full: bool = False
     kept: dict[int, Sample] = field(default_factory=dict)
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
+from rollq.buffer.errors import RollqError
 from rollq.buffer.log_once import LogOnce
 from rollq.buffer.replies import SalvageOutcome
 from rollq.buffer.rollouts import MOST_PART_BYTES, MOST_PARTS, Sample, SamplePart
@@ -27,6 +28,17 @@ RECORD_GATHER_S = 0.0
 LIMIT = 64
 SHORT_TOKENS = 2 * REPORT_TOKENS
 """Answers that cannot get longer than this are not salvaged: they are soon made again."""
+
+
+class RecordsFull(RollqError):
+    """The buffer keeps no more calls of a group."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"the calls of one group have filled its records, {MOST_PARTS} calls or {MOST_PART_BYTES >> 20} MiB: set "
+            "max_calls or max_made_tokens of agent_options, or group_size, lower; or partial_rollout = false, with "
+            "which no calls are recorded"
+        )
 
 
 class SampleSalvage:
@@ -53,13 +65,21 @@ class SampleSalvage:
             self._send(sample, tokens_again)
 
     async def record(self, sample: Sample) -> bool:
-        """Keep `sample`, as `keep` does, and wait until it is kept; False if it is not, and never will be."""
+        """Keep `sample`, as `keep` does, and wait until it is kept; False if it is not, and never will be.
+
+        Raises `RecordsFull` if the group's records are full.
+        """
         held = self._held
+        if held.is_full:
+            raise RecordsFull
         if held.finished or not held.salvages:
             return False
         sent = self._send(sample, 0)
         held.kept[self._index] = sample
-        return await asyncio.shield(sent) is SalvageOutcome.KEPT
+        outcome = await asyncio.shield(sent)
+        if outcome is SalvageOutcome.FULL:
+            raise RecordsFull
+        return outcome is SalvageOutcome.KEPT
 
     def _send(self, sample: Sample, tokens_again: int) -> "asyncio.Future[SalvageOutcome]":
         held = self._held
@@ -101,10 +121,11 @@ class Salvage:
         if not held.salvages:
             return
         held.salvages = error is None and future.result() is SalvageOutcome.KEPT
+        held.is_full = error is None and future.result() is SalvageOutcome.FULL
         lease = held.lease
         if error is not None:
             self._failures.warning(type(error), "tokens are not salvaged, as of task %r: %s", lease.task, error)
-        elif future.result() is SalvageOutcome.FULL:
+        elif held.is_full:
             self._failures.warning(
                 (lease.task, "full"), "tokens beyond %d parts or %d bytes are not salvaged, as of group %d of task %r",
                 MOST_PARTS, MOST_PART_BYTES, lease.group_id, lease.task,
