@@ -14,6 +14,7 @@ from rollq.buffer.rollouts import FinishReason, Sample, SampleStatus
 from rollq.workers.agents.conversation import Message
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway import call_tree
+from rollq.workers.gateway import session as session_module
 from rollq.workers.gateway.calls import CONTEXT_FULL, Call, CallRefused
 from rollq.workers.gateway.normal_form import after_message
 from rollq.workers.gateway.session import SessionLimits
@@ -706,3 +707,80 @@ def test_an_earlier_answer_can_be_continued_after_a_later_one(tokenizer: HfToken
     assert first.count("assistant: ") == 4
     earlier = "user: 0<eos>\nassistant: One<eos>\nuser: 1<eos>\nassistant: Two<eos>\n"
     assert second == f"{earlier}user: or<eos>\nassistant: |Else<eos>"
+
+
+def test_a_client_that_was_told_to_come_again_and_never_does_is_forgotten(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "RETURN_S", 0.0)
+
+    async def use() -> None:
+        session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
+        other = replace(REQUEST, messages=({"role": "user", "content": "Other"},))
+        running = asyncio.ensure_future(serve(session, other))
+        await asyncio.sleep(0)
+        with pytest.raises(CallRefused):
+            await serve(session, REQUEST)
+        model.go.set()
+        await running
+        answer = await serve(session, REQUEST)
+        assert (await serve(session, replace(REQUEST, repeats=1))).number == answer.number
+        assert model.asked == 2
+
+    run(use)
+
+
+def test_a_call_that_nobody_waits_for_has_one_clock_which_a_repeat_stops(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use() -> None:
+        session, _ = with_repeats(tokenizer)
+        loop, clocks = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+        call_later = loop.call_later
+
+        def noted(delay: float, *args: Any, **options: Any) -> asyncio.TimerHandle:
+            clocks.append(call_later(delay, *args, **options))
+            return clocks[-1]
+
+        monkeypatch.setattr(loop, "call_later", noted)
+        for _ in range(3):
+            caller = Connection()
+            asking = asyncio.ensure_future(session.ask(REQUEST, caller))
+            await asyncio.sleep(0)
+            assert all(clock.cancelled() for clock in clocks)
+            caller.is_lost = True
+            for _ in range(3):
+                session.lose()
+            asking.cancel()
+            await asyncio.wait([asking])
+        assert [clock.cancelled() for clock in clocks] == [True, True, False]
+        await session.stop()
+
+    run(use)
+
+
+def test_a_call_whose_client_is_lost_while_it_is_recorded_is_answered(tokenizer: HfTokenizer) -> None:
+    async def use() -> None:
+        session, model = with_repeats(tokenizer, limits=SessionLimits(repeat_s=0.0))
+        begun, go, recorded = asyncio.Event(), asyncio.Event(), list[Sample]()
+
+        async def record(sample: Sample) -> bool:
+            recorded.append(sample)
+            begun.set()
+            await go.wait()
+            return True
+
+        session.answering.rollout = replace(session.answering.rollout, record=record)
+        model.go.set()
+        caller = Connection()
+        asking = asyncio.ensure_future(session.ask(REQUEST, caller))
+        await begun.wait()
+        caller.is_lost = True
+        session.lose()
+        await asyncio.sleep(0.01)
+        go.set()
+        await asyncio.wait([asking])
+        assert (await serve(session, REQUEST)).content == "answer 0"
+        assert (model.asked, len(recorded)) == (1, 1)
+
+    run(use)

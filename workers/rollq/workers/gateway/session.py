@@ -6,7 +6,6 @@ is sampled for it.
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -21,6 +20,8 @@ from rollq.workers.gateway.outcome import Chooser, finished_sample, leave_out
 
 SETTLE_S: Final = 5.0
 """How long calls that run when a session closes are awaited."""
+RETURN_S: Final = 60.0
+"""How long a client is expected back that was turned away."""
 
 
 class Caller(Protocol):
@@ -49,11 +50,14 @@ class SessionLimits:
 
 @dataclass(slots=True, eq=False)
 class Asked:
-    """A call that was asked for, once or more often, and its answer."""
+    """A call that was asked for at the count `begun`, once or more often, and its answer. `giving_up` stops it after a
+    while, since nobody waits for it any more."""
 
     task: "asyncio.Task[Answer]"
+    begun: int
     callers: list[Caller] = field(default_factory=list)
     number: int | None = None
+    giving_up: asyncio.TimerHandle | None = None
 
     @property
     def is_abandoned(self) -> bool:
@@ -86,19 +90,22 @@ class Session:
         self._limits = limits
         self._chosen = chosen
         self._asked: dict[bytes, list[Asked]] = {}
-        self._turned_away: Counter[bytes] = Counter()  # requests whose clients are to ask again
+        self._turned_away: dict[bytes, list[float]] = {}  # how long clients are expected back, by their requests
         self._running = self._unfinished = 0
 
     async def ask(self, call: Call, caller: Caller) -> Answer:
         """The answer to a call. Raises `CallRefused`."""
         self.used_s = time.monotonic()
-        if self.closed.is_set() or self._rollout.is_stopped():
+        if self.is_over:
             raise session_over()
         located = self.answering.locate(call)
         asked = self._repeated(located)
         if asked is None:
             asked = self._begin(located)
         asked.callers.append(caller)
+        if asked.giving_up is not None:
+            asked.giving_up.cancel()
+            asked.giving_up = None
         try:
             return await asyncio.shield(asked.task)
         except asyncio.CancelledError:
@@ -123,6 +130,11 @@ class Session:
         return True
 
     @property
+    def is_over(self) -> bool:
+        """Whether it is closed, or its group is being stopped."""
+        return self.closed.is_set() or self._rollout.is_stopped()
+
+    @property
     def is_busy(self) -> bool:
         """Whether a call is under way."""
         return self._running > 0
@@ -135,22 +147,37 @@ class Session:
                 return asked
         if not located.call.repeats:
             return None
-        if self._turned_away[located.digest]:
-            self._turned_away[located.digest] -= 1
+        if self._comes_back(located.digest):
             return None
         candidates = [asked for asked in known if not asked.is_seen] or known
         return candidates[-1] if candidates else None
 
     def _note_lost(self, asked: Asked) -> None:
         """Stop a call, after a while, that nobody waits for any more."""
-        if asked.is_abandoned and not asked.task.done():
-            asyncio.get_running_loop().call_later(
-                self._limits.repeat_s, lambda: asked.task.cancel() if asked.is_abandoned else None
-            )
+        if asked.is_abandoned and asked.giving_up is None and not asked.task.done():
+            asked.giving_up = asyncio.get_running_loop().call_later(self._limits.repeat_s, self._give_up, asked)
+
+    def _give_up(self, asked: Asked) -> None:
+        """Stop a call that has no answer yet. One that is being recorded has one, for the caller that asks next."""
+        if not any(node.begun == asked.begun for node in self.answering.tree.nodes):
+            asked.task.cancel()
+
+    def _turn_away(self, digest: bytes, clients: int = 1) -> None:
+        """Expect clients back that are turned away."""
+        until_s = time.monotonic() + RETURN_S
+        self._turned_away.setdefault(digest, []).extend([until_s] * clients)
+
+    def _comes_back(self, digest: bytes) -> bool:
+        """Whether a request is that of a client that was turned away, which is then expected no more."""
+        now_s = time.monotonic()
+        expected = [until_s for until_s in self._turned_away.pop(digest, ()) if until_s > now_s]
+        if expected[1:]:
+            self._turned_away[digest] = expected[1:]
+        return bool(expected)
 
     def _begin(self, located: Located) -> Asked:
         if self._running >= self._limits.parallel_calls:
-            self._turned_away[located.digest] += 1
+            self._turn_away(located.digest)
             raise CallRefused(
                 f"{self._running} calls of this session run already", status=429, code="rate_limit", retry_after_s=1
             )
@@ -161,7 +188,7 @@ class Session:
             raise CallRefused(f"this session has made {made} tokens, the most that it may", code="too_many_tokens")
         known = self._asked.setdefault(located.digest, [])
         begun = self.answering.tree.tick()
-        asked = Asked(asyncio.ensure_future(self.answering.answer(located, len(known), begun)))
+        asked = Asked(asyncio.ensure_future(self.answering.answer(located, len(known), begun)), begun)
         known.append(asked)
         asked.task.add_done_callback(lambda _: self._answered(located.digest, asked))
         self._running += 1
@@ -171,7 +198,7 @@ class Session:
         self._running -= 1
         if asked.task.cancelled() or asked.task.exception() is not None:
             self._asked[digest].remove(asked)
-            self._turned_away[digest] += sum(not caller.is_lost for caller in asked.callers)
+            self._turn_away(digest, sum(not caller.is_lost for caller in asked.callers))
             if self.answering.failure is not None:
                 self.closed.set()
         else:
