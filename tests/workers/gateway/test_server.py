@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ import pytest
 from rollq.buffer.errors import ConfigError, ServerUnavailable
 from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agent_loops import make_loop
+from rollq.workers.agents.chat_formats import make_format
 from rollq.workers.engines.protocol import Completion, Request
 from rollq.workers.gateway import server as server_module
 from rollq.workers.gateway.gateway import KEY_VARIABLE, Gateway
 from rollq.workers.gateway.outside import outside_loop
 from rollq.workers.gateway.server import Server
-from rollq.workers.gateway.session import Session
+from rollq.workers.gateway.session import Session, SessionLimits
 from rollq.workers.gateway.settings import GatewaySettings
 from rollq.workers.tokenizers.hugging_face import HfTokenizer
 from support.chat_engine import Model, chat_tokenizer, rollout
@@ -291,6 +292,30 @@ def test_a_prompt_of_token_ids_is_not_offered(tokenizer: HfTokenizer, monkeypatc
     prompt = Prompt("", ids=(5, 6))
     with pytest.raises(ValueError, match="the prompt has token ids, which no agent over the gateway can read"):
         run(lambda: loop.run(rollout(Model(tokenizer, []), prompt)))
+
+
+def test_two_that_ask_at_once_get_two_sessions_and_none_that_is_over(
+    tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "key")
+
+    async def work() -> None:
+        async with listening() as (gateway, http):
+            given = Served(gateway, make_session(Model(tokenizer, [])), "", http)
+            closed, one, two = (make_session(Model(tokenizer, [])) for _ in range(3))
+            stopped = replace(closed.answering.rollout, is_stopped=lambda: True)
+            over = Session(stopped, make_format("hermes"), SessionLimits())
+            closed.close(None, {})
+            with ExitStack() as stack:
+                for session in (over, closed, one, two):
+                    token = stack.enter_context(gateway.serving(session))
+                    stack.enter_context(gateway.offering(token, "Hi"))
+                asked = [given.post("/sessions", {}, Authorization="Bearer key") for _ in range(3)]
+                answers = await asyncio.gather(*asked)
+            assert sorted(status for status, _, _ in answers) == [200, 200, 429]
+            assert len({body["token"] for status, body, _ in answers if status == 200}) == 2
+
+    run(work)
 
 
 @pytest.mark.parametrize("key", [None, ""])

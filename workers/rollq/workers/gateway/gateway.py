@@ -82,9 +82,11 @@ class Gateway:
             raise CallRefused(
                 f"a session needs the key in {KEY_VARIABLE} of the worker", status=401, code="invalid_key"
             )
-        if not self._offers:
+        waiting = (offer for offer in self._offers if not self._sessions[_digest(offer.token)].is_over)
+        offer = next(waiting, None)
+        if offer is None:
             raise CallRefused("no session waits for a harness", status=429, code="no_session", retry_after_s=RETRY_S)
-        offer = self._offers.popleft()
+        self._offers.remove(offer)
         offer.taken.set()
         base = self.base_url(offer.token)
         return {"prompt": offer.prompt, "token": offer.token, "session_url": base, "openai_base_url": f"{base}/v1"}
