@@ -82,7 +82,7 @@ def with_served(model: Model, use: Callable[[Served], Awaitable[None]], **settin
     run(work)
 
 
-@pytest.mark.parametrize("prefix", ["", "/v1", "/v1/v1"])
+@pytest.mark.parametrize("prefix", ["", "/v1", "/v1/v1", "//v1", "/v1/"])
 @pytest.mark.parametrize("way", ["path", "bearer", "key", "path and another key"])
 def test_a_token_is_taken_from_the_path_or_a_header(tokenizer: HfTokenizer, prefix: str, way: str) -> None:
     async def use(given: Served) -> None:
@@ -148,7 +148,7 @@ def test_bodies_that_are_no_requests_get_one_clear_error(tokenizer: HfTokenizer)
             400,
             "the request is larger than max_body_mb of [worker.gateway]",
         )
-        for wrong in ("/v1/embeddings", "/etc/passwd", "/v1/../../x"):
+        for wrong in ("/v1/embeddings", "/etc/passwd", "/v1/../../x", "/v1/chat/completions/count_tokens"):
             status, _, _ = await given.post(f"/s/{given.token}{wrong}")
             assert status == 400
 

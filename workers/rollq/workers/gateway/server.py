@@ -7,6 +7,7 @@ key. Every answer is complete before its first byte is sent.
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,6 +36,8 @@ PROTOCOLS: Final[Mapping[str, CallProtocol]] = {
     "/messages": messages,
     "/responses": responses,
 }
+COUNT_PATH: Final = "/messages/count_tokens"
+SLASHES: Final = re.compile("/{2,}")
 READ_S: Final = 60.0
 """How long a request may take to arrive."""
 LOOK_S: Final = 0.25
@@ -108,7 +111,7 @@ class Server:
             if protocol is None:
                 raise CallRefused(f"{request.method} {path} does not exist here", code="not_found")
             call = protocol.parse(body, {name.lower(): value for name, value in request.headers.items()})
-            if path.endswith("/count_tokens"):
+            if path == COUNT_PATH:
                 return _json(messages.token_count(await session.answering.count_tokens(call)))
             self._note_ignored(call)
             return await self._answer(request, session, protocol, call, body)
@@ -210,8 +213,9 @@ def _tokens(request: web.Request) -> list[str]:
 
 
 def _split_path(path: str) -> tuple[str, str]:
-    """The token in a path, and the rest of the path without `/v1`, which clients write never, once or twice."""
-    token = ""
+    """The token in a path, and the rest of the path without `/v1`, which clients write never, once or twice, and after
+    one slash or more."""
+    token, path = "", SLASHES.sub("/", path)
     if path.startswith(SESSION_PATH):
         token, _, rest = path.removeprefix(SESSION_PATH).partition("/")
         path = "/" + rest
@@ -221,7 +225,7 @@ def _split_path(path: str) -> tuple[str, str]:
 
 
 def _protocol_of(path: str) -> CallProtocol | None:
-    return PROTOCOLS.get(path.removesuffix("/count_tokens"))
+    return messages if path == COUNT_PATH else PROTOCOLS.get(path)
 
 
 async def _body(request: web.Request) -> Mapping[str, Any]:
