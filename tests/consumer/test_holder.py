@@ -17,6 +17,7 @@ from rollq.buffer.buffer import Buffer
 from rollq.buffer.errors import TrainerHeld
 from rollq.buffer.replies import TrainerEpoch
 from rollq.consumer import Consumer, ConsumerSettings
+from support.forks import FORKS
 from support.manual_worker import make_run
 
 Connect = Callable[..., Consumer]
@@ -46,9 +47,7 @@ def killed(server_url: str, buffer: Buffer, run_name: str) -> None:
     """A trainer that was killed while it held the run."""
     make_run(buffer)
     here, there = multiprocessing.Pipe()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rollq.consumer.loss", "transformers.models.qwen3.modeling_qwen3"])  # once
-    process = context.Process(target=hold, args=(server_url, run_name, there))
+    process = FORKS.Process(target=hold, args=(server_url, run_name, there))
     process.start()
     assert here.recv()
     assert process.pid is not None

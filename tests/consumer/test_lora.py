@@ -105,13 +105,15 @@ def test_settings_that_need_whole_models_are_refused(
 def test_two_ranks_train_and_resume_the_adapter_of_one_process(
     server_url: str, run_name: str, settings: Callable[..., TrainerSettings], model_folder: Path, tmp_path: Path
 ) -> None:
-    """Two ranks are killed in between; what workers get at the end is the adapter with the probe of the trainer."""
+    """One rank is killed in between; what workers get at the end is the adapter with the probe of the trainer."""
     adapters = {}
     for world_size in (1, 2):
         run, chosen = f"{run_name}{world_size}", settings(f"out{world_size}")
         with filled(server_url, run, model_folder, tmp_path / run, 4) as buffer:
             if world_size == 2:
-                assert run_ranks(2, server_url, run, chosen, Kill(1, "before update", 4)) == [-9, -9]
+                codes = run_ranks(2, server_url, run, chosen, Kill(1, "before update", 4))
+                assert codes[1] == -9
+                assert codes[0] != 0
             assert run_ranks(world_size, server_url, run, chosen) == [0] * world_size
             live = buffer.live_model()
             assert live is not None

@@ -1,6 +1,5 @@
 """The loss: right values, and gradients that do not depend on layout, micro-batches or number of ranks."""
 
-import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rollq.consumer.losses.settings import LossSettings
 from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.token_logprobs import token_logprobs
 from support.consumer_groups import make_group, make_sample, make_segment, random_groups
+from support.forks import FORKS
 from support.gloo_rank import MAX_TOKENS, train_share
 from support.tiny_qwen3 import flat_gradient, tiny_qwen3
 from support.waiting import PATIENCE_S
@@ -204,10 +204,7 @@ def test_a_micro_batch_without_loss_tokens_has_a_zero_gradient() -> None:
 def test_ranks_over_gloo_get_the_gradient_and_the_loss_of_one_process(
     how: str, world_size: int, tmp_path: Path
 ) -> None:
-    context = multiprocessing.get_context("forkserver")
-    # what is slow to import is imported once, not once per rank
-    context.set_forkserver_preload(["rollq.consumer.loss", "transformers.models.qwen3.modeling_qwen3"])
-    ranks = [context.Process(target=train_share, args=(rank, world_size, tmp_path, how)) for rank in range(world_size)]
+    ranks = [FORKS.Process(target=train_share, args=(rank, world_size, tmp_path, how)) for rank in range(world_size)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -13,6 +13,7 @@ from rollq.buffer.errors import ConfigError, TrainerHeld
 from rollq.consumer.output_lock import LOCK_FILE, locked
 from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.trainer import train
+from support.forks import FORKS
 from support.manual_worker import make_run
 
 
@@ -32,7 +33,7 @@ def hold(output: Path, ready: Connection) -> None:
 
 def test_a_folder_that_a_trainer_uses_is_refused_to_another_until_that_is_killed(settings: TrainerSettings) -> None:
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("forkserver").Process(target=hold, args=(settings.output, there))
+    process = FORKS.Process(target=hold, args=(settings.output, there))
     process.start()
     assert here.recv()
     in_use = rf"^\[trainer\] output: '.*out' is in use by another trainer \(process {process.pid} on .*\): stop it, or"

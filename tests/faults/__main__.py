@@ -36,6 +36,7 @@ from rollq.buffer.replies import PutOutcome
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.monitor.tables import aligned
 from support.buffer_machine import run_machine
+from support.forks import FORKS, ROLES
 
 INVARIANTS = {"lost": ("I1", "I2", "I6"), "twice": ("I3",), "too old": ("I5",), "ranks": ("ranks", "replay")}
 """Columns of the table, and the invariants that they count violations of; `other` counts all others."""
@@ -56,6 +57,7 @@ Item = TypeVar("Item")
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 def main() -> None:
     """Break rollq on purpose, and check its promises."""
+    FORKS.set_forkserver_preload(["faults.processes", *ROLES])
 
 
 @main.command()

@@ -4,7 +4,6 @@ They are forked from a server process that has imported rollq already, so that a
 """
 
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -25,20 +24,8 @@ from faults.recording import record_worker
 from faults.trainer import Launch
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.wire import payload
+from support.forks import FORKS
 
-CONTEXT = multiprocessing.get_context("forkserver")
-PRELOADED = [
-    "faults.processes",
-    "rollq.cli.settings_file",
-    "rollq.workers.run",
-    "rollq.producer.run",
-    "rollq.consumer.consumer",
-    # imported at their first use
-    "encodings.idna",
-    "numpy.ma",
-    "importlib.readers",
-]
-CONTEXT.set_forkserver_preload(PRELOADED)
 SETTINGS_FILE = "rollq.toml"
 LEASE_S = 1.0
 MAX_STALENESS = 1
@@ -118,7 +105,7 @@ class Role:
     def start(self) -> None:
         """Start the process."""
         self.starts += 1
-        self._process = CONTEXT.Process(target=_main, args=(self.name, self._main, *self._args), daemon=True)
+        self._process = FORKS.Process(target=_main, args=(self.name, self._main, *self._args), daemon=True)
         self._process.start()
 
     def send(self, number: signal.Signals) -> None:

@@ -1,30 +1,35 @@
-"""The ranks of a launch as forks of one process that has imported torch and TRL, which takes each of them seconds."""
+"""The ranks of a launch, as forks of one process that has imported torch and TRL."""
 
 import os
 import runpy
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from support.forks import FORKS
 from support.waiting import PATIENCE_S
 
-PRELOADED = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "transformers.models.qwen3.modeling_qwen3"]
-PRELOADED += ["accelerate", "rollq.integrations.trl.trainer", "support.trl_runs"]
+
+def start_ranks(ranks: int, work: Callable[..., object], *given: Any) -> list[BaseProcess]:
+    """Call `work(*given)`, a function of a module, in as many ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes: list[BaseProcess] = []
+    for rank in range(ranks):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        processes.append(FORKS.Process(target=_rank, args=(place if ranks > 1 else {}, work, given)))
+        processes[-1].start()
+    return processes
 
 
 def run_in_ranks(ranks: int, work: Callable[..., object], *given: Any) -> list[int | None]:
     """Call `work(*given)`, a function of a module, in as many ranks; returns their exit codes."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = [context.Process(target=_rank, args=(rank, ranks, port, work, given)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
+    processes = start_ranks(ranks, work, *given)
     for process in processes:
         process.join(PATIENCE_S)
     return [process.exitcode for process in processes]
@@ -45,9 +50,7 @@ def _script(script: Path, log: Path) -> None:
         runpy.run_path(str(script), run_name="__main__")
 
 
-def _rank(rank: int, ranks: int, port: int, work: Callable[..., object], given: tuple[Any, ...]) -> None:
-    if ranks > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def _rank(place: Mapping[str, str], work: Callable[..., object], given: tuple[Any, ...]) -> None:
+    os.environ |= place
     work(*given)
     os._exit(0)  # to take a group down that DDP has used may block for good

@@ -1,18 +1,13 @@
 """Ranks of the reference trainer, each in a process that can be made to kill itself at a chosen moment.
 
-`python -m support.trainer_rank URL RUN SETTINGS [MOMENT CALLS]`: SETTINGS as JSON. MOMENT is a key of `MOMENTS` with
-`before` or `after`, such as `before publish`; the process dies at the call with the number CALLS. With the environment
-variable GATHERED, a folder, rank 0 puts the weights of each checkpoint there as torch gathers them.
+A moment is a key of `MOMENTS` with `before` or `after`, such as `before publish`.
 """
 
 import os
-import select
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,11 +23,10 @@ from rollq.consumer.learner import Learner
 from rollq.consumer.metrics_files import METRICS_FILE
 from rollq.consumer.settings import ConsumerSettings, TrainerSettings
 from rollq.consumer.weights import tensor_stream
+from support.forked_ranks import start_ranks
 from support.manual_worker import HandWorker, make_run
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S
-
-TESTS = Path(__file__).parents[1]
 
 MOMENTS: dict[str, tuple[Any, str]] = {
     "claim": (Consumer, "__next__"),
@@ -79,39 +73,22 @@ def run_ranks(
     kill: Kill | None = None,
     *,
     gathered: Path | None = None,
-) -> list[int]:
-    """Run all ranks; when one fails, kill the others. Returns their exit statuses. `gathered`: folder of GATHERED."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-    common = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(world_size),
-        **({} if gathered is None else {"GATHERED": str(gathered)}),
-    }
-    ranks = []
-    for rank in range(world_size):
-        words = [url, run, settings.model_dump_json()]
-        if kill is not None and kill.rank == rank:
-            words += [kill.moment, str(kill.calls)]
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "support.trainer_rank", *words],
-                env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-        )
-    running = {os.pidfd_open(rank.pid): rank for rank in ranks}
+) -> list[int | None]:
+    """Run all ranks; when one fails, kill the others. Returns their exit codes.
+
+    `gathered`: a folder, where rank 0 puts the weights of each checkpoint as torch gathers them.
+    """
+    ranks = start_ranks(world_size, _train, url, run, settings.model_dump_json(), kill, gathered)
+    running = {rank.sentinel: rank for rank in ranks}
     while running:
-        for descriptor in select.select(running, [], [])[0]:
-            os.close(descriptor)
-            if running.pop(descriptor).wait():
+        for ended in wait(running):
+            assert isinstance(ended, int)
+            rank = running.pop(ended)
+            rank.join()
+            if rank.exitcode:
                 for other in running.values():
                     other.kill()
-    return [process.returncode for process in ranks]
+    return [rank.exitcode for rank in ranks]
 
 
 @contextmanager
@@ -163,15 +140,10 @@ def _gather_into(folder: Path) -> None:
     setattr(trainer, "save_checkpoint", saving)  # noqa: B010 - for mypy
 
 
-def main() -> None:
+def _train(url: str, run: str, settings: str, kill: Kill | None, gathered: Path | None) -> None:
     """Train as one rank."""
-    url, run, settings, *kill = sys.argv[1:]
-    if kill:
-        _arm(kill[0], int(kill[1]))
-    if folder := os.environ.get("GATHERED"):
-        _gather_into(Path(folder))
+    if kill is not None and kill.rank == int(os.environ.get("RANK", "0")):
+        _arm(kill.moment, kill.calls)
+    if gathered is not None:
+        _gather_into(gathered)
     trainer.train(url, run, TrainerSettings.model_validate_json(settings))
-
-
-if __name__ == "__main__":
-    main()

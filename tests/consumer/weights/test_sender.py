@@ -1,6 +1,5 @@
 """Weights go from the trainer into worker processes, also when some of these die on the way, or come late."""
 
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from rollq.consumer.settings import TrainerSettings
 from rollq.consumer.weights.publisher import make_sender
 from support.broadcast_worker import follow
 from support.buffer_run import World
+from support.forks import FORKS
 from support.gloo_group import ADDRESS, GlooRendezvous
 from support.manual_worker import make_run
 from support.waiting import PATIENCE_S, wait_until
@@ -42,12 +42,10 @@ def buffer(buffer: Buffer) -> Buffer:
 @pytest.fixture
 def start(server_url: str, buffer: Buffer, tmp_path: Path) -> Iterator[Start]:
     """Start worker processes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "safetensors.torch", "rollq.workers.weight_follower"])  # once
     with ExitStack() as ends:
 
         def start_one(name: str, behaviour: str = "") -> BaseProcess:
-            process = context.Process(target=follow, args=(server_url, buffer.run, name, behaviour, tmp_path))
+            process = FORKS.Process(target=follow, args=(server_url, buffer.run, name, behaviour, tmp_path))
             process.start()
             ends.callback(process.join)
             ends.callback(process.kill)

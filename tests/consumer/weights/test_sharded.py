@@ -1,6 +1,5 @@
 """A model that FSDP2 has spread over two ranks is published as one process publishes it."""
 
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rollq.buffer.weights.loading import load_weights
 from rollq.consumer.weights.publisher import WeightPublisher
 from support.buffer_run import World
 from support.failing_ranks import fail_on_rank_0, tie_unequally
+from support.forks import FORKS
 from support.manual_worker import make_run
 from support.sharded_publisher import publish_sharded
 from support.untrained_models import make_model
@@ -25,10 +25,8 @@ def test_the_ranks_of_a_sharded_model_publish_the_file_of_one_process(
     family: str, server_url: str, buffer: Buffer, tmp_path: Path
 ) -> None:
     make_run(buffer)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.sharded_publisher"])
     ranks = [
-        context.Process(target=publish_sharded, args=(rank, server_url, buffer.run, tmp_path, family))
+        FORKS.Process(target=publish_sharded, args=(rank, server_url, buffer.run, tmp_path, family))
         for rank in range(2)
     ]
     for rank in ranks:
@@ -64,9 +62,7 @@ def test_ranks_agree_that_tied_tensors_differ(sharded: int, tmp_path: Path) -> N
 
 def in_two_ranks(work: Callable[..., None], *given: Any) -> list[int | None]:
     """Call `work(rank, *given)` in two processes; returns their exit codes. None: it did not end, and was ended."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.sharded_publisher", "support.failing_ranks"])
-    ranks = [context.Process(target=work, args=(rank, *given)) for rank in range(2)]
+    ranks = [FORKS.Process(target=work, args=(rank, *given)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
