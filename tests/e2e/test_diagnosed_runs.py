@@ -3,25 +3,26 @@
 `rollq dashboard` says it at its top, by the same words.
 """
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import redis
+from click.testing import CliRunner
 from playwright.sync_api import Browser, sync_playwright
 
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.cli.main import main
 from support.dashboard import serving
-from support.recorded_run import role
+from support.forked_roles import role
+from support.forks import FORKS
+from support.loop_trainer import train
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 JUDGE = "def judge(prompt, sample):\n    raise KeyError('answer of ' + str(prompt.content)[:3])\n"
 
 
@@ -50,21 +51,18 @@ class BrokenRun:
         for name in names:
             self._roles.enter_context(role(self._folder, name, "rollq.toml"))
 
-    def train(self, steps: int = 100_000) -> "subprocess.Popen[bytes]":
+    def train(self, steps: int = 100_000) -> BaseProcess:
         """Start the trainer, once the producer has registered the task."""
         self.until("starting: no trainer has started")
-        command = [sys.executable, "-m", "support.loop_trainer"]
-        arguments = [self._server.url, self._run, str(self._folder / "model"), str(steps)]
-        trainer = subprocess.Popen([*command, *arguments], env=os.environ | {"PYTHONPATH": _path()})
-        self._roles.callback(trainer.wait)
+        trainer = FORKS.Process(target=train, args=(self._server.url, self._run, self._folder / "model", steps))
+        trainer.start()
+        self._roles.callback(trainer.join)
         self._roles.callback(trainer.kill)
         return trainer
 
     def rollq(self, *arguments: str) -> str:
         """What a command prints."""
-        command = [sys.executable, "-m", "rollq.cli.main", *arguments, "rollq.toml"]
-        done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, check=False)
-        return done.stdout if done.returncode == 0 else done.stderr
+        return CliRunner().invoke(main, [*arguments, str(self._folder / "rollq.toml")]).output
 
     def until(self, *words: str) -> str:
         """Wait until `rollq status` begins with a diagnosis that has these words, and return it."""
@@ -91,10 +89,6 @@ def _numberless(text: str) -> str:
     """A text without its numbers, those of the steps too, and without the marks of code."""
     line = re.sub(r" \d\. ", " ", " ".join(text.replace("`", "").split()))
     return re.sub(r"[\d.,]+ (ms|s|min)?", "0 ", line)
-
-
-def _path() -> str:
-    return os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +136,7 @@ def test_a_run_whose_trainer_is_gone(broken: BrokenRun) -> None:
     trainer = broken.train()
     broken.until("training: ")
     trainer.kill()
-    trainer.wait()
+    trainer.join()
     broken.until_in_browser("trainer gone: nothing has been heard of the trainer for", "start the trainer again")
 
 
@@ -172,5 +166,5 @@ def test_a_run_whose_memory_is_full(broken: BrokenRun, fresh_server: EmbeddedSer
 
 def test_a_run_that_is_over(broken: BrokenRun) -> None:
     broken.start("produce", "work")
-    broken.train(steps=3).wait()
+    broken.train(steps=3).join()
     broken.until_in_browser("finished: the trainer has ended after step 3")

@@ -18,8 +18,8 @@ from rollq.consumer.metrics import LossMetrics
 from rollq.consumer.ranks import Ranks
 from rollq.consumer.settings import TrainerSettings
 from support.consumer_groups import make_group, make_sample, make_segment
+from support.forked_roles import role
 from support.model_families import make_model
-from support.recorded_run import role
 from support.waiting import PATIENCE_S
 
 SETTINGS = """
@@ -107,7 +107,8 @@ def test_the_whole_trainer_replays(folder: Path) -> None:
         for name in ("produce", "work"):
             stack.enter_context(role(folder, name, "rollq.toml"))
         trainer = stack.enter_context(role(folder, "train", "rollq.toml"))
-        assert trainer.wait(PATIENCE_S) == 0, (folder / "train-rollq.toml.log").read_text()
+        trainer.join(PATIENCE_S)
+        assert trainer.exitcode == 0, (folder / "train-rollq.toml.log").read_text()
     assert os.path.getsize(folder / "out" / "metrics.jsonl")
 
 

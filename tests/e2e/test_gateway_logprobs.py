@@ -13,7 +13,8 @@ import pytest
 
 from rollq.buffer.store.server import EmbeddedServer
 from support.chat_engine import PLAIN
-from support.recorded_run import recompute_all, role
+from support.forked_roles import role
+from support.recorded_run import recompute_all
 from support.waiting import PATIENCE_S
 
 STEPS = 3
@@ -91,7 +92,8 @@ def test_every_token_of_an_agents_calls_has_the_logprob_of_the_weights_that_it_c
             roles.enter_context(role(prepared, "work", "rollq.toml", "--name", name))
         trainer = roles.enter_context(role(prepared, "train", "rollq.toml"))
         logs = [prepared / "train-rollq.toml.log"]
-        assert trainer.wait(PATIENCE_S) == 0, "\n".join(log.read_text() for log in logs)
+        trainer.join(PATIENCE_S)
+        assert trainer.exitcode == 0, "\n".join(log.read_text() for log in logs)
 
     assert len(list((prepared / "record" / "batches").iterdir())) == STEPS
     seen = recompute_all(prepared / "record", tolerance=1e-4)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from support.forked_roles import role
 from support.pictures import picture
-from support.recorded_run import role
 from support.vision_families import make_vision_model
 from support.waiting import PATIENCE_S
 
@@ -68,7 +68,8 @@ def test_a_model_learns_from_images_on_exact_logprobs(folder: Path) -> None:
         for name in ("produce", "work"):
             stack.enter_context(role(folder, name, "rollq.toml"))
         trainer = stack.enter_context(role(folder, "train", "rollq.toml"))
-        assert trainer.wait(PATIENCE_S) == 0, (folder / "train-rollq.toml.log").read_text()
+        trainer.join(PATIENCE_S)
+        assert trainer.exitcode == 0, (folder / "train-rollq.toml.log").read_text()
     metrics = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     print([one["mismatch"]["mean"] for one in metrics])
     assert len(metrics) == 3

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rollq.buffer.store.server import EmbeddedServer
-from support.recorded_run import recompute_all, role
+from support.forked_roles import role
+from support.recorded_run import recompute_all
 from support.waiting import PATIENCE_S
 
 STEPS = 3
@@ -54,7 +55,8 @@ def test_every_token_that_real_workers_made_has_the_logprob_of_the_weights_that_
         for name in ("one", "two"):
             roles.enter_context(role(prepared, "work", "rollq.toml", "--name", name))
         trainer = roles.enter_context(role(prepared, "train", "rollq.toml"))
-        assert trainer.wait(PATIENCE_S) == 0, (prepared / "train-rollq.toml.log").read_text()
+        trainer.join(PATIENCE_S)
+        assert trainer.exitcode == 0, (prepared / "train-rollq.toml.log").read_text()
 
     assert len(list((prepared / "record" / "batches").iterdir())) == STEPS
     seen = recompute_all(prepared / "record", tolerance=1e-4)

@@ -14,7 +14,7 @@ import pytest
 from rollq.buffer.store.server import EmbeddedServer
 from rollq.consumer.checkpoints import newest_checkpoint
 from rollq.consumer.metrics_files import METRICS_FILE
-from support.recorded_run import role
+from support.forked_roles import role
 from support.waiting import PATIENCE_S, wait_until
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rollq.consumer.launch")

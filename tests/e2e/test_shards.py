@@ -17,7 +17,7 @@ from rollq.consumer.step_metrics import describe_batch
 from rollq.monitor.reading import take_reading
 from rollq.producer.run import open_prompts
 from support.any_server import AnyServer
-from support.recorded_run import role
+from support.forked_roles import role
 from support.tiny_qwen3 import tiny_qwen3
 from support.waiting import PATIENCE_S
 

@@ -4,6 +4,11 @@ There is one such process per test process, and it cannot import tests: only wha
 """
 
 import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
 
 ROLES = [
     "rollq.cli.settings_file",
@@ -16,11 +21,12 @@ ROLES = [
     "importlib.readers",
 ]
 """Modules of the roles, without torch."""
-TRAINERS = [
+MODELS = [
     "accelerate",
     "peft",
     "rollq.consumer.trainer",
     "rollq.integrations.trl.trainer",
+    "rollq.workers.engines.transformers.engine",
     "rollq.workers.weight_follower",
     "safetensors.torch",
     "torch._dynamo",
@@ -28,7 +34,26 @@ TRAINERS = [
     "torch.distributed.fsdp",
     "transformers.models.qwen3.modeling_qwen3",
 ]
-"""Modules of trainers."""
+"""Modules of workers and trainers with a model."""
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(ROLES + TRAINERS)
+FORKS.set_forkserver_preload(ROLES + MODELS)
+
+
+def fork(folder: Path, log: Path, work: Callable[..., object], *given: Any) -> BaseProcess:
+    """Call `work(*given)`, a function of a module, in a process in `folder`, with our environment and `log`."""
+    process = FORKS.Process(target=_work, args=(folder, log, dict(os.environ), work, given))
+    process.start()
+    return process
+
+
+def _work(
+    folder: Path, log: Path, environment: Mapping[str, str], work: Callable[..., object], given: tuple[Any, ...]
+) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ |= environment
+    with log.open("wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    work(*given)

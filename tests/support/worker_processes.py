@@ -1,16 +1,15 @@
 """Worker processes of one run, in tests that kill them."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from rollq.buffer.rollouts import Lease, Prompt, Sample, Status
+from support.forks import fork
+from support.salvage_worker import work
 from support.waiting import wait_until
 from support.worker_run import WorkerWorld
 
@@ -24,16 +23,14 @@ class Workers:
     folder: Path
     count: int = field(default=0)
 
-    def start(self, engine: str, **options: Any) -> "subprocess.Popen[bytes]":
+    def start(self, engine: str, **options: Any) -> BaseProcess:
         self.count += 1
         settings = {"engine": engine, "options": options, "grace_s": 1}
         if "model" in options:
             settings["tokenizer"] = options["model"]
-        given = orjson.dumps({"tasks": {"math": self.world.rules}, "worker": settings}, default=str).decode()
-        command = [sys.executable, "-m", "support.salvage_worker", self.world.url, self.world.buffer.run, given]
-        log = self.stack.enter_context((self.folder / f"worker-{self.count}.log").open("wb"))
-        worker = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=log, stderr=log)
-        self.stack.callback(worker.wait)
+        log = self.folder / f"worker-{self.count}.log"
+        worker = fork(self.folder, log, work, self.world.url, self.world.buffer.run, self.world.rules, settings)
+        self.stack.callback(worker.join)
         self.stack.callback(worker.kill)
         return worker
 
@@ -45,10 +42,10 @@ class Workers:
         """Wait until so many parts of the only group were salvaged."""
         self.until(lambda: int(self.world.buffer.inspect("math", 1).get("parts", 0)) >= parts)
 
-    def kill(self, worker: "subprocess.Popen[bytes]") -> list[Sample]:
+    def kill(self, worker: BaseProcess) -> list[Sample]:
         """Kill the worker of the only group; returns the samples that the next one gets."""
         worker.kill()
-        worker.wait()
+        worker.join()
         self.world.world.run_out([Lease("math", 1, 0, "", 0, Prompt(""), (), 0)])
         assert self.world.buffer.reap("math").requeued == 1
         self.world.world.check()
