@@ -155,6 +155,18 @@ def test_bodies_that_are_no_requests_get_one_clear_error(tokenizer: HfTokenizer)
     with_served(Model(tokenizer, []), use, max_body_mb=0.01)
 
 
+@pytest.mark.parametrize("protocol", ["chat/completions", "messages", "responses"])
+def test_too_many_messages_are_refused_before_they_are_read(tokenizer: HfTokenizer, protocol: str) -> None:
+    async def use(given: Served) -> None:
+        several = [None] * 10_001  # no messages, which a protocol would say
+        status, answer, _ = await given.post(
+            f"/s/{given.token}/v1/{protocol}", {"model": "rollq", "messages": several, "input": several}
+        )
+        assert (status, answer["error"]["message"]) == (400, "the request has 10001 messages, more than 10000")
+
+    with_served(Model(tokenizer, []), use)
+
+
 def test_a_stream_has_comments_until_the_answer_is_there(
     tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,11 @@ def session_over() -> CallRefused:
     return CallRefused("this session is over", code="session_over")
 
 
+def too_many_messages(messages: int) -> CallRefused:
+    """The refusal of a call with more messages than `MOST_MESSAGES`."""
+    return CallRefused(f"the request has {messages} messages, more than {MOST_MESSAGES}")
+
+
 class Answering:
     """Answers the calls of one session. `failure` is what ended it, if something did; `replayed` counts answers from
     the record, of which there were `recorded` at the start; `forced` counts calls that demanded a tool call, which the
@@ -74,7 +79,7 @@ class Answering:
     def locate(self, call: Call) -> Located:
         """Recognise a call's history. Raises `CallRefused` for a request that cannot be served."""
         if len(call.messages) > MOST_MESSAGES:
-            raise CallRefused(f"the request has {len(call.messages)} messages, more than {MOST_MESSAGES}")
+            raise too_many_messages(len(call.messages))
         try:
             return self.tree.locate(call)
         except TypeError as error:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.log_once import LogOnce
+from rollq.workers.gateway.answering import MOST_MESSAGES, too_many_messages
 from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
 from rollq.workers.gateway.gateway import SESSION_PATH, Gateway
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
@@ -242,6 +243,9 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
         raise CallRefused(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise CallRefused("the request is not a JSON object")
+    for name in ("messages", "input"):  # before a protocol reads them, which takes longer
+        if isinstance(body.get(name), list) and len(body[name]) > MOST_MESSAGES:
+            raise too_many_messages(len(body[name]))
     return body
 
 
