@@ -1,6 +1,9 @@
 """Agents over the gateway whose workers are killed: what an agent has seen is never lost, and never sampled again."""
 
+import json
+import subprocess
 import sys
+import urllib.request
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -12,11 +15,12 @@ import pytest
 from rollq.buffer.buffer import Buffer
 from rollq.buffer.rollouts import Status
 from rollq.buffer.store.server import EmbeddedServer
+from rollq.workers.gateway.gateway import KEY_VARIABLE
 from support import plain_agent
 from support.calling_engine import CALLS, words
 from support.chat_engine import EOS, chat_tokenizer
 from support.power_cut import kill_synced
-from support.waiting import wait_until
+from support.waiting import PATIENCE_S, wait_until
 from support.worker_processes import Workers
 from support.worker_run import WorkerWorld
 
@@ -88,6 +92,71 @@ def test_a_session_whose_worker_is_killed_at_any_call_is_replayed_from_the_recor
     assert (sample.reward, sample.extra["harness"]["exit_code"]) == (1.0, 0)
     assert sample.extra["replayed_calls"] == kills[-1]
     assert {span.version for span in segment.versions} <= set(range(len(kills) + 1))
+
+
+@pytest.mark.parametrize("place", ["harness", "outside"])
+def test_a_worker_that_stops_leaves_its_open_sessions_to_the_next(
+    place: str, buffer: Buffer, server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "key")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    chat_tokenizer(tmp_path / "model")
+    agent, notes = tmp_path / "agent.py", tmp_path / "notes"
+    agent.write_text(Path(plain_agent.__file__).read_text())
+    task = rules(sys.executable, str(agent))
+    if place == "outside":
+        task |= {"agent_loop": "outside", "agent_options": {"tool_parser": "hermes"}}
+    with ExitStack() as stack:
+        workers = Workers(WorkerWorld(buffer, server_url, task), stack, tmp_path)
+        workers.world.admit(1)
+        worker = workers.start(ENGINE, model=tmp_path / "model", notes=notes, silent=3)
+        outside = take_session(buffer, agent) if place == "outside" else None
+        workers.until(lambda: has_made(notes, 3))
+        assert len(list(temporary.glob("rollq-session-*"))) == (1 if place == "harness" else 0)
+        worker.terminate()
+        worker.join(PATIENCE_S)
+        assert worker.exitcode == 0
+        wait_until(lambda: not agents_of(tmp_path))
+        if outside is not None:
+            assert outside.wait() == 1
+        workers.until(lambda: workers.world.count(Status.ABORTED) == 1)
+        assert list(temporary.glob("rollq-*")) == []
+        workers.world.recycle(1)  # as the producer does
+        workers.start(ENGINE, model=tmp_path / "model", notes=notes)
+        if place == "outside":
+            assert take_session(buffer, agent, "own").wait() == 0
+        (sample,) = workers.result()
+    assert notes.read_text().split() == [str(turn) for turn in range(CALLS)]
+    assert sample.extra["replayed_calls"] == 3
+
+
+def take_session(buffer: Buffer, agent: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+    """Start an agent elsewhere, once a worker gives it a session."""
+    given: dict[str, Any] = {}
+
+    def is_given() -> bool:
+        for report in buffer.workers().values():
+            with suppress(OSError, KeyError):  # it has no session, has ended, or does not listen yet
+                request = urllib.request.Request(report["gateway"] + "/sessions", b"", {"Authorization": "Bearer key"})
+                with urllib.request.urlopen(request) as response:
+                    given.update(json.load(response))
+                return True
+        return False
+
+    wait_until(is_given)
+    variables = {
+        "OPENAI_BASE_URL": given["openai_base_url"],
+        "OPENAI_API_KEY": given["token"],
+        "ROLLQ_SESSION_URL": given["session_url"],
+    }
+    command = [sys.executable, str(agent), *arguments]
+    started = subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert started.stdin is not None
+    started.stdin.write(given["prompt"].encode())
+    started.stdin.close()
+    return started
 
 
 def test_an_engine_that_dies_at_any_call_is_replaced_and_nothing_is_sampled_twice(
