@@ -223,10 +223,11 @@ def test_an_agent_whose_records_do_not_fit_fails_with_the_limit_and_the_remedy(
         workers = Workers(WorkerWorld(buffer, server_url, task), stack, tmp_path)
         workers.world.admit(1)
         workers.start(ENGINE, model=tmp_path / "model", notes=tmp_path / "notes", array_bytes=300_000)
-        workers.until(lambda: "RecordsFull" in (tmp_path / "worker-1.log").read_text())
-    log = (tmp_path / "worker-1.log").read_text()
-    assert "the calls of one group have filled its records, 16384 calls or 64 MiB: " in log
-    assert "set max_calls or max_made_tokens of agent_options, or group_size, lower" in log
+        log = tmp_path / "worker-1.log"
+        workers.until(lambda: log.exists() and "RecordsFull" in log.read_text())
+    said = log.read_text()
+    assert "the calls of one group have filled its records, 16384 calls or 64 MiB: " in said
+    assert "set max_calls or max_made_tokens of agent_options, or group_size, lower" in said
 
 
 def test_an_agent_gives_its_own_reward(buffer: Buffer, server_url: str, tmp_path: Path) -> None:
