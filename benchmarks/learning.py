@@ -31,7 +31,11 @@ MODES = {
 """The modes that are compared: name -> colour, and options of `rollq demo`."""
 
 PRETRAINED = "## A pretrained model"
-"""Heading of the section about SmolLM2, the last one of the page."""
+"""Heading of the section about SmolLM2."""
+AGENTS = "## An agent over the gateway"
+"""Heading of the section about agents, the last one of the page, which `benchmarks.agent_learning` writes."""
+HEADINGS = ("", PRETRAINED, AGENTS)
+"""Headings of the page's parts, in order; the first part begins the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Study:
     steps: int
     minutes: int
     smoothing_steps: int
+    heading: str
     title: str
     introduction: str
 
@@ -53,6 +58,7 @@ TINY = Study(
     steps=150,
     minutes=4,
     smoothing_steps=20,
+    heading="",
     title="rollq demo: GRPO on two-digit sums and digit sorting",
     introduction="""\
 # Learning
@@ -71,6 +77,7 @@ SMOLLM2 = Study(
     steps=15,
     minutes=30,
     smoothing_steps=3,
+    heading=PRETRAINED,
     title="rollq demo --model smollm2: GRPO on sums of two digits",
     introduction=f"""\
 {PRETRAINED}
@@ -172,15 +179,20 @@ def write_results(study: Study, runs: Sequence[Run], docs: Path, note: str) -> N
     paragraphs = [study.introduction, table, f"![reward curves]({study.files}.png)", note, f"Measured on: {about}."]
     part = "\n\n".join(text.strip() for text in paragraphs if text)
     page = docs / "learning.md"
-    page.write_text(with_part(page.read_text("utf-8") if page.exists() else "", study, part), "utf-8")
+    page.write_text(with_part(page.read_text("utf-8") if page.exists() else "", study.heading, part), "utf-8")
     print(f"\n{table}")
 
 
-def with_part(page: str, study: Study, part: str) -> str:
-    """The page with one study's part replaced, and the other's as it was."""
-    tiny, heading, pretrained = page.partition(PRETRAINED)
-    parts = [part, heading + pretrained] if study is TINY else [tiny, part]
-    return "\n\n".join(text.strip() for text in parts if text.strip()) + "\n"
+def with_part(page: str, heading: str, part: str) -> str:
+    """The page with the part of one of the `HEADINGS` replaced, and the others as they were."""
+    parts, rest = dict.fromkeys(HEADINGS, ""), page
+    for name in reversed(HEADINGS[1:]):
+        before, found, after = rest.partition(f"{name}\n")
+        if found:
+            rest, parts[name] = before, found + after
+    parts[HEADINGS[0]] = rest
+    parts[heading] = part
+    return "\n\n".join(text.strip() for text in parts.values() if text.strip()) + "\n"
 
 
 def learning_figure(study: Study, runs: Sequence[Run]) -> Figure:

@@ -91,11 +91,11 @@ def test_the_memory_of_a_full_run_is_below_the_formula() -> None:
 
 
 def test_the_page_about_learning_keeps_the_part_of_the_model_that_was_not_measured() -> None:
-    page = learning.with_part("# Learning\n\nold\n", learning.SMOLLM2, f"{learning.PRETRAINED}\n\nfirst")
+    page = learning.with_part("# Learning\n\nold\n", learning.PRETRAINED, f"{learning.PRETRAINED}\n\nfirst")
     assert page == f"# Learning\n\nold\n\n{learning.PRETRAINED}\n\nfirst\n"
-    page = learning.with_part(page, learning.TINY, "# Learning\n\nnew")
+    page = learning.with_part(page, "", "# Learning\n\nnew")
     assert page == f"# Learning\n\nnew\n\n{learning.PRETRAINED}\n\nfirst\n"
-    assert learning.with_part(page, learning.SMOLLM2, f"{learning.PRETRAINED}\n\nsecond").endswith(
+    assert learning.with_part(page, learning.PRETRAINED, f"{learning.PRETRAINED}\n\nsecond").endswith(
         f"new\n\n{learning.PRETRAINED}\n\nsecond\n"
     )
-    assert learning.with_part("", learning.TINY, "# Learning\n\nnew") == "# Learning\n\nnew\n"
+    assert learning.with_part("", "", "# Learning\n\nnew") == "# Learning\n\nnew\n"
