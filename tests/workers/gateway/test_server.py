@@ -229,6 +229,24 @@ def test_a_client_that_gives_up_and_asks_again_gets_the_answer_that_was_being_ma
     with_served(model, use)
 
 
+def test_a_client_that_leaves_while_it_sends_its_request_is_no_error(
+    tokenizer: HfTokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(given: Served) -> None:
+        host, _, port = given.gateway.url.removeprefix("http://").partition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST /s/{given.token}/v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+        writer.write(head.encode() + b"{")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.sleep(0.1)
+
+    with_served(Model(tokenizer, []), use)
+    assert caplog.messages == []
+
+
 def test_a_reward_may_come_again_and_not_change(tokenizer: HfTokenizer) -> None:
     async def use(given: Served) -> None:
         path = f"/s/{given.token}/reward"

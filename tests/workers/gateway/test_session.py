@@ -541,6 +541,19 @@ def test_what_would_occupy_the_worker_is_refused_at_once(tokenizer: HfTokenizer,
     assert not session.answering.tree._continuing
 
 
+def test_a_segment_without_room_for_a_token_is_refused_with_its_limit(tokenizer: HfTokenizer) -> None:
+    async def work() -> None:
+        client = Client(make_session(Model(tokenizer, ["Yes", "No"]), max_tokens=40, max_prompt_tokens=100))
+        await client.say("Hi")
+        prompt = len(tokenizer.encode("user: Hi<eos>\nassistant: "))
+        with pytest.raises(CallRefused, match=rf"prompt is too long: \d+ tokens > {prompt + 39} maximum") as refused:
+            await client.say("r" * 20)
+        tokens = int(str(refused.value).split()[4])
+        assert tokens > prompt + 39
+
+    run(work)
+
+
 def test_a_completion_that_continues_one_without_new_words_is_recorded(tokenizer: HfTokenizer) -> None:
     async def use(session: Any) -> str:
         first = await serve(session, Call(model="m", text="Hello", max_tokens=3))

@@ -137,17 +137,15 @@ class Answering:
         """How many tokens the answer may have. Raises `CallRefused` if there is no room."""
         rollout, conversation, call = self.rollout, placement.conversation, placement.located.call
         context, max_tokens = len(placement.context), rollout.sampling.max_tokens
-        limit = rollout.max_prompt_tokens + max_tokens
-        room = limit - context
-        if placement.is_opening and context > rollout.max_prompt_tokens:
-            room = 0
+        most = self.most_prompt_tokens
+        if placement.is_opening:
+            most = rollout.max_prompt_tokens
         elif conversation.segment is not None:
-            room = min(room, max_tokens - len(conversation.segment.response_ids))
-        else:
-            room = min(room, max_tokens)
-        if room <= 0:
-            most = rollout.max_prompt_tokens if placement.is_opening else limit
+            most = min(most, len(conversation.prompt_ids) + max_tokens - 1)
+        if context > most:
             raise context_full(context, most)
+        response_tokens = 0 if conversation.segment is None else len(conversation.segment.response_ids)
+        room = min(rollout.max_prompt_tokens + max_tokens - context, max_tokens - response_tokens)
         return room if call.max_tokens is None else max(min(room, call.max_tokens), 1)
 
     def _recorded_answer(self, placement: Placement) -> RecordedCall | None:
@@ -224,7 +222,7 @@ class Answering:
         self._log.append(record.segment)
         if self.rollout.record is None:
             return
-        failure: Exception = RuntimeError("a call was not recorded: the lease is lost, or its group is full")
+        failure: Exception = RuntimeError("a call was not recorded: the lease is lost")
         try:
             if await self.rollout.record(self.so_far()):
                 return

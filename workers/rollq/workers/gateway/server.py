@@ -237,6 +237,8 @@ async def _body(request: web.Request) -> Mapping[str, Any]:
         body = orjson.loads(data)
     except TimeoutError as error:
         raise CallRefused(f"the request did not arrive within {READ_S:g} s", code="too_slow") from error
+    except ConnectionError as error:
+        raise CallRefused("the client left before its request had arrived") from error  # nobody reads it
     except web.HTTPRequestEntityTooLarge as error:
         raise CallRefused("the request is larger than max_body_mb of [worker.gateway]", code="too_large") from error
     except ValueError as error:
