@@ -74,3 +74,17 @@ def test_fingerprints_do_not_see_weights(folder: Path) -> None:
     before = model_fingerprint(folder)
     save(folder, make_model(258, seed=1), make_tokenizer())
     assert model_fingerprint(folder) == before
+
+
+@pytest.mark.parametrize("text", ["", " a  b\n", "12+34=<eos>user: ", "naïve 東京 🙂\u0301", "x" * 10_000])
+def test_text_has_the_ids_that_transformers_gives_it(folder: Path, text: str) -> None:
+    tokenizer = HfTokenizer(folder)
+    assert tokenizer.encode(text) == tokenizer.backend.encode(text, add_special_tokens=False)
+
+
+def test_a_limit_of_the_saved_tokenizer_does_not_cut_text(folder: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(folder, tmp_path / "copy")
+    saved = orjson.loads((copied / "tokenizer.json").read_bytes())
+    saved["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (copied / "tokenizer.json").write_bytes(orjson.dumps(saved))
+    assert len(HfTokenizer(copied).encode("12345")) == 5

@@ -39,6 +39,10 @@ class HfTokenizer:
             raise ConfigError(f"a tokenizer needs the package {error.name!r}: pip install 'rollq[torch]'") from error
         self._folder = folder
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self._fast: Any = getattr(self._tokenizer, "backend_tokenizer", None)  # Mistral's tokenizer has none
+        if self._fast is not None:
+            self._fast.no_truncation()
+            self._fast.no_padding()
         tokenizer_eos = self._tokenizer.eos_token_id
         self._eos_ids = model_eos_ids(folder) | ({tokenizer_eos} if tokenizer_eos is not None else set())
 
@@ -63,7 +67,11 @@ class HfTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` alone: no beginning or end token is added."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int]
+        if self._fast is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+        else:  # without the place of each token in the text, in half of the time
+            ids = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
