@@ -27,7 +27,7 @@ DEFAULT_TESTS = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --server 
 FAULTS = PYTHONPATH=tests $(BIN)/python -m faults
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
+.PHONY: help install demo test test-busy test-slow test-vllm test-sglang families agents kills gpu conformance mutants chaos crashpoints fuzz lint type check docs bench bench-vllm clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -53,7 +53,7 @@ test-slow: $(INSTALLED)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-vllm: $(VLLM_INSTALLED)  ## the tests with a real vLLM on the CPU, in .venv-vllm/ (2 GB)
-	$(VLLM_BIN)/python -m pytest -n $(VLLM_WORKERS) --dist loadfile tests/with_vllm --timeout 3600 --durations 15 $(PYTEST_ARGS)
+	$(VLLM_BIN)/python -m pytest -n $(VLLM_WORKERS) --dist loadfile tests/with_vllm -m "not slow" --timeout 3600 --durations 15 $(PYTEST_ARGS)
 
 $(VLLM_INSTALLED): pyproject.toml constraints-cpu.txt tests/with_vllm/requirements.txt
 	$(PYTHON) -m venv .venv-vllm
@@ -76,6 +76,9 @@ $(SGLANG_INSTALLED): tests/with_vllm/requirements.txt tests/with_sglang/requirem
 
 families: $(VLLM_INSTALLED)  ## models of all families in a real vLLM on the CPU
 	ROLLQ_FAMILIES=all $(VLLM_BIN)/python -m pytest -s tests/with_vllm/test_families.py $(PYTEST_ARGS)
+
+agents: $(VLLM_INSTALLED)  ## Claude Code and Codex, from npm, as agents of a real vLLM on the CPU
+	$(VLLM_BIN)/python -m pytest -m slow tests/with_vllm/test_gateway_clients.py $(PYTEST_ARGS)
 
 kills: $(VLLM_INSTALLED)  ## each process of a vLLM worker is killed at each stage of a swap
 	ROLLQ_KILLS=all $(VLLM_BIN)/python -m pytest -s tests/with_vllm/test_killed_swaps.py $(PYTEST_ARGS)

@@ -4,7 +4,6 @@ The SDKs are installed with rollq's tests. The other clients are installed from 
 their own, on first use, by the slow tests; so are Claude Code and Codex, from npm.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,20 +14,14 @@ from rollq.workers.agent_loops import make_loop
 from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.gateway.server import Server
 from rollq.workers.gateway.settings import GatewaySettings
-from support.agent_programs import programs
+from support.agent_programs import CLIENTS as INSTALLED
+from support.agent_programs import programs, python_with
 from support.chat_engine import Model, call, chat_tokenizer, rollout
 from support.documented_commands import ROOT, blocks
 from support.gateway_calls import run, trained_tokens
 
 PAGE = ROOT / "docs" / "guide" / "agent-clients.md"
 CLIENTS = {block.detail: block.code for block in blocks(PAGE) if block.mark == "client"}
-FOLDER = ROOT / ".venv" / "clients"
-PACKAGES = {
-    "langchain": ("langchain==1.*", "langchain-openai", "langgraph"),
-    "agents": ("openai-agents<0.30",),
-    "pydantic_ai": ("pydantic-ai-slim[openai]==2.*",),
-    "smolagents": ("smolagents[openai]==1.*",),
-}
 WITH_A_TOOL = [call("calculator", expression="6*7"), "It is 42"]
 
 
@@ -50,17 +43,6 @@ def sample_of(words: list[str], folder: Path, *command: str) -> Sample:
     return run(work)
 
 
-def python_with(client: str) -> str:
-    """The Python of an environment with a client."""
-    folder = FOLDER / client
-    if not (folder / "installed").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        quiet = ["--quiet", "--disable-pip-version-check"]
-        subprocess.run([str(folder / "bin" / "pip"), "install", *quiet, *PACKAGES[client]], check=True)
-        (folder / "installed").touch()
-    return str(folder / "bin" / "python")
-
-
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "workspace"
@@ -77,7 +59,7 @@ def test_an_sdk_asks_once(client: str, workspace: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("client", PACKAGES)
+@pytest.mark.parametrize("client", INSTALLED)
 def test_an_agent_uses_its_tool(client: str, workspace: Path) -> None:
     (workspace / "agent.py").write_text(CLIENTS[client])
     words = WITH_A_TOOL if client != "smolagents" else [WITH_A_TOOL[0], call("final_answer", answer="It is 42")]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rollq.workers.engines.registry import make_engine
 from support.model_families import VOCABULARY
 from support.vllm_run import SharedEngine, free_port, make_qwen3, options
 from support.vllm_server import VllmServer
@@ -20,7 +21,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="session")
 def shared(models: list[Path]) -> Iterator[SharedEngine]:
     """An engine that was started with the first model."""
-    engine = SharedEngine(options(models[0]))
+    engine = SharedEngine(lambda: make_engine("vllm", options(models[0])))
     yield engine
     engine.close()
 

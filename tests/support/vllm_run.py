@@ -60,11 +60,11 @@ def with_host(given: Mapping[str, Any], scenario: Callable[[EngineHost], Awaitab
 class SharedEngine:
     """An engine on an event loop of its own, since it takes seconds to start."""
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, make: Callable[[], Engine]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.engine: Engine = self.run(_start(options))
+        self.engine: Engine = self.run(_start(make))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of `work`, done on the engine's loop."""
@@ -83,17 +83,25 @@ class SharedEngine:
         self._loop.close()
 
 
-async def _start(options: Mapping[str, Any]) -> Engine:
-    engine = make_engine("vllm", options)
+async def _start(make: Callable[[], Engine]) -> Engine:
+    engine = make()
     await engine.start()
     return engine
 
 
 def forward_logprobs(
-    folder: Path, ids: Int32Array, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+    folder: Path,
+    ids: Int32Array,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    attention: str = "eager",
 ) -> Float32Array:
-    """Logprobs float32 [T-1] of ids[1:] by a plain forward pass, under the truncated distribution."""
-    logits = forward_logits(folder, ids)[:-1] / temperature
+    """Logprobs float32 [T-1] of ids[1:] by a plain forward pass, under the truncated distribution.
+
+    `attention`: that of transformers; "eager" is for all families, "sdpa" for long prompts.
+    """
+    logits = forward_logits(folder, ids, attention)[:-1] / temperature
     if top_k:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p < 1:
@@ -106,16 +114,16 @@ def forward_logprobs(
     return logprobs
 
 
-def forward_logits(folder: Path, ids: Int32Array) -> torch.Tensor:
+def forward_logits(folder: Path, ids: Int32Array, attention: str = "eager") -> torch.Tensor:
     """Logits float32 [T, V] after each token of `ids`, by a plain forward pass."""
     with torch.no_grad():
-        logits: torch.Tensor = _model(folder)(torch.from_numpy(ids).long()[None]).logits[0]
+        logits: torch.Tensor = _model(folder, attention)(torch.from_numpy(ids).long()[None]).logits[0]
     return logits
 
 
 @cache
-def _model(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+def _model(folder: Path, attention: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
 
 
 def random_prompt(rng: np.random.Generator, tokens: int) -> Int32Array:

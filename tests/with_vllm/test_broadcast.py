@@ -50,7 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def shared(models: list[Path], gloo_backend: None) -> Iterator[SharedEngine]:
     """An engine that was started with the first model."""
-    engine = SharedEngine(options(models[0], **TRANSFER))
+    engine = SharedEngine(lambda: make_engine("vllm", options(models[0], **TRANSFER)))
     yield engine
     engine.close()
 
