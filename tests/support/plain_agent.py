@@ -1,6 +1,7 @@
 """An agent for tests: calls the model with a calculator until it gets an answer without calls. Only Python's library.
 
-`python plain_agent.py [CHECK]`: with CHECK, it posts a reward of its own, 0.5.
+`python plain_agent.py [CHECK]`: with CHECK, it posts a reward of its own, 0.5. It writes the answers that it gets to a
+file of its own in the folder SEEN, if this variable is set.
 """
 
 import json
@@ -35,6 +36,9 @@ def main() -> None:
         body = {"model": "rollq", "messages": messages, "tools": [TOOL]}
         message = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)["choices"][0]["message"]
         messages.append({name: value for name, value in message.items() if value is not None})
+        if "SEEN" in os.environ:
+            with open(f"{os.environ['SEEN']}/{os.getpid()}", "a") as seen:
+                seen.write(json.dumps(messages[-1]) + "\n")
         if not message.get("tool_calls"):
             break
         for call in message["tool_calls"]:

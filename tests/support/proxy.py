@@ -30,10 +30,12 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The fate of a command. `delay_s`: before it is forwarded, or for `COPY`, before the copy is sent."""
+    """The fate of a command. `delay_s`: before it is forwarded, or for `COPY`, before the copy is sent. `then`: called
+    once the server has run it, before its client hears of it."""
 
     fate: Fate = Fate.PASS
     delay_s: float = 0.0
+    then: Callable[[], object] = lambda: None
 
 
 PASS = Verdict()
@@ -122,6 +124,7 @@ class Proxy:
             reply = read_reply(replies)
             if not reply:
                 break
+            verdict.then()
             self._wait_out_hold()
             client.sendall(reply)
 
@@ -131,6 +134,7 @@ class Proxy:
             self._wait_out_hold()
             server.sendall(command)
             read_reply(replies)
+            verdict.then()
         if verdict.fate is Fate.COPY:
             threading.Thread(target=self._copy, args=(command, verdict.delay_s), daemon=True).start()
 

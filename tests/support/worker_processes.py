@@ -25,7 +25,7 @@ class Workers:
 
     def start(self, engine: str, **options: Any) -> BaseProcess:
         self.count += 1
-        settings = {"engine": engine, "options": options, "grace_s": 1}
+        settings = {"engine": engine, "options": options, "grace_s": 1, "engine_restarts": 99}
         if "model" in options:
             settings["tokenizer"] = options["model"]
         log = self.folder / f"worker-{self.count}.log"
