@@ -1,5 +1,6 @@
 """The tokenizer adapter and the fingerprints by which roles find out that they disagree."""
 
+import shutil
 from pathlib import Path
 
 import orjson
