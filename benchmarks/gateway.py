@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
+from aiohttp import web
 
 from benchmarks.results import Result
 from benchmarks.world import admit_and_lease, run, server
@@ -40,6 +41,8 @@ from rollq.workers.tokenizers.hugging_face import HfTokenizer
 GROUP_SIZE = 8
 PROMPT_TOKENS = 200_000
 ANSWER = "The tests pass now. " * 5
+BARE_S = 15
+"""Seconds for which a server that does nothing is measured, to compare."""
 RESULT_CHARACTERS = 1000
 """Text that each call adds to its conversation."""
 
@@ -58,8 +61,10 @@ def _measure(sessions: int, rate: int, seconds: int, kilobytes: int) -> list[Res
             leases = admit_and_lease(buffer, held.epoch, 0, -(-sessions // GROUP_SIZE), 0)
             plan = {"rate": rate, "seconds": seconds, "characters": kilobytes * 1000}
             times = asyncio.run(_serve(buffer, leases, HfTokenizer(Path(name)), plan))
+    bare = asyncio.run(_serve_bare(sessions, {**plan, "seconds": min(seconds, BARE_S)}))
     continuing, openings = np.array(times["continuing"]) * 1e3, np.array(times["openings"]) * 1e3
     details = {
+        "bare_http_median_ms": float(np.median(bare["continuing"])) * 1e3,
         "calls": float(len(continuing)),
         "opening_median_ms": float(np.median(openings)),
         "opening_p99_ms": float(np.percentile(openings, 99)),
@@ -128,11 +133,36 @@ async def _serve(
                 )
                 session = Session(rollout, make_format("hermes"), SessionLimits(max_calls=10_000))
                 bases.append(gateway.base_url(stack.enter_context(gateway.serving(session))))
-        command = [sys.executable, "-m", "benchmarks.gateway"]
-        clients = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        output, _ = await clients.communicate(orjson.dumps({**plan, "bases": bases}))
+        times = await _ask({**plan, "bases": bases})
     await http.close()
     calls.close()
+    return times
+
+
+async def _serve_bare(sessions: int, plan: dict[str, Any]) -> dict[str, list[float]]:
+    """Serve as many sessions by a server that only reads each request and answers."""
+    answer = orjson.dumps({"choices": [{"message": {"role": "assistant", "content": ANSWER}}]})
+
+    async def handle(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=answer, content_type="application/json")
+
+    app = web.Application(client_max_size=16_000_000)
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    times = await _ask({**plan, "bases": [f"http://{host}:{port}/s/{number}" for number in range(sessions)]})
+    await runner.cleanup()
+    return times
+
+
+async def _ask(plan: dict[str, Any]) -> dict[str, list[float]]:
+    """Have the clients' process follow the plan, and return what it has measured."""
+    command = [sys.executable, "-m", "benchmarks.gateway"]
+    clients = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    output, _ = await clients.communicate(orjson.dumps(plan))
     times: dict[str, list[float]] = orjson.loads(output)
     return times
 
