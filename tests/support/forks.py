@@ -5,6 +5,7 @@ There is one such process per test process, and it cannot import tests: only wha
 
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -53,6 +54,7 @@ def _work(
     os.chdir(folder)
     os.environ.clear()
     os.environ |= environment
+    tempfile.tempdir = None  # that of the first fork was kept
     with log.open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from rollq.buffer.errors import ConfigError
-from rollq.buffer.rollouts import Prompt
+from rollq.buffer.rollouts import FinishReason, Prompt, Sample
 from rollq.workers.agent_loops import make_loop
+from rollq.workers.gateway.gateway import Gateway
 from rollq.workers.gateway.process import HarnessFolder
+from rollq.workers.gateway.server import Server
+from rollq.workers.gateway.settings import GatewaySettings
 from support.chat_engine import Model, chat_tokenizer, rollout
 from support.gateway_calls import run
 
@@ -21,6 +24,7 @@ from support.gateway_calls import run
     ("options", "words"),
     [
         ({}, "agent_options of agent loop 'harness': command: is required, but missing"),
+        ({"command": [sys.executable], "max_file_mb": float("inf")}, "max_file_mb = inf: must be less than"),
         ({"command": []}, "command = []: must have at least 1 item"),
         ({"command": ["no-such-program", "-x"]}, "agent_options.command: 'no-such-program' is not on the PATH"),
         ({"command": [sys.executable], "workspace": "nowhere"}, "agent_options.workspace: 'nowhere' is not a folder"),
@@ -72,6 +76,37 @@ def test_a_folder_that_is_made_while_its_sample_is_stopped_is_removed(
     for end in ends:
         end()
     assert list((tmp_path / "sessions").iterdir()) == []
+
+
+DONE = """
+import json, os, time, urllib.request
+
+def post(url, body):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+
+question = {"role": "user", "content": "Hi"}
+post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"model": "m", "messages": [question]})
+post(os.environ["ROLLQ_SESSION_URL"] + "/reward", {"reward": None})
+time.sleep(0.5)
+print("cleaned up")
+"""
+
+
+def test_a_command_that_leaves_its_reward_to_the_judge_may_clean_up(tmp_path: Path) -> None:
+    async def work() -> Sample:
+        gateway = Gateway(GatewaySettings())
+        server = Server(gateway)
+        await server.start()
+        try:
+            loop = make_loop("harness", {"command": [sys.executable, "-c", DONE], "tool_parser": ""}, gateway)
+            return await loop.run(rollout(Model(chat_tokenizer(tmp_path), ["Hello"]), Prompt("Hi")))
+        finally:
+            await server.close()
+
+    sample = run(work)
+    assert (sample.text, sample.finish_reason, sample.reward) == ("Hello", FinishReason.STOP, None)
+    assert sample.extra["harness"]["output"] == "cleaned up"
 
 
 TOO_LARGE = "since its output or another file reached max_file_mb = 0.005"

@@ -1,6 +1,7 @@
 """The process of a harness: whatever it starts ends with it, and with the worker."""
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -190,6 +191,29 @@ def test_a_folder_has_the_path_of_the_attempt_before_unless_that_is_in_use(
     for folder in (beside, again):
         folder.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_was_made_anew_while_a_left_one_was_looked_at_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = HarnessFolder.make(None, "sums-1-0")
+    assert left.lock is not None
+    os.close(left.lock)
+    made: list[HarnessFolder] = []
+    lock = fcntl.flock
+
+    def late(file: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and not made:  # another worker is faster
+            made.append(left)
+            made[0] = HarnessFolder.make(None, "sums-1-0")
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    remove_left_folders()
+    assert made[0].root == left.root
+    assert made[0].workspace.exists()
+    made[0].remove()
 
 
 def test_what_outlives_its_worker_and_its_launcher_ends_at_the_next_start() -> None:

@@ -230,6 +230,97 @@ def test_an_answer_whose_stream_broke_is_given_again(tokenizer: HfTokenizer) -> 
     run(use)
 
 
+def test_a_repeat_of_a_call_that_is_being_given_up_is_a_new_call(tokenizer: HfTokenizer) -> None:
+    class Slow(Repeats):
+        async def generate(self, request: Request) -> Completion:
+            try:
+                return await super().generate(request)
+            finally:
+                if self.asked == 1:
+                    await ended.wait()
+
+    ended = asyncio.Event()
+
+    async def use() -> None:
+        session, _ = with_repeats(tokenizer, limits=SessionLimits(repeat_s=0.0))
+        model = Slow(tokenizer)
+        session.answering.rollout = replace(session.answering.rollout, generate=model.generate)
+        lost = Connection()
+        asking = asyncio.ensure_future(session.ask(REQUEST, lost))
+        while not model.asked:
+            await asyncio.sleep(0)
+        lost.is_lost = True
+        session.lose()
+        await asyncio.sleep(0.01)
+        model.go.set()
+        assert (await serve(session, replace(REQUEST, repeats=1))).content == "answer 0"
+        ended.set()
+        with pytest.raises(CallRefused):
+            await asking
+
+    run(use)
+
+
+def test_a_client_that_came_back_is_expected_no_more(tokenizer: HfTokenizer) -> None:
+    async def use() -> None:
+        session, model = with_repeats(tokenizer, limits=SessionLimits(parallel_calls=1))
+        other = replace(REQUEST, messages=({"role": "user", "content": "Other"},))
+        running = asyncio.ensure_future(serve(session, other))
+        while not model.asked:
+            await asyncio.sleep(0)
+        with pytest.raises(CallRefused):
+            await session.ask(REQUEST, Connection())
+        model.go.set()
+        await running
+        assert (await session.ask(REQUEST, Connection())).content == "answer 1"
+        assert (await session.ask(replace(REQUEST, repeats=1), Connection())).content == "answer 1"
+
+    run(use)
+
+
+def test_a_call_that_is_asked_again_after_an_error_has_another_seed(tokenizer: HfTokenizer) -> None:
+    seeds: list[int | None] = []
+
+    async def use() -> None:
+        session, model = with_repeats(tokenizer)
+
+        async def fails_once(request: Request) -> Completion:
+            seeds.append(request.sampling.seed)
+            if len(seeds) == 1:
+                await model.go.wait()
+                raise ValueError("no")
+            return await model.generate(request)
+
+        session.answering.rollout = replace(session.answering.rollout, generate=fails_once)
+        first, second = (asyncio.ensure_future(serve(session, REQUEST)) for _ in range(2))
+        while len(seeds) < 2:
+            await asyncio.sleep(0)
+        model.go.set()
+        with pytest.raises(CallRefused):
+            await first
+        await asyncio.gather(second, serve(session, REQUEST))
+
+    run(use)
+    assert len(set(seeds)) == 3
+
+
+def test_calls_between_do_not_change_which_answer_a_history_repeats(tokenizer: HfTokenizer) -> None:
+    async def use(session: Any, others_first: bool) -> None:
+        first = Client(session)
+        await first.say("Hi")
+        await first.say("so")
+        await Client(session).say("Hi")  # answered with the same words
+        calls = [partial(first.say, "last"), *(partial(Client(session).say, f"other {n}") for n in range(40))]
+        for say in [*calls[1:], calls[0]] if others_first else calls:
+            await say()
+
+    recorded: list[Sample] = []
+    run(lambda: use(make_session(Model(tokenizer, ["Yes"] * 44), recorded=recorded), False))
+    again = make_session(Model(tokenizer, []), previous=as_stored(recorded), recorded=[])
+    run(lambda: use(again, True))
+    assert again.answering.replayed == 44
+
+
 def test_equal_calls_at_the_same_time_are_all_trained_and_of_those_one_after_another_the_last(
     tokenizer: HfTokenizer,
 ) -> None:

@@ -28,9 +28,6 @@ from rollq.workers.gateway.normal_form import (
 )
 from rollq.workers.gateway.system_messages import fold_system_messages, keeps_system_messages
 
-RECENT = 16
-"""Answers that are looked at first when a history is recognised."""
-
 
 @dataclass(slots=True, eq=False)
 class Stretch:
@@ -245,9 +242,9 @@ class CallTree:
         return history, parent, messages, messages[after:]
 
     def _known_before(self, messages: tuple[Message, ...]) -> Node | None:
-        """The recent call with the longest history whose messages begin these ones, followed by its answer."""
-        recent = sorted(self.nodes[-RECENT:], key=lambda node: len(node.messages))
-        for node in reversed(recent):
+        """The call with the longest history whose messages begin these ones, followed by its answer; of several, the
+        last one."""
+        for node in sorted(self.nodes, key=lambda node: (len(node.messages), node.ended), reverse=True):
             place = len(node.messages)
             if 0 < place < len(messages) and node.messages == messages[:place]:
                 message = messages[place]

@@ -5,6 +5,7 @@ variables that the clients of OpenAI and Anthropic read.
 """
 
 import asyncio
+import math
 import shutil
 import signal
 from collections.abc import Mapping
@@ -46,14 +47,17 @@ class HarnessSettings(SessionSettings):
     )
     timeout_s: float = Field(default=600, gt=0, description="longest run of a command, in seconds")
     max_file_mb: float = Field(
-        default=256, gt=0, description="largest file that a command can write, its output among them, in megabytes"
+        default=256,
+        gt=0,
+        le=1e9,
+        description="largest file that a command can write, its output among them, in megabytes",
     )
     concurrent: int = Field(default=16, gt=0, description="commands at the same time, in one worker")
 
     @property
     def max_file_bytes(self) -> int:
         """The largest file, in bytes."""
-        return int(self.max_file_mb * 1e6)
+        return math.ceil(self.max_file_mb * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class Harness:
         )
         try:
             exit_code = await self._until_ended(process, session, rollout)
+            is_closed = session.closed.is_set()
             if session.answering.failure is None and not rollout.is_stopped():
                 await session.settle()
         finally:
@@ -112,7 +117,7 @@ class Harness:
             raise session.answering.failure
         if rollout.is_stopped():
             return session.so_far()
-        return self._sample(session, folder, exit_code)
+        return self._sample(session, folder, exit_code, is_closed)
 
     async def _until_ended(self, process: HarnessProcess, session: Session, rollout: Rollout) -> int | None:
         """The command's exit code; None if it is still running: its session is closed, or its time is up."""
@@ -125,7 +130,7 @@ class Harness:
                 await asyncio.wait([exiting, closing], timeout=min(LOOK_S, left_s), return_when=asyncio.FIRST_COMPLETED)
                 if exiting.done() or closing.done():
                     break
-            if session.reward is not None:  # the command has no more to say, and may still clean up
+            if session.closed.is_set():  # the command has no more to say, and may still clean up
                 await asyncio.wait([exiting], timeout=SETTLE_S)
             return exiting.result() if exiting.done() else None
         finally:
@@ -134,15 +139,15 @@ class Harness:
                 with suppress(asyncio.CancelledError):
                     await waiting
 
-    def _sample(self, session: Session, folder: HarnessFolder, exit_code: int | None) -> Sample:
+    def _sample(self, session: Session, folder: HarnessFolder, exit_code: int | None, is_closed: bool) -> Sample:
         tail = folder.tail()
         facts = {"exit_code": exit_code, "output": tail, "workspace": str(folder.workspace)}
-        if session.reward is None and exit_code:
+        if exit_code and not is_closed:
             made = session.sample(extra={"harness": facts})
             problem = f"the command ended with exit code {exit_code}{self._too_large(folder, exit_code)}"
             return replace(failed(f"{problem}: {tail[-500:] or 'it wrote nothing'}"), extra=made.extra)
         made = session.sample(extra={"harness": facts})
-        if exit_code is None and session.reward is None and made.segments:
+        if exit_code is None and not is_closed and made.segments:
             return replace(made, finish_reason=FinishReason.LENGTH)  # its time was up
         return made
 

@@ -139,6 +139,8 @@ def _remove_if_left(root: Path) -> None:
         folder = HarnessFolder(root, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock), root.lstat()):
+                raise FileNotFoundError  # another worker has removed it, and may have made a new one
         except OSError:  # its worker lives
             os.close(lock)
             return

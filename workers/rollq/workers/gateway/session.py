@@ -6,6 +6,7 @@ is sampled for it.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -90,6 +91,7 @@ class Session:
         self._limits = limits
         self._chosen = chosen
         self._asked: dict[bytes, list[Asked]] = {}
+        self._times: Counter[bytes] = Counter()  # how often each request was asked
         self._turned_away: dict[bytes, list[float]] = {}  # how long clients are expected back, by their requests
         self._running = self._unfinished = 0
 
@@ -141,13 +143,11 @@ class Session:
 
     def _repeated(self, located: Located) -> Asked | None:
         """The earlier call that this one repeats: its client says so, or has lost its connection."""
-        known = self._asked.get(located.digest, [])
+        known = [asked for asked in self._asked.get(located.digest, ()) if not asked.task.cancelling()]
         for asked in reversed(known):
             if asked.is_abandoned:
                 return asked
-        if not located.call.repeats:
-            return None
-        if self._comes_back(located.digest):
+        if self._comes_back(located.digest) or not located.call.repeats:
             return None
         candidates = [asked for asked in known if not asked.is_seen] or known
         return candidates[-1] if candidates else None
@@ -188,7 +188,8 @@ class Session:
             raise CallRefused(f"this session has made {made} tokens, the most that it may", code="too_many_tokens")
         known = self._asked.setdefault(located.digest, [])
         begun = self.answering.tree.tick()
-        asked = Asked(asyncio.ensure_future(self.answering.answer(located, len(known), begun)), begun)
+        asked = Asked(asyncio.ensure_future(self.answering.answer(located, self._times[located.digest], begun)), begun)
+        self._times[located.digest] += 1
         known.append(asked)
         asked.task.add_done_callback(lambda _: self._answered(located.digest, asked))
         self._running += 1
@@ -198,7 +199,9 @@ class Session:
         self._running -= 1
         if asked.task.cancelled() or asked.task.exception() is not None:
             self._asked[digest].remove(asked)
-            self._turn_away(digest, sum(not caller.is_lost for caller in asked.callers))
+            error = None if asked.task.cancelled() else asked.task.exception()
+            if isinstance(error, CallRefused) and error.retry_after_s:
+                self._turn_away(digest, sum(not caller.is_lost for caller in asked.callers))
             if self.answering.failure is not None:
                 self.closed.set()
         else:
