@@ -82,7 +82,7 @@ def test_what_has_left_the_process_group_ends_with_the_command(then: str) -> Non
         if then == "pass":
             assert await process.wait() == 0
         await process.end()
-        assert not psutil.pid_exists(pid)
+        assert not runs(pid)
         folder.remove()
         assert not folder.root.exists()
 
@@ -96,7 +96,7 @@ def test_all_of_it_ends_with_a_worker_that_is_killed_and_its_folder_goes() -> No
         folder = HarnessFolder(Path(worker.stdout.readline().strip()))
         pid = escaped(folder)
         worker.kill()
-    wait_until(lambda: not psutil.pid_exists(pid) and not folder.root.exists())
+    wait_until(lambda: not runs(pid) and not folder.root.exists())
 
 
 @pytest.mark.parametrize(
