@@ -96,9 +96,31 @@ def test_all_of_it_ends_with_a_worker_that_is_killed_and_its_folder_goes() -> No
         folder = HarnessFolder(Path(worker.stdout.readline().strip()))
         pid = escaped(folder)
         worker.kill()
-    wait_until(lambda: not runs(pid))
-    remove_left_folders()  # on a busy machine, the launcher does not always get to it
-    wait_until(lambda: not folder.root.exists())
+    wait_until(lambda: not runs(pid) and not folder.root.exists())
+
+
+LAST_THREAD = WORKER.replace(
+    "    await asyncio.sleep(600)",
+    """
+    import ctypes, platform, threading
+    while b"marker" not in folder.output.read_bytes():
+        await asyncio.sleep(0.01)
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # ends this thread alone
+""",
+)
+
+
+def test_all_of_it_ends_with_a_worker_that_still_has_a_thread() -> None:
+    program = ESCAPES.format(then="time.sleep(600)")
+    with subprocess.Popen([sys.executable, "-c", LAST_THREAD, program], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        folder = HarnessFolder(Path(worker.stdout.readline().strip()))
+        try:
+            wait_until(lambda: not folder.root.exists())
+            assert worker.poll() is None
+        finally:
+            worker.kill()
 
 
 @pytest.mark.parametrize(

@@ -19,33 +19,41 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 NOT_FOUND = 127
+PARENT_DIED = signal.SIGHUP
+"""Sent by the system, once the parent's thread has died that started this process; SIGTERM is sent by the worker. The
+parent's id says nothing: it stays the same while another of its threads is dying."""
+AWAITED = {signal.SIGTERM, PARENT_DIED, signal.SIGCHLD}
 
 
 def main(parent: int, folder: str, max_file_bytes: int, command: list[str]) -> int:
     """Run the command; returns its exit code, or 128 and the number of the signal that ended it."""
-
-    def end_all(group: int | None) -> None:
-        end_descendants(group)
-        if os.getppid() != parent:
-            shutil.rmtree(folder, ignore_errors=True)
-        os._exit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, lambda *_: end_all(None))
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)  # a handler might run only after the next system call
     process_control(PR_SET_CHILD_SUBREAPER, 1)
-    process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
+    process_control(PR_SET_PDEATHSIG, PARENT_DIED)
     if os.getppid() != parent:  # it died before prctl
         shutil.rmtree(folder, ignore_errors=True)
         return 1
     limit_files(max_file_bytes)
     try:
-        child = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)
+        child = subprocess.Popen(command, start_new_session=True, preexec_fn=prepare_command)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND
-    signal.signal(signal.SIGTERM, lambda *_: end_all(child.pid))
-    code = child.wait()
+    ended = wait_for(child)
     end_descendants(child.pid)
-    return code if code >= 0 else 128 - code
+    if ended == -PARENT_DIED or PARENT_DIED in signal.sigpending():
+        shutil.rmtree(folder, ignore_errors=True)
+    return ended if ended >= 0 else 128 - ended
+
+
+def wait_for(child: "subprocess.Popen[bytes]") -> int:
+    """Wait until the command ends, or this process gets a signal; returns the exit code, or the signal as -number."""
+    while (code := child.poll()) is None:
+        number = signal.sigwait(AWAITED)
+        if number != signal.SIGCHLD:
+            return -number
+    return code
 
 
 def limit_files(most_bytes: int) -> None:
@@ -55,8 +63,9 @@ def limit_files(most_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
-def end_with_parent() -> None:
+def prepare_command() -> None:
     """Let the command die with this process, also where that is killed. Runs in the command's process."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
     process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
