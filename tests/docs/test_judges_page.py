@@ -19,6 +19,7 @@ from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.consumer_groups import make_segment
 from support.documented_commands import ROOT, blocks
+from support.serving import serving
 
 FILES = {block.detail: block.code for block in blocks(ROOT / "docs" / "guide" / "judges.md") if block.mark == "file"}
 SAMPLE = Sample(segments=(), status=SampleStatus.COMPLETED, text="It is 42.")
@@ -75,17 +76,14 @@ def test_the_grading_of_the_page_asks_its_pool() -> None:
     async def scene() -> Verdict:
         application = web.Application()
         application.router.add_post("/v1/chat/completions", answer)
-        runner = web.AppRunner(application)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
         shown = tomllib.loads(FILES["pools.toml"])["worker"]["pools"]["grader"]
-        pool = ModelPool("grader", PoolSettings(**{**shown, "urls": [f"http://127.0.0.1:{runner.addresses[0][1]}/v1"]}))
-        try:
-            judge = make_judge("grading.grade", {}, JudgeContext(60, JudgePool(1), pools={"grader": pool}))
-            return await judge.judge(Prompt("Write."), SAMPLE)
-        finally:
-            await pool.close()
-            await runner.cleanup()
+        async with serving(application) as url:
+            pool = ModelPool("grader", PoolSettings(**{**shown, "urls": [f"{url}/v1"]}))
+            try:
+                judge = make_judge("grading.grade", {}, JudgeContext(60, JudgePool(1), pools={"grader": pool}))
+                return await judge.judge(Prompt("Write."), SAMPLE)
+            finally:
+                await pool.close()
 
     assert asyncio.run(scene()) == Verdict(0.7)
     assert asked[0]["model"] == "grader"

@@ -14,6 +14,7 @@ from rollq.buffer.rollouts import FinishReason
 from rollq.workers.agents.tool_calls import ToolCall
 from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
 from rollq.workers.gateway.protocols import chat, completions, messages, models, responses
+from support.serving import serving
 from support.waiting import PATIENCE_S
 
 CREATED_S = 1_750_000_000
@@ -79,15 +80,9 @@ class CannedGateway:
         app.router.add_post("/v1/messages/count_tokens", self._count)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name}", self._model)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
-        self._ready.set()
-        await self._ended.wait()
-        await runner.cleanup()
+        async with serving(app) as self.url:
+            self._ready.set()
+            await self._ended.wait()
 
     def _handler(self, protocol: CallProtocol) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:

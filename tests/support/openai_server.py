@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 
 from rollq.workers.engines.openai.completions_api import PROBE
+from support.serving import serving
 from support.waiting import PATIENCE_S
 
 ANSWER = [*b"42", 1]
@@ -69,15 +70,10 @@ class CompletionsServer:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_get("/weight_info", self._weights)
         app.router.add_post("/{route:pause|resume|update_weight_version|collective_rpc}", self._weights)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}/v1"
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
+        async with serving(app, handler_cancellation=True, shutdown_timeout=0.1) as url:
+            self.url = f"{url}/v1"
+            self._ready.set()
+            await self._stop.wait()
 
     def release(self) -> None:
         """Let requests that hang be answered."""

@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 
 from rollq.workers.engines.sglang.generate_api import PROBE
+from support.serving import serving
 from support.waiting import PATIENCE_S
 
 EXCHANGES: dict[str, Any] = json.loads(Path(__file__).with_name("sglang_exchanges.json").read_text())
@@ -59,14 +60,9 @@ class RecordedServer:
         app.router.add_get("/model_info", self._describe)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/{route}", self._change)
-        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        host, port = runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
+        async with serving(app, handler_cancellation=True, shutdown_timeout=0.1) as self.url:
+            self._ready.set()
+            await self._stop.wait()
 
     def restart(self) -> None:
         """As a server that was started again."""

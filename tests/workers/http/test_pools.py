@@ -24,6 +24,7 @@ from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from rollq.workers.settings import WorkerSettings
 from rollq.workers.task_settings import WorkerTask
+from support.serving import serving
 
 QUICK: dict[str, Any] = {"served_model": "teacher", "retries": 2, "retry_first_s": 0.01}
 
@@ -62,13 +63,8 @@ async def served(answer: Callable[[dict[str, Any]], Any], asked: list[dict[str, 
     application = web.Application()
     application.router.add_post("/v1/completions", complete)
     application.router.add_post("/v1/chat/completions", complete)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    finally:
-        await runner.cleanup()
+    async with serving(application) as url:
+        yield f"{url}/v1"
 
 
 def with_server(

@@ -14,6 +14,7 @@ from rollq.workers.judging.judges import make_judge
 from rollq.workers.judging.process_pool import JudgePool
 from rollq.workers.judging.rewards import Verdict
 from support.judge_doubles import made, question, sample, verdicts
+from support.serving import serving
 
 GSM8K = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n#### 72"
 
@@ -118,15 +119,8 @@ async def server(answers: list[web.Response], asked: list[Any]) -> AsyncIterator
 
     application = web.Application()
     application.router.add_post("/judge", answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        assert site._server is not None
-        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/judge"  # type: ignore[attr-defined]
-    finally:
-        await runner.cleanup()
+    async with serving(application) as url:
+        yield f"{url}/judge"
 
 
 @pytest.mark.parametrize(
