@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import torch
 from tokenizers import AddedToken
 
 from benchmarks.learning import AGENTS, with_part
@@ -196,19 +195,8 @@ def make_model(folder: DemoFolder, seed: int) -> None:
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (CALL, CALL_END)])
     tokenizer.chat_template = CHAT_TEMPLATE
     model = tiny.make_model(len(tokenizer), seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=tiny.LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=tiny.LEARNING_RATE, total_steps=WARM_UP_STEPS, pct_start=0.1
-    )
-    questions, rng = tiny.read_questions(folder.prompts / "sum.jsonl"), random.Random(seed)
-    for _ in range(WARM_UP_STEPS):
-        lessons = [_lesson(question, rng) for question in rng.sample(questions, tiny.BATCH)]
-        logprobs, tokens = tiny.answer_logprobs(model, lessons, tokenizer)
-        optimizer.zero_grad()
-        torch.autograd.backward(-logprobs.sum() / tokens)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+    questions = tiny.read_questions(folder.prompts / "sum.jsonl")
+    tiny.warm_up(model, tokenizer, questions, seed=seed, steps=WARM_UP_STEPS, progress=False, lesson=_lesson)
     tiny.save(folder.model, model, tokenizer)
 
 

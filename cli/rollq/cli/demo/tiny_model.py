@@ -6,7 +6,7 @@ The result is an ordinary Hugging Face model folder; nothing in rollq knows that
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +94,11 @@ def wrong_answer(answer: str, rng: random.Random) -> str:
     return "".join(rng.sample(answer, len(answer))) if len(answer) >= 4 else answer[::-1]
 
 
+def sometimes_wrong(question: Question, rng: random.Random) -> Question:
+    """The question, with a wrong answer in 60 % of cases."""
+    return Question(question.prompt, wrong_answer(question.answer, rng)) if rng.random() < WRONG_ANSWERS else question
+
+
 def encode(
     questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -131,18 +136,17 @@ def warm_up(
     seed: int,
     steps: int,
     progress: bool,
+    lesson: Callable[[Question, random.Random], Question] = sometimes_wrong,
 ) -> float:
-    """Train on `questions`, 60 % of the answers wrong; returns the last loss in nats per token."""
+    """Train on what `lesson` makes of `questions`, by default 60 % wrong answers; returns the last loss in nats per
+    token."""
     rng = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=steps, pct_start=0.1)
     loss = torch.tensor(float("nan"))
     bar = tqdm(range(steps), desc="warm-up", unit="step", disable=not progress)
     for _ in bar:
-        batch = [
-            Question(question.prompt, wrong_answer(question.answer, rng)) if rng.random() < WRONG_ANSWERS else question
-            for question in rng.sample(questions, BATCH)
-        ]
+        batch = [lesson(question, rng) for question in rng.sample(questions, BATCH)]
         logprobs, tokens = answer_logprobs(model, batch, tokenizer)
         loss = -logprobs.sum() / tokens
         optimizer.zero_grad()
