@@ -888,3 +888,28 @@ def test_a_call_whose_client_is_lost_while_it_is_recorded_is_answered(tokenizer:
         assert (model.asked, len(recorded)) == (1, 1)
 
     run(use)
+
+
+def test_the_conversation_of_an_earlier_answer_stays_as_it_was(tokenizer: HfTokenizer) -> None:
+    def facts(node: call_tree.Node) -> Any:
+        conversation = node.conversation
+        tokens = [
+            (
+                segment.response_ids.tolist(),
+                segment.logprobs.tolist(),
+                segment.versions,
+                segment.arrays["routed"].tolist(),
+            )
+            for segment in conversation.segments
+        ]
+        return conversation.messages, conversation.rendered, conversation.context.tolist(), tokens
+
+    async def work() -> None:
+        session = make_session(Model(tokenizer, ["One", "Two", "Three"], arrays=True))
+        client, then = Client(session), []
+        for number in range(3):
+            await client.say(str(number))
+            then.append(facts(session.answering.tree.nodes[-1]))
+        assert [facts(node) for node in session.answering.tree.nodes] == then
+
+    run(work)
