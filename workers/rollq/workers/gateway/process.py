@@ -139,9 +139,10 @@ def _remove_if_left(root: Path) -> None:
         folder = HarnessFolder(root, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(lock), root.lstat()):
-                raise FileNotFoundError  # another worker has removed it, and may have made a new one
+            is_left = os.path.samestat(os.fstat(lock), root.lstat())  # else it was made anew
         except OSError:  # its worker lives
+            is_left = False
+        if not is_left:
             os.close(lock)
             return
         folder.end_processes()
