@@ -898,7 +898,7 @@ def test_the_conversation_of_an_earlier_answer_stays_as_it_was(tokenizer: HfToke
                 segment.response_ids.tolist(),
                 segment.logprobs.tolist(),
                 segment.versions,
-                segment.arrays["routed"].tolist(),
+                np.asarray(segment.arrays["routed"]).tolist(),
             )
             for segment in conversation.segments
         ]
