@@ -1,5 +1,6 @@
 """Claude Code and Codex, the real programs, as harnesses: their calls become the segments of a sample."""
 
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,13 @@ pytestmark = pytest.mark.slow
 
 PROMPT_TOKENS = 400_000
 QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders for temporary files that no other test uses: samples have the same name in all of them."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
 
 @pytest.fixture(scope="module")
