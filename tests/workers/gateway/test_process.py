@@ -168,6 +168,17 @@ def test_a_launcher_that_does_not_answer_is_killed_with_all_that_its_command_has
     run(work)
 
 
+def test_a_process_that_is_just_starting_a_program_ends_with_the_others() -> None:
+    """Linux shows no environment of a process for a moment after it has replaced its program."""
+    folder = HarnessFolder.make(None)
+    for _ in range(30):
+        with subprocess.Popen(["sleep", "600"], env=folder.environment({})) as process:
+            folder.end_processes()
+            process.terminate()  # ends it only if it was missed
+            assert process.wait() == -signal.SIGKILL
+    folder.remove()
+
+
 HOLDS = """
 import sys
 from rollq.workers.gateway.process import HarnessFolder

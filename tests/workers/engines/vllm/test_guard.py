@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollq.workers.engines.vllm.guard import ProcessGuard
-from rollq.workers.engines.vllm.watchdog import VARIABLE, marked
+from rollq.workers.engines.vllm.watchdog import VARIABLE, environment, has_mark, marked
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -108,6 +108,27 @@ def test_a_guard_ends_its_own_processes_and_its_watchdog() -> None:
         assert other.wait() == -signal.SIGTERM
         assert bystander.poll() is None
     assert VARIABLE not in os.environ
+
+
+def test_processes_that_are_just_starting_a_program_have_the_mark() -> None:
+    """Linux shows no environment of a process for a moment after it has replaced its program."""
+    guard = ProcessGuard()
+    for _ in range(100):
+        with guard.marking():
+            process = subprocess.Popen(["sleep", "3600"])
+        assert has_mark(process.pid, guard.mark)
+        process.kill()
+        process.wait()
+    guard.close()
+
+
+def test_a_process_without_an_environment_or_one_that_has_ended_has_no_mark() -> None:
+    with subprocess.Popen(["sleep", "3600"], env={}) as bare:
+        assert environment(bare.pid) == b""
+        assert not has_mark(bare.pid, "mark")
+        bare.kill()
+        wait_until(lambda: not alive(bare.pid))
+        assert not has_mark(bare.pid, "mark")
 
 
 def test_a_watchdog_that_is_killed_leaves_the_processes_to_the_worker() -> None:

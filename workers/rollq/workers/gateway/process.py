@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
+from rollq.workers.engines.vllm import watchdog
 from rollq.workers.gateway import launcher
 
 INHERITED: Final = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR", "LD_LIBRARY_PATH")
@@ -85,11 +86,11 @@ class HarnessFolder:
             sleep(LOOK_S)
 
     def _processes(self) -> list[int]:
-        marker, found = f"\0{MARKER}={self.root}\0".encode(), []
-        for file in Path("/proc").glob("[0-9]*/environ"):
+        marker, found = f"{MARKER}={self.root}".encode(), []
+        for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if marker in b"\0" + file.read_bytes():
-                    found.append(int(file.parent.name))
+                if marker in watchdog.environment(int(folder.name)).split(b"\0"):
+                    found.append(int(folder.name))
         return found
 
     def tail(self) -> str:

@@ -22,6 +22,12 @@ PATIENCE_S = 30.0
 """How long to wait for a process to end after SIGKILL. One that hangs in a driver may never end."""
 LOOK_S = 0.1
 """Pause between two looks at the processes."""
+START_S = 1.0
+"""How long to wait for the environment of a process that starts a program."""
+START_LOOK_S = 0.001
+"""Pause between two looks at a process that starts a program."""
+ENV_END = 51 - 3
+"""The place of `env_end` in /proc/PID/stat, counted from the state; see proc_pid_stat(5). 0 while a program starts."""
 
 
 def main(worker: int, mark: str) -> None:
@@ -65,12 +71,28 @@ def marked(mark: str) -> set[int]:
 def has_mark(pid: int, mark: str) -> bool:
     """Whether a process has the mark; False when it has ended, or belongs to another user."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as environment:
-            if f"{VARIABLE}={mark}".encode() in environment.read().split(b"\0"):
-                return True
-        return any(mark in target(f"/proc/{pid}/fd/{file}") for file in os.listdir(f"/proc/{pid}/fd"))
+        # The files come first: a process that starts a program closes the one with the mark, and then has the variable.
+        if any(mark in target(f"/proc/{pid}/fd/{file}") for file in os.listdir(f"/proc/{pid}/fd")):
+            return True
+        return f"{VARIABLE}={mark}".encode() in environment(pid).split(b"\0")
     except OSError:
         return False
+
+
+def environment(pid: int) -> bytes:
+    """The environment of a process, `NAME=value` with zero bytes between. Raises `OSError`.
+
+    While a process starts a program, Linux shows no environment yet; this waits for it, usually for microseconds.
+    """
+    deadline_s = time.monotonic() + START_S
+    while True:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            found = file.read()
+        if found or fields[ENV_END] != b"0" or time.monotonic() > deadline_s:
+            return found
+        time.sleep(START_LOOK_S)
 
 
 def target(link: str) -> str:
