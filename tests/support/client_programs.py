@@ -153,7 +153,13 @@ def compact(step, agent):
         agent.memory.steps = [TaskStep(task=f"So far: {summary} Go on.")]
 
 
-agent = ToolCallingAgent(tools=[work_out], managed_agents=[checker], model=model, step_callbacks=[compact])
+agent = ToolCallingAgent(
+    tools=[work_out],
+    managed_agents=[checker],
+    model=model,
+    step_callbacks=[compact],
+    max_tool_threads=1,  # a checker has one memory, which its next task empties
+)
 print(agent.run(sys.stdin.read()))
 """
 )
