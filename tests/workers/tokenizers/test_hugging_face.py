@@ -83,6 +83,13 @@ def test_text_has_the_ids_that_transformers_gives_it(folder: Path, text: str) ->
     assert tokenizer.encode(text) == tokenizer.backend.encode(text, add_special_tokens=False)
 
 
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("ids", [[], [1], [0, 1, 257], [228, 184], [40, 1, 0, 41], list(range(258)), [99_999]])
+def test_ids_have_the_text_that_transformers_gives_them(folder: Path, ids: list[int], special: bool) -> None:
+    tokenizer = HfTokenizer(folder)
+    assert tokenizer.decode(ids, special=special) == tokenizer.backend.decode(ids, skip_special_tokens=not special)
+
+
 def test_a_limit_of_the_saved_tokenizer_does_not_cut_text(folder: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(folder, tmp_path / "copy")
     saved = orjson.loads((copied / "tokenizer.json").read_bytes())

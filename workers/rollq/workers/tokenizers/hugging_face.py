@@ -76,7 +76,11 @@ class HfTokenizer:
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
         """Text of `ids`, without special tokens unless `special`."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        text: str
+        if self._fast is None:
+            text = self._tokenizer.decode(ids, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        else:  # transformers looks at each id first, which takes longer than the rest
+            text = self._fast.decode(ids, skip_special_tokens=not special)
         return text
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
