@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -32,7 +33,6 @@ class Batcher(Generic[T, R]):
         self._idle = parallel
         self._gathering: asyncio.TimerHandle | None = None
         self._waiting: list[tuple[T, asyncio.Future[R]]] = []
-        self._senders: set[asyncio.Task[None]] = set()
 
     def submit(self, item: T) -> asyncio.Future[R]:
         """Send `item` with the next call. The future gets its answer, or the call's error.
@@ -53,25 +53,33 @@ class Batcher(Generic[T, R]):
             self._gathering.cancel()
             self._gathering = None
         self._idle -= 1
-        sender = asyncio.get_running_loop().create_task(self._send())
-        self._senders.add(sender)
-        sender.add_done_callback(self._senders.discard)
+        self._send()
 
-    async def _send(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
-            await self._send_batch(batch)
-        self._idle += 1
-
-    async def _send_batch(self, batch: Sequence[tuple[T, asyncio.Future[R]]]) -> None:
-        loop = asyncio.get_running_loop()
+    def _send(self) -> None:
+        """Make the next call. Callbacks follow one another without a task, whose steps would each take a turn of the
+        event loop: agents wait for each record."""
+        batch, self._waiting = self._waiting[: self._limit], self._waiting[self._limit :]
+        items = [item for item, _ in batch]
         try:
-            answers = await loop.run_in_executor(self._executor, self._call, [item for item, _ in batch])
-        except Exception as error:  # noqa: BLE001 - it is delivered to every caller
-            for _, future in batch:
+            answers = asyncio.get_running_loop().run_in_executor(self._executor, self._call, items)
+        except RuntimeError as error:  # the executor was shut down
+            answers = asyncio.get_running_loop().create_future()
+            answers.set_exception(error)
+        answers.add_done_callback(partial(self._answered, [future for _, future in batch]))
+
+    def _answered(self, futures: Sequence[asyncio.Future[R]], answers: asyncio.Future[Sequence[R]]) -> None:
+        if self._waiting:
+            self._send()
+        else:
+            self._idle += 1
+        waiting = [future for future in futures if not future.done()]
+        if answers.cancelled():  # the executor was shut down before the call began
+            for future in waiting:
+                future.cancel()
+        elif (error := answers.exception()) is not None:
+            for future in waiting:
+                future.set_exception(error)
+        else:
+            for future, answer in zip(futures, answers.result(), strict=True):
                 if not future.done():
-                    future.set_exception(error)
-            return
-        for (_, future), answer in zip(batch, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+                    future.set_result(answer)
