@@ -229,6 +229,27 @@ def test_a_client_that_gives_up_and_asks_again_gets_the_answer_that_was_being_ma
     with_served(model, use)
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_session_that_stops_refuses_those_who_wait_for_an_answer(tokenizer: HfTokenizer, streams: bool) -> None:
+    asked = asyncio.Event()
+
+    async def generate(_request: Request) -> Completion:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def use(given: Served) -> None:
+        given.session.answering.rollout = replace(given.session.answering.rollout, generate=generate)
+        path = f"/s/{given.token}/v1/chat/completions"
+        waiting = asyncio.create_task(given.post(path, {**BODY, "stream": streams}))
+        await asked.wait()
+        await given.session.stop()
+        status, body, _ = await waiting
+        assert (status, body["error"]["code"]) == (400, "session_over")
+
+    with_served(Model(tokenizer, []), use)
+
+
 def test_a_client_that_leaves_while_it_sends_its_request_is_no_error(
     tokenizer: HfTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from aiohttp import web
 
 from rollq.buffer.errors import ConfigError
 from rollq.buffer.log_once import LogOnce
-from rollq.workers.gateway.answering import MOST_MESSAGES, too_many_messages
+from rollq.workers.gateway.answering import MOST_MESSAGES, session_over, too_many_messages
 from rollq.workers.gateway.calls import Answer, Call, CallProtocol, CallRefused
 from rollq.workers.gateway.gateway import SESSION_PATH, Gateway
 from rollq.workers.gateway.protocols import chat, completions, messages, responses
@@ -123,28 +123,24 @@ class Server:
         self, request: web.Request, session: Session, protocol: CallProtocol, call: Call, body: Mapping[str, Any]
     ) -> web.StreamResponse:
         connection = Connection(request)
-        asking = asyncio.ensure_future(session.ask(call, connection))
+        asking = session.ask(call, connection)
         try:
-            if not call.stream:
-                await self._until_answered(asking, connection, None)
-                payload = orjson.dumps(protocol.answer(call, body, await asking))
-                response: web.StreamResponse = web.Response(body=payload, content_type="application/json")
-                await response.prepare(request)
-                await response.write_eof()
-                connection.is_served = True
-            else:
-                response = await self._stream(request, asking, connection, protocol, call, body)
+            if call.stream:
+                return await self._stream(request, asking, connection, protocol, call, body)
+            await self._until_answered(asking, connection, None)
+            payload = orjson.dumps(protocol.answer(call, body, _result(asking)))
+            response = web.Response(body=payload, content_type="application/json")
+            await response.prepare(request)
+            await response.write_eof()
+            connection.is_served = True
             return response
         except ConnectionError:
             if not connection.is_lost:
                 raise
-            session.lose()
             return web.Response(status=400)  # nobody reads it
         finally:
-            if not asking.done():
-                asking.cancel()
-            with suppress(asyncio.CancelledError, CallRefused):
-                await asking
+            if not connection.is_served:
+                session.lose()
 
     async def _stream(
         self,
@@ -164,7 +160,7 @@ class Server:
                 if await self._until_answered(asking, connection, KEEPALIVE_S):
                     break
         try:
-            answer = await asking
+            answer = _result(asking)
         except CallRefused as refused:
             if not response.prepared:
                 raise
@@ -196,6 +192,13 @@ class Server:
     def _note_ignored(self, call: Call) -> None:
         for name in call.ignored:
             self._ignored.warning(name, "requests of agents set %s, which has no effect here", name)
+
+
+def _result(asking: "asyncio.Task[Answer]") -> Answer:
+    """The answer that has come. Raises `CallRefused`."""
+    if asking.cancelled():
+        raise session_over()
+    return asking.result()
 
 
 def _url_of(runner: web.AppRunner) -> str:

@@ -95,8 +95,12 @@ class Session:
         self._turned_away: dict[bytes, list[float]] = {}  # how long clients are expected back, by their requests
         self._running = self._unfinished = 0
 
-    async def ask(self, call: Call, caller: Caller) -> Answer:
-        """The answer to a call. Raises `CallRefused`."""
+    def ask(self, call: Call, caller: Caller) -> "asyncio.Task[Answer]":
+        """Ask for the answer to a call. Raises `CallRefused`, and so does the answer.
+
+        Several callers may wait for the same one, so none of them may cancel it; `lose` notes that a caller has left.
+        It is cancelled when the session stops, or nobody waits for it any more.
+        """
         self.used_s = time.monotonic()
         if self.is_over:
             raise session_over()
@@ -108,13 +112,7 @@ class Session:
         if asked.giving_up is not None:
             asked.giving_up.cancel()
             asked.giving_up = None
-        try:
-            return await asyncio.shield(asked.task)
-        except asyncio.CancelledError:
-            if asked.task.cancelled():
-                raise session_over() from None
-            self._note_lost(asked)
-            raise
+        return asked.task
 
     def lose(self) -> None:
         """Note that a caller may have lost its connection."""
@@ -188,7 +186,7 @@ class Session:
             raise CallRefused(f"this session has made {made} tokens, the most that it may", code="too_many_tokens")
         known = self._asked.setdefault(located.digest, [])
         begun = self.answering.tree.tick()
-        asked = Asked(asyncio.ensure_future(self.answering.answer(located, self._times[located.digest], begun)), begun)
+        asked = Asked(asyncio.create_task(self.answering.answer(located, self._times[located.digest], begun)), begun)
         self._times[located.digest] += 1
         known.append(asked)
         asked.task.add_done_callback(lambda _: self._answered(located.digest, asked))
