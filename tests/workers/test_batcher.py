@@ -88,3 +88,26 @@ def test_a_cancelled_answer_does_not_take_its_item_back() -> None:
 
     assert asyncio.run(scene()) == 2
     assert seen == [1, 2]
+
+
+def test_what_went_when_another_call_ended_is_not_followed_by_an_empty_call() -> None:
+    calls: list[list[int]] = []
+    go = threading.Event()
+
+    def call(items: Sequence[int]) -> Sequence[int]:
+        calls.append(list(items))
+        if 0 in items:
+            go.wait(PATIENCE_S)
+        return items
+
+    async def scene() -> None:
+        with ThreadPoolExecutor(2) as executor:
+            batcher = Batcher(call, executor, gather_s=0.2, limit=2, parallel=2)
+            full = [batcher.submit(0), batcher.submit(0)]  # as many as the limit: they go at once
+            late = batcher.submit(1)
+            go.set()
+            assert await asyncio.gather(*full, late) == [0, 0, 1]
+            await asyncio.sleep(0.4)  # until what is gathered would have gone
+
+    asyncio.run(scene())
+    assert calls == [[0, 0], [1]]

@@ -52,8 +52,9 @@ class Batcher(Generic[T, R]):
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        self._idle -= 1
-        self._send()
+        if self._waiting:  # else they went when another call ended
+            self._idle -= 1
+            self._send()
 
     def _send(self) -> None:
         """Make the next call. Callbacks follow one another without a task, whose steps would each take a turn of the
