@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
+from rollq.workers.engines.vllm import watchdog
 from rollq.workers.engines.vllm.guard import ProcessGuard
 from rollq.workers.engines.vllm.watchdog import VARIABLE, environment, has_mark, marked
 from support.waiting import wait_until
@@ -21,6 +24,7 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print
 NESTED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
 WORKER = f"""
 import os, subprocess, sys, time
+from rollq.workers.engines.vllm import watchdog
 from rollq.workers.engines.vllm.guard import ProcessGuard
 
 bystander = subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
@@ -120,6 +124,31 @@ def test_processes_that_are_just_starting_a_program_have_the_mark() -> None:
         process.kill()
         process.wait()
     guard.close()
+
+
+def test_a_process_that_starts_one_program_after_another_always_has_the_mark() -> None:
+    guard = ProcessGuard()
+    again = 'exec sh -c "$0" "$0"'
+    with guard.marking():
+        process = subprocess.Popen(["sh", "-c", again, again])
+    try:
+        assert all(has_mark(process.pid, guard.mark) for _ in range(5000))
+    finally:
+        guard.close()
+        process.wait()
+
+
+@pytest.mark.parametrize("which", ["one that has ended", "a thread of the system"])
+def test_a_process_without_memory_is_not_waited_for(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older systems show root an empty environment of it."""
+    process = subprocess.Popen(["true"])
+    wait_until(lambda: not alive(process.pid))
+    stat = b"2 (kthreadd) S" + b" 0" * 49
+    shown = {"stat": Path(f"/proc/{process.pid}/stat").read_bytes() if "ended" in which else stat, "environ": b""}
+    monkeypatch.setattr(watchdog, "open", lambda path, _mode: BytesIO(shown[path.split("/")[-1]]), raising=False)
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it is waited for"))
+    assert environment(process.pid) == b""
+    process.wait()
 
 
 def test_a_process_without_an_environment_or_one_that_has_ended_has_no_mark() -> None:

@@ -26,8 +26,9 @@ START_S = 1.0
 """How long to wait for the environment of a process that starts a program."""
 START_LOOK_S = 0.001
 """Pause between two looks at a process that starts a program."""
-ENV_END = 51 - 3
-"""The place of `env_end` in /proc/PID/stat, counted from the state; see proc_pid_stat(5). 0 while a program starts."""
+MEMORY_BYTES, ENV_START = 23 - 3, 50 - 3
+"""Places of `vsize`, and of `env_start` before `env_end`, in /proc/PID/stat, counted from the state; see
+proc_pid_stat(5). The last two are 0 while a program starts."""
 
 
 def main(worker: int, mark: str) -> None:
@@ -82,7 +83,8 @@ def has_mark(pid: int, mark: str) -> bool:
 def environment(pid: int) -> bytes:
     """The environment of a process, `NAME=value` with zero bytes between. Raises `OSError`.
 
-    While a process starts a program, Linux shows no environment yet; this waits for it, usually for microseconds.
+    While a process starts a program, Linux shows no environment; this waits for it, usually for microseconds. Empty for
+    a process without memory: one that is ending, or a thread of the system.
     """
     deadline_s = time.monotonic() + START_S
     while True:
@@ -90,7 +92,9 @@ def environment(pid: int) -> bytes:
             fields = stat.read().rpartition(b")")[2].split()
         with open(f"/proc/{pid}/environ", "rb") as file:
             found = file.read()
-        if found or fields[ENV_END] != b"0" or time.monotonic() > deadline_s:
+        start, end = fields[ENV_START : ENV_START + 2]
+        is_empty = start == end != b"0"  # it had none before and after, so that no program came between
+        if found or is_empty or fields[MEMORY_BYTES] == b"0" or time.monotonic() > deadline_s:
             return found
         time.sleep(START_LOOK_S)
 
