@@ -87,10 +87,10 @@ class HarnessFolder:
 
     def _processes(self) -> list[int]:
         marker, found = f"{MARKER}={self.root}".encode(), []
-        for folder in Path("/proc").glob("[0-9]*"):
+        for pid in (int(entry.name) for entry in Path("/proc").glob("[0-9]*")):
             with suppress(OSError):
-                if marker in watchdog.environment(int(folder.name)).split(b"\0"):
-                    found.append(int(folder.name))
+                if marker in watchdog.environment(pid).split(b"\0"):
+                    found.append(pid)
         return found
 
     def tail(self) -> str:
