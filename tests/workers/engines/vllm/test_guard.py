@@ -24,7 +24,6 @@ STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print
 NESTED = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SLEEP!r}])"
 WORKER = f"""
 import os, subprocess, sys, time
-from rollq.workers.engines.vllm import watchdog
 from rollq.workers.engines.vllm.guard import ProcessGuard
 
 bystander = subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
