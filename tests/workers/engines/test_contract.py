@@ -26,10 +26,11 @@ def stopping_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(params=["transformers", "simulated"])
+@pytest.fixture(params=["transformers", "simulated", "simulated, as a GPU"])
 def world(request: pytest.FixtureRequest, folder: Path, stopping_folder: Path) -> World:
     if request.param == "transformers":
         model, stopping = ({"model": path, "device": "cpu"} for path in (folder, stopping_folder))
         return World("transformers", model, folder, stopping)
-    slow, short = ({"lengths": (length,), "tokens_per_s": 250.0} for length in (100_000, 3))
+    shared = {"most_tokens_per_s": 1000.0, "max_sequences": 8} if request.param == "simulated, as a GPU" else {}
+    slow, short = ({"lengths": (length,), "tokens_per_s": 250.0, **shared} for length in (100_000, 3))
     return World("simulated", slow, folder, short)

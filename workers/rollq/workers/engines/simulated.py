@@ -4,6 +4,7 @@ Invariant: everything that `Engine` promises about aborts, swaps and version spa
 """
 
 import asyncio
+import heapq
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from rollq.buffer.settings import Settings
 from rollq.workers.engines.gate import Call, RequestGate
 from rollq.workers.engines.limits import token_limit
 from rollq.workers.engines.protocol import REPORT_TOKENS, Completion, Request, SwapMode, WeightsVersion
+from rollq.workers.engines.shared_speed import Running, SharedSpeed
 from rollq.workers.engines.spans import version_spans
 from rollq.workers.tokenizers.byte import EOS_ID
 
@@ -27,10 +29,17 @@ FILLER_ID = 0
 
 
 class SimulatedSettings(Settings):
-    """Which response lengths are replayed, and how fast."""
+    """Which response lengths are replayed, and how fast: each sequence at `tokens_per_s`, until there are so many that
+    they share `most_tokens_per_s`, as on a GPU."""
 
     lengths: tuple[PositiveInt, ...] = Field(default=(128,), min_length=1, description="response lengths, EOS included")
     tokens_per_s: float = Field(default=50.0, gt=0, description="speed of one sequence")
+    most_tokens_per_s: float | None = Field(
+        default=None, gt=0, description="speed of all sequences together, shared evenly; unset: no limit"
+    )
+    max_sequences: PositiveInt | None = Field(
+        default=None, description="sequences that run at a time; more wait, by priority and arrival; unset: no limit"
+    )
     seed: int = Field(default=0, description="order in which the lengths are taken")
     by_prompt: bool = Field(default=False, description="the same prompt always gets an answer of the same length")
     logprob: float = Field(default=-1.0, le=0, description="logprob of every token, nats")
@@ -42,7 +51,8 @@ class _Call(Call):
     """A request that makes `tokens` new tokens unless it is stopped. `swaps` holds (version, tokens made before it)."""
 
     tokens: int = 0
-    started_s: float = 0.0
+    started: "asyncio.Future[None]" = field(init=False)
+    sequence: Running | None = None
     swaps: list[tuple[WeightsVersion, int]] = field(default_factory=list)
 
 
@@ -57,7 +67,11 @@ class SimulatedEngine:
         self._settings = settings
         self._lengths = random.Random(settings.seed).sample(settings.lengths, len(settings.lengths))
         self._arrivals = count()
-        self._gate: RequestGate[_Call] = RequestGate()
+        self.max_sequences = settings.max_sequences
+        self._speed = SharedSpeed(settings.tokens_per_s, settings.most_tokens_per_s)
+        self._waiting: list[tuple[int, int, _Call]] = []
+        self._queued = count()
+        self._gate: RequestGate[_Call] = RequestGate(opened=self._start_waiting)
 
     async def start(self) -> None:
         """Take requests; there is nothing to load."""
@@ -72,18 +86,39 @@ class SimulatedEngine:
         return self._complete(call, self._made(call), FinishReason.ABORT)
 
     async def _pass_time(self, call: _Call) -> bool:
-        call.version, call.started_s = self.version, self._now_s()
-        call.swaps.append((self.version, 0))
-        if call.request.report is not None:
-            for made in range(REPORT_TOKENS, call.tokens, REPORT_TOKENS):
-                await self._until(call, made)
-                call.request.report(self._complete(call, made, FinishReason.ABORT))
-        await self._until(call, call.tokens)
+        call.started = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (call.request.priority, next(self._queued), call))
+        self._start_waiting()
+        try:
+            await call.started
+            if call.request.report is not None:
+                for made in range(REPORT_TOKENS, call.tokens, REPORT_TOKENS):
+                    await self._until(call, made)
+                    call.request.report(self._complete(call, made, FinishReason.ABORT))
+            await self._until(call, call.tokens)
+        finally:
+            if call.sequence is not None:
+                self._speed.stop(call.sequence)
+            self._start_waiting()
         return True
 
     async def _until(self, call: _Call, tokens: int) -> None:
-        """Wait until a call has made `tokens` tokens."""
-        await asyncio.sleep(call.started_s + tokens / self._settings.tokens_per_s - self._now_s())
+        """Wait until a call that has started has made `tokens` tokens."""
+        assert call.sequence is not None
+        await self._speed.reach(call.sequence, tokens)
+
+    def _start_waiting(self) -> None:
+        """Start the requests that wait, while the gate is open and there is a place."""
+        while self._waiting and self._gate.is_open and self._has_place():
+            _, _, call = heapq.heappop(self._waiting)
+            if not call.started.done():  # cancelled
+                call.sequence = self._speed.start(call.tokens)
+                call.version = self.version
+                call.swaps.append((self.version, 0))
+                call.started.set_result(None)
+
+    def _has_place(self) -> bool:
+        return self.max_sequences is None or self._speed.running < self.max_sequences
 
     async def swap(self, weights: Path, version: WeightsVersion, mode: SwapMode) -> float:
         """Count as `version` from now on; `weights` are not read."""
@@ -130,13 +165,9 @@ class SimulatedEngine:
 
     def _made(self, call: _Call) -> int:
         """Tokens made so far by a call that has not ended, so without its last one; 0 before it has started."""
-        if call.version is None:
+        if call.sequence is None:
             return 0
-        return min(int((self._now_s() - call.started_s) * self._settings.tokens_per_s), call.tokens - 1)
-
-    @staticmethod
-    def _now_s() -> float:
-        return asyncio.get_running_loop().time()
+        return min(int(self._speed.made(call.sequence)), call.tokens - 1)
 
 
 def length_of(prompt_ids: Int32Array, lengths: Sequence[int], seed: int) -> int:

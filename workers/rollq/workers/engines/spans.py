@@ -8,12 +8,13 @@ from rollq.workers.engines.protocol import WeightsVersion
 
 
 def version_spans(starts: Sequence[tuple[WeightsVersion, int]], tokens: int) -> tuple[VersionSpan, ...]:
-    """Spans over `tokens` tokens. `starts` holds (version, index of its first token), in order, from index 0.
+    """Spans over `tokens` tokens. `starts` holds (version, index of its first token), in order, from index 0;
+    those after the last token do not count.
 
     >>> version_spans([(WeightsVersion(1, 4, ""), 0), (WeightsVersion(1, 5, ""), 2)], 3)
     (VersionSpan(epoch=1, version=4, tokens=2), VersionSpan(epoch=1, version=5, tokens=1))
     """
-    ends = [*(first for _, first in starts), tokens]
+    ends = [*(min(first, tokens) for _, first in starts), tokens]
     return tuple(
         VersionSpan(version.epoch, version.version, end - first)
         for (version, _), (first, end) in zip(starts, pairwise(ends), strict=False)

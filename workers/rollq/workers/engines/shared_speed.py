@@ -1,0 +1,133 @@
+"""Time of sequences that run at one speed each, and share a speed limit: what makes a GPU slower under load.
+
+Invariant: between a start and an end, all running sequences make tokens at the same pace. So one clock, the tokens that
+each has made, serves all of them: a sequence ends when the clock has moved by its length. An event costs the logarithm
+of the sequences that run, and there is one timer, for the next mark that any of them reaches. A mark counts as reached
+at its own time, however late the event loop comes to see it.
+"""
+
+import asyncio
+import heapq
+from dataclasses import dataclass
+from itertools import count
+
+EARLY_S = 1e-6
+"""A timer may fire this much before its time."""
+
+
+def pace_of(sequences: int, tokens_per_s: float, most_tokens_per_s: float | None) -> float:
+    """Tokens per second that each of `sequences` makes: at most its own speed, and its part of the speed of all.
+
+    >>> pace_of(2, 50.0, 200.0), pace_of(8, 50.0, 200.0), pace_of(8, 50.0, None)
+    (50.0, 25.0, 50.0)
+    """
+    if most_tokens_per_s is None:
+        return tokens_per_s
+    return min(tokens_per_s, most_tokens_per_s / max(sequences, 1))
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A sequence. `first` and `last` are the clock's values at its start and at its end, None before it."""
+
+    first: float
+    last: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Mark:
+    """A number of tokens that a sequence comes to. `ends`: they are all it makes."""
+
+    sequence: Running
+    ends: bool
+    reached: "asyncio.Future[None]"
+
+
+class SharedSpeed:
+    """The sequences that run, and their clock. Everything is called on the event loop."""
+
+    def __init__(self, tokens_per_s: float, most_tokens_per_s: float | None) -> None:
+        self.running = 0
+        self._speeds = tokens_per_s, most_tokens_per_s
+        self._clock = 0.0  # tokens that each sequence has made at `_at_s`
+        self._at_s = 0.0
+        self._order = count()
+        self._marks: list[tuple[float, bool, int, _Mark]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, tokens: int) -> Running:
+        """A new sequence of `tokens` tokens. It must be stopped if it is not to run until then."""
+        self._advance()
+        self.running += 1
+        sequence = Running(self._clock)
+        self._mark(sequence, tokens, ends=True)
+        return sequence
+
+    def reach(self, sequence: Running, tokens: int) -> "asyncio.Future[None]":
+        """What is done when a sequence has made `tokens` tokens, or has ended."""
+        reached = self._mark(sequence, tokens, ends=False)
+        if sequence.last is not None:
+            reached.set_result(None)
+        return reached
+
+    def stop(self, sequence: Running) -> None:
+        """End a sequence now. One that has ended stays as it is."""
+        self._advance()
+        self._end(sequence, self._clock)
+        self._set_timer()
+
+    def made(self, sequence: Running) -> float:
+        """Tokens that a sequence has made so far."""
+        self._advance()
+        return (self._clock if sequence.last is None else sequence.last) - sequence.first
+
+    def _mark(self, sequence: Running, tokens: int, *, ends: bool) -> "asyncio.Future[None]":
+        mark = _Mark(sequence, ends, asyncio.get_running_loop().create_future())
+        # Of the marks at one place, the end is the last.
+        heapq.heappush(self._marks, (sequence.first + tokens, ends, next(self._order), mark))
+        self._set_timer()
+        return mark.reached
+
+    def _end(self, sequence: Running, clock: float) -> None:
+        if sequence.last is None:
+            sequence.last = clock
+            self.running -= 1
+
+    def _advance(self) -> None:
+        """Move the clock to the present, past every mark on the way: each end makes the others faster."""
+        now_s = asyncio.get_running_loop().time()
+        while (due_s := self._next_s()) is not None and due_s <= now_s + EARLY_S:
+            at, _, _, mark = heapq.heappop(self._marks)
+            self._clock, self._at_s = max(at, self._clock), due_s
+            if mark.ends:
+                self._end(mark.sequence, self._clock)
+            mark.reached.set_result(None)
+        if self.running:
+            self._clock += max(0.0, now_s - self._at_s) * pace_of(self.running, *self._speeds)
+        self._at_s = max(now_s, self._at_s)
+
+    def _next_s(self) -> float | None:
+        """When the next mark is reached at the pace of now; None without one. Marks of stopped sequences go."""
+        if len(self._marks) > 100 and len(self._marks) > 4 * self.running:
+            self._marks = [entry for entry in self._marks if _waits(entry[-1])]
+            heapq.heapify(self._marks)
+        while self._marks and not _waits(self._marks[0][-1]):
+            heapq.heappop(self._marks)
+        if not self._marks:
+            return None
+        return self._at_s + max(0.0, self._marks[0][0] - self._clock) / pace_of(self.running, *self._speeds)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (due_s := self._next_s()) is not None:
+            self._timer = asyncio.get_running_loop().call_at(due_s, self._on_time)
+
+    def _on_time(self) -> None:
+        self._advance()
+        self._set_timer()
+
+
+def _waits(mark: _Mark) -> bool:
+    return mark.sequence.last is None and not mark.reached.done()
