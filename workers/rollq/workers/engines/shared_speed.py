@@ -64,7 +64,7 @@ class SharedSpeed:
         return sequence
 
     def reach(self, sequence: Running, tokens: int) -> "asyncio.Future[None]":
-        """What is done when a sequence has made `tokens` tokens, or has ended."""
+        """A future that is done when a sequence has made `tokens` tokens, or has ended."""
         reached = self._mark(sequence, tokens, ends=False)
         if sequence.last is not None:
             reached.set_result(None)

@@ -29,8 +29,8 @@ FILLER_ID = 0
 
 
 class SimulatedSettings(Settings):
-    """Which response lengths are replayed, and how fast: each sequence at `tokens_per_s`, until there are so many that
-    they share `most_tokens_per_s`, as on a GPU."""
+    """Which response lengths are replayed, and how fast: each sequence at `tokens_per_s`, unless there are more than
+    `most_tokens_per_s` is enough for, as on a GPU."""
 
     lengths: tuple[PositiveInt, ...] = Field(default=(128,), min_length=1, description="response lengths, EOS included")
     tokens_per_s: float = Field(default=50.0, gt=0, description="speed of one sequence")
@@ -149,12 +149,14 @@ class SimulatedEngine:
         settings = self._settings
         limit = token_limit(request, settings.context_tokens)
         prefix_tokens = 0 if request.prefix_ids is None else len(request.prefix_ids)
-        if settings.by_prompt:
-            drawn = length_of(request.prompt_ids, settings.lengths, settings.seed)
-        else:
-            drawn = self._lengths[next(self._arrivals) % len(self._lengths)]
-        length = max(1, drawn - prefix_tokens)
+        length = max(1, self._length_of(request) - prefix_tokens)
         return (length, FinishReason.STOP) if length <= limit else (limit, FinishReason.LENGTH)
+
+    def _length_of(self, request: Request) -> int:
+        """Length of the whole response, with the prefix."""
+        if self._settings.by_prompt:
+            return length_of(request.prompt_ids, self._settings.lengths, self._settings.seed)
+        return self._lengths[next(self._arrivals) % len(self._lengths)]
 
     def _complete(self, call: _Call, tokens: int, finish_reason: FinishReason) -> Completion:
         ids = np.full(tokens, FILLER_ID, dtype=np.int32)
